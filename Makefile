@@ -5,13 +5,13 @@ BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do,
 # and a number that grows when `ovserve pull` lays another form.
-LAID := models/smollm2/.converted-3-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+LAID := models/smollm2/.converted-6-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 MINILM := models/minilm/openvino_model.xml
 PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev deploy-tools serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-convert bench-embeddings bench-idle bench-micro bench-models bench-paged bench-peers hostile wheel clean
+.PHONY: help setup setup-dev deploy-tools serve test test-fast check fmt lint type proto proto-check docs soak fuzz vision-model fluent-vision-model frameworks kserve api-fuzz bench bench-assisted bench-embeddings bench-idle bench-micro bench-models bench-paged bench-peers hostile wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -35,13 +35,18 @@ test: setup-dev ## tests, the real engine included, and which were the slowest; 
 FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/sandbox tests/serving \
 	tests/tools tests/test_architecture.py tests/test_options.py tests/test_toy_kind.py
 test-fast: setup-dev ## tests without a model, in about three minutes; for while one edits
-	$(BIN)/python -m pytest $(PARALLEL) $(wildcard $(FAST))
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not model' $(wildcard $(FAST))
 
 .PHONY: test-long
 test-long: setup-dev ## the rest of the tests that CI runs: property tests, a real browser, long prompts, shipped graphs
 	$(BIN)/python -m pytest $(PARALLEL) --timeout 300 --durations 15 --durations-min 2 -m 'long and not slow'
 
-check: setup-dev fmt-check lint type proto-check test test-long ## format, lint, types, generated code, all tests
+check: setup-dev fmt-check lint type proto-check test test-long shape ## format, lint, types, generated code, all tests, counts
+
+.PHONY: shape
+shape: setup-dev ## how much there is to understand: files, lines, circles, calls per token
+	$(BIN)/python -m scripts.shape
+	$(BIN)/python -m scripts.count_calls
 
 fmt: setup-dev ## format the code
 	$(BIN)/ruff format $(SOURCES)
@@ -66,7 +71,7 @@ proto: .venv-proto/.installed ## write ovserve/protos from proto/
 proto-check: .venv-proto/.installed ## fail if ovserve/protos is not what proto/ says
 	.venv-proto/bin/python proto/generate.py --check
 
-docs: setup-dev ## write docs/api.md, options.md, metrics.md, nodes.md from the server's own tables
+docs: setup-dev ## write docs/api.md, metrics.md and the tables of cli.md and calculators.md from the server's own tables
 	$(BIN)/python -m scripts.api_docs
 	$(BIN)/python -m scripts.options_docs
 	$(BIN)/python -m scripts.metrics_docs
@@ -91,6 +96,10 @@ soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descripto
 
 fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
 	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/http/test_any_body.py
+
+.PHONY: schema-suite
+schema-suite: setup-dev ## how grammars hold the JSON Schema Test Suite and 1,500 real schemas; the numbers may only improve
+	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/engine/test_schema_suite.py
 
 wheel: setup ## dist/ovserve-VERSION.whl, which needs no checkout
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
@@ -146,12 +155,14 @@ bench: setup-dev ## this server against the bare engine, alternating (about 10 m
 	$(BIN)/python -m benchmarks.compare
 
 bench-assisted: setup-dev ## prompt lookup, and with DRAFT=directory a draft model, against plain decoding
-	$(BIN)/python -m benchmarks.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT)) \
+	$(BIN)/python -m benchmarks.assisted $(if $(MAIN),--model $(MAIN)) $(if $(DRAFT),--draft $(DRAFT)) $(if $(ENGINE),--engine $(ENGINE)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TOKENS),--tokens $(TOKENS)) \
 		$(if $(STREAMS),--streams $(STREAMS)) $(if $(CANDIDATES),--candidates $(CANDIDATES))
 
-bench-convert: setup-dev ## a .gguf file against OpenVINO's form of it (two minutes)
-	$(BIN)/python -m benchmarks.convert
+.PHONY: bench-real
+bench-real: setup-dev ## models of real sizes (SHAPE=llama-3.1-8b, LAYERS=8), ours, OpenVINO GenAI's and llama.cpp's (half an hour, 10 GB of memory)
+	$(BIN)/python -m benchmarks.peer_setup llama.cpp
+	$(BIN)/python -m benchmarks.real_sizes $(if $(SHAPE),--shape $(SHAPE)) $(if $(LAYERS),--layers $(LAYERS))
 
 bench-peers: setup-dev ## beside llama.cpp's and vLLM's servers, set up in .peers/ (4 GB, 30 minutes the first time)
 	$(BIN)/python -m benchmarks.peer_setup
@@ -182,6 +193,10 @@ bench-paged: setup-dev ## the paged engine against the one over the library, wit
 bench-models: setup-dev ## a hundred small models in one engine process: start, memory, calls, kill -9 (a minute)
 	$(BIN)/python -m benchmarks.many_models
 
+.PHONY: bench-batch
+bench-batch: setup-dev ## first token and gap of live requests with and without a batch, alternating, and what the batch gets (ten minutes)
+	$(BIN)/python -m benchmarks.batch
+
 .PHONY: bench-scrape
 bench-scrape: setup-dev ## CPU of the server for each scrape of /metrics, 20 a second (a minute)
 	$(BIN)/python -m benchmarks.scrape
@@ -190,7 +205,7 @@ hostile: setup-dev ## bodies made to hurt a server: CPU, memory and the wait of 
 	$(BIN)/python -m benchmarks.hostile
 
 .PHONY: acceptance
-acceptance: setup-dev ## the graphs and Python handlers in a checkout of OVMS, OVMS_SRC=directory
+acceptance: setup-dev ## all graphs, configurations and Python handlers of a checkout of OVMS, OVMS_SRC=directory (ten minutes)
 	$(BIN)/python -m scripts.acceptance $(OVMS_SRC)
 	$(BIN)/python -m scripts.acceptance_python $(OVMS_SRC)
 
@@ -219,7 +234,7 @@ bench-assistant: setup-dev ## graphs/voice_assistant: first audio after the end 
 	$(BIN)/ovserve pull whisper-base && $(BIN)/ovserve pull qwen2.5-coder-1.5b && $(BIN)/ovserve pull kokoro
 	$(BIN)/python -m benchmarks.assistant
 
-speed-chart: setup ## docs/images/speed.svg from the table of peers in docs/performance.md
+speed-chart: setup ## docs/images/speed.svg from the table of peers in benchmarks/measurements.md
 	$(BIN)/python -m scripts.speed_chart
 
 .PHONY: speed-chart recording
@@ -284,7 +299,7 @@ clean: ## remove the environment, not the models
 
 $(MODEL): | .venv/.installed
 	@echo "== fetching the default model"
-	@$(BIN)/ovserve pull smollm2
+	@$(BIN)/ovserve pull smollm2 --engine genai --weight-format source
 
 $(MINILM): | .venv/.installed
 	@echo "== fetching the embedding model of the tests (84 MB)"
@@ -298,11 +313,15 @@ $(VAD): | .venv/.installed
 	@echo "== fetching the model of the tests that find speech (11 MB)"
 	@$(BIN)/ovserve pull vad
 
-# docs/performance.md has what each form gains where.
-$(LAID): $(MODEL)
+# docs/performance.md has what each form gains where. It is laid again if a file is gone or `ovserve pull` was told to
+# lay another form, which changes pull.json.
+LAID_FILES := $(addprefix models/smollm2/,openvino_model.xml openvino_model.bin generation_config.json graph.pbtxt pull.json)
+$(LAID): $(MODEL) $(wildcard models/smollm2/pull.json) $(if $(filter-out $(wildcard $(LAID_FILES)),$(LAID_FILES)),lay-again)
 	@$(BIN)/ovserve pull smollm2 --weight-format auto --explicit
 	@rm -f models/smollm2/.laid-* models/smollm2/.converted-*
 	@touch $@
+.PHONY: lay-again
+lay-again:
 
 .PHONY: test-console screenshots console-vendor
 test-console: setup-dev ## the console in a real browser; needs Debian's chromium, or CHROMIUM=/path
@@ -312,7 +331,7 @@ screenshots: setup-dev ## pictures of every page of the console in screenshots/,
 	$(BIN)/python -m tests.console.screenshots
 
 .PHONY: readme-pictures
-readme-pictures: setup-dev ## the two pictures of the console in the README, anew
+readme-pictures: setup-dev ## the two pictures of the console in the README, anew, of the default model as `make serve` serves it
 	$(BIN)/python -m tests.console.screenshots --readme
 
 console-vendor: setup-dev ## bundle the third-party code of the console anew; the only target that needs npm

@@ -2,7 +2,7 @@
 
     python -m benchmarks.adapters [--width 1024] [--layers 12]
 
-The model is random, in float, and its adapters change q_proj and v_proj. Prints the row of docs/lora.md.
+The model is random, in float, and its adapters change q_proj and v_proj. Prints the row of docs/pull.md.
 """
 
 from __future__ import annotations

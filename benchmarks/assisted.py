@@ -1,11 +1,13 @@
 """Measures the gain of prompt lookup and of a draft model on three kinds of prompts. `make bench-assisted`, 1 to 3 minutes.
 
-    python -m benchmarks.assisted [--model FILE] [--draft DIRECTORY] [--rounds 4] [--tokens 64]
+    python -m benchmarks.assisted [--model FILE] [--draft DIRECTORY] [--engine paged] [--rounds 4] [--tokens 64]
         [--streams 1,8,32] [--candidates 5]
+
+The engine is the paged one for a directory, and OpenVINO GenAI's for a .gguf file, unless `--engine` chooses.
 
 All ways of decoding stay loaded in one process and take turns, plain first in one round and last in the next,
 so a busy machine hurts them alike; only ratios count. Answers are greedy. Prompts are in ChatML, which the
-default model and Qwen share. Prints a table for docs/performance.md.
+default model and Qwen share. Prints a table for benchmarks/measurements.md.
 
 With several `--streams`, that many requests of one kind run at once. In the rows with edits and chats, plain
 decoding has all in one pipeline. Each other mode has the edits in its own pipeline and the chats in the plain
@@ -23,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.engine.backends.genai import GenAIEngine
+from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import StepItem
-from ovserve.engine.protocol.specs import DraftSpec, TextSpec
+from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec, TextSpec
 from tests.engine.real import CHAT, add
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +36,7 @@ PLAIN, EDIT, CHATTING = "plain", "edit given code", "free chat"
 ONE, HALF = "one edit, other chats", "half edits, half chats"
 PROMPT_TOKENS = 400  # of a prompt, at most: so many per stream are read in the first step
 
-Engines = dict[str, GenAIEngine]
+Engines = dict[str, GenAIEngine | PagedEngine]
 Load = tuple[str, str, int]  # decoding, prompt, requests
 
 TEXT = """\
@@ -79,6 +82,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.assisted")
     parser.add_argument("--model", type=Path, default=MODEL, help="a .gguf file or a directory")
     parser.add_argument("--draft", type=Path, help="a directory in OpenVINO IR form; without it no draft")
+    parser.add_argument("--engine", choices=("paged", "genai"))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer, at most")
     parser.add_argument("--streams", default="1", help="requests at once, such as 1,8,32")
@@ -107,7 +111,7 @@ def answer(engines: Engines, loads: Sequence[Load], tokens: int, candidates: int
     """Answer prompts in one engine or two, which take turns step by step."""
     number = 0
     for name, prompt, count in loads:
-        drafting = {} if name == PLAIN else {"num_assistant_tokens": candidates}
+        drafting = {"num_assistant_tokens": 0 if name == PLAIN else candidates}
         for _ in range(count):
             number += 1
             add(engines[name], number, CHAT.format(prompt), max_tokens=tokens, **drafting)
@@ -148,17 +152,19 @@ def main() -> None:
     chosen = options()
     model, streams = str(chosen.model), [int(n) for n in chosen.streams.split(",")]
     batched = max(256, PROMPT_TOKENS * max(streams))
+    paged = chosen.engine == "paged" if chosen.engine else chosen.model.is_dir()
+    spec_type = PagedTextSpec if paged else TextSpec
     specs = {
-        PLAIN: TextSpec(model, max_num_batched_tokens=batched),
-        "prompt lookup": TextSpec(model, max_num_batched_tokens=batched, prompt_lookup=True),
+        PLAIN: spec_type(model, max_num_batched_tokens=batched),
+        "prompt lookup": spec_type(model, max_num_batched_tokens=batched, prompt_lookup=True),
     }
     if chosen.draft:
         draft = DraftSpec(str(chosen.draft.resolve()))
-        specs["draft model"] = TextSpec(model, max_num_batched_tokens=batched, draft=draft)
+        specs["draft model"] = spec_type(model, max_num_batched_tokens=batched, draft=draft)
     engines: Engines = {}
     for name, spec in specs.items():
         before = memory()
-        engines[name] = GenAIEngine(spec)
+        engines[name] = PagedEngine(spec) if isinstance(spec, PagedTextSpec) else GenAIEngine(spec)
         answer(engines, [(name, "Hello", 1)], 4, chosen.candidates)
         print(f"{name}: {memory() - before:.0f} MB", file=sys.stderr)
     found: dict[tuple[str, int, str], list[Answers]] = {}

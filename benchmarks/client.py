@@ -105,7 +105,7 @@ def _content(choice: dict[str, Any]) -> str:
 
 def request(
     port: int,
-    prompt: str,
+    prompt: str | list[int],
     tokens: int,
     model: str = "smollm2",
     path: str = "/v3/completions",

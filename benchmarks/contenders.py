@@ -47,14 +47,14 @@ def ours(graph: Path, name: str) -> Recipe:
     return Recipe(name, (sys.executable, *command, *more), "/v2/health/ready", "/v3/completions")
 
 
-def peer(name: str, streams: int, context: int) -> Recipe:
+def peer(name: str, streams: int, context: int, file: Path = MODEL) -> Recipe:
     """Set it up for `streams` at a time of `context` tokens each. Raises FileNotFoundError if it was not set up."""
     if not peer_setup.is_there(name):
         raise FileNotFoundError(f"{name} is not in .peers/")
     cores = os.cpu_count() or 1
     if name == "llama.cpp":
         command = [
-            *(str(peer_setup.llama_server()), "--model", str(MODEL), "--alias", "smollm2"),
+            *(str(peer_setup.llama_server()), "--model", str(file), "--alias", "smollm2"),
             *("--host", "127.0.0.1", "--port", "{port}", "--threads", str(cores), "--parallel", str(streams)),
             # Prompts are new each time: there is nothing to keep them for.
             *("--ctx-size", str(streams * context), "--cache-ram", "0"),
@@ -115,6 +115,10 @@ class Contender:
     def cpu(self) -> float:
         """Seconds that its processes have used so far; those that have ended do not count."""
         return sum(processes.cost(pid).cpu for pid in self._pids())
+
+    def resident(self) -> float:
+        """GB of memory that its processes hold, mapped files included."""
+        return sum(processes.memory(pid)[0] for pid in self._pids()) / 1e3
 
     def _pids(self) -> Iterator[int]:
         for file in Path("/proc").glob("[0-9]*/stat"):

@@ -74,7 +74,7 @@ def measure(compiler: Compiler, form: Format) -> str:
             matcher.accept(token)
             accepts.append(time.perf_counter() - began)
     return (
-        f"{compiled * 1e3:8.1f} ms {grammar.memory_size_bytes() / 1e3:8.0f} kB {fmean(fills) * 1e6:8.0f} us"
+        f"{compiled * 1e3:8.1f} ms {grammar.native.memory_size_bytes() / 1e3:8.0f} kB {fmean(fills) * 1e6:8.0f} us"
         f" {max(fills) * 1e6:8.0f} us {fmean(accepts) * 1e6:6.1f} us"
     )
 

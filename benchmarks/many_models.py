@@ -2,7 +2,7 @@
 
     python -m benchmarks.many_models [--models 100] [--isolation shared|process]
 
-Prints the rows of docs/performance.md. The models are those of `small_kind/`, over the real runtime.
+Prints the rows of benchmarks/measurements.md. The models are those of `small_kind/`, over the real runtime.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ loaded and take turns within a round, the order turning by one from round to rou
 Prompts have `--prompt` tokens and are new in every round, the same to all; answers have `--tokens`, greedy. Several
 `--graph` compare graphs of ours with each other. The prompts are random words, to which answers repeat
 themselves, so that drafts are right more often than in chats; with `--no-drafts` this server has none. `--wait` waits for a line on standard input once all is
-loaded, so that the machine can be made quiet. Prints a table for docs/performance.md.
+loaded, so that the machine can be made quiet. Prints a table for benchmarks/measurements.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -104,7 +105,9 @@ def _started(recipe: Recipe) -> Contender:
     return Contender(recipe.with_fallback())
 
 
-def turn(contender: Contender, prompts: list[str], streams: int, chosen: argparse.Namespace) -> Turn:
+def turn(
+    contender: Contender, prompts: Sequence[str | list[int]], streams: int, chosen: argparse.Namespace
+) -> Turn:
     size, tokens = chosen.prompt, chosen.tokens
     plain = chosen.no_drafts and contender.name.startswith("ovserve")
     more = {"num_assistant_tokens": 0} if plain else {}

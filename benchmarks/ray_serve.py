@@ -3,7 +3,7 @@
     python -m benchmarks.ray_serve [--streams 8] [--seconds 8]
 
 Scripted engines, so that the difference is that of the paths. A data plane has a process of its own, because
-Ray reads its environment when it is imported. Prints a table for docs/ray.md.
+Ray reads its environment when it is imported. Prints a table for docs/clusters.md.
 """
 
 from __future__ import annotations

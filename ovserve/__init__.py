@@ -20,7 +20,6 @@ The packages, in the order of the import table in `tests/test_architecture.py` (
     engine.worker           the engine process: its main loop and its admission queue
     engine.backends         what an engine process runs, a folder or file per kind
     engine.decoding         detokenizing, stop conditions, token budgets
-    engine.prefix_cache     a model of the library's prefix cache
     engine.model            what the files of a model say, without loading it
     engine.host             what the operating system says: CPU, memory, threads
     engine.protocol         frames, messages and specs, which both processes import

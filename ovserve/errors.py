@@ -8,6 +8,7 @@
     |-- Unauthenticated            no key, or an unknown key
     |-- PermissionDenied           a valid key that does not allow this
     |-- NotFound                   no such model, no such path
+    |-- Conflict                   what it names is in another state or in use
     |-- MethodNotAllowed           the path exists, the method does not
     |-- PayloadTooLarge            the body is over the limit
     |-- TooSlow                    the body did not arrive in time
@@ -30,6 +31,7 @@ A class carries a kind, never an HTTP or gRPC number: each transport holds one t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ovserve.installation import extra as extra
@@ -92,6 +94,10 @@ class NotFound(OvserveError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class Conflict(OvserveError):
+    kind = "conflict"
 
 
 class MethodNotAllowed(OvserveError):
@@ -180,12 +186,23 @@ class EndsEngine(Internal):
 
 
 class LoadError(OvserveError):
-    """A graph or model that cannot be served. Line numbers count from 1; 0 means unknown."""
+    """A graph or model that cannot be served. Lines and columns count from 1; 0 means unknown.
+
+    `transient`: the same files may be loaded a little later, as when one of them is being written.
+    """
 
     kind = "failed_precondition"
 
     def __init__(
-        self, message: str, *, file: str = "", line: int = 0, node: str = "", field: str = ""
+        self,
+        message: str,
+        *,
+        file: str = "",
+        line: int = 0,
+        node: str = "",
+        field: str = "",
+        transient: bool = False,
+        column: int = 0,
     ) -> None:
         where = f"{file}:{line}: " if file and line else f"{file}: " if file else ""
         at_node = f"node {node!r}: " if node else ""
@@ -193,6 +210,15 @@ class LoadError(OvserveError):
         super().__init__(f"{where}{at_node}{at_field}{message}")
         self.reason = message
         self.file, self.line, self.node, self.field = file, line, node, field
+        self.transient, self.column = transient, column
+        self.others: tuple[LoadError, ...] = ()  # further mistakes in the same file
+
+    @classmethod
+    def of(cls, faults: Sequence[LoadError]) -> LoadError:
+        """Return the first of the mistakes in a file, with the others."""
+        first, *rest = (one for fault in faults for one in (fault, *fault.others))
+        first.others = tuple(rest)
+        return first
 
 
 def as_load_error(error: Exception, file: str) -> OvserveError:

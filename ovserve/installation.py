@@ -10,6 +10,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,17 @@ from urllib.parse import unquote, urlsplit
 NAME = "ovserve"
 XGRAMMAR = "0.2.8"  # an interface of its own that is not public
 _OF_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
+
+
+def command() -> str:
+    """Return how to call this ovserve from a shell: by its name where that is on the PATH."""
+    script = Path(sys.argv[0])
+    found = shutil.which(NAME)
+    if found is not None and script.exists() and Path(found).samefile(script):
+        return NAME
+    if script.name == NAME and script.exists():
+        return shlex.quote(sys.argv[0])
+    return f"{shlex.quote(sys.executable)} -m {NAME}"
 
 
 def extra(name: str) -> str:

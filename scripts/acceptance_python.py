@@ -2,9 +2,8 @@
 
     python -m scripts.acceptance_python OVMS_SRC
 
-Served are graphs of one node around each test script and each functional handler, and the checkout's own graphs
-with Python nodes, in which only the directory `/ovms/` is replaced. OVMS's tests of `pyovms.Tensor` run against
-this server's. Exit code 1 if an outcome differs.
+Served are graphs of one node around each test script and each functional handler; `acceptance.py` serves the
+checkout's own graphs. OVMS's tests of `pyovms.Tensor` run against this server's. Exit code 1 if an outcome differs.
 """
 
 from __future__ import annotations
@@ -193,13 +192,6 @@ FUNCTIONAL_CASES: list[tuple[str, str, bool, Check]] = [
         stream([], tensor("input", "abc"), FAILED),
     ),
 ]
-GRAPH_CASES: dict[str, Check] = {
-    "src/test/mediapipe/graphpythonsummator.pbtxt": sums,
-    "src/test/mediapipe/graphpytensorovtensorconverter.pbtxt": same,
-    "src/test/mediapipe/graphovtensorpytensorconverter.pbtxt": same,
-    "src/test/mediapipe/graphpytensorpassthrough.pbtxt": same,
-    "src/test/mediapipe/python/two_python_outputs_graph.pbtxt": two_outputs,
-}
 
 
 def graphs(source: Path) -> dict[str, tuple[str, Check]]:
@@ -213,9 +205,6 @@ def graphs(source: Path) -> dict[str, tuple[str, Check]]:
     for path, name, loop, check in FUNCTIONAL_CASES:
         text_ = graph(*ends, python(name, *ends, f"{source}/{FUNCTIONAL}/{path}.py", loop=loop))
         found[f"{Path(path).name}_{name}"] = text_.replace(f"{name}_loop", "loopback"), check
-    for path, check in GRAPH_CASES.items():
-        text_ = (source / path).read_text()
-        found[Path(path).stem] = text_.replace('"/ovms/', f'"{source}/'), check
     return found
 
 

@@ -2,8 +2,8 @@
 
     python -m scripts.dummy_models DIRECTORY
 
-makes DIRECTORY/NAME/1/model.xml for each, in about a second. It needs openvino and numpy alone. `formats/`
-has the model `dummy` in other formats.
+makes DIRECTORY/NAME/1/model.xml for each, in about a second. It needs openvino and numpy alone. The folder
+formats has the model `dummy` in other formats.
 """
 
 from __future__ import annotations

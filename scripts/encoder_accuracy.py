@@ -35,7 +35,9 @@ def compare(directory: str, file: str) -> None:
     backend = EmbeddingBackend(EmbeddingSpec(directory, properties='{"INFERENCE_PRECISION_HINT": "f32"}'))
 
     def embed(some: list[str]) -> np.ndarray:
-        call = Call(1, EMBED, msgspec.msgpack.encode(EmbedArguments()), (msgspec.msgpack.encode(some),))
+        call = Call(
+            1, EMBED, msgspec.msgpack.encode(EmbedArguments(truncate=512)), (msgspec.msgpack.encode(some),)
+        )
         (result,) = backend.call(Invocation(call))
         return np.array([json.loads(part) for part in bytes(result.blobs[0]).split(SEPARATOR)])
 

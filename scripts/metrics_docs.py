@@ -49,15 +49,8 @@ Notes:
   `cache_size` where a router or an autoscaler reads either.
 - Prefix cache hits and queries are counted in tokens for each choice, as in vLLM.
 
-OpenVINO GenAI 2026.4 does not report prefix cache hits, so the engine process models the library's cache. Both families
-stay 0:
-
-- without `enable_prefix_caching`, on devices other than CPU, and with the stateful pipeline;
-- with a draft model, prompt lookup or `cache_eviction_config`;
-- for models that take images or have linear attention.
-
-Tokens written by the beams of a beam search are not counted as found later. Once a bounded cache is full, the count is
-approximate. If a step contradicts the model, the engine logs it and stops counting.
+OpenVINO GenAI 2026.4 does not report prefix cache hits. So both families stay 0 with its engine, and usage has no
+`cached_tokens`; the paged engine counts them.
 
 ## Metrics of the server
 

@@ -1,4 +1,4 @@
-"""`make speed-chart`: draw docs/images/speed.svg from the table of peers in docs/performance.md.
+"""`make speed-chart`: draw docs/images/speed.svg from the table of peers in benchmarks/measurements.md.
 
 The figures stand once, in the document; tests/test_docs.py compares the picture with them.
 """
@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "docs/performance.md"
+SOURCE = ROOT / "benchmarks/measurements.md"
 PICTURE = ROOT / "docs/images/speed.svg"
 TABLE = "With AVX-512 in bf16 but without AMX, on the graph"  # the paragraph above the table that is drawn
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,9 @@ breadth.register()
 for _part in ("connect", "read", "write", "pool"):
     # Without a `timeout=` httpx gives up after 5 s, which a busy machine takes; pytest-timeout ends what hangs.
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
+# `ovserve run` of a test finds no server of another run, or of this machine's user.
+RUNTIME = tempfile.TemporaryDirectory(prefix="ovserve-test-runtime-")
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a shell put into the background: the servers that tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,6 +58,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the default model, which `make test-fast` leaves out."""
+    for item in items:
+        if "model" in getattr(item, "fixturenames", ()) and "model" not in _parameters(item):
+            item.add_marker("model")
+
+
+def _parameters(item: pytest.Item) -> set[str]:
+    spec = getattr(item, "callspec", None)
+    return set() if spec is None else {*spec.params}
 
 
 @dataclass
@@ -110,12 +126,17 @@ def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: f
     return start_process("--model_name", name, "--model_path", str(directory), *flags, timeout=timeout)
 
 
-def start_process(*flags: str, timeout: float = 60) -> Server:
-    """Start a server and wait until it is ready; raises with its log if it does not get there."""
-    command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0"]
+def start_process(*flags: str, timeout: float = 60, prefix: Sequence[str] = ()) -> Server:
+    """Start a server and wait until it is ready; raises with its log if it does not get there.
+
+    `prefix` is a command that runs it, such as `unshare`.
+    """
+    command = [*prefix, sys.executable, "-m", "ovserve", "serve", "--rest_port", "0"]
     state = tempfile.TemporaryDirectory(prefix="ovserve-test-")
     if "--response_store_path" not in flags:
         command += ["--response_store_path", f"{state.name}/responses.db"]
+    if "--model_path" in flags and "--model_repository_path" not in flags:
+        command += ["--model_repository_path", f"{state.name}/models"]  # of converted .gguf files
     process = subprocess.Popen(
         [*command, *flags],
         cwd=ROOT,

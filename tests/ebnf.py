@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\{\d+(?:,\d*)?\}|[()|*+?]|[A-Za-z_]\w*)')
-_ESCAPE = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)|(.)", re.S)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]+|u[0-9a-f]{4}|U[0-9a-f]{8}|.)|(.)", re.S)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r"}
 ALPHABET = "aZ09 _-.:/\u00e4\u20ac\U0001f600{}[],@#%'~<>^$\t\n\"\\"
 
@@ -19,7 +19,7 @@ ALPHABET = "aZ09 _-.:/\u00e4\u20ac\U0001f600{}[],@#%'~<>^$\t\n\"\\"
 def parse(grammar: str) -> dict[str, Any]:
     rules = {}
     for line in grammar.splitlines():
-        if line.strip():
+        if line.strip() and not line.startswith("#"):
             name, _, body = line.partition("::=")
             tokens = _TOKEN.findall(body)
             assert "".join(tokens).replace(" ", "") == body.strip().replace(" ", "") or tokens, body

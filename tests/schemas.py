@@ -34,7 +34,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "ipv4": obj(host={"type": "string", "format": "ipv4"}),
     "array": obj(tags={"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 2, "maxItems": 3}),
     "tuple": obj(pair={"type": "array", "prefixItems": [{"type": "integer", "minimum": 0, "maximum": 9}, NAME], "items": False}),
-    "nested": obj(person=obj(name=NAME, home=obj(city=NAME, zip={"type": "string", "pattern": "[0-9]{5}"}))),
+    "nested": obj(person=obj(name=NAME, home=obj(city=NAME, zip={"type": "string", "pattern": "^[0-9]{5}$"}))),
     "array of objects": obj(cats={"type": "array", "items": obj(name=NAME, age={"type": "integer", "minimum": 0, "maximum": 20}), "minItems": 1, "maxItems": 2}),
     "anyOf": obj(pet={"anyOf": [obj(cat=NAME), obj(dog=NAME), {"type": "null"}]}),
     "type list": obj(nick={"type": ["string", "null"], "maxLength": 8}),
@@ -76,3 +76,18 @@ EXAMPLES: dict[str, Any] = {
 def hint(name: str) -> list[dict[str, str]]:
     example = json.dumps(EXAMPLES[name], separators=(",", ":"))
     return [{"role": "user", "content": f"Describe Ann as JSON in one line, like this: {example}"}]
+
+
+FEW_KEYS: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^[ab]+$": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "additionalProperties": False,
+    "minProperties": 4,
+    "maxProperties": 6,
+}
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A hook for `json.loads`, which keeps the last of equal keys."""
+    assert len(dict(pairs)) == len(pairs), pairs
+    return dict(pairs)

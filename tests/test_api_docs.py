@@ -14,11 +14,11 @@ def test_the_api_document_is_fresh() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "number, 0 <= x < 1"),
-        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "integer, -2^63 <= x <= 2^64-1"),
+        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "number [0, 1)"),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "integer [-2^63, 2^64-1]"),
         (
             {"type": "array", "items": {"type": "string"}, "maxItems": 16},
-            "array of string, max. 16 elements",
+            "array of string ≤ 16",
         ),
         ({"anyOf": [{"type": "string"}, {"enum": [None, 1]}]}, "string or `null`, `1`"),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +70,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("graphs")
     for name in GRAPHS:
         shutil.copytree(ROOT / "graphs" / name, root / name)
+    for name in ("09_chat_log", "10_two_models"):
+        shutil.copytree(ROOT / "examples" / name, root / name[3:])
     shutil.copytree(root / "pii_mask", root / "pii_tools")
     shutil.copytree(root / "retrieval", root / "asking", ignore=shutil.ignore_patterns("*.py", "*.txt"))
     (root / "asking/calculators.py").write_text(JUDGE)
@@ -81,10 +85,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = graph.replace('  output_stream: "TEXT:sources"\n', "").replace(
         '  input_stream: "TEXT:sources"\n', ""
     )
-    graph = graph.replace('"AnswerAppendCalculator"', '"TextReplaceCalculator"').replace(
-        '  input_stream: "GENERATE:generate"\n  input_stream: "PARSED:parsed"\n  output_stream: "PARSED:cited"\n',
-        '  input_stream: "PARSED:parsed"\n  output_stream: "PARSED:cited"\n  node_options { [type.googleapis.com/google.protobuf.Struct] { rules { pattern: "zzz" } } }\n',
-    )
+    graph = re.sub(r'node \{\n  name: "Citations".*?\n\}\n\n', "", graph, flags=re.S)
+    graph = graph.replace("PARSED:cited", "PARSED:parsed")
     (root / "asking/graph.pbtxt").write_text(graph)
     for file in root.glob("*/graph.pbtxt"):
         text = file.read_text().replace("../../models/qwen2.5-coder-0.5b", str(MODEL))
@@ -385,6 +387,49 @@ def test_a_tokenised_prompt_has_no_place_for_text(server: Server) -> None:
     ).json()["tokens"]
     answer = httpx.post(f"{server.v3}/completions", json={"model": "retrieval", "prompt": ids}, timeout=60)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+# ---- the examples: an observer, and a node that answers itself
+
+
+def test_each_exchange_is_written_down(client: openai.OpenAI, server: Server, directory: Path) -> None:
+    told = [
+        text
+        for stream in (False, True)
+        for text, _ in every_api(client, server, "chat_log", "Say hello", stream).values()
+    ]
+    body = {"model": "chat_log", "prompt": "One, two,", "max_tokens": 900, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):  # a client that leaves
+        httpx.post(f"{server.v3}/completions", json=body, timeout=1)
+    database = sqlite3.connect(directory / "chat_log" / "chats.sqlite")
+    deadline = time.monotonic() + 60
+    while len(rows := database.execute("SELECT * FROM chats").fetchall()) < 7:
+        assert time.monotonic() < deadline, rows
+        time.sleep(0.1)
+    database.close()
+    assert [row[1] for row in rows[:6]] == told
+    assert all("Say hello" in row[0] and row[2] > 0 and row[5] == 1 for row in rows[:6])
+    assert all(0 < row[3] <= row[4] for row in rows[:6])
+    assert (rows[6][0], rows[6][5]) == ("One, two,", 0)
+
+
+def test_two_models_are_asked_and_merged(client: openai.OpenAI, server: Server) -> None:
+    whole = every_api(client, server, "two_models", "Say hello", False)
+    streamed = every_api(client, server, "two_models", "Say hello", True)
+    assert whole == streamed
+    ((text, prompt_tokens),) = set(whole.values())
+    assert text
+    assert prompt_tokens > 100, "both answers are in the last prompt"
+    chunks = list(
+        client.chat.completions.create(
+            model="two_models", messages=[{"role": "user", "content": "Hi"}], max_tokens=5, stream=True
+        )
+    )
+    assert [c.choices[0].delta.role for c in chunks] == ["assistant", *[None] * (len(chunks) - 1)]
+    with pytest.raises(openai.BadRequestError, match="this model answers once, got 2"):
+        client.chat.completions.create(model="two_models", messages=[{"role": "user", "content": "Hi"}], n=2)
+    shown = httpx.get(f"{server.v3}/capabilities?model=two_models").json()["data"][0]["engines"]
+    assert {engine["side_packet"] for engine in shown} == {"llm", "second"}
 
 
 # ---- reload

@@ -38,6 +38,7 @@ def test_every_example_is_tested_here() -> None:
     # around a model, in tests/inference/test_python_examples.py; a client of graphs/voice_assistant, in
     # tests/test_voice_assistant.py
     elsewhere = {"grafana", "deploy", "evaluation", "05_ocr_client.py", "06_python_picture"}
+    elsewhere |= {"09_chat_log", "10_two_models"}  # in tests/test_author_graphs.py
     elsewhere |= {"08_vad_client.py"}  # in tests/inference/test_vad.py
     elsewhere |= {"07_voice_assistant.py", "place.json"}  # the latter is a schema for `ovserve run`
     assert found - elsewhere == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,19 @@ from pathlib import Path
 import pytest
 
 from ovserve.cli.pull import TASKS
+from ovserve.pull.record import digest
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from tests.conftest import ROOT
 from tests.test_docs import cells, flags_of_commands
-from tests.test_tutorial import FENCE, Reader
+from tests.test_tutorial import FENCE, Reader, commands
 
 pytestmark = pytest.mark.long
 
-PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("migrate-*.md"))}
+PAGE = (ROOT / "docs/migrate.md").read_text()
+PAGES = {
+    title.lower().replace(".", ""): text.replace("\n### ", "\n## ")
+    for title, text in re.findall(r"^## From (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+}
 API = (ROOT / "docs/api.md").read_text()
 NOT_HERE = ("none", "not served")
 
@@ -34,24 +40,55 @@ def reader(tmp_path: Path, model: Path) -> Iterator[Reader]:
         assert made.server.wait(60) == 0
 
 
+def test_there_is_a_section_for_each_server() -> None:
+    assert PAGES.keys() == {"ovms", "vllm", "llamacpp"}
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_commands_do_what_the_page_says(name: str, reader: Reader) -> None:
-    (body,) = [body for language, body in FENCE.findall(PAGES[name]) if language == "sh"]
-    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-        command, _, shown = part.partition("\n")
-        printed = reader.run(command)
-        assert '"error"' not in printed, f"{command}\n{printed}"
-        for line in shown.splitlines():
-            assert line.strip() in printed, f"{command}\n{printed}"
+    printed, blocks = "", FENCE.findall(PAGES[name])
+    assert [language for language, _ in blocks].count("text") >= 1
+    for language, body in blocks:
+        if language == "sh":
+            printed = "".join(reader.run(command) for command in commands(body))
+            assert '"error"' not in printed, f"{body}\n{printed}"
+        for line in body.splitlines() if language == "text" else ():
+            assert line.strip() in printed, f"{line}\n{printed}"
+
+
+def test_the_readme_the_tutorial_and_the_migration_share_a_home(reader: Reader, model: Path) -> None:
+    """The laid model that `make serve` serves stays as it is when the other pages' commands follow."""
+    laid = reader.directory / "models/smollm2"
+    shutil.rmtree(laid)
+    shutil.copytree(model.parent, laid)
+    before = {path.name: digest(path) for path in laid.iterdir()}
+    assert {"openvino_model.xml", "graph.pbtxt", "generation_config.json"} <= before.keys()
+    tutorial = (ROOT / "docs/tutorial.md").read_text()
+    blocks = [
+        body
+        for text in (PAGES["ovms"], tutorial)
+        for language, body in FENCE.findall(text)
+        if language == "sh"
+    ]
+    todo = [
+        line
+        for block in blocks
+        for line in commands(block)
+        if re.match(r"ovserve (--pull|--add|check|new)", line)
+    ]
+    assert len(todo) == 5
+    printed = "".join(reader.run(command) for command in todo)
+    assert "guard/graph.pbtxt is written" in printed
+    assert {path.name: digest(path) for path in laid.iterdir()} == before
 
 
 def rows(name: str) -> list[list[str]]:
     """The cells of all three tables: there, here."""
     text = PAGES[name]
     headers = re.findall(r"^## .*\n\n(\| .* \| here \|)$", text, re.MULTILINE)
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Flags", "Files", "Endpoints"]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[:3] == ["Flags", "Files", "Endpoints"]
     assert len(headers) == 3
-    parts = text.split("\n## ")[1:]
+    parts = text.split("\n## ")[1:4]
     return [row for part, header in zip(parts, headers, strict=True) for row in cells(part, header)]
 
 
@@ -84,7 +121,7 @@ def test_what_is_said_to_be_missing_is_missing(name: str) -> None:
 
 
 def test_every_task_is_listed() -> None:
-    [here] = [here for there, here in rows("migrate-ovms") if there == "`--task`"]
+    [here] = [here for there, here in rows("ovms") if there == "`--task`"]
     assert set(re.findall(r"`(\w+)`", here)) == set(TASKS)
 
 
@@ -93,14 +130,14 @@ def test_every_flag_on_the_side_of_this_server_exists(name: str) -> None:
     known = flags_of_commands()
     for there, here in rows(name):
         same = here.startswith(("the same", "[the same"))
-        text = here + (there if same and name == "migrate-ovms" else "")
+        text = here + (there if same and name == "ovms" else "")
         flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - {"--pull"}
         assert flags <= known, flags - known
 
 
 def test_flags_of_ovms_are_ignored_or_rejected_as_said() -> None:
     said: dict[str, set[str]] = {"ignored": set(), "rejected": set()}
-    for there, here in cells(PAGES["migrate-ovms"].partition("## Flags")[2], "| OVMS | here |"):
+    for there, here in cells(PAGES["ovms"].partition("## Flags")[2], "| OVMS | here |"):
         if here.startswith(tuple(said)):
             said[here.partition(" ")[0]] |= set(re.findall(r"--([\w-]+)", there))
     assert said["ignored"] == set(WITHOUT_EFFECT)

@@ -1,4 +1,4 @@
-"""Flags and environment: what wins, what is suggested, what becomes of OVMS's flags, and docs/options.md."""
+"""Flags and environment: what wins, what is suggested, what becomes of OVMS's flags, and docs/cli.md."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ovserve.server.environment import from_environment, parse, unknown_variable
 from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import OPTIONS
+from ovserve.serving.config.models import FLAGS as PLAIN_FLAGS
 from scripts.options_docs import FILE, text
 from tests.conftest import ROOT
 
@@ -70,6 +71,12 @@ OVMS = [
     "overwrite_models",
     "gguf_filename",
     "source_loras",
+    "max_length",
+    "model_type",
+    "vocoder",
+    "draft_model_path",
+    "draft_device",
+    "disable_input_count_validation",
     "weight-format",
     "extra_quantization_params",
     "task",
@@ -102,7 +109,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 @pytest.mark.parametrize("name", OVMS)
 def test_every_flag_of_ovms_has_one_fate(name: str) -> None:
-    fates = [name in NAMES, name in WITHOUT_EFFECT, name in REFUSED, name in OF_A_GRAPH, name in FLAGS]
+    given = (NAMES, WITHOUT_EFFECT, REFUSED, OF_A_GRAPH, FLAGS, PLAIN_FLAGS)
+    fates = [name in known for known in given]
     assert sum(fates) == 1
 
 
@@ -180,6 +188,20 @@ def test_an_unknown_variable_suggests_and_those_of_kubernetes_are_left_alone() -
     assert unknown_variables(service) == []
     (warning,) = unknown_variables({"OVSERVE_REST_PROT": "1"})
     assert warning.endswith("OVSERVE_REST_PROT does not name an option (did you mean OVSERVE_REST_PORT?)")
+
+
+def test_a_variable_of_ovms_without_effect_is_named() -> None:
+    environment = {
+        "OVMS_GRAPH_QUEUE_OFF": "1",
+        "OVMS_NEW": "1",
+        "GRPC_SERVERS": "",
+        "OVMS_MODEL_REPOSITORY_PATH": "models",
+        "AWS_REGION": "eu-central-1",
+    }
+    assert unknown_variables(environment) == [
+        "environment variable OVMS_GRAPH_QUEUE_OFF has no effect: graphs are not pooled",
+        "environment variable OVMS_NEW has no effect: it is not an option here",
+    ]
 
 
 def test_an_empty_variable_is_none() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
@@ -20,6 +19,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long
 
+SET_UP = ("make setup", ". .venv/bin/activate", "pip install pytest")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,17 +42,10 @@ class Reader:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.server: subprocess.Popen[bytes] | None = None
-        bin_ = directory / "bin"
-        bin_.mkdir()
-        for name, call in (("ovserve", "-m ovserve"), ("python", "")):
-            (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
-            (bin_ / name).chmod(0o755)
-        paths = {
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{bin_}:{os.environ['PATH']}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        self.environment = os.environ | paths
+        home = directory / "home"
+        home.mkdir()
+        commands = Path(sys.executable).parent  # what activating the environment puts first
+        self.environment = {"HOME": str(home), "PATH": f"{commands}:/usr/bin:/bin"}
 
     def run(self, command: str) -> str:
         command = command.replace("localhost:8000", f"127.0.0.1:{self.port}")
@@ -109,19 +102,24 @@ def reader(tmp_path: Path, model: Path) -> Iterator[Reader]:
         made.server.wait(60)
 
 
+def commands(block: str) -> list[str]:
+    """The commands of a block that can be copied as it stands."""
+    return re.sub(r"\\\n *", "", block).splitlines()
+
+
 def test_every_step_works(reader: Reader) -> None:
-    ran = 0
+    ran, printed = 0, ""
     for before, language, body in steps():
-        if language != "sh":
+        if language == "sh":
+            todo = [
+                command for command in commands(body) if command not in SET_UP
+            ]  # done before any test runs
+            printed = "".join(reader.run(command) for command in todo)
+            ran += len(todo)
+        elif language == "text":
+            for line in body.splitlines():
+                assert line.strip() in printed, f"{line}\n{printed}"
+        else:
             reader.write(before, language, body)
-            continue
-        commands = [part for part in re.split(r"^\$ ", body, flags=re.M) if part]
-        for part in commands:
-            command, _, shown = part.partition("\n")
-            if command.startswith("ovserve pull"):
-                continue  # the model is there, see the fixture
-            printed = reader.run(command)
-            for line in shown.splitlines():
-                assert line.strip() in printed, f"{command}\n{printed}"
-            ran += 1
     assert ran == 9
+    assert tuple(commands(steps()[0][2])) == SET_UP

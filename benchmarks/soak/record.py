@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.processes import cost, memory
-from benchmarks.soak.site import CHAT, descriptors, engine_of_model
+from benchmarks.soak.site import CHAT, descriptors, engine_of, engine_of_model
 from benchmarks.soak.traffic import Traffic
 from tests.conftest import Server
 
@@ -26,6 +26,10 @@ class Sample:
     engine_descriptors: float
     server_cpu_ms: float | None  # of each answer; None: there was none in this time
     latency_ms: float | None  # median to the first word; None: no stream began in this time
+    embeddings_mb: float | None = (
+        None  # their engine's, whose inputs have random lengths; None: not there now
+    )
+    speech_mb: float | None = None
 
 
 async def record(server: Server, traffic: Traffic, every: float) -> list[Sample]:
@@ -53,10 +57,17 @@ async def record(server: Server, traffic: Traffic, every: float) -> list[Sample]
                 descriptors(engine),
                 (used - cpu) * 1000 / (answered - answers) if answered > answers else None,
                 statistics.median(latencies) * 1000 if latencies else None,
+                _memory_of(server, "embeddings"),
+                _memory_of(server, "text_to_speech"),
             )
         )
         cpu, answers = used, answered
     return samples
+
+
+def _memory_of(server: Server, name: str) -> float | None:
+    pid = engine_of(server, name)
+    return memory(pid)[0] if pid else None
 
 
 async def _cache_mb(traffic: Traffic) -> float:

@@ -28,6 +28,8 @@ def grown(result: dict[str, Slope]) -> set[str]:
     [
         (lambda s: s, set()),
         (lambda s: replace(s, server_mb=60 + s.minutes * 0.3), {"server_mb"}),
+        (lambda s: replace(s, embeddings_mb=200 + s.minutes, speech_mb=1000.0), {"embeddings_mb"}),
+        (lambda s: replace(s, speech_mb=1000 + 10 * s.minutes), {"speech_mb"}),
         (lambda s: replace(s, server_mb=60 + min(s.minutes, 15)), set()),  # warming up
         (lambda s: replace(s, server_mb=60 + 30 * (round(s.minutes * 12) % 7 == 0)), set()),  # now and then
         (lambda s: replace(s, server_descriptors=32 + s.minutes), {"server_descriptors"}),

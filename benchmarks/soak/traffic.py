@@ -63,6 +63,10 @@ class Traffic:
             self._stream, self._stream, self._whole, self._tools, self._long, self._leave, self._script,
             self._reload,
         ]  # fmt: skip
+        if "embeddings" in self.site.random_lengths:
+            kinds.append(self._embed)
+        if "text_to_speech" in self.site.random_lengths:
+            kinds.append(self._speak)
         await asyncio.gather(*(self._again(kind) for kind in kinds))
 
     def taken(self) -> list[float]:
@@ -128,6 +132,17 @@ class Traffic:
     async def _long(self) -> None:
         choice = await self._post(self._body(self._text(self.random.randrange(500, 2500)), max_tokens=8))
         assert choice["finish_reason"] in ("stop", "length")
+
+    async def _embed(self) -> None:
+        body = {"model": "embeddings", "input": self._text(self.random.randrange(1, 200))}
+        answer = await self.http.post("/v3/embeddings", json=body)
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
+        assert len(answer.json()["data"]) == 1
+
+    async def _speak(self) -> None:
+        body = {"model": "text_to_speech", "input": f"{self._text(self.random.randrange(3, 30))}."}
+        answer = await self.http.post("/v3/audio/speech", json=body)
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
 
     async def _leave(self) -> None:
         """Leave after a few words, or before any."""

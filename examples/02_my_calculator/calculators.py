@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 
-from ovserve.graph import Calculator, Context, Input, Output, calculator
-from ovserve.llm.output import Parsed
+from ovserve.calculators.library import Calculator, Context, Input, Output, Parsed, calculator
 
 DIGIT = re.compile(r"\d")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ovserve.calculators.library import PromptCheck
-from ovserve.graph import Context, calculator
+from ovserve.calculators.library import Context, PromptCheck, calculator
 
 
 class GuardOptions(msgspec.Struct, frozen=True):

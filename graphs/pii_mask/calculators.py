@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from ovserve.calculators.library import TextMap
-from ovserve.graph import Context, calculator
+from ovserve.calculators.library import Context, TextMap, calculator
 
 PATTERNS = {
     "email": r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,3}",

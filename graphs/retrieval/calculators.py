@@ -7,8 +7,7 @@ from typing import Annotated
 import msgspec
 from passages import Index
 
-from ovserve.calculators.library import PromptInsertion
-from ovserve.graph import Context, LoadContext, Output, calculator
+from ovserve.calculators.library import Context, LoadContext, Output, PromptInsertion, calculator
 
 
 class RetrievalOptions(msgspec.Struct, frozen=True):

@@ -6,8 +6,7 @@ import re
 
 import msgspec
 
-from ovserve.calculators.library import RequestSwitch
-from ovserve.graph import Context, calculator
+from ovserve.calculators.library import Context, RequestSwitch, calculator
 
 
 class RouterOptions(msgspec.Struct, frozen=True):

@@ -6,15 +6,20 @@ name of a key is all that identifies the caller.
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ovserve.access.request_context import RequestContext
+from ovserve.errors import OvserveError
 from ovserve.log import ACCESS
 
 log = logging.getLogger(ACCESS)
+MAX_PARAM_LENGTH = 80  # characters; a client may have chosen them
+PLAIN_PARAM = re.compile(r"[\w.\[\]/-]+", re.ASCII)
 
 
 # The records of a level differ in three values, but `makeRecord` looks at paths and threads each time: 12 us.
@@ -71,8 +76,19 @@ class Ended(NamedTuple):
             record |= {"prompt_tokens": call.prompt_tokens, "generated_tokens": call.generated_tokens}
         if call.first_token is not None:
             record["first_token_ms"] = round(call.first_token * 1000, 1)
+        if (error := call.failure or call.error) is not None:
+            record |= error_fields(error)
         record["total_ms"] = round(self.seconds * 1000, 1)
         return record
+
+
+def error_fields(error: OvserveError) -> dict[str, str]:
+    """Return why a request failed, without its message: that repeats values of the client."""
+    fields = {"error": error.code or error.kind}
+    if param := error.param:
+        fields["param"] = param if PLAIN_PARAM.fullmatch(param) else json.dumps(param)
+        fields["param"] = fields["param"][:MAX_PARAM_LENGTH]
+    return fields
 
 
 class Running(NamedTuple):

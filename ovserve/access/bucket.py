@@ -20,10 +20,11 @@ class Bucket:
         self._refill()
         self._level -= units
 
-    def wait(self) -> float:
-        """Return the seconds until one unit is available; 0 if one is."""
+    def wait(self, reserve: float = 0) -> float:
+        """Return the seconds until one unit is available besides a reserve; 0 if one is."""
         self._refill()
-        return max(0.0, (1 - self._level) * 60 / self.per_minute)
+        needed = min(1 + reserve, self.per_minute)
+        return max(0.0, (needed - self._level) * 60 / self.per_minute)
 
     @property
     def left(self) -> int:

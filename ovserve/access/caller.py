@@ -84,12 +84,12 @@ class Caller:
     def leave(self, slot: int, *, answered: bool) -> None:
         self._slots.end(slot, answered=answered)
 
-    def ask(self) -> None:
-        """Count one more request. Raises RateLimited with the seconds after which the next one is
-        accepted."""
+    def ask(self, *, batch: bool = False) -> None:
+        """Count one more request. Raises RateLimited with the seconds after which the next one is accepted. A
+        line of a `batch` leaves half of a minute's allowance to live requests."""
         waits = []
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None and (wait := bucket.wait()):
+            if bucket is not None and (wait := bucket.wait(bucket.per_minute / 2 if batch else 0)):
                 waits.append((wait, f"this key may have {_counted(bucket.per_minute, what)} per minute"))
         rights = self.rights
         if rights.limited_by_day:

@@ -61,9 +61,26 @@ class Guard:
                 found = entry
         if found is None:
             raise Unauthenticated("the API key is not valid", wrong=True)
-        if found.expires is not None and time.time() >= found.expires:
-            raise Unauthenticated("the API key has expired", wrong=True)
-        return found.caller
+        return _unexpired(found)
+
+    def caller_named(self, name: str) -> Caller:
+        """Return the owner of what is done later in its name. Raises Unauthenticated."""
+        if not self.required:
+            return ANYONE
+        if (entry := self._entry(name)) is None:
+            raise Unauthenticated(f"the API key {name!r} was deleted")
+        return _unexpired(entry)
+
+    def knows(self, name: str) -> bool:
+        return not self.required or self._entry(name) is not None
+
+    def rights(self, name: str) -> Rights:
+        entry = self._entry(name)
+        return Rights() if entry is None else entry.caller.rights
+
+    def _entry(self, name: str) -> Entry | None:
+        self._look()
+        return next((entry for entry in self._entries.values() if entry.caller.name == name), None)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -81,6 +98,12 @@ class Guard:
             log.error("the API keys are unchanged: %s", exc)
         else:
             log.info("%d API keys read from %s", len(self._entries) - len(self._single), self._file)
+
+
+def _unexpired(entry: Entry) -> Caller:
+    if entry.expires is not None and time.time() >= entry.expires:
+        raise Unauthenticated("the API key has expired", wrong=True)
+    return entry.caller
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

@@ -44,9 +44,11 @@ class RequestContext:
         "_ends",
         "accepted_tokens",
         "admitted",
+        "batch",
         "cached_tokens",
         "caller",
         "drafted_tokens",
+        "error",
         "failure",
         "first_token",
         "generated_tokens",
@@ -83,7 +85,9 @@ class RequestContext:
         self.unread_tokens: int | None = None
         self.drafted_tokens = self.accepted_tokens = 0  # of the answer, by speculative decoding
         self.nodes: NodeTimes | None = None  # set where requests are traced
+        self.batch = False  # a line of a batch: it takes the room that live requests leave
         self.repeated = False  # its answer is generated again, because its engine ended
+        self.error: OvserveError | None = None  # the response, in place of an answer
         # the error of a stream that failed after its status was sent
         self.failure: OvserveError | None = None
         self._asked = False
@@ -138,7 +142,7 @@ class RequestContext:
     def ask(self) -> None:
         """Count the request for its caller, once. Raises RateLimited."""
         if not self._asked:
-            self.caller.ask()
+            self.caller.ask(batch=self.batch)
             self._asked = True
 
 
@@ -172,15 +176,18 @@ class Answering:
 
     def __enter__(self) -> None:
         self._caller = self._call.caller
-        self._slot = self._caller.enter()
+        # Lines of batches leave the places to live requests; the runner bounds their number.
+        self._slot = None if self._call.batch else self._caller.enter()
         try:
             self._call.ask()
         except BaseException:
-            self._caller.leave(self._slot, answered=False)
+            if self._slot is not None:
+                self._caller.leave(self._slot, answered=False)
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._caller.leave(self._slot, answered=True)
+        if self._slot is not None:
+            self._caller.leave(self._slot, answered=True)
 
 
 _call: ContextVar[RequestContext | None] = ContextVar("call", default=None)

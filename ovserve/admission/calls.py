@@ -8,13 +8,21 @@ and the engine gets twice the calls that it runs concurrently, so that it never 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ovserve.access import current_request
 from ovserve.admission.call_deadlines import CallDeadlines
-from ovserve.admission.controller import LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT
+from ovserve.admission.controller import (
+    CALM_SECONDS,
+    FOREVER,
+    LEAST_WAIT,
+    LONGEST_WAIT,
+    UNKNOWN_WAIT,
+)
 from ovserve.admission.fair_queue import FairQueue, Waiter
 from ovserve.admission.limits import Limits
 from ovserve.engine.client.call_client import CallClient, CallStream
@@ -36,6 +44,8 @@ class CallAdmission:
         self._queue = FairQueue(limits.queue_timeout)
         self._seconds: float | None = None  # mean duration of a call
         self._sessions = 0
+        self._batch: deque[asyncio.Future[None]] = deque()  # calls of lines of batches
+        self._last_live = -math.inf
         self.deadlines = CallDeadlines()
 
     async def call(
@@ -78,6 +88,9 @@ class CallAdmission:
         A `part` of a session that has been admitted before is neither rejected nor evicted for its length.
         """
         now, call = time.monotonic(), current_request()
+        if call.batch:
+            return await self._admit_in_batch(method, arguments, blobs, window, part)
+        self._last_live = now
         caller = call.caller
         kept = part is not None and part.admitted
         if not kept:
@@ -109,6 +122,37 @@ class CallAdmission:
         self._meter.queue_time.observe(time.monotonic() - now)
         ends = AdmissionEnd(begun, limits.request_timeout, part is None)
         return AdmittedCall(self, stream, self._meter, ends)
+
+    async def _admit_in_batch(
+        self,
+        method: str,
+        arguments: Any,
+        blobs: Sequence[bytes | bytearray | memoryview],
+        window: int,
+        part: CallSession | None,
+    ) -> AdmittedCall:
+        """Send a call of a batch's line when live calls leave room, however long that takes."""
+        turn = asyncio.get_running_loop().create_future()
+        self._batch.append(turn)
+        self._engine.on_room.add(self._advance)
+        self._advance()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn in self._batch:
+                self._batch.remove(turn)
+            elif not turn.cancelled():
+                self._engine.reserved -= 1
+            self._advance()
+            raise
+        try:
+            stream = await self._engine.call(method, arguments, blobs, window=window)
+        finally:
+            self._engine.reserved -= 1
+        call = current_request()
+        call.admitted = time.monotonic() - call.started
+        ends = AdmissionEnd(time.monotonic(), FOREVER, part is None)
+        return AdmittedCall(self, stream, self._meter.of_batches, ends)
 
     async def _in_turn(
         self,
@@ -175,9 +219,19 @@ class CallAdmission:
             self._queue.take(waiter, waiter.tokens)
             self._engine.reserved += 1
             waiter.turn.set_result(None)
-        if not self._queue:
+        while self._batch and not self._queue and self._has_batch_room():
+            turn = self._batch.popleft()
+            if not turn.cancelled():
+                self._engine.reserved += 1
+                turn.set_result(None)
+        if not self._queue and not self._batch:
             self._engine.on_room.discard(self._advance)
         self._meter.queued = len(self._queue)
+
+    def _has_batch_room(self) -> bool:
+        """Return whether the engine takes one more call of a batch: one at a time, next to live calls."""
+        calm = time.monotonic() - self._last_live > CALM_SECONDS
+        return self._engine.in_flight < (self._engine.facts.max_calls if calm else 1)
 
     def ended(self, seconds: float) -> None:
         """Record the duration of a complete call."""

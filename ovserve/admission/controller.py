@@ -16,14 +16,21 @@ at most one step have that room for themselves, because the engine takes them in
 (`engine/worker/admission_queue.py`); of longer ones, LONG_PROMPTS are admitted whatever their length. Waiting
 requests are admitted together once half of that is done: a KV cache that grows as needed is copied as a whole
 by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
+
+Lines of batches are admitted where no live request waits or runs. The paged engine pauses those that it has
+when one comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from ovserve.access import current_request
 from ovserve.admission.fair_queue import FairQueue, Waiter
@@ -39,6 +46,8 @@ from ovserve.telemetry.requests import RequestMetrics
 
 PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
 LONG_PROMPTS = 4  # a few clients that begin together do not wait for each other's prefill
+CALM_SECONDS = 5.0  # without a live request, until an engine that cannot pause lines gets several
+FOREVER = 30 * 24 * 3600.0  # a line of a batch ends with its batch
 LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # limits of `Retry-After`, in seconds
 UNKNOWN_WAIT = 1.0
 
@@ -69,12 +78,17 @@ class AdmissionController:
         # prefilling tokens, below which waiting requests are admitted
         self._prefill_low = self._prefill_room // 2
         self._short, self._long = _Prefilling(), _Prefilling()
+        self._batch: deque[Waiter] = deque()
+        self._last_live = -math.inf
 
     async def generate(self, request: GenerateRequest) -> GatedStream:
         """Start a request. Raises Overloaded when it is rejected here, else as the engine does."""
-        self._meter.ignored_params += len(request.presentation.ignored_params)
         check_sizes(request.prompts, self._engine.facts)  # do not let it wait for a certain rejection
         now, call = time.monotonic(), current_request()
+        if call.batch:
+            return await self._generate_in_batch(request)
+        self._last_live = now
+        self._meter.ignored_params += len(request.presentation.ignored_params)
         caller = call.caller
         call.queued = now - call.started
         limits = self._limits.of(caller.rights)
@@ -96,6 +110,35 @@ class AdmissionController:
                 stream = await self._send(request, waiter)
         except TimeoutError:
             raise self.late(patience) from None
+        return GatedStream(self, stream, request, waiter, limits)
+
+    async def _generate_in_batch(self, request: GenerateRequest) -> GatedStream:
+        """Start a line of a batch when live requests leave room. It waits for that outside of their queue, as
+        long as it takes."""
+        if shortage := self._engine.short_of_memory:
+            raise self._refusal("memory", shortage)
+        request = msgspec.structs.replace(request, batch=True)
+        tokens = self._throughput.tokens_of(request.prompts, len(request.images))
+        waiter = Waiter("", tokens, request.choices, time.monotonic(), batch=True)
+        self._batch.append(waiter)
+        self._engine.on_room.add(self._advance)
+        self._advance()
+        try:
+            await waiter.turn
+            stream = await self._engine.generate(
+                request, self._meter.of_batches, repeated=True, stall_timeout=self._limits.stall_timeout
+            )
+        except BaseException:
+            if waiter.admitted:
+                self._engine.reserved -= waiter.choices
+                self._engine.batch_lines -= waiter.choices
+            elif waiter in self._batch:
+                self._batch.remove(waiter)
+            self._advance()
+            raise
+        self._engine.reserved -= waiter.choices
+        current_request().admitted = time.monotonic() - current_request().started
+        limits = replace(self._limits, queue_timeout=FOREVER, request_timeout=FOREVER)
         return GatedStream(self, stream, request, waiter, limits)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -126,7 +169,7 @@ class AdmissionController:
         )
 
     def _has_place(self, waiter: Waiter) -> bool:
-        held = self._engine.in_flight
+        held = self._engine.in_flight - self._engine.batch_lines
         return not held or held + waiter.choices <= self._engine.spec.max_num_seqs
 
     def _kind(self, waiter: Waiter) -> _Prefilling:
@@ -190,9 +233,26 @@ class AdmissionController:
             self._queue.take(waiter, waiter.tokens + waiter.choices * self._throughput.answer_tokens)
             self._reserve(waiter)
             waiter.turn.set_result(None)
-        if not self._queue:
+        while self._batch and self._has_batch_room(self._batch[0]):
+            waiter = self._batch.popleft()
+            if not waiter.turn.cancelled():
+                waiter.admitted = True
+                self._engine.reserved += waiter.choices
+                self._engine.batch_lines += waiter.choices
+                waiter.turn.set_result(None)
+        if not self._queue and not self._batch:
             self._engine.on_room.discard(self._advance)
         self._count()
+
+    def _has_batch_room(self, waiter: Waiter) -> bool:
+        """Return whether no live request waits or runs, and the engine takes one more line of a batch."""
+        engine = self._engine
+        if self._queue or engine.in_flight > engine.batch_lines:
+            self._last_live = time.monotonic()
+            return False
+        calm = engine.spec.pauses_batches or time.monotonic() - self._last_live > CALM_SECONDS
+        most = engine.spec.max_num_seqs if calm else 1
+        return not engine.batch_lines or engine.batch_lines + waiter.choices <= most
 
     def _next(self, now: float, low: set[_Prefilling]) -> Waiter | None:
         """Return the request to admit next.
@@ -242,9 +302,16 @@ class AdmissionController:
 
     def begun(self, waiter: Waiter) -> None:
         """Record that the first token came, or that none will."""
+        if waiter.batch:
+            return
         self._kind(waiter).count(waiter, -1)
         if self._queue:
             self._advance()
+
+    def ended(self, waiter: Waiter) -> None:
+        """Record that a line of a batch has left the engine."""
+        self._engine.batch_lines -= waiter.choices
+        self._advance()
 
     # ---- rejections
 

@@ -32,6 +32,7 @@ class Waiter:
     user: str = ""  # the user of the caller
     weight: float = 1.0  # the caller's share, relative to others
     kept: bool = False  # part of a request that has begun: never evicted for another
+    batch: bool = False  # a line of a batch, which waits outside of the queue
     admitted: bool = False  # it has its turn
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 

@@ -23,6 +23,7 @@ class Admission(Protocol):
     def reading(self) -> bool: ...
     def admitted(self, request: GenerateRequest, tokens: int) -> None: ...
     def begun(self, waiter: Waiter) -> None: ...
+    def ended(self, waiter: Waiter) -> None: ...
     def late(self, seconds: float) -> Overloaded: ...
 
 
@@ -79,6 +80,9 @@ class GatedStream:
         if not self._begun:
             self._begun = True
             self._gate.begun(self._waiter)
+        if self._waiter.batch:
+            self._waiter.batch = False
+            self._gate.ended(self._waiter)
 
     def _admit(self, prompt_tokens: int) -> None:
         if not self._admitted:

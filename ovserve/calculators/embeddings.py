@@ -54,6 +54,12 @@ def _parse(node: Node) -> EmbeddingsOptions:
         raise node.error(
             "required: node_options with mediapipe.EmbeddingsCalculatorOVOptions", "node_options"
         )
+    if options.HasField("max_length"):
+        raise node.error(
+            f"{options.max_length} is OVMS's and not an option here: the model's files say how many tokens "
+            "fit; a graph and a request can have `truncate`, a request `truncate_prompt_tokens`",
+            "max_length",
+        )
     place = encoder_place(node, options)
     pooling = ""
     if options.HasField("pooling"):
@@ -128,7 +134,8 @@ def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     if asked.truncate_to is not None:
         truncate = max(0, asked.truncate_to)
     prompt = "" if asked.tokens else _prompt(asked, facts)
-    return EmbedArguments(prompt, asked.tokens, truncate, asked.dimensions, asked.encoding)
+    whole = asked.truncate is False
+    return EmbedArguments(prompt, asked.tokens, truncate, whole, asked.dimensions, asked.encoding)
 
 
 def _by_input_type(asked: Embed, facts: EmbeddingFacts) -> bool:

@@ -16,6 +16,7 @@ from ovserve.engine.protocol.encoders import (
     DETOKENIZE,
     TOKENIZE,
     BatchCounts,
+    DetokenizeArguments,
     EncoderFacts,
     TokenizeArguments,
 )
@@ -63,8 +64,14 @@ class EncoderResource:
     async def detokenize(
         self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
     ) -> list[str]:
-        item = await self.one(DETOKENIZE, (skip_special_tokens, [list(row) for row in rows]))
-        texts: list[str] = item.decode(list[str])
+        return await self._detokenize(DetokenizeArguments([*map(list, rows)], skip_special_tokens))
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token, of parts of characters their bytes."""
+        return await self._detokenize(DetokenizeArguments([[id_] for id_ in ids], escaped=True))
+
+    async def _detokenize(self, arguments: DetokenizeArguments) -> list[str]:
+        texts: list[str] = (await self.one(DETOKENIZE, arguments)).decode(list[str])
         return texts
 
     def count(self, tokens: int, truncated: int, batches: BatchCounts) -> None:

@@ -50,6 +50,8 @@ def encoded(conversation: Conversation) -> EncodedConversation:
         ) from None
 
 
-def constrained(model: ModelContext, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
+def constrained(
+    model: ModelContext, prompt: str, sampling: Sampling, tools: ToolPolicy | None, prefill: str
+) -> Sampling:
     """`ModelContext.constrained`, for a body process where the schemas of tools take long."""
-    return model.constrained(prompt, sampling, tools)
+    return model.constrained(prompt, sampling, tools, prefill)

@@ -77,12 +77,14 @@ class LlmResources(AuthorLlm):
         presentation = msgspec.structs.replace(request.presentation, fingerprint=self.fingerprint)
         if request.conversation is None:
             return msgspec.structs.replace(request, presentation=presentation)
+        presentation = msgspec.structs.replace(presentation, adapted=request.conversation.adapted)
         conversation = await self.with_files(request.conversation, request.file_sources)
         prompt = await self.render(conversation)  # what depends on the prompt's text belongs here
         if self.model.vision is not None:
             self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
-        parsing = self.model.parsing(prompt, request.sampling, request.tools)
-        asked = (self.model, prompt, request.sampling, request.tools)
+        prefill = request.conversation.prefill
+        parsing = self.model.parsing(prompt, request.sampling, request.tools, prefill)
+        asked = (self.model, prompt, request.sampling, request.tools, prefill)
         return msgspec.structs.replace(
             request,
             prompts=(prompt,),
@@ -110,6 +112,7 @@ async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host)
         vocab_size=facts.vocab_size,
         max_tokens_limit=options.max_tokens_limit,
         best_of_limit=options.best_of_limit,
+        repetition_detection=options.repetition_detection,
         decoding=engine.spec.decoding,
         defaults=facts.generation_config,
         parsers=parsers,
@@ -171,6 +174,7 @@ LLM = ResourceKind(
     options_type=LLMCalculatorOptions,
     parse=parse_llm_options,
     spec=lambda options: options.spec,
+    fallback=lambda options: options.engine.fallback,
     make=_make,
     # OVMS's pool of graph runs needs it; runs are not pooled here, so it carries nothing.
     companions=("LLM_NODE_EXECUTION_CONTEXTS",),

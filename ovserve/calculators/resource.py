@@ -186,6 +186,8 @@ class ResourceKind(Generic[O]):
     notes: Callable[[O], Sequence[str]] | None = None
     # Makes one engine of all nodes that name the same side packet; None: only one of them may.
     join: Callable[[Sequence[tuple[Node, O]]], O] | None = None
+    # The engine that is loaded if the first one's error names the field `engine`; None: there is no other.
+    fallback: Callable[[O], Spec | None] = lambda _: None
 
     def __hash__(self) -> int:
         return id(self)
@@ -206,7 +208,7 @@ class EngineCalculator(Calculator):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "resource" in vars(cls):
-            cls.options_type = cls.resource.options_type
+            cls.options_type = cls.engine_options_type = cls.resource.options_type
 
 
 def client_of(spec: Spec, settings: EngineSettings, hosts: Hosts) -> EngineClient[Any, Any]:

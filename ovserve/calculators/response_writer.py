@@ -21,6 +21,8 @@ IGNORED_HEADER = "x-ovserve-ignored-params"
 HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and a body may have 20,000 fields
 EVENT_STREAM = "text/event-stream"
 CLAMPED_HEADER = "x-ovserve-clamped"
+ADAPTED_HEADER = "x-ovserve-adapted"  # how messages were rearranged, see llm/prompt/arrange.py
+REPETITION_HEADER = "x-ovserve-repetition"
 
 
 class ResponseBuilder:
@@ -29,7 +31,7 @@ class ResponseBuilder:
     def __init__(self, request: GenerateRequest) -> None:
         shown = request.presentation
         self._requested = shown.requested_max_tokens
-        self._headers = ignored_header(shown.ignored_params)
+        self._headers = report_headers(shown.ignored_params, shown.adapted)
         self._content_type = shown.content_type  # of a stream
         self._started = False
         writer = ENDPOINTS[shown.endpoint].writer(request)
@@ -51,6 +53,9 @@ class ResponseBuilder:
         self._completion.add(parsed)
         if not parsed.last:
             return None
+        indices = [str(choice.index) for choice in self._completion.choices if choice.repetitive]
+        if indices:
+            self._headers[REPETITION_HEADER] = ",".join(indices)
         return HttpResponse(self._writer.whole(self._completion), headers=self._headers)
 
     def _chunk(self, parsed: Parsed) -> HttpResponse | bytes | None:
@@ -75,6 +80,12 @@ def with_other_usage(parsed: Parsed) -> Parsed:
         return parsed
     others = parsed.other_prompt_tokens + prompt
     return msgspec.structs.replace(parsed, other_prompt_tokens=others, tokens=parsed.tokens + generated)
+
+
+def report_headers(ignored: Iterable[str], adapted: Iterable[str]) -> dict[str, str]:
+    """The headers about a request: what had no effect, and how its messages were rearranged."""
+    listed = ",".join(adapted)
+    return ignored_header(ignored) | ({ADAPTED_HEADER: listed} if listed else {})
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ from ovserve.engine.protocol.text_to_speech import (
     TextToSpeechFacts,
     TextToSpeechSpec,
 )
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.protos.options_pb2 import T2sCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
@@ -221,7 +221,10 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         kind, headers = CONTENT_TYPES[asked.format], ignored_header(asked.ignored)
         with SpooledTemporaryFile(MOST_KEPT, prefix=PREFIX) as parts:
             while (item := await self._next()) is not None:
-                parts.write(item[1])
+                try:
+                    parts.write(item[1])
+                except OSError as error:  # from MOST_KEPT on it is a file
+                    raise Unavailable(f"the server cannot store a long WAV: {error.strerror}") from error
             size = parts.tell()
             parts.seek(0)
             head = wav_head(speaker.model.sample_rate, size)

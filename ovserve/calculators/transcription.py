@@ -125,4 +125,4 @@ class Transcription:
 
 
 def _timed(span: Span, seconds: float) -> Timed:
-    return Timed(span.start + seconds, span.end + seconds, span.text, span.tokens)
+    return Timed(span.start + seconds, span.end + seconds, span.text)

@@ -19,8 +19,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
         argv = ["pull", *(a for a in argv if a != "--pull")] if "--pull" in argv else ["serve", *argv]
     early = None
     if argv[:1] == ["serve"] and not any(word in WITHOUT_ENGINE for word in argv):
-        from ovserve.engine.client.early import EarlyProcess
+        from ovserve.engine.client.early import EarlyProcess, choose_temporary_directory
 
+        choose_temporary_directory()
         early = EarlyProcess.spawn()
     try:
         from ovserve.cli.commands import run  # takes 0.06 s, while the engine process imports its libraries

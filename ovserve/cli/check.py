@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
-from ovserve.errors import LoadError
+from ovserve.errors import InvalidArgument, LoadError, OvserveError
 from ovserve.server.settings import Settings
 
 if TYPE_CHECKING:  # imported where needed: --help does not need the server
     from ovserve.engine.host.memory import Memory
-    from ovserve.serving.check import Report
+    from ovserve.serving.check import Model, Report
+    from ovserve.serving.config.schema import Use
 
 
 LOAD_SECONDS = Settings.load_timeout
@@ -27,7 +30,7 @@ def add_to(commands: Commands) -> None:
         help="check graphs and configurations without loading models",
         description="Checks graphs, model files, chat templates, parsers, devices and plugin_config as a "
         "start would, without loading weights, and compares the memory they need with the available memory. "
-        "With --load it loads each model too. Exit code 0: all would be served.",
+        "Plain models are loaded; with --load, all others too. Exit code 0: all would be served.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -63,8 +66,26 @@ def _ovms(path: Path) -> None:
     with suppress(LoadError):
         file = ConfigFile(path)
         found = uses(file.value(), FILE, file.is_plain)
-        rows = [[str(u.line), u.path, f"no effect: {u.effect}" if u.effect else "supported"] for u in found]
+        faults = file.option_faults()
+        rows = [[str(u.line), u.path, _effect(u, faults.get(u.path, ""))] for u in found]
         _say(table(["line", "option", "here"], rows) + "\n")
+
+
+def _effect(use: Use, fault: str) -> str:
+    if fault:
+        return f"refused: {fault}"
+    return f"no effect: {use.effect}" if use.effect else "supported"
+
+
+def _check_metrics(path: Path) -> None:
+    """Raises InvalidArgument for a metric of the file that does not exist, or LoadError."""
+    from ovserve.monitoring.choice import choose
+    from ovserve.serving.config.file import ConfigFile
+
+    try:
+        choose(ConfigFile(path).monitoring().metrics)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: monitoring.metrics.metrics_list: {error}") from error
 
 
 async def _check(arguments: argparse.Namespace) -> bool:
@@ -72,20 +93,28 @@ async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.engine.host.memory import memory
     from ovserve.graph import Registry
     from ovserve.sandbox.templates.pool import TemplatePool
-    from ovserve.serving.check import find, load, report
+    from ovserve.server.build import convert_when_loaded
+    from ovserve.server.source import model_without_graph
+    from ovserve.serving.check import CONFIG_SUFFIXES, Trial, find, report
     from ovserve.serving.check_engine import Probe
     from ovserve.serving.config.repository import Found
 
     registry = Registry(MODULES)
     registry.add_entry_points()
     templates, probe = TemplatePool(), Probe()
+    repository = Path(Settings.model_repository_path)
+    convert = partial(convert_when_loaded, repository=repository, say=_say)
+    trial: Trial | None = None
     errors = warnings = 0
     needed: dict[object, int] = {}
     try:
         for path in arguments.path:
             try:
-                found = find(path)
-            except LoadError as error:
+                model = model_without_graph(path)
+                found = Found((model,), ()) if model is not None else find(path)
+                if path.is_file() and path.suffix in CONFIG_SUFFIXES:
+                    _check_metrics(path)
+            except OvserveError as error:
                 found = Found((), ())
                 errors += 1
                 _say(f"error: {error}")
@@ -93,16 +122,20 @@ async def _check(arguments: argparse.Namespace) -> bool:
                 _say(f"warning: {text}")
             warnings += len(found.warnings)
             plain = [spec.name for spec in found.specs if spec.plain]
-            for spec in found.specs:
-                one = await report(spec, registry, templates, probe, plain)
-                seconds = (
-                    await load(one, registry, LOAD_SECONDS) if arguments.load and not one.errors else 0.0
-                )
+            if plain or arguments.load:
+                trial = trial or Trial(registry, LOAD_SECONDS, convert)
+            models = trial.models if trial is not None else None
+            for spec in sorted(found.specs, key=lambda spec: not spec.plain):  # graphs use plain models
+                one = await report(spec, registry, templates, probe, plain, models)
+                tried = trial is not None and (spec.plain or arguments.load) and not one.errors
+                seconds = await trial.load(one) if trial is not None and tried else 0.0
                 _say(_told(one, seconds))
                 errors, warnings = errors + len(one.errors), warnings + len(one.warnings)
                 needed |= {model.spec: model.memory for model in one.models}
     finally:
         await templates.stop()
+        if trial is not None:
+            await trial.stop()
     if needed:
         warnings += _compare(sum(needed.values()), memory())
     if probe.untried:
@@ -127,18 +160,50 @@ def _told(one: Report, loaded: float) -> str:
             if model.full_context
             else "size of the cache unknown"
         )
-        engine = ", by the paged engine" if model.spec.decoding == "paged" else ""
         lines += [
             f"  model {model.spec.model_path}",
-            f"    {model.architecture}, context {model.context or 'unknown'}, on {model.spec.device}{engine}",
+            f"    {model.architecture}, context {model.context or 'unknown'}, on {model.spec.device}",
+            f"    engine {model.engine}",
             f"    weights {size(model.size.weights)}, {cache}",
+            *(f"    {name}: {text}" for name, text in needs(model)),
             f"    chat template: {model.template}; {model.parsers}",
         ]
     lines += [f"  {note}" for note in one.notes]
     if loaded and not one.errors:
         lines.append(f"  loaded and stopped again in {loaded:.1f} s")
-    lines += [f"  error: {text}" for text in one.errors] + [f"  warning: {text}" for text in one.warnings]
+    errors = {str(error): error for error in one.located}
+    for text in one.errors:
+        lines += _shown(errors[text]) if text in errors else [f"  error: {text}"]
+    lines += [f"  warning: {text}" for text in one.warnings]
     return "\n".join([*lines, ""])
+
+
+def _shown(error: LoadError) -> list[str]:
+    """Return an error as compilers print one, for editors to follow: FILE:LINE:COLUMN, the line, a caret."""
+    if not error.file or not error.line:
+        return [f"  error: {error}"]
+    place = ":".join(str(part) for part in (error.file, error.line, error.column) if part)
+    text = re.sub(r" \(at \d+:\d+\)$", "", str(error).removeprefix(f"{error.file}:{error.line}: "))
+    lines = [f"{place}: error: {text}"]
+    with suppress(OSError, UnicodeDecodeError, IndexError):
+        source = Path(error.file).read_text(encoding="utf-8-sig").splitlines()[error.line - 1][:200]
+        lines.append(f"    {source}")
+        if error.column:
+            blank = "".join(c if c == "\t" else " " for c in source[: error.column - 1])
+            lines.append(f"    {blank}^")
+    return lines
+
+
+def needs(model: Model) -> list[tuple[str, str]]:
+    """Return what a model will take here: memory, KV cache, disk."""
+    load, cache = model.load, model.size.cache_per_token * 1000
+    mapping = f"while it loads, {size(load.mapping)} of mapped files more, which the kernel may drop"
+    disk = f"{size(load.disk)}, for what `ovserve serve` converts the file to"
+    return [
+        ("memory", f"{size(load.resident)} and the KV cache; {mapping}"),
+        ("KV cache", f"{size(cache)} per 1,000 tokens" if cache else "unknown"),
+        *([("disk", disk)] if load.disk else []),
+    ]
 
 
 def _compare(needed: int, there: Memory) -> int:
@@ -148,8 +213,8 @@ def _compare(needed: int, there: Memory) -> int:
         return 0
     fits = needed <= there.available
     _say(
-        f"{'' if fits else 'warning: '}memory: {size(needed)} needed at least for all models (weights and "
-        f"one full context each), {size(there.available)} free on this {there.limit}"
+        f"{'' if fits else 'warning: '}memory: {size(needed)} needed for all models with one full context "
+        f"each, {size(there.available)} free on this {there.limit}"
     )
     return 0 if fits else 1
 

@@ -15,7 +15,7 @@ from ovserve.errors import OvserveError
 
 SUBCOMMANDS = (
     "run", "serve", "pull", "new", "ps", "show", "rm", "check", "explain", "doctor", "models", "reload",
-    "key", "bench", "tune", "test_parser", "deploy", "completion",
+    "key", "batch", "bench", "tune", "test_parser", "deploy", "completion",
 )  # fmt: skip
 
 

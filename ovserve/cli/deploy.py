@@ -43,13 +43,13 @@ def add_to(commands: Commands) -> None:
         description="Deploys what `ovserve serve` would serve as an application of Ray Serve, or changes "
         "that of the same name: running replicas load changed graphs. With --write_yaml it writes the"
         "  configuration for `serve deploy` instead. Options of `ovserve serve` apply to each replica. "
-        "Described in docs/ray.md.",
+        "Described in docs/clusters.md.",
         allow_abbrev=False,
     )
     ray.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve, as for `ovserve serve`")
     _add_own(ray)
     add_options(ray, NOT_HERE)
-    add_graph_options(ray, "Options of the graph, for a model without one (docs/options.md)")
+    add_graph_options(ray, "Options of the graph, for a model without one (docs/cli.md)")
     ray.add_argument(
         "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 from ovserve.cli.parser import Commands, colours
 from ovserve.errors import LoadError
 
+OF_MODELS = ("models_path", "model_path", "draft_models_path")  # a graph is drawn without these files
+
 
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
@@ -40,7 +42,14 @@ def _run(arguments: argparse.Namespace) -> int:
         raise LoadError(f"{arguments.graph} has {len(found.specs)} graphs; name one of them")
     registry = Registry(MODULES)
     registry.add_entry_points()
-    checked = check(found.specs[0], registry)
+    try:
+        checked = check(found.specs[0], registry)
+    except LoadError as error:
+        if any(each.field not in OF_MODELS for each in (error, *error.others)):
+            raise
+        for each in (error, *error.others):
+            sys.stderr.write(f"warning: {each}\n")
+        checked = check(found.specs[0], registry, models=False)
     checked.graph.close()
     drawn = diagram(checked)
     if arguments.svg is None:

@@ -1,4 +1,7 @@
-"""The flags that describe a graph: of `ovserve pull`, and of `ovserve serve` for a model without a graph."""
+"""The flags that describe a graph: of `ovserve pull`, and of `ovserve serve` for a model without a graph.
+
+`ovserve serve` also has those of a plain model.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import OPTIONS as ENCODER_OPTIONS
 from ovserve.pull.graph_text import OPTIONS as TEXT_OPTIONS
 from ovserve.pull.graph_text import GraphOption, OptionValue
+from ovserve.serving.config.models import FLAGS
 
 OPTIONS = (*TEXT_OPTIONS, *ENCODER_OPTIONS)
 
@@ -19,6 +23,22 @@ def add_graph_options(parser: argparse.ArgumentParser, title: str) -> None:
     group = parser.add_argument_group(title)
     for option in OPTIONS:
         _add(group, option)
+
+
+def add_plain_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "Options of a plain model, with --target_device and --plugin_config (docs/plain-models.md)"
+    )
+    for name, text in FLAGS.items():
+        group.add_argument(
+            f"--{name}", dest=PREFIX + name, default=argparse.SUPPRESS, metavar="VALUE", help=text
+        )
+
+
+def plain_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
+    """Return those that were given, by name."""
+    given = vars(arguments)
+    return {name: given[PREFIX + name] for name in FLAGS if PREFIX + name in given}
 
 
 def graph_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:

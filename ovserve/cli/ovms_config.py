@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ovserve.cli.graph_options import graph_options
+from ovserve.cli.graph_options import graph_options, plain_options
 from ovserve.cli.local import names_in
+from ovserve.engine.model.files import cloud_fault
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.serving.config.file import ConfigFile
-from ovserve.serving.config.models import looks_plain
+from ovserve.serving.config.models import entry_of, looks_plain
 from ovserve.serving.config.schema import FILE
 from ovserve.serving.spec import GRAPH_FILE
 
@@ -27,7 +28,6 @@ FLAGS = {
     "add_to_config": "add --model_name to --config_path, and end",
     "remove_from_config": "remove --model_name from --config_path, and end",
 }
-PLAIN_OPTIONS = ("target_device", "plugin_config")  # of an entry that is a plain model
 LISTS = ("model_config_list", "mediapipe_config_list")
 
 
@@ -35,6 +35,11 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Edit a configuration, as OVMS does")
     for name, text in FLAGS.items():
         group.add_argument(f"--{name}", action="store_true", help=text)
+    group.add_argument(
+        "--group_name",
+        default="",
+        help="with --add_to_config: group of the entry, loaded and unloaded as one; permanent: never",
+    )
 
 
 def asked(arguments: argparse.Namespace) -> bool:
@@ -57,7 +62,10 @@ def run(arguments: argparse.Namespace, repository: Path, config: str, name: str,
     if file.suffix != ".json":
         raise InvalidArgument(f"{given[0]}: only a .json file can be edited, got {file}")
     if arguments.add_to_config:
-        _add(file, name, Path(path) if path else repository / name, graph_options(arguments))
+        beside = file.parent / path  # where OVMS looks
+        there = repository / name if not path else beside if beside.exists() else Path(path)
+        group = {"group_name": arguments.group_name} if arguments.group_name else {}
+        _add(file, name, there, graph_options(arguments) | plain_options(arguments), group)
     else:
         _remove(file, name)
 
@@ -71,25 +79,24 @@ def _list(repository: Path) -> None:
         print(name)  # noqa: T201
 
 
-def _add(file: Path, name: str, directory: Path, options: Mapping[str, Any]) -> None:
+def _add(
+    file: Path, name: str, directory: Path, options: Mapping[str, Any], group: Mapping[str, str]
+) -> None:
+    if fault := cloud_fault(directory):
+        raise InvalidArgument(f"--model_path: {fault}")
     plain = directory.exists() and looks_plain(directory)
     if not plain and not (directory / GRAPH_FILE).is_file():
         raise LoadError(f"{directory} has no {GRAPH_FILE} and no model; `ovserve pull` fetches one")
-    if wrong := [f"--{option}" for option in options if not plain or option not in PLAIN_OPTIONS]:
-        where = f"write it into {directory / GRAPH_FILE}" if not plain else "it is for graphs"
-        raise InvalidArgument(f"{', '.join(wrong)}: not written to {file}; {where}")
+    if options and not plain:
+        wrong, where = ", ".join(f"--{option}" for option in options), directory / GRAPH_FILE
+        raise InvalidArgument(f"{wrong}: not written to {file}; write it into {where}")
     known = _read(file) if file.exists() else {}
     if name in _names(known):
         raise InvalidArgument(f"--model_name: {name!r} is in {file} already")
     base = os.path.abspath(directory)
     root = os.path.abspath(file.parent)
     inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
-    entry: dict[str, Any] = {"name": name, "base_path": inside, **options}
-    if "plugin_config" in entry:
-        try:
-            entry["plugin_config"] = json.loads(str(entry["plugin_config"]))
-        except ValueError as error:
-            raise InvalidArgument(f"--plugin_config: not JSON: {error}") from None
+    entry: dict[str, Any] = {"name": name, "base_path": inside, **group, **entry_of(options)}
     known.setdefault(LISTS[0], []).append({"config": entry})
     _write(file, known)
     print(f"{file}: {name} is added")  # noqa: T201

@@ -11,16 +11,20 @@ from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.source import SHORT_NAMES
+from ovserve.server.ovms_flags import MODEL_REFUSED, MODEL_WITHOUT_EFFECT
 
 _QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
-REFUSED = {
-    "extra_quantization_params": _QUANTISED,
+REFUSED = {"extra_quantization_params": _QUANTISED, **MODEL_REFUSED}
+WITHOUT_EFFECT = {
+    "cache_dir": "compiled models are kept by `ovserve serve --cache_dir`",
+    "log_level": "pull prints its steps, and has no log",
+    **MODEL_WITHOUT_EFFECT,
 }
 TASKS = ("text_generation", *ENCODER_TASKS)
 
 
-class Refused(argparse.Action):
-    """A flag of OVMS's --pull whose effect is not supported."""
+class OvmsFlag(argparse.Action):
+    """A flag of OVMS's --pull without an option here: a notice, or an error that says what to do instead."""
 
     def __call__(
         self,
@@ -29,8 +33,10 @@ class Refused(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        why = REFUSED[str(option_string).removeprefix("--")]
-        parser.error(f"{option_string} is OVMS's and not an option here: {why}")
+        name = str(option_string).removeprefix("--")
+        if name in REFUSED:
+            parser.error(f"{option_string} is OVMS's and not an option here: {REFUSED[name]}")
+        print(f"{option_string} has no effect: {WITHOUT_EFFECT[name]}", file=sys.stderr)  # noqa: T201
 
 
 def add_to(commands: Commands) -> None:
@@ -38,7 +44,8 @@ def add_to(commands: Commands) -> None:
         "pull",
         help="fetch a model, and write a graph that serves it",
         description="Fetches a model into REPOSITORY/NAME and writes a graph.pbtxt next to it, as OVMS's "
-        "--pull does. Valid files are not fetched again, and a changed graph is kept.",
+        "--pull does. Valid files are not fetched again, and a changed graph is kept. Without SOURCE it says "
+        "which sizes of models this machine's memory holds, and how fast they can be.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -86,10 +93,11 @@ def add_to(commands: Commands) -> None:
         "--weight-format",
         type=_weight_format,
         default="",
-        metavar="fp16|auto",
-        help="fp16: convert a .gguf file and unpack its weights, which is faster with many streams on a "
-        "processor with AMX; auto: unpack them only on such a processor; on one with avx512_bf16 but without "
-        "AMX keep the default model's KV cache in bf16 and its output layer in int8",
+        metavar="fp16|auto|source",
+        help="source: leave a .gguf file as it is; fp16: convert it and unpack its weights, which is faster "
+        "with many streams on a processor with AMX; auto: unpack them only on such a processor; on one with "
+        "avx512_bf16 but without AMX keep the default model's KV cache in bf16 and its output layer in int8 "
+        "(default: that of the model on disk; auto for a short name)",
     )
     parser.add_argument(
         "--merge_qkv",
@@ -108,6 +116,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument(
         "--draft_source_model",
+        "--draft_model_path",
         default="",
         metavar="SOURCE",
         help="a draft model, pulled in OpenVINO IR form",
@@ -124,9 +133,9 @@ def add_to(commands: Commands) -> None:
         help="LoRA adapters of an image model: ALIAS=SOURCE[@FILE][:ALPHA], or ALIAS=@ALIAS:ALPHA+@ALIAS of "
         "several; a SOURCE on the hub is fetched to loras/",
     )
-    for name in REFUSED:
+    for name in (*REFUSED, *WITHOUT_EFFECT):
         parser.add_argument(
-            f"--{name}", nargs="?", action=Refused, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
+            f"--{name}", nargs="?", action=OvmsFlag, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
     parser.add_argument("--json", action="store_true", help="print steps and progress as lines of JSON")
     add_graph_options(parser, "options of the graph")
@@ -134,9 +143,19 @@ def add_to(commands: Commands) -> None:
 
 
 def _weight_format(text: str) -> str:
-    if text not in ("", "fp16", "auto"):  # the default is checked too
-        raise argparse.ArgumentTypeError(f"expected fp16 or auto, got {text!r}: {_QUANTISED}")
+    if text not in ("", "fp16", "auto", "source"):  # the default is checked too
+        raise argparse.ArgumentTypeError(f"expected fp16, auto or source, got {text!r}: {_QUANTISED}")
     return text
+
+
+def _recommend() -> None:
+    from ovserve.engine.host.memory import memory
+    from ovserve.pull.packaged import MODELS, described
+    from ovserve.pull.recommend import advice, read_bandwidth
+
+    named = [f"  {name}: {described(model)}" for name, model in MODELS.items()]
+    lines = (*advice(memory(), read_bandwidth()), "models of text with a short name:", *named)
+    print(*lines, sep="\n", file=sys.stderr)  # noqa: T201
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -144,6 +163,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.pull.progress import JsonLines
     from ovserve.pull.run import Wanted, pull
 
+    if not (arguments.source or arguments.source_model):
+        _recommend()
     if arguments.source and arguments.source_model:
         raise InvalidArgument("SOURCE and --source_model are the same; give one of them")
     wanted = Wanted(

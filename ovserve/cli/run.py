@@ -23,10 +23,6 @@ if TYPE_CHECKING:  # imported where needed: --help needs none of them
 DEFAULT_URL = "http://127.0.0.1:8000"
 INTERRUPTED = 130
 
-# Of 12 answers of this model of 135 million parameters 4 repeated a line without end at a penalty of 1.05,
-# one at 1.1, none at 1.15.
-RECOMMENDED: dict[str, dict[str, Any]] = {"smollm2": {"repetition_penalty": 1.15}}
-
 
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
@@ -55,12 +51,13 @@ def add_to(commands: Commands) -> None:
     for name, kind in (("temperature", float), ("top_p", float), ("max_tokens", int), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, help=f"as the parameter {name} of a request")
     parser.add_argument(
-        "--reasoning_effort", metavar="LEVEL", help="none, minimal, low, medium, high or xhigh"
+        "--reasoning_effort", metavar="LEVEL", help="none, minimal, low, medium, high, xhigh or max"
     )
     parser.add_argument(
         "--url",
         default=os.environ.get("OVSERVE_URL", ""),
-        help=f"use this server (default: {DEFAULT_URL}, if it serves MODEL; else one of its own)",
+        help="use this server, by its address or as HOST:PORT (default: one of this user that serves MODEL, "
+        f"{DEFAULT_URL} first; else one of its own)",
     )
     parser.add_argument("--api_key_file", type=Path, help="file whose first line is the server's key")
     parser.add_argument("--verbose", action="store_true", help="print tokens and times after each answer")
@@ -76,9 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     prompt = _prompt(arguments.prompt)
     with _connected(arguments) as (connection, model, context):
-        chat = Conversation(
-            connection, model, context, arguments.system, RECOMMENDED.get(model, {}) | options
-        )
+        chat = Conversation(connection, model, context, arguments.system, options)
         for image in arguments.image:
             chat.attach(image)
         if prompt is not None:
@@ -115,8 +110,8 @@ def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the interpreter flushes at its end
         return 0
     stats = chat.last
-    if stats is not None and stats.finish_reason == "length":
-        sys.stderr.write("ovserve run: the answer was cut off at the limit of tokens\n")
+    if stats is not None and stats.cut:
+        sys.stderr.write(f"ovserve run: the answer was {stats.cut}\n")
     if stats is not None and verbose:
         sys.stderr.write("\n".join(told(stats, chat.context)) + "\n")
     return 0
@@ -167,12 +162,13 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
     """Yield a server that is ready, its model, and the model's context."""
     from ovserve.cli.chat.connection import Connection
 
-    connection = Connection(arguments.url or DEFAULT_URL, read_key(arguments.api_key_file))
     given = graph_options(arguments)
     elsewhere = bool(arguments.url)
-    if (elsewhere or not given) and (found := _served(connection, arguments.model, required=elsewhere)):
-        yield connection, *found
-        return
+    for address in (arguments.url,) if elsewhere else () if given else _addresses():
+        connection = Connection(address, read_key(arguments.api_key_file))
+        if found := _served(connection, arguments.model, required=elsewhere):
+            yield connection, *found
+            return
     from ovserve.cli.chat.child import OwnServer
     from ovserve.cli.progress import Shown, waiting
     from ovserve.server.settings import Settings
@@ -181,7 +177,7 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
     resolve(
         Settings(source_model=arguments.model), given, Shown(sys.stderr)
     )  # pulls it, where the user sees it
-    flags = [part for name, value in given.items() for part in (f"--{name}", _flag(value))]
+    flags = [part for name, value in given.items() for part in (f"--{name}", flag(value))]
     source = [arguments.model] if arguments.model else []
     with ExitStack() as stack:
         with waiting(sys.stderr, f"loading {arguments.model or 'the default model'}"):
@@ -189,6 +185,12 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
         found = _served(connection, "", required=True)
         assert found is not None, "required"
         yield connection, *found
+
+
+def _addresses() -> list[str]:
+    from ovserve.server.running import running_servers
+
+    return list(dict.fromkeys((DEFAULT_URL, *running_servers())))
 
 
 def _served(connection: Connection, model: str, *, required: bool) -> tuple[str, int] | None:
@@ -213,5 +215,5 @@ def _served(connection: Connection, model: str, *, required: bool) -> tuple[str,
     return None
 
 
-def _flag(value: int | bool | str | float) -> str:
+def flag(value: int | bool | str | float) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.cli import ovms_config
-from ovserve.cli.graph_options import add_graph_options, graph_options
+from ovserve.cli.graph_options import add_graph_options, add_plain_options, graph_options, plain_options
 from ovserve.cli.parser import EXIT_USAGE, Commands
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
 from ovserve.engine.client.early import EarlyProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.errors import InvalidArgument, described
+from ovserve.pull.packaged import DEFAULT_MODEL
 from ovserve.server.environment import from_environment, parse, unknown_variables
 from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import OPTIONS, Settings
 from ovserve.server.settings_check import problem as problem_of
-from ovserve.server.source import DEFAULT_MODEL, Served, resolve
+from ovserve.server.source import Served, resolve
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ def add_to(commands: Commands) -> None:
     serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
     add_options(serve)
     _add_ovms_flags(serve)
-    add_graph_options(serve, "Options of the graph, for a model without one (docs/options.md)")
+    add_graph_options(serve, "Options of the graph, for a model without one (docs/cli.md)")
+    add_plain_options(serve)
     serve.add_argument(
         "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
     )
@@ -118,6 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
         problem = None if ovms_config.asked(arguments) else problem_of(settings)
     except InvalidArgument as exc:
         problem = str(exc)
+    if arguments.group_name and not arguments.add_to_config:
+        problem = problem or "--group_name: needs --add_to_config; a graph of the command line is a group"
     if problem:
         print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
@@ -126,7 +130,8 @@ def _run(arguments: argparse.Namespace) -> int:
         ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
         return 0
     task = arguments.task or ""
-    served = resolve(settings, graph_options(arguments), Shown(sys.stderr), task)
+    options = graph_options(arguments) | plain_options(arguments)
+    served = resolve(settings, options, Shown(sys.stderr), task)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return _run_to_end(runner, _serve(settings, served, notices, getattr(arguments, "early", None)))
 

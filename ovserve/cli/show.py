@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ovserve.cli.check import needs
 from ovserve.cli.local import DEFAULT, find, repository
 from ovserve.cli.parser import EXIT_FAILED, Commands, size
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.pull import record
-from ovserve.pull.packaged import MODELS
+from ovserve.pull.packaged import MODELS, described
 from ovserve.server.settings import Settings
-from ovserve.server.source import resolve
+from ovserve.server.source import model_without_graph, resolve
 
 if TYPE_CHECKING:
     from ovserve.serving.check import Report
@@ -43,11 +45,15 @@ def _run(arguments: argparse.Namespace) -> int:
         except NotFound:
             if (packaged := MODELS.get(arguments.model)) is None:
                 raise
-            told = f"{packaged.file}, {size(packaged.size)}, {packaged.licence}; not pulled"
+            told = f"{packaged.file}, {described(packaged)}; not pulled"
             print(f"{arguments.model}: {told}")  # noqa: T201
             return 0
-    served = resolve(Settings(source_model=str(path.absolute()), model_name=name), {}, print)
-    found = served.repository.read().specs
+    model = model_without_graph(path.absolute())  # looked at, and not converted
+    if model is not None:
+        found: tuple[ServableSpec, ...] = (replace(model, name=name or model.name),)
+    else:
+        served = resolve(Settings(source_model=str(path.absolute()), model_name=name), {}, print)
+        found = served.repository.read().specs
     if len(found) != 1:
         raise InvalidArgument(
             f"{path} has several graphs: {', '.join(spec.name for spec in found)}; show one"
@@ -95,7 +101,9 @@ def _rows(one: Report, path: Path) -> list[tuple[str, str]]:
             ("weights", size(model.size.weights)),
             ("context", str(model.context or "unknown")),
             ("full context", f"{size(model.full_context)} of cache" if model.full_context else "unknown"),
+            *needs(model),
             ("device", model.spec.device),
+            ("engine", str(model.engine)),
             ("chat template", str(model.template)),
             ("parsers", str(model.parsers)),
         ]

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.server.build import convert_when_loaded
+    from ovserve.server.settings import Settings
     from ovserve.tools.tuning import graph_file, prompts, target
     from ovserve.tools.tuning.run import Wish, tune
     from ovserve.tools.tuning.search import Allowed
@@ -102,6 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
         prompts.read(arguments.prompts) if arguments.prompts else (),
         [str(path.resolve()) for path in arguments.weights],
         _only(arguments.only),
+        partial(convert_when_loaded, repository=Path(Settings.model_repository_path), say=print),
     )
     progress = Progress(seconds)
     try:

@@ -16,8 +16,8 @@ from ovserve.console.graphs import Changed, Graphs
 from ovserve.console.logs import LogRing
 from ovserve.console.server_info import server_info
 from ovserve.console.watch import Watches
-from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError
-from ovserve.serving.manager import Manager
+from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError, Unavailable
+from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.serving.tokens import Tokens, tokens_of
@@ -71,9 +71,12 @@ class Api:
 
     async def models(self, request: web.Request) -> web.Response:
         """GET: the models that the caller may use, as /v3/models has them, without a line in the log."""
+        if self._manager.stopping:  # its engines end before it does
+            raise Unavailable("the server is stopping", retry_after=RETRY_AFTER)
         may, servables = caller().may_use, self._manager.servables
         lengths = {s.name: s.max_length for s in servables}
         restarts = {s.name: sum(e.stats().restarts for e in s.engines.values()) for s in servables}
+        chats = {s.name for s in servables if s.chats}
         known = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         adapters = {e.name: e.spec.adapter for e in self._manager.entries.values()}
         rows = [
@@ -83,6 +86,7 @@ class Api:
                 "state": _state(s),
                 "reason": s.reason or s.state_detail,
                 "max_model_len": lengths.get(s.name),
+                "chats": s.name in chats,
                 "restarts": restarts.get(s.name, 0),
                 "idle": s.state_detail == "unloaded",
                 "parent": adapter.parent if (adapter := adapters.get(s.name)) else None,

@@ -11,6 +11,7 @@ from ovserve import __version__
 from ovserve.access import AccessLog, Guard
 from ovserve.console.api import Api
 from ovserve.console.calls import Access, Handler, answer, caller
+from ovserve.console.history import MetricsHistory
 from ovserve.console.inspector import Inspector
 from ovserve.console.pages import ENTRY, HOME, Pages, wants_page
 from ovserve.console.running import InProgress
@@ -43,6 +44,7 @@ class Console:
         self._inspector = Inspector(manager, settings.capture)
         access_log.listen(self._inspector.requests.add)
         self._running = InProgress(access_log)
+        self._history = MetricsHistory(manager)
         self._api = Api(manager, guard, self._inspector.watches, settings.options, write=settings.write)
 
     def routes(self) -> list[tuple[str, str, Handler]]:
@@ -65,6 +67,7 @@ class Console:
             ("POST", PREFIX + "/check", admin(api.check)),
             ("GET", PREFIX + "/server", admin(api.server)),
             ("GET", PREFIX + "/logs", admin(api.logs)),
+            ("GET", PREFIX + "/metrics", any_(self._history.get)),
             ("GET", PREFIX + "/running", any_(self._running.follow)),
             ("POST", PREFIX + "/running/{number}/cancel", any_(self._running.cancel)),
             ("GET", PREFIX + "/requests", any_(inspector.follow)),
@@ -75,6 +78,7 @@ class Console:
         ]
 
     async def stop(self) -> None:
+        await self._history.stop()
         await self._inspector.stop()
         await self._api.stop()
 

@@ -108,16 +108,14 @@ def _family(plan: NodePlan) -> str:
 
 def _options(plan: NodePlan) -> list[list[str]]:
     """Return name and value of each option that the file sets."""
-    type_ = plan.cls.options_type
-    if type_ is None:
-        return []
-    if issubclass(type_, msgspec.Struct):  # a calculator of the operator's own
-        own = msgspec.structs.asdict(plan.contract.options)
-        return [[name, str(value)] for name, value in own.items()]
-    message = plan.node.options(type_)
-    if message is None:
-        return []
     rows = []
+    type_ = plan.cls.options_type
+    if type_ is not None and issubclass(type_, msgspec.Struct):  # a calculator of the operator's own
+        rows += [[name, str(value)] for name, value in msgspec.structs.asdict(plan.options(type_)).items()]
+        type_ = plan.cls.engine_options_type
+    message = plan.node.options(type_) if type_ is not None else None
+    if message is None:
+        return rows
     for field, value in message.ListFields():
         values = value if field.is_repeated else [value]
         rows += [[field.name, _value(field, one)] for one in values]

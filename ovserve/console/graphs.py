@@ -86,7 +86,7 @@ class Graphs:
             try:
                 (await asyncio.to_thread(check, edited, self._manager.registry)).graph.close()
             except LoadError as error:
-                return [_diagnostic(error)]
+                return [_diagnostic(each) for each in (error, *error.others)]
             made = await report(edited, self._manager.registry, self._templates)
             found = [_diagnostic(error) for error in made.located]
             known = {str(error) for error in made.located}

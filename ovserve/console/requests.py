@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ovserve.access.access_log import Ended
+from ovserve.access.access_log import Ended, error_fields
 from ovserve.access.caller import Caller
 from ovserve.access.request_context import RequestContext
 from ovserve.errors import NotFound
@@ -47,8 +47,8 @@ class Row(NamedTuple):
             **facts(ended.call, ended.seconds, ended.method, ended.path, ended.request_id),
             "at": self.at - ended.seconds,
         }
-        if ended.call.failure is not None:
-            values["failure"] = str(ended.call.failure)
+        if (error := ended.call.failure or ended.call.error) is not None:
+            values |= {"failure": str(error), "refused": ended.call.failure is None, **error_fields(error)}
         return values
 
     def visible_to(self, caller: Caller) -> bool:

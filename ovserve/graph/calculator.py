@@ -89,7 +89,12 @@ class Contract:
     outputs: tuple[Output[Any], ...] = ()
     side_packets: tuple[SidePacket[Any], ...] = ()
     side_outputs: tuple[SideOutput[Any], ...] = ()
-    options: Any = None  # the result of `parse_options`
+    options: Any = None  # the result of `parse_options`, else the struct of `options_type`
+    own_options: Any = None  # that struct, of a node that has `engine_options_type` too
+
+    def options_of(self, type_: Any) -> Any:
+        """Return the parsed options if they are of this type, else None."""
+        return next((o for o in (self.options, self.own_options) if isinstance(o, type_)), None)
 
 
 class Context:
@@ -161,8 +166,8 @@ class Context:
     def options(self, type_: type[M]) -> M | None: ...
     def options(self, type_: Any) -> Any:
         """The node's options: a struct, or a protobuf message, which is None when the graph gives none."""
-        parsed = self.contract.options
-        return parsed if isinstance(parsed, type_) else self.node.options(type_)
+        parsed = self.contract.options_of(type_)
+        return self.node.options(type_) if parsed is None else parsed
 
     @property
     def state(self) -> Any:
@@ -176,6 +181,13 @@ class Context:
         """
         self._loaded.counts.add(self.node.name, event, n)
 
+    def follow_up(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Run `work` after the request, which does not wait for it; what the node follows up runs in order.
+
+        It must not raise, nor send. Return False if 1,000 wait already; then it is not run.
+        """
+        return self._loaded.follow_ups.add(work)
+
     def finish(self) -> None:
         """Ask to be closed after this call: the node needs no more input and will send no more output."""
         self.finished = True
@@ -187,7 +199,7 @@ class Calculator:
     `runs_on`: "loop" must share the server's event loop (it awaits things that live there); "thread"
     blocks, so it always runs on a thread pool; "any" runs on the loop unless the node names an executor.
     `options_type` is what its node options must be: a msgspec struct (see `options.py`) or a protobuf
-    message. None: it takes no options.
+    message. None: it takes no options. A node that holds an engine takes `engine_options_type` too.
     `immediate`: where the graph names no input stream handler, inputs do not wait for one another.
     `answers_whole`: it answers one packet with at most one on each output, when `process` returns. Alone in
     a graph, such a node needs no task of its own.
@@ -196,6 +208,7 @@ class Calculator:
 
     runs_on: ClassVar[Literal["any", "loop", "thread"]] = "any"
     options_type: ClassVar[type[Message] | type[msgspec.Struct] | None] = None
+    engine_options_type: ClassVar[type[Message] | None] = None
     immediate: ClassVar[bool] = False
     answers_whole: ClassVar[bool] = False
     waits: ClassVar[bool] = False

@@ -61,16 +61,20 @@ class GraphConfig:
         return self._document.place(entry.start)[0], self._document.place(max(entry.start, entry.end - 1))[0]
 
     def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
-        """Return the line of a field of node `i` (None: of the graph itself), with this value if given; 0 if
-        unknown."""
+        """Return the line of a field, as `place_of`."""
+        return self.place_of(i, field, text)[0]
+
+    def place_of(self, i: int | None, field: str, text: str | None = None) -> tuple[int, int]:
+        """Return line and column of a field of node `i` (None: of the graph itself), with this value if
+        given; 0, 0 if unknown."""
         if i is None:
             around = [entry for entry in self._document.entries if entry.name != "node"]
         else:
             around = self._nodes[i].children if i < len(self._nodes) else []
         for entry in (inner for each in around for inner in each.walk()):
             if entry.name == field and (text is None or (entry.value is not None and entry.text == text)):
-                return self._document.place(entry.start if text is None else entry.at)[0]
-        return 0
+                return self._document.place(entry.start if text is None else entry.at)
+        return 0, 0
 
     def option_types(self, i: int) -> list[str]:
         """Return full names of the option messages of node `i`, in file order, `node_options` first."""
@@ -107,8 +111,8 @@ class GraphConfig:
         values.value = self._messages.completed(type_name, values.value)
         return values
 
-    def line_at(self, offset: int) -> int:
-        return self._document.place(offset)[0]
+    def place_at(self, offset: int) -> tuple[int, int]:
+        return self._document.place(offset)
 
     def paths(self) -> list[str]:
         """Return every path in the options of all nodes (`models_path` and the like), as written there."""
@@ -155,7 +159,9 @@ def parse_graph(text: str | bytes, file: str = "graph.pbtxt", base: Path | None 
         message = _parse(document, document.replaced(checked.edits), messages)
         _fill_structs(document, message)
     except Fault as fault:
-        raise _load_error(fault, document, file) from fault.__cause__
+        wrong = _load_error(fault, document, file)
+        wrong.others = tuple([_load_error(other, document, file) for other in fault.others])
+        raise wrong from fault.__cause__
     warnings = tuple(
         str(_load_error(Fault(warning, entry.start), document, file)) for entry, warning in checked.warnings
     )
@@ -248,4 +254,5 @@ def _load_error(fault: Fault, document: Document, file: str) -> LoadError:
     naming = node and (node.child("name") or node.child("calculator"))
     name = naming.text if naming else ""
     where = fault.field or (path[-1].name if path and path[-1] is not node else "")
-    return LoadError(f"{fault.message} (at {line}:{column})", file=file, line=line, node=name, field=where)
+    text = f"{fault.message} (at {line}:{column})"
+    return LoadError(text, file=file, line=line, node=name, field=where, column=column)

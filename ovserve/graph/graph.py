@@ -70,8 +70,7 @@ class Graph:
             self._loaded -= 1
             state = self.states[self._loaded]
             plan = self.plan.nodes[self._loaded]
-            if plan.cls.loads:
-                await unload_node(plan, state)
+            await unload_node(plan, state)
             state.value = None
 
     def start(

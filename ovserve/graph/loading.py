@@ -10,7 +10,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -37,6 +38,40 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+MAX_FOLLOW_UPS = 1000  # that wait at a node; each holds a request and its answer
+UNLOAD_SECONDS = 10.0  # that an unload waits for them
+
+
+class FollowUps:
+    """Work that a node does after its requests: in their order, one at a time; no request waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Return False if MAX_FOLLOW_UPS wait already. `work` must not raise."""
+        if len(self._waiting) >= MAX_FOLLOW_UPS:
+            return False
+        self._waiting.append(work)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="follow-ups of a node")
+        return True
+
+    async def drain(self) -> int:
+        """Wait until all are done, for UNLOAD_SECONDS at most. Return how many are not."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=UNLOAD_SECONDS)
+            if not self._task.done():
+                self._task.cancel()
+                return len(self._waiting) + 1
+        return 0
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await self._waiting.popleft()()
+
+
 @dataclass
 class NodeState:
     """One node of a loaded graph. `value` is what its `load()` returned."""
@@ -44,6 +79,7 @@ class NodeState:
     value: Any = None
     seconds: float = 0.0  # that load() took
     counts: NodeEvents = field(default_factory=NodeEvents)
+    follow_ups: FollowUps = field(default_factory=FollowUps)
 
     def facts(self) -> Mapping[str, object]:
         """Return what the value says of itself, if it has a method `facts()`."""
@@ -138,6 +174,10 @@ async def on_thread(call: Callable[[Any], T], argument: Any, name: str = "load")
 
 async def unload_node(plan: NodePlan, state: NodeState) -> None:
     """Call the node's `unload()`. Its failure is logged, because no caller is left."""
+    if lost := await state.follow_ups.drain():
+        log.warning("node %r: %d follow-ups of requests are lost with the unload", plan.node.name, lost)
+    if not plan.cls.loads:
+        return
     try:
         if inspect.iscoroutinefunction(plan.cls.unload):
             await plan.cls.unload(state.value)

@@ -59,13 +59,14 @@ class Node:
 
     def error(self, message: str, field: str = "", text: str = "") -> LoadError:
         """Return a LoadError at this node: at the line of `field`, the one with the value `text` if given."""
-        line = self.config.line_of(self.position, field, text or None) if field else 0
+        line, column = self.config.place_of(self.position, field, text or None) if field else (0, 0)
         return LoadError(
             message,
             file=self.config.file,
             line=line or self.config.line_of_node(self.position),
             node=self.name,
             field=field,
+            column=column,
         )
 
 

@@ -41,8 +41,8 @@ class NodePlan:
 
     def options(self, type_: Any) -> Any:
         """Return the node's options of this type, a struct or a protobuf message."""
-        parsed = self.contract.options
-        return parsed if isinstance(parsed, type_) else self.node.options(type_)
+        parsed = self.contract.options_of(type_)
+        return self.node.options(type_) if parsed is None else parsed
 
     @property
     def inline(self) -> bool:

@@ -14,43 +14,77 @@ from ovserve.graph.node import Endpoint, split_endpoints
 from ovserve.graph.plan import NodePlan
 
 
+class Faults:
+    """The mistakes of a graph, all at once. What a wrong node reads and writes counts as there."""
+
+    def __init__(self) -> None:
+        self.errors: list[LoadError] = []
+        self.wrong_nodes = 0
+        self.written: set[str] = set()
+        self.read: set[str] = set()
+        self.side_packets: set[str] = set()
+
+    def add_node(self, error: LoadError, node: Any) -> None:
+        """Add the mistake of a node, which is one of the graph's message."""
+        self.errors.append(error)
+        self.wrong_nodes += 1
+        self.written |= {text.rpartition(":")[2] for text in node.output_stream}
+        self.read |= {text.rpartition(":")[2] for text in node.input_stream}
+        self.side_packets |= {text.rpartition(":")[2] for text in node.output_side_packet}
+
+    def end(self) -> None:
+        """Raise LoadError if there are any: the first in the file, with the others."""
+        if self.errors:
+            raise LoadError.of(sorted(self.errors, key=lambda error: (error.line, error.column)))
+
+
 def check_streams(
     config: GraphConfig,
     nodes: list[NodePlan],
     inputs: tuple[Endpoint, ...],
     outputs: tuple[Endpoint, ...],
     warnings: list[str],
+    faults: Faults,
 ) -> None:
     producers: dict[str, tuple[str, Any]] = {e.name: ("the graph's input_stream", object) for e in inputs}
+    producers |= dict.fromkeys(faults.written - producers.keys(), ("a node with mistakes", object))
     for plan in nodes:
         for out, end in zip(plan.outputs, plan.node.outputs, strict=True):
             if out.stream in producers:
-                first = producers[out.stream][0]
-                raise plan.node.error(
-                    f"stream {out.stream!r} is already produced by {first}", "output_stream", end.text
-                )
+                text = f"stream {out.stream!r} is already produced by {producers[out.stream][0]}"
+                faults.errors.append(plan.node.error(text, "output_stream", end.text))
             producers[out.stream] = (f"node {plan.node.name!r}", out.port.type)
-    consumed = {e.name for e in outputs}
+    consumed = {e.name for e in outputs} | faults.read
     for plan in nodes:
         for inp, end in zip(plan.inputs, plan.node.inputs, strict=True):
             consumed.add(inp.stream)
             if inp.stream not in producers:
                 near = difflib.get_close_matches(inp.stream, producers, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise plan.node.error(
-                    f"no node produces stream {inp.stream!r}{hint}", "input_stream", end.text
-                )
+                text = f"no node produces stream {inp.stream!r}{hint}"
+                faults.errors.append(plan.node.error(text, "input_stream", end.text))
+                continue
             made = producers[inp.stream][1]
             if not compatible(made, inp.port.type):
-                raise plan.node.error(
+                text = (
                     f"{end.text!r} takes {_type_name(inp.port.type)}, but {producers[inp.stream][0]} "
-                    f"produces {_type_name(made)}",
-                    "input_stream",
-                    end.text,
+                    f"produces {_type_name(made)}"
                 )
-    for end in outputs:
-        if end.name not in producers:
-            raise LoadError(f"no node produces stream {end.name!r}", file=config.file, field="output_stream")
+                faults.errors.append(plan.node.error(text, "input_stream", end.text))
+    # A wrong node may be the one that lacks the output.
+    absent = [end for end in outputs if end.name not in producers and not faults.wrong_nodes]
+    for end in absent:
+        line, column = config.place_of(None, "output_stream", end.text)
+        text = f"no node produces stream {end.name!r}"
+        faults.errors.append(
+            LoadError(text, file=config.file, line=line, column=column, field="output_stream")
+        )
+    warnings += [
+        str(plan.node.error(f"stream {end.name!r} is read by no node", "output_stream", end.text))
+        for plan in nodes
+        for end in plan.node.outputs
+        if end.name not in consumed
+    ]
     warnings += [
         f"{config.file}: graph input {e.name!r} is read by no node" for e in inputs if e.name not in consumed
     ]
@@ -97,17 +131,19 @@ def check_cycles(nodes: list[NodePlan]) -> None:
 
 
 def check_side_packets(
-    config: GraphConfig, nodes: list[NodePlan], provided: Mapping[str, type]
+    config: GraphConfig, nodes: list[NodePlan], provided: Mapping[str, type], faults: Faults
 ) -> frozenset[str]:
     declared, wrong = split_endpoints(list(config.message.input_side_packet))
     if wrong:
         raise LoadError(wrong, file=config.file, field="input_side_packet")
-    outside: dict[str, Any] = {e.name: object for e in declared} | dict(provided)
+    outside: dict[str, Any] = dict.fromkeys((e.name for e in declared), object) | dict(provided)
+    outside = dict.fromkeys(faults.side_packets, object) | outside
     made: dict[str, tuple[NodePlan, Any]] = {}
     for plan in nodes:
         for out, name in plan.side_outputs:
             if name in made or name in outside:
-                raise plan.node.error(f"side packet {name!r} is already provided", "output_side_packet")
+                text = f"side packet {name!r} is already provided"
+                faults.errors.append(plan.node.error(text, "output_side_packet"))
             made[name] = (plan, out.type)
     needed: set[str] = {e.name for e in declared}
     for plan in nodes:
@@ -118,16 +154,17 @@ def check_side_packets(
                 given = outside[name]
                 needed.add(name)
             else:
-                known = ", ".join(sorted({*made, *outside})) or "none"
-                raise plan.node.error(
-                    f"no node provides side packet {name!r}; known: {known}", "input_side_packet"
-                )
+                known = sorted({*made, *outside})
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+                text = f"no node provides side packet {name!r}; {hint}"
+                faults.errors.append(plan.node.error(text, "input_side_packet", f"{port.tag}:{name}"))
+                continue
             if not compatible(given, port.type):
-                raise plan.node.error(
-                    f"side packet {name!r} is {_type_name(given)}, {port!r} takes {_type_name(port.type)}",
-                    "input_side_packet",
-                )
-    _check_side_cycles(nodes, made)
+                text = f"side packet {name!r} is {_type_name(given)}, {port!r} takes {_type_name(port.type)}"
+                faults.errors.append(plan.node.error(text, "input_side_packet"))
+    if not faults.errors:
+        _check_side_cycles(nodes, made)
     return frozenset(needed)
 
 

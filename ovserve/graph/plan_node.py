@@ -25,7 +25,7 @@ def plan_node(
     config: GraphConfig, i: int, registry: Registry, executors: Mapping[str, ExecutorPlan]
 ) -> NodePlan:
     message = config.message.node[i]
-    name = _canonical_name(config, i)
+    name = canonical_name(config, i)
     ends: dict[str, tuple[Endpoint, ...]] = {}
     node = Node(config, i, name, message.calculator)
     for field_name in ("input_stream", "output_stream", "input_side_packet", "output_side_packet"):
@@ -51,12 +51,11 @@ def plan_node(
     cls = registry[message.calculator]
     _check_option_types(node, cls)
     contract = contract_of(node, cls)
-    if (
-        contract.options is None
-        and cls.options_type is not None
-        and issubclass(cls.options_type, msgspec.Struct)
-    ):
-        contract = replace(contract, options=struct_options(node, cls.options_type))
+    if cls.options_type is not None and issubclass(cls.options_type, msgspec.Struct):
+        own = struct_options(node, cls.options_type)
+        contract = (
+            replace(contract, options=own) if contract.options is None else replace(contract, own_options=own)
+        )
     inputs = _match(node, "input_stream", node.inputs, contract.inputs)
     outputs = _match(node, "output_stream", node.outputs, contract.outputs)
     side_in = _match(node, "input_side_packet", node.side_inputs, contract.side_packets)
@@ -75,7 +74,7 @@ def plan_node(
     )
 
 
-def _canonical_name(config: GraphConfig, i: int) -> str:
+def canonical_name(config: GraphConfig, i: int) -> str:
     """MediaPipe's: the node's name or its calculator's, with _1, _2 ... from the second of them on."""
     names = [n.name or n.calculator for n in config.message.node[: i + 1]]
     before = names.count(names[i]) - 1
@@ -83,16 +82,15 @@ def _canonical_name(config: GraphConfig, i: int) -> str:
 
 
 def _check_option_types(node: Node, cls: type[Calculator]) -> None:
-    type_ = cls.options_type
-    if type_ is None:
-        wanted = None
-    elif issubclass(type_, msgspec.Struct):
-        wanted = option_message(node, type_)
-    else:
-        wanted = type_.DESCRIPTOR.full_name
+    messages = []
+    for type_ in (cls.options_type, cls.engine_options_type):
+        if type_ is not None and issubclass(type_, msgspec.Struct):
+            messages.append(option_message(node, type_))
+        elif type_ is not None:
+            messages.append(type_.DESCRIPTOR.full_name)
     for given in node.config.option_types(node.position):
-        if given != wanted:
-            takes = f"takes {wanted}" if wanted else "takes no options"
+        if given not in messages:
+            takes = f"takes {' and '.join(dict.fromkeys(messages))}" if messages else "takes no options"
             raise node.error(f"{node.calculator} {takes}, got {given}", "node_options")
 
 

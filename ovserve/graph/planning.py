@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from ovserve.errors import LoadError
 from ovserve.graph.config import GraphConfig
 from ovserve.graph.node import Endpoint, split_endpoints
-from ovserve.graph.plan import GraphPlan
-from ovserve.graph.plan_checks import check_cycles, check_side_packets, check_streams
-from ovserve.graph.plan_node import plan_node
+from ovserve.graph.plan import GraphPlan, NodePlan
+from ovserve.graph.plan_checks import Faults, check_cycles, check_side_packets, check_streams
+from ovserve.graph.plan_node import canonical_name, plan_node
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import plan_executors
 
@@ -30,11 +30,18 @@ def plan_graph(config: GraphConfig, registry: Registry, provided: Mapping[str, t
     executors = plan_executors(config)
     inputs = _graph_endpoints(config, "input_stream", message.input_stream)
     outputs = _graph_endpoints(config, "output_stream", message.output_stream)
-    nodes = [plan_node(config, i, registry, executors) for i in range(len(message.node))]
-    warnings = [*config.warnings, *_without_effect(config)]
-    check_streams(config, nodes, inputs, outputs, warnings)
+    nodes: list[NodePlan] = []
+    faults = Faults()
+    for i in range(len(message.node)):
+        try:
+            nodes.append(plan_node(config, i, registry, executors))
+        except LoadError as error:
+            faults.add_node(error, message.node[i])
+    warnings = [*config.warnings, *_without_effect(config), *_renamed(config)]
+    check_streams(config, nodes, inputs, outputs, warnings, faults)
+    side = check_side_packets(config, nodes, provided, faults)
+    faults.end()
     check_cycles(nodes)
-    side = check_side_packets(config, nodes, provided)
     size = message.max_queue_size if message.HasField("max_queue_size") else DEFAULT_QUEUE_SIZE
     if size == 0 or size < -1:
         raise LoadError(
@@ -83,6 +90,17 @@ def _without_effect(config: GraphConfig) -> list[str]:
     return [
         f"{config.file}{f':{line}' if line else ''}: {name} has no effect in this server"
         for line, name in found
+    ]
+
+
+def _renamed(config: GraphConfig) -> list[str]:
+    """Return a warning for each node whose name another node has: logs and metrics show it with a number."""
+    names = [node.name for node in config.message.node]
+    return [
+        f"{config.file}:{config.line_of_node(i)}: node {name!r}: another node has this name, so it becomes "
+        f"{canonical_name(config, i)!r}"
+        for i, name in enumerate(names)
+        if name and name in names[:i]
     ]
 
 

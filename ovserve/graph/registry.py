@@ -19,9 +19,11 @@ from ovserve.errors import LoadError, described
 from ovserve.graph.calculator import Calculator
 from ovserve.graph.imports import CALCULATORS_FILE, PREFIX, import_calculators
 from ovserve.graph.overrides import check_class
+from ovserve.graph.pbtxt.schema import NOT_IN_CPP
 
 ENTRY_POINT_GROUP = "ovserve.calculators"
 _MARK = "__calculator_name__"
+MISTYPED = 0.92  # similarity from which a name is certainly another one with a mistake
 
 C = TypeVar("C", bound=type[Calculator])
 
@@ -59,6 +61,12 @@ class Registry:
         if known is not None and known is not cls:
             raise LoadError(f"calculator {name!r} is defined twice: by {_shown(known)} and by {_shown(cls)}")
         self._classes[name] = cls
+
+    def mapped(self, change: Callable[[type[Calculator]], type[Calculator]]) -> Registry:
+        """Return a registry with `change` of each class, by the same names."""
+        registry = Registry()
+        registry._classes = {name: change(cls) for name, cls in self._classes.items()}
+        return registry
 
     def add_module(self, module: ModuleType) -> int:
         """Add every marked calculator defined in or re-exported by `module`; returns how many."""
@@ -108,7 +116,9 @@ class Registry:
         return sorted(self._classes)
 
     def unknown(self, name: str) -> str:
-        """Return the error message for an unknown calculator: the nearest name, or all if none is near."""
+        """Return the error message for an unknown calculator: the nearest name, or what there is instead."""
         near = difflib.get_close_matches(name, self._classes, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else f"; known: {', '.join(self.names)}"
-        return f"{name!r} is not known{hint}"
+        said = f"{name!r} is not known" + (f" (did you mean {near[0]}?)" if near else "")
+        if difflib.get_close_matches(name, near, cutoff=MISTYPED):
+            return said
+        return f"{said}; {NOT_IN_CPP} (docs/calculators.md); known: {', '.join(self.names)}"

@@ -15,6 +15,7 @@ STATUSES = {
     "unauthenticated": StatusCode.UNAUTHENTICATED,
     "permission_denied": StatusCode.PERMISSION_DENIED,
     "not_found": StatusCode.NOT_FOUND,
+    "conflict": StatusCode.FAILED_PRECONDITION,
     "method_not_allowed": StatusCode.UNIMPLEMENTED,
     "payload_too_large": StatusCode.RESOURCE_EXHAUSTED,
     "too_slow": StatusCode.DEADLINE_EXCEEDED,

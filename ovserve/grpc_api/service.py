@@ -141,7 +141,7 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
                 error = Internal(INTERNAL_MESSAGE)
             if error.kind == "internal":
                 log.error("%s", error, exc_info=for_log(error))
-            shown = public(error)
+            shown = call.error = public(error)
             status = status_of(shown)
             await context.abort(status, sentence(shown), ((REQUEST_ID, id_), *details(shown)))
         finally:

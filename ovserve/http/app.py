@@ -14,7 +14,9 @@ from aiohttp.typedefs import Middleware
 
 from ovserve.access import AccessLog, Guard
 from ovserve.api.azure.shape import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
+from ovserve.errors import OvserveError
 from ovserve.http.body import BODIES
+from ovserve.http.errors import OPENAI_STYLE
 from ovserve.http.middleware import (
     ACCESS_LOG,
     METRICS,
@@ -28,6 +30,7 @@ from ovserve.http.middleware import (
 from ovserve.http.openapi import VERSIONS
 from ovserve.http.routes.anthropic import Anthropic
 from ovserve.http.routes.azure import Azure
+from ovserve.http.routes.batches import BatchRoutes
 from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import Describe
 from ovserve.http.routes.llms_txt import LlmsTxt
@@ -51,7 +54,11 @@ from ovserve.http.transport.malformed import Runner
 from ovserve.inference.administration import Administration
 from ovserve.inference.infer import Inference
 from ovserve.inference.metadata import Description
+from ovserve.responses.batch_validation import BatchBounds
+from ovserve.responses.batches import BatchService
+from ovserve.responses.files import FileBounds, Files
 from ovserve.responses.service import ResponsesService
+from ovserve.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -112,7 +119,12 @@ def _ollama(ollama: Ollama, pull: OllamaPull) -> list[tuple[str, str, Handler]]:
 
 
 def routes(
-    manager: Manager, service: ResponsesService, inference: Inference, v3: V3, models: Path
+    manager: Manager,
+    service: ResponsesService,
+    inference: Inference,
+    v3: V3,
+    models: Path,
+    batch_service: BatchService,
 ) -> list[tuple[str, str, Handler]]:
     """Return every path: method, pattern, handler."""
     v2, responses = V2(manager), ResponsesRoutes(service)
@@ -144,7 +156,7 @@ def routes(
         ),
     ]
     table += _ollama(Ollama(manager), OllamaPull(manager, models))
-    lora = LoraRoutes(manager)
+    lora, batches = LoraRoutes(manager), BatchRoutes(batch_service)
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
@@ -171,6 +183,15 @@ def routes(
             ("GET", version + "/responses/{id}/input_items", responses.input_items),
             ("POST", version + "/responses/{id}/cancel", responses.cancel),
             ("GET", version + "/capabilities", describe.capabilities),
+            ("POST", version + "/files", batches.upload),
+            ("GET", version + "/files", batches.list_files),
+            ("GET", version + "/files/{id}", batches.get_file),
+            ("GET", version + "/files/{id}/content", batches.content),
+            ("DELETE", version + "/files/{id}", batches.delete_file),
+            ("POST", version + "/batches", batches.create),
+            ("GET", version + "/batches", batches.list_batches),
+            ("GET", version + "/batches/{id}", batches.get_batch),
+            ("POST", version + "/batches/{id}/cancel", batches.cancel),
         ]
     return table
 
@@ -185,6 +206,7 @@ def build_app(
     inference: Inference | None = None,
     first: Iterable[tuple[str, str, Handler]] = (),
     models: Path = Path("models"),
+    batches: BatchService | None = None,
 ) -> web.Application:
     """Build the application. `first` are paths of others, which win over the server's own. `models` is the
     directory of pulled models.
@@ -192,14 +214,15 @@ def build_app(
     Without a `responses` service it uses one that stores nothing; without a `guard` no key is needed. The
     gRPC transport shares `inference` and its counts.
     """
-    service = responses or ResponsesService(manager, None)
+    service, guard = responses or ResponsesService(manager, None), guard or Guard()
+    batches = batches or build_batches(manager, service, guard, None)
     v3 = V3(manager)
-    table = routes(manager, service, inference or Inference(manager), v3, models)
+    table = routes(manager, service, inference or Inference(manager), v3, models, batches)
     around: list[Middleware] = [
         identify,
         answer_errors,
         answer_options,
-        authorize(guard or Guard()),
+        authorize(guard),
         v3.declared_endpoints(VERSIONS[:-1]),
     ]
     app = web.Application(middlewares=around, client_max_size=limits.body_bytes)
@@ -213,6 +236,23 @@ def build_app(
         if method == "GET":
             app.router.add_route("HEAD", pattern, handler)
     return app
+
+
+def build_batches(
+    manager: Manager,
+    responses: ResponsesService,
+    guard: Guard,
+    store: ResponseStore | None,
+    files: FileBounds | None = None,
+    bounds: BatchBounds | None = None,
+) -> BatchService:
+    """Build the service of files and batches; `start` and `stop` it. A line fails as a live request does."""
+
+    def answer_error(error: OvserveError) -> tuple[int, bytes]:
+        status, _, body = OPENAI_STYLE.answer(error)
+        return status, body
+
+    return BatchService(manager, responses, Files(store, files), guard, answer_error, bounds)
 
 
 def build_metrics_app(manager: Manager, limits: RestLimits, access_log: AccessLog) -> web.Application:

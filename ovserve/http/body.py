@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import re
 from typing import NamedTuple
 
 from aiohttp import web
@@ -11,7 +13,7 @@ from ovserve.access.guard import CREDENTIALS
 from ovserve.api.azure.chat import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.calculators.payload import HttpPayload
-from ovserve.calculators.response_writer import ignored_header
+from ovserve.calculators.response_writer import report_headers
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
@@ -21,6 +23,16 @@ from ovserve.serving.servable import Servable
 from ovserve.serving.token_checks import TokenizeResult
 
 BODIES = web.AppKey("BODIES", Bodies)
+MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", codecs.BOM_UTF32_BE: "UTF-32"}
+# Half of a character beyond U+FFFF, as JavaScript writes it where a client cut a text within an emoji.
+_HALF = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+REPLACEMENT = rb"\ufffd"
 CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
 
 
@@ -52,8 +64,30 @@ class Body(NamedTuple):
 
 async def read_body(request: web.Request) -> Body:
     """Raises InvalidArgument for a body past a bound."""
-    data = await read_bytes(request)
-    return Body(data, await request.app[BODIES].admit(data))
+    data = without_mark(await read_bytes(request))
+    bodies = request.app[BODIES]
+    if b"\\ud" in data or b"\\uD" in data:
+        data = await bodies.run(len(data) > CHUNK, with_whole_characters, data)
+    return Body(data, await bodies.admit(data))
+
+
+def with_whole_characters(data: bytes) -> bytes:
+    """Return JSON with U+FFFD for each surrogate without its pair. A conversation that has one could never
+    be sent again, because no decoder accepts it."""
+    if not _HALF.search(data):
+        return data
+    return _ESCAPE.sub(lambda match: REPLACEMENT if match[1] else match[0], data)
+
+
+def without_mark(data: bytes) -> bytes:
+    """Return JSON without the byte order mark that some editors and PowerShell put before it.
+
+    Raises InvalidArgument for the mark of another encoding: JSON is exchanged in UTF-8.
+    """
+    for mark, encoding in MARKS.items():
+        if data.startswith(mark):
+            raise InvalidArgument(f"the body is not UTF-8: it begins with the byte order mark of {encoding}")
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 async def read_small_body(request: web.Request) -> bytes:
@@ -148,5 +182,5 @@ def headers_of(request: web.Request) -> dict[str, str]:
 
 
 def json_response(result: TokenizeResult) -> web.Response:
-    headers = ignored_header(result.ignored)
+    headers = report_headers(result.ignored, result.adapted)
     return web.Response(body=result.body, content_type="application/json", headers=headers)

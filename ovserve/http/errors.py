@@ -50,6 +50,7 @@ OPENAI = {
     "unauthenticated": Row(401, _INVALID),
     "permission_denied": Row(403, _INVALID),
     "not_found": Row(404, _INVALID),
+    "conflict": Row(409, _INVALID),
     "method_not_allowed": Row(405, _INVALID),
     "payload_too_large": Row(413, _INVALID),
     "too_slow": Row(408, _INVALID),
@@ -68,6 +69,7 @@ ANTHROPIC = {
     "unauthenticated": Row(401, "authentication_error"),
     "permission_denied": Row(403, "permission_error"),
     "not_found": Row(404, "not_found_error"),
+    "conflict": Row(409, _INVALID),
     "method_not_allowed": Row(405, _INVALID),
     "payload_too_large": Row(413, "request_too_large"),
     "too_slow": Row(408, _INVALID),
@@ -88,6 +90,7 @@ AZURE = {
     "unauthenticated": Row(401, "unauthorized"),
     "permission_denied": Row(403, "forbidden"),
     "not_found": Row(404, "not_found"),
+    "conflict": Row(409, "conflict"),
     "method_not_allowed": Row(405, "method_not_allowed"),
     "payload_too_large": Row(413, "payload_too_large"),
     "too_slow": Row(408, "request_timeout"),
@@ -104,6 +107,7 @@ AZURE = {
 
 
 HOPELESS = (
+    "conflict",
     "internal",
     "failed_precondition",
     "unimplemented",

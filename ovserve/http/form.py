@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ovserve.api.openai.audio.transcriptions import form_body
 from ovserve.calculators.payload import UploadedFile
-from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
+from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, Unavailable, UnsupportedMediaType
 from ovserve.http.body import BODIES, Body
 from ovserve.http.form_content import parts_of
 from ovserve.http.transport.limits import LIMITS
@@ -40,8 +40,12 @@ class Form(NamedTuple):
 
 
 @asynccontextmanager
-async def read_form(request: web.Request) -> AsyncIterator[Form]:
-    """Read a form; its files are removed at the end.
+async def read_form(
+    request: web.Request, *, most: int = 0, directory: Path | None = None
+) -> AsyncIterator[Form]:
+    """Read a form; its files are removed at the end, unless they were moved.
+
+    `most`: bytes, where that is not the limit of bodies. `directory`: of the files, if not the temporary one.
 
     Raises InvalidArgument naming the field, PayloadTooLarge, TooSlow, or UnsupportedMediaType for another
     body.
@@ -49,9 +53,10 @@ async def read_form(request: web.Request) -> AsyncIterator[Form]:
     if request.content_type != FORM:
         raise UnsupportedMediaType(f"content-type: expected {FORM}, got {request.content_type}")
     check_coding(request.headers.get("content-encoding", ""))
-    seconds = request.app[LIMITS].read_seconds
+    limits = request.app[LIMITS]
+    seconds = limits.read_seconds * max(1.0, most / limits.body_bytes)
     with ExitStack() as stored:
-        parts = _Parts(stored)
+        parts = _Parts(stored, most or request.client_max_size, directory)
         try:
             async with asyncio.timeout(seconds):
                 await parts.read(request)
@@ -63,14 +68,14 @@ async def read_form(request: web.Request) -> AsyncIterator[Form]:
 
 
 class _Parts:
-    def __init__(self, stored: ExitStack) -> None:
-        self._stored = stored
+    def __init__(self, stored: ExitStack, most: int, directory: Path | None) -> None:
+        self._stored, self._most, self._directory = stored, most, directory
         self._text = self._count = 0
         self._fields: dict[str, list[str]] = {}
         self._files: dict[str, UploadedFile] = {}
 
     async def read(self, request: web.Request) -> None:
-        reader = parts_of(request)
+        reader = parts_of(request, self._most)
         while (part := await reader.next()) is not None:
             self._count += 1
             if self._count > MOST_PARTS:
@@ -106,18 +111,37 @@ class _Parts:
             raise InvalidArgument(f"{name}: is not UTF-8: {error.reason}", param=name) from None
 
     async def _file(self, part: BodyPartReader) -> UploadedFile:
-        descriptor, path = tempfile.mkstemp(prefix=PREFIX)
+        try:
+            descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=self._directory)
+        except OSError as error:
+            raise _not_stored(error) from error
         self._stored.callback(_remove, path)
         size = 0
-        with os.fdopen(descriptor, "wb") as file:
+        try:
             while chunk := await part.read_chunk(CHUNK):
                 size += len(chunk)
-                file.write(chunk)
+                _write(descriptor, chunk)
                 await asyncio.sleep(0)  # the next chunk may be there already
+        finally:
+            os.close(descriptor)
         name = os.path.basename((part.filename or "").replace("\\", "/"))[:NAME_LENGTH]
         return UploadedFile(
             Path(path), size, name or "file", part.headers.get("Content-Type", "")[:NAME_LENGTH]
         )
+
+
+def _write(descriptor: int, chunk: bytes) -> None:
+    """Write all of it. Raises Unavailable where no room is left."""
+    rest = memoryview(chunk)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError as error:
+        raise _not_stored(error) from error
+
+
+def _not_stored(error: OSError) -> Unavailable:
+    return Unavailable(f"the server cannot store an uploaded file: {error.strerror}")
 
 
 def _remove(path: Any) -> None:

@@ -57,13 +57,13 @@ class FormContent:
         return data
 
 
-def parts_of(request: web.Request) -> MultipartReader:
-    """Like `request.multipart()`, within `client_max_size`."""
-    content = FormContent(request.content, request.client_max_size)
+def parts_of(request: web.Request, most: int) -> MultipartReader:
+    """Like `request.multipart()`, within `most` bytes."""
+    content = FormContent(request.content, most)
     return MultipartReader(
         request.headers,
         cast(StreamReader, content),
-        client_max_size=request.client_max_size,
+        client_max_size=most,
         max_field_size=request.protocol.max_field_size,
         max_headers=request.protocol.max_headers,
         max_size_error_cls=web.HTTPRequestEntityTooLarge,

@@ -19,7 +19,6 @@ from ovserve.errors import (
     INTERNAL_MESSAGE,
     Internal,
     MethodNotAllowed,
-    NotFound,
     OvserveError,
     PayloadTooLarge,
     Unauthenticated,
@@ -28,7 +27,7 @@ from ovserve.errors import (
 )
 from ovserve.http.errors import API_STYLE, style_of
 from ovserve.http.patience import patience
-from ovserve.http.routes.absent import why_absent
+from ovserve.http.routes.absent import not_found, why_absent
 from ovserve.http.sse.events import ANSWERED
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
@@ -45,13 +44,22 @@ ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-co
 # Probes have no keys. These paths only report that the server is there, and whether it is ready.
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
-QUIET = {*OPEN, "/metrics"}  # requested every few seconds; a line for each would hide the others
+QUIET = {
+    *OPEN,
+    "/metrics",
+    "/v3/capabilities",
+}  # probes and pages read them; lines for them would hide others
 # What changes the server. Without keys, pages of other sites must not reach it.
 ADMINISTRATION = ("/v1/config/reload", "/v2/repository/", "/v2/logging")
 CONSOLE, CONSOLE_API = "/console", "/console/api/"  # its files need no key, its calls do
+CONSOLE_READS = {
+    CONSOLE_API + name for name in ("check", "render", "tokens")
+}  # POST, but they change nothing
 
 ACCESS_LOG = web.AppKey("access_log", AccessLog)
 METRICS = web.AppKey("metrics", Metrics)
+
+REJECTED_KEYS = (401, 403)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -114,7 +122,8 @@ def _given_id(headers: Mapping[str, str]) -> str:
 def _is_quiet(request: web.Request, status: int) -> bool:
     """Probes, and what the console's own pages read; its streams end when a page is left."""
     if _is_console(request.path):
-        return request.method in ("GET", "HEAD") and (status < 400 or status == LEFT)
+        reads = request.method in ("GET", "HEAD") or request.path in CONSOLE_READS
+        return reads and status < 500 and status not in REJECTED_KEYS
     return request.path in QUIET and status < 400
 
 
@@ -155,7 +164,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPRequestEntityTooLarge as exc:
         error = PayloadTooLarge(f"the body is larger than {request.client_max_size} bytes ({exc.text})")
     except web.HTTPNotFound:
-        error = why_absent(request.path) or NotFound(f"no such path: {request.path}")
+        error = await not_found(request)
     except web.HTTPMethodNotAllowed as exc:
         error = why_absent(request.path) or _other_method(request, exc)
     except web.HTTPException as exc:
@@ -166,7 +175,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = Internal(INTERNAL_MESSAGE)
     if error.kind == "internal":
         log.error("%s", error, exc_info=for_log(error))
-    status, headers, body = request[API_STYLE].answer(public(error))
+    error = request[CALL].error = public(error)
+    status, headers, body = request[API_STYLE].answer(error)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 

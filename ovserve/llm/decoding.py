@@ -19,6 +19,8 @@ from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 Mode = Literal["plain", "paged", "stateful", "prompt_lookup", "draft", "eagle3"]
 
+BEAMS: tuple[Mode, ...] = ("plain", "paged")  # modes that search beams
+
 # The request fields of assisted decoding that a mode takes notice of.
 ASSISTED_FIELDS = ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size")
 EFFECTIVE: dict[Mode, tuple[str, ...]] = {
@@ -131,9 +133,7 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     if mode == "stateful":
         _refuse_stateful(sampling)
         return
-    if mode == "paged":
-        _refuse_paged(sampling)
-    else:
+    if mode != "paged":
         _refuse_assisted(mode, sampling)
     for name, limit in (("num_assistant_tokens", MAX_ASSISTANT_TOKENS), ("max_ngram_size", MAX_NGRAM_SIZE)):
         if (getattr(sampling, name) or 0) > limit:
@@ -161,14 +161,6 @@ def _refuse_assisted(mode: Mode, sampling: Sampling) -> None:
             f"temperature: {sampling.temperature:g} {with_}: the engine then keeps drafted tokens the model "
             "itself would not choose. Only 0 (greedy) is offered, which is also the default here",
             param="temperature",
-        )
-
-
-def _refuse_paged(sampling: Sampling) -> None:
-    if sampling.beams > 1:
-        raise InvalidArgument(
-            f"best_of: {sampling.beams} is not possible with {_NAMES['paged']}, which searches no beams",
-            param="best_of",
         )
 
 

@@ -30,6 +30,7 @@ class ModelContext:
     vocab_size: int = 0  # 0: unknown
     max_tokens_limit: int | None = None  # graph option: cap, and default when the request names none
     best_of_limit: int = 20
+    repetition_detection: bool = True  # graph option: answers that only repeat themselves are ended
     decoding: Mode = "plain"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     parsers: ParserChoice = field(default_factory=ParserChoice)
@@ -71,9 +72,12 @@ class ModelContext:
             return "no tool parser is known for the model's chat template; set tool_parser in its graph"
         return None
 
-    def parsing(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None = None) -> Parsing | None:
+    def parsing(
+        self, prompt: str, sampling: Sampling, tools: ToolPolicy | None = None, prefill: str = ""
+    ) -> Parsing | None:
         """Return how the answer to a rendered chat prompt is parsed. None: not at all, because the model has
-        no parsers, or since the client wants the text with its special tokens."""
+        no parsers, or since the client wants the text with its special tokens. `prefill` is the client's
+        beginning of the answer."""
         tool, reasoning = self.parsers.tool, self.parsers.reasoning
         if tools is None and self.template is not None and self.template.tool_prompt == "generic":
             tool = None  # its form of calls is known to the model from the prompt alone
@@ -82,12 +86,14 @@ class ModelContext:
         return Parsing(
             tool,
             reasoning,
-            implicit_reasoning_start(reasoning, prompt),
-            reasoning_closed(reasoning, prompt),
+            implicit_reasoning_start(reasoning, prompt, prefill),
+            reasoning_closed(reasoning, prompt, prefill),
             self.end_tokens,
         )
 
-    def constrained(self, prompt: str, sampling: Sampling, tools: ToolPolicy | None) -> Sampling:
+    def constrained(
+        self, prompt: str, sampling: Sampling, tools: ToolPolicy | None, prefill: str = ""
+    ) -> Sampling:
         """Add the grammar of the whole answer to a rendered chat prompt (llm/grammar/guidance.py)."""
         if sampling.constraint is None and tools is None:
             return sampling
@@ -96,7 +102,8 @@ class ModelContext:
             sampling.constraint,
             tool=self.parsers.tool,
             reasoning=self.parsers.reasoning,
-            inside_reasoning=implicit_reasoning_start(self.parsers.reasoning, prompt),
+            inside_reasoning=implicit_reasoning_start(self.parsers.reasoning, prompt, prefill),
+            reasoning_closed=reasoning_closed(self.parsers.reasoning, prompt, prefill),
             guide_auto=self.guide_tools,
         )
         return msgspec.structs.replace(sampling, constraint=constraint)

@@ -73,6 +73,7 @@ class Parsed(msgspec.Struct, gc=False):
         None  # of prompt_tokens, in the prefix cache; None: the engine does not report it
     )
     stop_string: str | None = None  # the stop string that ended the choice
+    repetitive: bool = False  # the choice was ended because it only repeated itself
     other_prompt_tokens: int = 0  # of prompts that other models of the graph worked on for this answer
 
     @property
@@ -136,6 +137,7 @@ class FoldedChoice:
         self.index = index
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
+        self.repetitive = False
         self.logprobs: list[TokenLogprob] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -151,6 +153,7 @@ class FoldedChoice:
             self.logprobs += parsed.logprobs
         if parsed.finish_reason is not None:
             self.finish_reason, self.stop_string = parsed.finish_reason, parsed.stop_string
+            self.repetitive = parsed.repetitive
 
     def _add_part(self, part: Part) -> None:
         match part:

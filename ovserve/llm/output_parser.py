@@ -49,6 +49,7 @@ class OutputParser:
                 delta.accepted,
                 delta.cached_tokens,
                 delta.stop_string,
+                repetitive=delta.repetitive,
             )
         choice = self._choices.get(delta.index)
         if choice is None:
@@ -101,6 +102,7 @@ class _Choice:
             delta.accepted,
             delta.cached_tokens,
             delta.stop_string,
+            repetitive=delta.repetitive,
         )
 
     def _parts(self, events: list[Event]) -> tuple[Part, ...]:

@@ -40,6 +40,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()  # matched on text, exactly at the character (see llm/stops.py)
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    repetition_detection: bool = False  # end an answer that only repeats itself
     skip_special_tokens: bool = True
     n: int = 1  # choices in the answer
     beams: int = 1  # > 1: beam search of this width; the best n come back, all at the end
@@ -73,8 +74,10 @@ class Presentation(msgspec.Struct, frozen=True, kw_only=True):
     requested_max_tokens: int | None = None  # what the client asked for, to report a clamp
     top_logprobs: int = 0  # shown at each place; of an engine that knows no others the chosen token
     functions: bool = False  # calls have the older form, `function_call`
+    custom_tools: frozenset[str] = frozenset()  # their calls have an input that is text
     stop_sequences: tuple[str, ...] = ()  # the client's own, which may be named as the end of the output
     ignored_params: tuple[str, ...] = ()  # unknown body fields, reported in a header
+    adapted: tuple[str, ...] = ()  # how messages were rearranged for the chat template, likewise
     fingerprint: str = ""  # of what generates: model, options, releases
 
     def without_input(self) -> Presentation:
@@ -100,13 +103,23 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     image_sources: tuple[ImageSource, ...] = ()  # what the conversation's tags stand for
     file_sources: tuple[FileSource, ...] = ()  # what the marks in the conversation stand for
     images: tuple[Image, ...] = ()  # the same, loaded: what the prompt's tags stand for
+    batch: bool = False  # a line of a batch: it is paused while the engine has other requests
     parts: Callable[[], list[tuple[str, str]]] | None = (
         None  # named pieces of the prompt, to explain its length
     )
 
     @property
     def choices(self) -> int:
-        return len(self.prompts) * self.sampling.n
+        return (len(self.prompts) or 1) * self.sampling.n  # a conversation is one prompt
+
+
+def shown_token(text: str, utf8: bytes, prefix: str = "bytes:") -> str:
+    """Return the text of a token, or its bytes as escapes after `prefix` if it is a part of a character."""
+    try:
+        utf8.decode()
+    except UnicodeDecodeError:
+        return prefix + utf8.decode("utf-8", "backslashreplace")
+    return text
 
 
 class TopToken(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -148,3 +161,4 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
         None  # of prompt_tokens, found in the prefix cache; None: the engine does not report it
     )
     stop_string: str | None = None  # which of the request's stop strings ended the choice; with "stop" only
+    repetitive: bool = False  # the choice was ended because it only repeated itself; with "length" only

@@ -35,6 +35,7 @@ class ToolPolicy(msgspec.Struct, frozen=True):
     choice: Choice = "auto"  # none: no calls; required: at least one call; auto: as the model likes
     names: tuple[str, ...] = ()  # the functions that may be called, in the order of `tools`
     parallel: bool = True  # False: one call at most
+    unenforced: tuple[str, ...] = ()  # what is not enforced of the schemas of calls that must follow them
 
     @property
     def shown(self) -> list[Mapping[str, Any]]:

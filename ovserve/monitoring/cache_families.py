@@ -38,7 +38,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ovserve_kv_cache_usage_ratio",
         "gauge",
-        "Part of the KV cache in use, 0 to 1.",
+        "Part of the KV cache in use, 0 to 1. Without `cache_size` the whole is what free memory allows.",
         value(lambda m: m.cache_usage),
         vllm="vllm:kv_cache_usage_perc",
     ),

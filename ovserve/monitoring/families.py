@@ -59,6 +59,13 @@ FAMILIES: tuple[Family, ...] = (
         ("method",),
     ),
     Family(
+        "ovms_graph_request_latency_us",
+        "histogram",
+        "Microseconds from a request to the first piece of its streamed answer.",
+        lambda m: [((method,), times) for method, times in m.metrics.latencies.items()],
+        ("method",),
+    ),
+    Family(
         "ovserve_requests_finished_total",
         "counter",
         "Requests answered to the end.",
@@ -129,6 +136,18 @@ FAMILIES: tuple[Family, ...] = (
         "Tokens generated.",
         value(lambda m: m.metrics.meter.generated_tokens),
         vllm="vllm:generation_tokens_total",
+    ),
+    Family(
+        "ovserve_batch_prompt_tokens_total",
+        "counter",
+        "Tokens of prompts of lines of batches, which other metrics of requests leave out.",
+        value(lambda m: m.metrics.meter.of_batches.prompt_tokens),
+    ),
+    Family(
+        "ovserve_batch_generated_tokens_total",
+        "counter",
+        "Tokens generated for lines of batches, likewise.",
+        value(lambda m: m.metrics.meter.of_batches.generated_tokens),
     ),
     Family(
         "ovserve_drafted_tokens_total",
@@ -272,6 +291,10 @@ FAMILIES: tuple[Family, ...] = (
 HTTP_RESPONSES = "ovserve_http_responses_total"
 RELOADS = "ovserve_reloads_total"
 WRONG_CONFIGURATION = "ovserve_configuration_error"
+BATCHES = "ovserve_batches"
+OLDEST_BATCH = "ovserve_batch_oldest_seconds"
+BATCH_LINES_RUNNING = "ovserve_batch_lines_running"
+BATCH_LINES = "ovserve_batch_lines_total"
 ALL = "all"
 PROCESS = "process"  # the library's names begin so: process_resident_memory_bytes
 ENGINE_PROCESS = "ovserve_engine_process"
@@ -280,4 +303,5 @@ NAMES = frozenset(
     {f.name for f in FAMILIES}
     | {f.vllm for f in FAMILIES if f.vllm}
     | {HTTP_RESPONSES, RELOADS, WRONG_CONFIGURATION, PROCESS, ENGINE_PROCESS}
+    | {BATCHES, OLDEST_BATCH, BATCH_LINES_RUNNING, BATCH_LINES}
 )

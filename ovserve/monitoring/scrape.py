@@ -19,10 +19,15 @@ from functools import partial
 from prometheus_client import ProcessCollector
 
 from ovserve.access import current_request
+from ovserve.api.openai.batches import LIVING as BATCH_STATES
 from ovserve.monitoring.families import (
+    BATCH_LINES,
+    BATCH_LINES_RUNNING,
+    BATCHES,
     ENGINE_PROCESS,
     FAMILIES,
     HTTP_RESPONSES,
+    OLDEST_BATCH,
     PROCESS,
     RELOADS,
     WRONG_CONFIGURATION,
@@ -153,6 +158,27 @@ def _server(manager: Manager) -> Iterator[str]:
         text = "1 while the configuration last read is invalid and the previous one stays active."
         yield from _head(WRONG_CONFIGURATION, "gauge", text)
         yield _sample(WRONG_CONFIGURATION, {}, int(bool(manager.fault)))
+    yield from _batches(metrics)
+
+
+def _batches(metrics: Metrics) -> Iterator[str]:
+    batches = metrics.batches
+    if BATCHES in metrics.enabled:
+        yield from _head(
+            BATCHES, "gauge", "Batches that have not ended, by status, of all servers of a store."
+        )
+        for status in BATCH_STATES:
+            yield _sample(BATCHES, {"status": status}, batches.living[status])
+    if OLDEST_BATCH in metrics.enabled:
+        yield from _head(OLDEST_BATCH, "gauge", "Age of the oldest batch that has not ended; 0 without one.")
+        yield _sample(OLDEST_BATCH, {}, max(0.0, time.time() - batches.oldest) if batches.oldest else 0)
+    if BATCH_LINES_RUNNING in metrics.enabled:
+        yield from _head(BATCH_LINES_RUNNING, "gauge", "Lines of batches that run or wait for an engine.")
+        yield _sample(BATCH_LINES_RUNNING, {}, batches.running)
+    if BATCH_LINES in metrics.enabled:
+        yield from _head(BATCH_LINES, "counter", "Lines of batches with a result, by outcome.")
+        for outcome, count in sorted(batches.lines.items()):
+            yield _sample(BATCH_LINES, {"outcome": outcome}, count)
 
 
 def _processes(metrics: Metrics, models: Iterable[Model]) -> Iterator[str]:

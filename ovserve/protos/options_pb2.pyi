@@ -52,6 +52,7 @@ class EmbeddingsCalculatorOVOptions(_message.Message):
     PLUGIN_CONFIG_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     models_path: _builtins.str
     normalize_embeddings: _builtins.bool
@@ -59,6 +60,8 @@ class EmbeddingsCalculatorOVOptions(_message.Message):
     plugin_config: _builtins.str
     pooling: Global___EmbeddingsCalculatorOVOptions.Pooling.ValueType
     truncate: _builtins.bool
+    max_length: _builtins.int
+    """OVMS 2026.4 has it; here it is a load error that says what to use. In text its number does not matter."""
     isolation: _builtins.str
     """Ours, which OVMS does not know.
     shared: a process with other small models; process: one of its own
@@ -74,11 +77,12 @@ class EmbeddingsCalculatorOVOptions(_message.Message):
         plugin_config: _builtins.str | None = ...,
         pooling: Global___EmbeddingsCalculatorOVOptions.Pooling.ValueType | None = ...,
         truncate: _builtins.bool | None = ...,
+        max_length: _builtins.int | None = ...,
         isolation: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_length", b"max_length", "models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_length", b"max_length", "models_path", b"models_path", "normalize_embeddings", b"normalize_embeddings", "plugin_config", b"plugin_config", "pooling", b"pooling", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

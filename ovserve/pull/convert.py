@@ -1,43 +1,63 @@
-"""Convert a .gguf file to a directory in OpenVINO IR form: `ovserve pull --convert`, and drafts.
+"""Convert a .gguf file to a directory in OpenVINO IR form, for the paged engine and for drafts.
 
-The library's reader writes the network and the tokenizers. What it leaves out (limits, end tokens, the chat
-template) is written here from the file's own metadata, under Hugging Face's names.
+The conversion is a process, `ovserve/engine/backends/gguf/convert.py`. What a directory holds besides
+(limits, end tokens, the chat template) is written here from the file's metadata, under Hugging Face's names.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, PACKED_WEIGHTS, read_model_files
-from ovserve.engine.model.gguf import GGUFError, Value, read_metadata, read_tensors
+from ovserve.engine.model.gguf import GGUFError, Tensor
+from ovserve.engine.model.gguf_forms import converted_size, is_finer_than_int8
+from ovserve.engine.model.gguf_model import GGUFModel, read_model
 from ovserve.errors import LoadError, ResourceExhausted
-from ovserve.pull import reencode
 from ovserve.pull.disk import require
 from ovserve.pull.packaged import NO_SAMPLING
-from ovserve.pull.progress import progress
+from ovserve.pull.progress import progress, size_of
+from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-GROWTH = 1.5  # size of IR over GGUF, at most; types with many scales need more
-REENCODED = 2.0
+CLASSES = {
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM", "gemma3": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM", "smollm3": "SmolLM3ForCausalLM",
+}  # fmt: skip
+CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
+GROWTH = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
-MERGE, INT8_OUTPUT = "merge", "int8_output"  # steps of engine/backends/genai/convert.py
+ROUND = "round"  # a step of engine/backends/gguf/convert.py alone
+MERGE, INT8_OUTPUT = "merge", "int8_output"  # steps of engine/backends/gguf/convert.py and genai/convert.py
 DONE = {
     MERGE: "query, key and value of each layer are merged",
     INT8_OUTPUT: "the output layer is in int8 per row",
 }
+WORKSPACE = ".converting-"
+CONVERT, REWRITE = "ovserve.engine.backends.gguf.convert", "ovserve.engine.backends.genai.convert"
 ATTENTION = "ScaledDotProductAttention"
 MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
+
+
+def checked(file: Path) -> GGUFModel:
+    """Raises LoadError for a file that cannot be served."""
+    try:
+        return read_model(file)
+    except (GGUFError, OSError) as error:
+        raise LoadError(str(error), file=str(file)) from error
 
 
 def convert(
@@ -47,46 +67,96 @@ def convert(
     weight_format: str = "",
     sampling: Mapping[str, float] = NO_SAMPLING,
     steps: Sequence[str] = (),
+    rounds: bool = False,
 ) -> list[str]:
     """Convert. `weight_format`: "" or FP16. `sampling`: defaults for generation_config.json.
-    `steps`: keys of DONE; those that changed something are returned.
+    `steps`: keys of DONE; those that changed something are returned. `rounds`: zero points too.
 
-    Raises LoadError with the reader's reason, ResourceExhausted.
+    Raises LoadError for what cannot be converted, ResourceExhausted.
     """
-    try:
-        refused = reencode.refused(file)
-        unpacked = sum(2 * prod(t.dims) for t in read_tensors(str(file))) if weight_format else 0
-    except GGUFError as error:
-        raise LoadError(str(error), file=str(file)) from error
-    size = file.stat().st_size
-    room = size * (GROWTH + (REENCODED if refused else 0)) + unpacked
-    require(directory, room, f"converting {file.name}")
+    model = checked(file)
+    size, made_size = model.gguf.size, _size_here(model, weight_format, steps)
+    require(directory, made_size, f"converting {file.name}")
+    check_memory(CONVERTER_BYTES, f"converting {file.name}", memory())
+    if weight_format:
+        check_memory(loaded_size(model, weight_format), f"serving {file.name} unpacked", memory())
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
-        work = Path(scratch) / "model.gguf"
-        if refused:
-            say(f"writing {len(refused)} tensors ({reencode.kinds(refused)}) as Q8_0, which OpenVINO reads")
-            with progress(say, f"writing {file.name} as Q8_0", 0):
-                reencode.reencode(file, work, {t.name for t in refused})
-        else:
-            work.symlink_to(file.absolute())
-        say(f"converting {file.name} to OpenVINO's form; takes a minute per GB")
-        with progress(say, f"converting {file.name}", 0):
-            changed = _run(work, Path(scratch) / MAIN, file, [weight_format, *steps])
-        _write_side_files(file, Path(scratch), sampling)
+    with _workspace(directory) as work:
+        say(
+            f"converting {file.name} ({size / 1e9:.2f} GB) to OpenVINO's form, {made_size / 1e9:.2f} GB of "
+            f"disk; takes ten seconds per GB or more, and {CONVERTER_BYTES / 1e9:.1f} GB of memory. Once "
+            f"loaded, it takes {loaded_size(model, weight_format) / 1e9:.1f} GB of memory and its KV cache"
+        )
+        with progress(say, f"converting {file.name}", int(made_size), lambda: size_of(work)):
+            arguments = filter(None, [weight_format, ROUND if rounds else "", *steps])
+            _run(CONVERT, [str(file), str(work), *arguments], work / MAIN, file)
+        _write_side_files(model, work, sampling)
         for old in (MAIN, PACKED, PACKED_WEIGHTS):
             (directory / old).unlink(missing_ok=True)
-        for made in sorted(Path(scratch).iterdir(), key=lambda p: p.name == MAIN):
-            if made != work:
-                shutil.move(made, directory / made.name)
-    made_size = (directory / "openvino_model.bin").stat().st_size
+        for made in sorted(work.iterdir(), key=lambda p: p.name == MAIN):
+            shutil.move(made, directory / made.name)
+    written = (directory / "openvino_model.bin").stat().st_size
     say(
-        f"{directory / MAIN}: {made_size / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
+        f"{directory / MAIN}: {written / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
         f"{time.monotonic() - began:.0f} s"
     )
+    changed = [step for step in steps if step != INT8_OUTPUT or is_finer_than_int8(_output_layer(model))]
     _say_what_stays(directory / MAIN, steps, changed, say)
     return changed
+
+
+def loaded_size(model: GGUFModel, weight_format: str) -> int:
+    """Return the memory that an engine with the converted model takes, without its KV cache."""
+    tensors = model.gguf.tensors.values()
+    copy = converted_size(tensors, unpacked=True) if weight_format else 0
+    return converted_size(tensors, in_memory=True) + copy + PROCESS_BYTES
+
+
+def check_memory(size: float, what: str, memory: Memory) -> None:
+    """Raise ResourceExhausted when `size` bytes would fill the memory."""
+    if memory.available and size + RESERVE_BYTES > memory.available:
+        raise ResourceExhausted(
+            f"{what} needs {size / 1e9:.2f} GB of memory, and the {memory.limit} has "
+            f"{memory.available / 1e9:.2f} GB left, of which {RESERVE_BYTES / 1e9:.2f} GB stay free"
+        )
+
+
+@contextmanager
+def _workspace(directory: Path) -> Iterator[Path]:
+    """Make a folder to convert in, and remove it at the end; and those that killed conversions have left.
+
+    They hold gigabytes. A lock, which the kernel releases with its process, says that one is in use.
+    """
+    for old in directory.glob(f"{WORKSPACE}*"):
+        with suppress(OSError):  # it is in use, or has just gone
+            lock = os.open(old, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old)
+            finally:
+                os.close(lock)
+    with tempfile.TemporaryDirectory(prefix=WORKSPACE, dir=directory) as made:
+        lock = os.open(made, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Path(made)
+        finally:
+            os.close(lock)
+
+
+def _size_here(model: GGUFModel, weight_format: str, steps: Sequence[str]) -> float:
+    tensors = model.gguf.tensors.values()
+    size = converted_size(tensors) + TOKENIZER_BYTES
+    if weight_format:
+        size += converted_size(tensors, unpacked=True)
+    if INT8_OUTPUT in steps and model.tied:
+        size += model.parameters.width * model.parameters.vocabulary
+    return size
+
+
+def _output_layer(model: GGUFModel) -> Tensor:
+    return model.gguf.tensors["token_embd.weight" if model.tied else "output.weight"]
 
 
 def remove(directory: Path) -> None:
@@ -108,7 +178,7 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
         try:
             size = network.with_suffix(".bin").stat().st_size
             require(directory, size * (GROWTH if INT8_OUTPUT in steps else 1), "rewriting the weights")
-            changed = _run(network, network, network, steps)
+            changed = _run(REWRITE, [str(network), *steps], network, network)
         except (LoadError, ResourceExhausted, OSError) as error:
             for half in directory.glob("replaced.*"):  # written by a process that was ended
                 half.unlink()
@@ -130,45 +200,33 @@ def _say_what_stays(
         say(f"{network}: the output layer stays as it is, which is not finer than int8 per row")
 
 
-def _run(source: Path, made: Path, file: Path, steps: Sequence[str]) -> list[str]:
-    """Run the process, and return the steps that changed something. An error names `file`."""
-    command = [
-        sys.executable,
-        "-m",
-        "ovserve.engine.backends.genai.convert",
-        str(source),
-        *filter(None, steps),
-    ]
+def _run(module: str, arguments: Sequence[str], made: Path, file: Path) -> list[str]:
+    """Run a process that makes a file, and return the steps that changed something. An error names `file`."""
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode or not made.is_file():
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         reason = lines[-1] if lines else "no reason given"
         ended = f"it was killed by signal {-done.returncode}; " if done.returncode < 0 else ""
-        raise LoadError(f"OpenVINO's reader cannot convert it: {ended}{reason}", file=str(file))
+        raise LoadError(f"cannot be converted: {ended}{reason}", file=str(file))
     return done.stdout.rpartition("changed:")[2].split()
 
 
-def _write_side_files(file: Path, directory: Path, sampling: Mapping[str, float]) -> None:
-    found, facts = read_metadata(str(file)), read_model_files(str(file))
-    name = facts.architecture
-
-    def of(key: str) -> Value | None:
-        return found.get(f"{name}.{key}")
-
-    heads = of("attention.head_count")
+def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, float]) -> None:
+    facts, p = read_model_files(str(model.gguf.path)), model.parameters
     config = {
-        "architectures": [CLASSES.get(name, name)],
-        "model_type": name,
-        "max_position_embeddings": facts.max_length,
+        "architectures": [CLASSES[model.name]],
+        "model_type": model.name,
+        "max_position_embeddings": p.length,
         "vocab_size": facts.vocab_size,
-        "hidden_size": of("embedding_length"),
-        "num_hidden_layers": of("block_count"),
-        "intermediate_size": of("feed_forward_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": found.get(f"{name}.attention.head_count_kv", heads),
-        "head_dim": of("attention.key_length"),
-        "bos_token_id": found.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": found.get("tokenizer.ggml.eos_token_id"),
+        "hidden_size": p.width,
+        "num_hidden_layers": p.layers,
+        "intermediate_size": p.inner,
+        "num_attention_heads": p.heads,
+        "num_key_value_heads": p.kv_heads,
+        "head_dim": p.head_size,
+        "bos_token_id": model.tokens.bos,
+        "eos_token_id": model.tokens.eos,
     }
     ends = list(dict.fromkeys(facts.end_token_ids))
     tokenizer = {

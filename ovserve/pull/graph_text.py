@@ -78,6 +78,7 @@ OPTIONS = (
     ),
     GraphOption("dynamic_split_fuse", bool, None, "process a long prompt in several steps"),
     GraphOption("cache_interval_multiplier", int, None, "blocks of the cache per interval"),
+    GraphOption("draft_device", str, None, "device of the draft model; by default that of the model"),
     GraphOption("draft_eagle3_mode", bool, None, "the draft model is an EAGLE3 head"),
     GraphOption("max_prompt_len", int, None, "longest prompt, for NPU", property="MAX_PROMPT_LEN"),
     GraphOption(

@@ -31,7 +31,6 @@ class Hub:
     """A model on the hub. `revision`: a branch, tag or commit; empty for the pinned one, else the default
     branch."""
 
-    must_convert = ""
     in_place = False
     sampling = NO_SAMPLING
 
@@ -42,10 +41,16 @@ class Hub:
         self._encoder = encoder
 
     def identify(self, known: str) -> str:
+        if self._files:
+            return self._identity
         revision = self._revision or known.partition(":")[0]
         with _told(self.name, revision):
             self._commit, files = _listed(self.name, revision)
         self._files = choose(self.name, files, self._gguf, encoder=self._encoder)
+        return self._identity
+
+    @property
+    def _identity(self) -> str:
         return self._commit + (f":{self._files[0].name}" if self.is_gguf else "")
 
     @property

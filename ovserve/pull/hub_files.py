@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
+from ovserve.engine.model.gguf import PART_NAME
 from ovserve.engine.model.image_files import INDEX, MODEL
 from ovserve.engine.model.speech_files import ENCODER as SPEECH_ENCODER
 from ovserve.errors import LoadError, NotFound
@@ -44,7 +45,7 @@ class RemoteFile:
 def choose(
     repo: str, files: Sequence[RemoteFile], gguf: str = "", *, encoder: bool = False
 ) -> list[RemoteFile]:
-    """Choose the files of one form: OpenVINO IR, one .gguf file, or the safetensors of an `encoder`.
+    """Choose the files of one form: OpenVINO IR, one .gguf model, or the safetensors of an `encoder`.
 
     Raises NotFound or LoadError.
     """
@@ -53,24 +54,33 @@ def choose(
             raise LoadError(f"{repo} names a file outside of its folder: {file.name!r}")
     if any(f.name == INDEX for f in files):
         return _pipeline(repo, files)
-    quantised = [f for f in files if f.name.endswith(".gguf")]
-    names = ", ".join(f.name for f in quantised) or "none"
+    quantised = _gguf_models(files)
+    names = ", ".join(quantised) or "none"
     if gguf:
-        if found := [f for f in quantised if f.name == gguf]:
-            return found
+        if gguf in quantised:
+            return quantised[gguf]
         raise NotFound(f"{repo} has no file {gguf}; its .gguf files: {names}")
     if any(f.name in (*LANGUAGE_MODELS, SPEECH_ENCODER) for f in files):
         return [f for f in files if any(fnmatch(f.name, pattern) for pattern in KEPT)]
     if encoder:
         return _encoder(repo, files)
     if len(quantised) == 1:
-        return quantised
+        return next(iter(quantised.values()))
     if quantised:
         raise LoadError(f"{repo} has several .gguf files; choose one with --gguf_filename: {names}")
     raise LoadError(
         f"{repo} has no model in OpenVINO's form (openvino_model.xml) and no .gguf file. Look for one under "
         f"OpenVINO/ on the hub, or export it: optimum-cli export openvino -m {repo} DIRECTORY"
     )
+
+
+def _gguf_models(files: Sequence[RemoteFile]) -> dict[str, list[RemoteFile]]:
+    """Return the files of each .gguf model by the name of the first: large ones are split."""
+    models: dict[str, list[RemoteFile]] = {}
+    for file in sorted(files, key=lambda file: file.name):
+        if file.name.endswith(".gguf"):
+            models.setdefault(PART_NAME.sub(r"-00001-of-\2.gguf", file.name), []).append(file)
+    return models
 
 
 def _pipeline(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:

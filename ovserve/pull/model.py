@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ovserve.engine.model.files import LANGUAGE_MODELS
-from ovserve.engine.model.gguf import GGUFError
-from ovserve.errors import InvalidArgument, LoadError
-from ovserve.pull import record, reencode
-from ovserve.pull.convert import DONE, INT8_OUTPUT, MAIN, MERGE, convert, remove, rewrite_in_place
+from ovserve.engine.model.files import LANGUAGE_MODELS, read_model_files, refuse_for_library
+from ovserve.engine.model.gguf_model import GGUFModel
+from ovserve.errors import InvalidArgument
+from ovserve.pull import record
+from ovserve.pull.convert import (
+    DONE,
+    INT8_OUTPUT,
+    MAIN,
+    MERGE,
+    checked,
+    convert,
+    loaded_size,
+    remove,
+    rewrite_in_place,
+)
 from ovserve.pull.record import Record
 from ovserve.pull.source import Say, Source
 
 NETWORKS = [f"{name.removesuffix('.xml')}.{suffix}" for name in LANGUAGE_MODELS for suffix in ("xml", "bin")]
+# Of a .gguf file that `auto` unpacks: with 0.5 B parameters that was measured to pay, and 3 B fill 12 GB.
+MAX_UNPACKED_FILE = 512 << 20
 SCRATCH = ".gguf"  # folder of a file that is fetched only for conversion
 
 
@@ -32,6 +44,7 @@ class How:
     auto: bool = False
     only_ir: bool = False
     merge: bool = True  # query, key and value
+    rounds: bool = False  # zero points of 4-bit weights, see `gguf_forms`
     output_layer: str = ""  # record.INT8, or as it is in the source
 
     @property
@@ -62,28 +75,24 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         raise InvalidArgument(
             f"--weight-format is for .gguf files; {name} is served with the weights it was exported with"
         )
-    if source.must_convert and not (how.convert or how.weight_format):
-        say(f"{name} is converted to OpenVINO's form: {source.must_convert}")
-    if source.must_convert:
-        reencode.library()  # a missing package must fail now, not after the download
-    only_ir = source.is_gguf and (how.convert or how.only_ir or bool(source.must_convert))
+    only_ir = source.is_gguf and (how.convert or how.only_ir)
     converted = only_ir or how.auto or bool(how.weight_format)
     if how.output_layer and not converted and not how.only_ir:
         _check_output_layer(source, name)
-    kept = how.auto and not only_ir
+    kept = how.auto and not how.convert
+    file: Path | None = None
+    if kept:
+        file = source.fetch(directory, again=how.again, say=say)
+        how = _bounded(how, checked(file), name, say)
     same = (known.identity, known.weight_format) == (identity, how.weight_format)
     same = same and known.form <= how.form and known.output_layer in ("", how.output_layer)
     if how.weight_format and known.form < record.FORM:
         same = False  # written before packed weights were kept
+    same = same and (not known.converted or known.conversion == record.CONVERSION)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
-    file: Path | None = None
     fresh = converted and not (known.converted and there)
     form, output_layer = (known.form, known.output_layer) if there else (0, "")
     if converted:
-        if kept:
-            file = source.fetch(directory, again=how.again, say=say)
-            _check(file)
-            say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
         if fresh:
             changed = _convert(source, directory, how, say, file)
             form, output_layer = how.form, how.output_layer if INT8_OUTPUT in changed else ""
@@ -99,10 +108,34 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         form = how.form if MERGE in changed else form
         output_layer = how.output_layer if INT8_OUTPUT in changed else output_layer
     directory.mkdir(parents=True, exist_ok=True)
-    made = Record(name, identity, converted, how.weight_format, how.auto, form, output_layer, known.graph)
+    made = Record(
+        name,
+        identity,
+        converted,
+        how.weight_format,
+        how.auto,
+        form,
+        output_layer,
+        known.graph,
+        known.explicit,
+        record.CONVERSION if converted else 0,
+    )
     if made != known:
         record.write(directory, made)
     return model
+
+
+def _bounded(how: How, model: GGUFModel, name: str, say: Say) -> How:
+    """Keep the weights of a large model packed: unpacked ones take three to five times its file."""
+    if how.weight_format and model.gguf.size > MAX_UNPACKED_FILE:
+        say(
+            f"{name}: weights packed, because the file has {model.gguf.size / 1e9:.2f} GB; unpacked by "
+            "--weight-format fp16, they would take "
+            f"{loaded_size(model, how.weight_format) / 1e9:.1f} GB of memory"
+        )
+        return replace(how, weight_format="")
+    say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
+    return how
 
 
 def _fetch(
@@ -110,7 +143,8 @@ def _fetch(
 ) -> Path:
     """Fetch a model that is not converted."""
     model = source.fetch(directory, again=how.again, say=say, changed=changed)
-    _check(model)
+    if model.is_file():
+        refuse_for_library(str(model), read_model_files(str(model)))
     if known.converted and source.is_gguf:
         say(f"{directory / MAIN}, converted before, is removed")
         remove(directory)
@@ -125,7 +159,9 @@ def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | N
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
-    changed = convert(file, directory, say, how.weight_format, source.sampling, how.missing(0, ""))
+    changed = convert(
+        file, directory, say, how.weight_format, source.sampling, how.missing(0, ""), how.rounds
+    )
     shutil.rmtree(scratch, ignore_errors=True)
     return changed
 
@@ -138,19 +174,4 @@ def _check_output_layer(source: Source, name: str) -> None:
         raise InvalidArgument(
             f"--output_layer int8 would change your own directory {name}; `optimum-cli export openvino "
             "--weight-format int4` writes this layer in int8 per row"
-        )
-
-
-def _check(model: Path) -> None:
-    """Report now what the reader would reject at every load."""
-    if not model.is_file():
-        return
-    try:
-        refused = reencode.refused(model)
-    except GGUFError as error:
-        raise LoadError(str(error), file=str(model)) from error
-    if refused:
-        raise LoadError(
-            f"OpenVINO's reader rejects its {reencode.kinds(refused)} tensors; --convert writes them as Q8_0",
-            file=str(model),
         )

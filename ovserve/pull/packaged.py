@@ -45,11 +45,11 @@ class PackagedModel:
     size: int  # bytes
     sha256: str
     licence: str
-    must_convert: str = ""  # why the engine cannot load the file itself, if it cannot
+    needs: str = ""  # disk, with the converted form; memory of the server and its engine
     options: Mapping[str, bool] = field(default_factory=dict)  # of its graph, where they differ from OVMS's
     wide_cache: bool = False  # faster with a KV cache in bf16, see `Processor.wide_cache_is_faster`
-    paged: bool = False  # faster with `engine: "paged"`, and supports all that it had
     int8_output: bool = False  # faster where `Processor.int8_output_is_faster`, and no worse in perplexity
+    rounded_zeros: bool = False  # faster and repeatable, see `gguf_forms`; a tool for trying the server
     sampling: Mapping[str, float] = field(
         default_factory=dict
     )  # its authors' advice, for generation_config.json
@@ -59,6 +59,7 @@ def _pieces(requirement: str, member: str, count: int) -> tuple[tuple[str, str],
     return tuple((requirement.format(i), member.format(i)) for i in range(1, count + 1))
 
 
+DEFAULT_MODEL, BETTER_MODEL = "smollm2", "qwen2.5-coder-1.5b"
 NO_SAMPLING: Mapping[str, float] = MappingProxyType({})
 MODELS = {
     "smollm2": PackagedModel(
@@ -67,10 +68,11 @@ MODELS = {
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
+        "190 MB of disk, 450 MB with AMX, and 0.6 to 1.2 GB of memory",
         options={"generic_tool_prompt": True},  # its chat template has no place for tools
         wide_cache=True,
-        paged=True,
         int8_output=True,
+        rounded_zeros=True,
         sampling={"temperature": 0.2, "top_p": 0.9},  # huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     ),
     "qwen2.5-coder-0.5b": PackagedModel(
@@ -79,7 +81,7 @@ MODELS = {
         491_400_064,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "Apache-2.0",
-        must_convert="OpenVINO's reader rejects its Q5_0 tensors",
+        "1.1 GB of disk and 0.9 GB of memory",
     ),
     "qwen2.5-coder-1.5b": PackagedModel(
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
@@ -87,8 +89,22 @@ MODELS = {
         1_117_320_768,
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "Apache-2.0",
+        "2.4 GB of disk and 1.6 GB of memory",
     ),
 }
+
+
+def described(model: PackagedModel) -> str:
+    """Return its size and licence, and what it takes once it is here."""
+    needs = f"; takes {model.needs}" if model.needs else ""
+    return f"{model.size / 1e6:.0f} MB, {model.licence}{needs}"
+
+
+def better_than(name: str) -> str:
+    """Return which model to take for real answers, if `name` is the default one, which is for trying."""
+    if name != DEFAULT_MODEL:
+        return ""
+    return f"{name} is for trying; for real answers take {BETTER_MODEL} ({described(MODELS[BETTER_MODEL])})"
 
 
 class _Arrived(msgspec.Struct, frozen=True):
@@ -120,7 +136,7 @@ def fetch(
     """
     target, partial, state = (directory / name for name in (model.file, ".part", ".part.json"))
     directory.mkdir(parents=True, exist_ok=True)
-    say(f"fetching {model.file} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
+    say(f"fetching {model.file} ({described(model)}) with pip")
     arrived = _arrived(model, directory)
     if arrived.pieces:
         say(f"resuming after piece {arrived.pieces} of {len(model.pieces)}")

@@ -15,6 +15,7 @@ from ovserve.errors import LoadError
 
 FILE = "pull.json"
 FORM = 1  # 1: query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there
+CONVERSION = 4  # 0: by the library, without rope factors; 3: zero points in f16. Others are converted again
 SOURCE, INT8 = "source", "int8"  # output layers
 
 
@@ -27,6 +28,8 @@ class Record(msgspec.Struct, frozen=True):
     form: int = 0  # of the network: 0 as it was read or exported, FORM as this version makes it
     output_layer: str = ""  # INT8 if it was rewritten in int8 per row
     graph: str = ""  # sha256 of graph.pbtxt as written
+    explicit: bool = False  # the graph has five nodes in place of one
+    conversion: int = 0  # CONVERSION of the version that converted it
 
 
 def read(directory: Path) -> Record:

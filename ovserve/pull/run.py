@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,17 +17,19 @@ from pathlib import Path
 import msgspec
 
 from ovserve.engine.host.cpu import Processor, processor
+from ovserve.engine.host.memory import Memory, memory
+from ovserve.engine.model.files import LANGUAGE_MODELS, gguf_models
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
-from ovserve.installation import masks_grammars
+from ovserve.installation import command, masks_grammars
 from ovserve.pull import encoders, graph_file, kokoro, record, whisper
-from ovserve.pull.convert import AUTO, FP16
+from ovserve.pull.convert import AUTO, FP16, MAIN, check_memory, checked, loaded_size
 from ovserve.pull.encoder_graph import IMAGES, encoder_graph
 from ovserve.pull.graph_text import OptionValue, graph_text
 from ovserve.pull.loras import FLAG, fetch_loras, lora_fields, parse_loras
 from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import MODELS, PackagedModel
 from ovserve.pull.plain import PLAIN_MODELS, PackagedModels, fetch_plain
-from ovserve.pull.source import Say, find
+from ovserve.pull.source import Say, Source, find
 from ovserve.pull.verify import verify
 from ovserve.serving.spec import GRAPH_FILE
 
@@ -47,7 +50,7 @@ class Wanted:
     force: bool = False  # overwrite a changed graph
     verify: bool = False
     convert: bool = False
-    weight_format: str = ""  # format after conversion; AUTO: the processor decides
+    weight_format: str = ""  # after conversion, AUTO or record.SOURCE; empty: see `_as_laid`
     draft: str = ""  # source of the draft model
     task: str = ""  # of `encoder_graph`, or text_generation; empty: that of the source
     merge: bool = True  # query, key and value of each layer
@@ -82,9 +85,10 @@ def pull(
     if wanted.source in PLAIN_MODELS:
         return directory
     if wanted.verify:
-        say(asyncio.run(verify(directory)))
+        convert = functools.partial(convert_for_serving, repository=wanted.repository, say=say)
+        say(asyncio.run(verify(directory, convert)))
     if hint:
-        say(f"serve it: ovserve serve {directory}")
+        say(f"serve it: {command()} serve {directory}")
     return directory
 
 
@@ -94,11 +98,14 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     if wanted.source in PLAIN_MODELS:
         return _pull_plain(wanted, say, PLAIN_MODELS[wanted.source])
     if wanted.loras:
-        raise InvalidArgument(f"{FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/lora.md")
+        raise InvalidArgument(f"{FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/pull.md")
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     draft = find(wanted.draft, models) if wanted.draft else None
     directory = _place(wanted, source.name)
-    keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
+    known = record.read(directory)
+    as_source = wanted.weight_format == record.SOURCE
+    wanted = _as_laid(wanted, known, is_packaged=wanted.source in models)
+    keep = graph_file.is_changed(directory, known) and not wanted.force
     if keep and (given := _given(wanted)):
         raise LoadError(
             f"was not written by pull, or changed since; --{given[0]} is not applied. --force overwrites it",
@@ -108,10 +115,13 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     options: Mapping[str, OptionValue] = {**packaged, **wanted.options}
     if wanted.weight_format == AUTO and wanted.source in models and models[wanted.source].wide_cache:
         options = _with_cache(options, machine)
-    if wanted.weight_format == AUTO and wanted.source in models and models[wanted.source].paged:
-        options = _with_engine(options, wanted)
+    source.identify(known.identity if known.source == wanted.source else "")
+    if source.is_gguf and not wanted.draft and not as_source:
+        options = with_paged_engine(options)
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
     how = _how(wanted, options, models.get(wanted.source), machine)
+    if draft is not None and source.is_gguf and not as_source:
+        how = replace(how, convert=True)  # both need tokenizers of one origin
     model = obtain(source, wanted.source, directory, how, say)
     draft_path = ""
     if draft is not None:
@@ -127,9 +137,28 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
     path = _relative(model, directory)
     text = graph_text(options, path, draft_path, heading=heading, explicit=wanted.explicit)
     graph = graph_file.write(directory, text)
-    record.write(directory, msgspec.structs.replace(record.read(directory), graph=graph))
+    made = msgspec.structs.replace(record.read(directory), graph=graph, explicit=wanted.explicit)
+    if made != known:  # the file's date says when the form last changed: see `$(LAID)` in the Makefile
+        record.write(directory, made)
     say(f"{directory / GRAPH_FILE} is written")
     return directory
+
+
+def _as_laid(wanted: Wanted, known: record.Record, *, is_packaged: bool) -> Wanted:
+    """Choose the form of the weights where the command line leaves it open.
+
+    A model that is there keeps its form. A packaged one is laid as `make serve`, `ovserve serve` and
+    `ovserve run` lay it.
+    """
+    if wanted.weight_format == record.SOURCE:
+        return replace(wanted, weight_format="")
+    if wanted.weight_format or wanted.convert:
+        return wanted
+    if known.converted and known.source == wanted.source:
+        form = AUTO if known.auto else known.weight_format
+        explicit = wanted.explicit or known.explicit
+        return replace(wanted, convert=not form, weight_format=form, explicit=explicit)
+    return replace(wanted, weight_format=AUTO) if is_packaged else wanted
 
 
 def _how(
@@ -147,7 +176,8 @@ def _how(
     )
     if wanted.weight_format != AUTO:
         return how
-    how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True)
+    rounds = packaged is not None and packaged.rounded_zeros
+    how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True, rounds=rounds)
     int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
     return replace(how, output_layer=record.INT8) if int8 and not wanted.output_layer else how
 
@@ -160,9 +190,54 @@ def _with_cache(options: Mapping[str, OptionValue], machine: Processor) -> Mappi
     return {"kv_cache_precision": "bf16", **options}
 
 
-def _with_engine(options: Mapping[str, OptionValue], wanted: Wanted) -> Mapping[str, OptionValue]:
-    """Choose the paged engine if it can be used as the command line wants the graph, grammars included."""
-    if "engine" in options or wanted.draft or not masks_grammars():
+def convert_for_serving(file: Path, repository: Path, say: Say, available: Memory | None = None) -> Path:
+    """Return the directory in the repository with what a .gguf file is converted to.
+
+    `available`: memory for it; None: as measured. Raises InvalidArgument if it holds another model,
+    ResourceExhausted if memory does not hold this one, and what converting raises.
+    """
+    try:
+        return _convert_for_serving(file, repository, say, available)
+    except OSError as error:
+        raise LoadError(str(error.strerror or error), file=str(error.filename or repository)) from error
+
+
+def _convert_for_serving(file: Path, repository: Path, say: Say, available: Memory | None) -> Path:
+    if _is_beside_its_conversion(file):
+        return file.parent
+    source = find(str(file.absolute()), {})
+    places = [repository / source.name, repository / f"{source.name}-converted"]
+    directory = next((place for place in places if _is_free_for(source, file, place)), None)
+    if directory is None:
+        raise InvalidArgument(
+            f"{file} would be converted to {' or '.join(map(str, places))}, which hold other models; rename "
+            "one of them, or give another --model_repository_path"
+        )
+    check_memory(loaded_size(checked(file), ""), f"serving {file}", available or memory())
+    return obtain(source, str(file.absolute()), directory, How(convert=True), say)
+
+
+def _is_beside_its_conversion(file: Path) -> bool:
+    """Return whether `pull` has kept the file next to what it was converted to."""
+    known, network = record.read(file.parent), file.parent / MAIN
+    current = known.converted and known.conversion == record.CONVERSION and network.is_file()
+    return current and gguf_models(file.parent) == [file] and _changed_at(file) <= _changed_at(network)
+
+
+def _changed_at(file: Path) -> int:
+    return file.stat().st_mtime_ns
+
+
+def _is_free_for(source: Source, file: Path, directory: Path) -> bool:
+    """Return whether a directory holds no other model than what the file was converted to."""
+    known = record.read(directory)
+    taken = any((directory / name).exists() for name in (*LANGUAGE_MODELS, GRAPH_FILE))
+    return not taken or known.identity == source.identify("") or Path(known.source).name == file.name
+
+
+def with_paged_engine(options: Mapping[str, OptionValue]) -> Mapping[str, OptionValue]:
+    """Choose the paged engine if it has all that the options ask for, grammars included."""
+    if "engine" in options or not masks_grammars():
         return options
     paged = {"max_num_batched_tokens": PROMPT_TOKENS, **options, "engine": "paged"}
     try:
@@ -255,7 +330,7 @@ def _pull_plain(wanted: Wanted, say: Say, models: PackagedModels) -> Path:
     if models.graph:
         say(f"{models.graph} is a graph over them")
     else:
-        say(f"serve it: ovserve serve --model_name {directory.name} --model_path {directory}")
+        say(f"serve it: {command()} serve --model_name {directory.name} --model_path {directory}")
     return directory
 
 

@@ -12,16 +12,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
+from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, gguf_models, model_in
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import kokoro, packaged, whisper
+from ovserve.pull.convert import checked
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import MODELS, NO_SAMPLING, PackagedModel
 from ovserve.pull.packaged_encoders import ENCODERS
 from ovserve.pull.plain import PLAIN_MODELS
 from ovserve.pull.progress import Say as Say
-from ovserve.pull.record import digest
+from ovserve.serving.fingerprint import Fingerprints
 
 OTHER_NAMES = (*ENCODERS, *PLAIN_MODELS, kokoro.NAME, whisper.NAME)  # of what is not a language model
 SHORT_NAMES = (*MODELS, *OTHER_NAMES)
@@ -30,7 +31,6 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 class Source(Protocol):
     name: str  # name of the folder in the repository
-    must_convert: str  # why the engine cannot load it as it is, if known
     in_place: bool  # the user's own files, which are not changed
     sampling: Mapping[str, float]  # defaults of the model's authors that its file does not hold
 
@@ -53,7 +53,7 @@ class Packaged:
     in_place = False
 
     def __init__(self, name: str, model: PackagedModel) -> None:
-        self.name, self.must_convert, self._model = name, model.must_convert, model
+        self.name, self._model = name, model
         self.sampling = model.sampling
 
     @property
@@ -77,7 +77,6 @@ class Packaged:
 class Local:
     """A model on this machine, used in place."""
 
-    must_convert = ""
     in_place = True
     sampling = NO_SAMPLING
 
@@ -90,7 +89,10 @@ class Local:
         return self._path.is_file()
 
     def identify(self, known: str) -> str:
-        return digest(self._path) if self.is_gguf else str(self._path)
+        if not self.is_gguf:
+            return str(self._path)
+        files = Fingerprints()  # samples of it: all of a large model is read for half a minute
+        return " ".join(files.file(str(part)) for part in checked(self._path).gguf.files)
 
     def fetch(self, directory: Path, *, again: bool, say: Say, changed: Collection[str] = ()) -> Path:
         return self._path
@@ -104,7 +106,7 @@ def _model_in(path: Path) -> Path:
         return path
     found = model_in(path)
     if found == path and not any((path / name).is_file() for name in LANGUAGE_MODELS):
-        files = sorted(path.glob("*.gguf"))
+        files = gguf_models(path)
         names = (
             f"several .gguf files, name one: {', '.join(f.name for f in files)}" if files else "no .gguf file"
         )
@@ -123,6 +125,8 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
     """
     if not text:
         raise InvalidArgument("which model? Give a short name, an id on the hub, a directory or a .gguf file")
+    if fault := cloud_fault(text):
+        raise InvalidArgument(fault)
     path = Path(text).expanduser()
     local = text not in models and path.exists()
     if text not in models and not local and HUB_ID.fullmatch(text):

@@ -12,23 +12,31 @@ from ovserve.engine.protocol.specs import GenerationSpec, Spec, StatefulTextSpec
 from ovserve.errors import LoadError
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.graph_file import check_file
+from ovserve.serving.engines import FIELD, convert_spec
+from ovserve.serving.settings import Convert
 from ovserve.serving.spec import GRAPH_FILE
 
 PROMPT = "The capital of France is"
 
 
-async def verify(directory: Path) -> str:
+async def verify(directory: Path, convert: Convert) -> str:
     """Return the result in words. Raises LoadError, or the error that ended the request."""
     checked = check_file(directory, GRAPH_FILE)
     checked.graph.close()
     if not checked.engine_specs:
         raise LoadError("no node of the graph holds a model", file=str(directory / GRAPH_FILE))
     said = []
-    for spec in checked.engine_specs.values():
-        if isinstance(spec, TextSpec | StatefulTextSpec):
-            said.append(await _generate(spec))
-        else:
+    for engine in checked.engines.values():
+        spec, fallback = engine.spec, engine.fallback
+        if not isinstance(spec, TextSpec | StatefulTextSpec):
             said.append(await _encode(spec))
+            continue
+        try:
+            said.append(await _generate(await convert_spec(spec, convert)))
+        except LoadError as error:
+            if error.field != FIELD or not isinstance(fallback, TextSpec):
+                raise
+            said.append(await _generate(fallback))
     return "; ".join(said)
 
 

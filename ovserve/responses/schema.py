@@ -1,4 +1,5 @@
-"""The file of stored responses: a record, its tables, the triggers that count bytes, and how it is opened."""
+"""The file of stored responses, files and batches: a record, the tables, the triggers that count bytes, and
+how it is opened."""
 
 from __future__ import annotations
 
@@ -29,6 +30,25 @@ CREATE INDEX IF NOT EXISTS responses_owner ON responses (owner, expires);
 CREATE TABLE IF NOT EXISTS cancels (
     response TEXT PRIMARY KEY REFERENCES responses ON DELETE CASCADE
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    purpose TEXT NOT NULL, filename TEXT NOT NULL, bytes INTEGER NOT NULL,
+    created REAL NOT NULL, expires REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS files_owner ON files (owner, number);
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    status TEXT NOT NULL, server TEXT NOT NULL, input TEXT NOT NULL, retry_key TEXT,
+    bytes INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL, UNIQUE (owner, retry_key)
+);
+CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner, number);
+CREATE INDEX IF NOT EXISTS batches_status ON batches (status);
+CREATE TABLE IF NOT EXISTS batch_lines (
+    batch INTEGER NOT NULL REFERENCES batches ON DELETE CASCADE, line INTEGER NOT NULL,
+    start INTEGER NOT NULL, size INTEGER NOT NULL, custom_id TEXT NOT NULL, prefix BLOB,
+    deaths INTEGER NOT NULL DEFAULT 0, status INTEGER, result BLOB,
+    PRIMARY KEY (batch, line), UNIQUE (batch, custom_id)
+);
 """
 # Bytes by owner, kept by triggers: summing them up anew would read the whole table with every response.
 SIZE = "length({0}.body) + length({0}.input) + ifnull(length({0}.log), 0)"

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from ovserve.api.openai.body import named_once
 from ovserve.api.openai.common import encode
@@ -47,6 +47,7 @@ from ovserve.serving.token_checks import TokenizeResult
 NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"
 TRUNCATED = "x-ovserve-truncated"
+REPETITION = "x-ovserve-repetition"
 STORE_SECONDS = 0.5  # a disk that takes longer is not waited for
 SERVER_STOPPED = "the server was stopped while this response was being generated"
 KEPT = 256  # background responses held in memory because the store failed at their end
@@ -144,6 +145,9 @@ class ResponsesService:
         self, asked: ResolvedRequest, answer: GraphResponse, first: ResponseEvents, notes: dict[str, str]
     ) -> ResponseReply:
         fold = await fold_all(answer, first)
+        why_incomplete = fold.response.incomplete_details
+        if why_incomplete is not None and why_incomplete.stop_reason is not UNSET:
+            notes[REPETITION] = "0"
         if asked.store and (why := await self._within(self._stored.save(asked, fold))):
             fold.response.store = False
             notes[NOT_STORED] = why

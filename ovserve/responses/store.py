@@ -243,7 +243,8 @@ class ResponseStore:
             int(db.execute(f"PRAGMA {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")
         )
-        return (pages - free) * size
+        batches = db.execute("SELECT total(bytes) FROM batches").fetchone()[0]  # evicting would not help
+        return (pages - free) * size - int(batches)
 
     def _get(self, db: sqlite3.Connection, owner: str, id_: str) -> Record | None:
         query = f"SELECT {COLUMNS} FROM responses WHERE owner = ? AND id = ? AND expires > ?"
@@ -267,7 +268,7 @@ class ResponseStore:
         servers = {row[0] for row in db.execute("SELECT DISTINCT server FROM responses WHERE server != ''")}
         locks = self.path.parent.glob(f"{self.path.name}.*.lock")  # those of the dead are swept up here
         servers |= {path.name.split(".")[-2] for path in locks}
-        dead = [s for s in servers if s != self.instance and not self._alive(s)]
+        dead = [s for s in servers if s != self.instance and not self.alive(s)]
         marks = ", ".join("?" * len(dead))
         rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE server IN ({marks})", dead).fetchall()
         return [replace(_record(row), log=self._parts(db, row[0])) for row in rows]
@@ -279,8 +280,8 @@ class ResponseStore:
     def _lock_path(self, instance: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{instance}.lock")
 
-    def _alive(self, instance: str) -> bool:
-        """A server holds its lock as long as it lives, however it ends."""
+    def alive(self, instance: str) -> bool:
+        """Return whether a server lives: it holds its lock until it ends in any way. Only within `run`."""
         path = self._lock_path(instance)
         try:
             with path.open("rb") as file:

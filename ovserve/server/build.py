@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ovserve.access import Guard
@@ -17,6 +19,8 @@ from ovserve.errors import LoadError
 from ovserve.http.transport.addresses import is_local, split
 from ovserve.monitoring.choice import parse_list
 from ovserve.monitoring.families import ALL
+from ovserve.responses.batch_validation import BatchBounds
+from ovserve.responses.files import FileBounds
 from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
 from ovserve.sandbox.images.loader import Bounds, Media
@@ -52,7 +56,17 @@ def serving_settings(settings: Settings) -> ServingSettings:
         cache_dir=_cache_dir(settings),
         aliases=Aliases.parse(settings.model_alias),
         idle=idle,
+        convert=partial(
+            convert_when_loaded, repository=Path(settings.model_repository_path).expanduser(), say=log.info
+        ),
     )
+
+
+def convert_when_loaded(file: Path, repository: Path, say: Callable[[str], None]) -> Path:
+    """Return the directory with what a .gguf file is converted to. Raises an OvserveError."""
+    from ovserve.pull.run import convert_for_serving  # as long to import as the server
+
+    return convert_for_serving(file, repository, say)
 
 
 def build_guard(settings: Settings) -> Guard:
@@ -147,6 +161,19 @@ def build_response_store(settings: Settings) -> ResponseStore | None:
     )
 
 
+def batch_bounds(settings: Settings) -> tuple[FileBounds, BatchBounds]:
+    files = FileBounds(
+        settings.max_file_bytes,
+        settings.file_store_max_bytes,
+        settings.file_store_max_bytes_per_key,
+        settings.max_files_per_key,
+        settings.response_store_ttl,
+    )
+    return files, BatchBounds(
+        settings.batch_window_seconds, settings.max_batch_requests, settings.max_body_bytes
+    )
+
+
 async def require_store(store: ResponseStore | None, settings: Settings) -> None:
     """Raise LoadError if the file that the operator named cannot be used; the default one may fail."""
     if store is None:
@@ -155,6 +182,5 @@ async def require_store(store: ResponseStore | None, settings: Settings) -> None
         await store.check()
     except StoreError as exc:
         if settings.response_store_path != Settings.response_store_path:
-            await store.close()
             raise LoadError(f"--response_store_path: {exc}") from exc
         log.warning("responses are not stored: %s (--response_store_path)", exc)

@@ -11,6 +11,23 @@ from ovserve.errors import InvalidArgument
 from ovserve.server.settings import OPTIONS
 
 PREFIX = "OVSERVE_"
+# OVMS's variables without an option here. Those of cloud storage are named where a path is in one.
+_OVMS = {
+    "OVMS_GRAPH_QUEUE_OFF": "graphs are not pooled",
+    "OVMS_MEDIA_URL_ALLOW_REDIRECTS": "redirects within --allowed_media_domains are followed",
+    "OVMS_AUDIO_MAX_FILE_SIZE_BYTES": "see --max_audio_bytes",
+    "GRPC_SERVERS": "one event loop serves all connections",
+    **dict.fromkeys(("DROGON_LOG_LEVEL", "GLOG_minloglevel"), "see --log_level"),
+    **dict.fromkeys(
+        (
+            "GIT_OPT_SET_SERVER_CONNECT_TIMEOUT",
+            "GIT_OPT_SET_SERVER_TIMEOUT",
+            "GIT_OPT_SET_SSL_CERT_LOCATIONS",
+            "GIT_OPT_SET_ENABLE_SEARCH_PATHS",
+        ),
+        "models are not fetched by git",
+    ),
+}
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -48,9 +65,14 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each OVSERVE_ variable that does not belong to an option."""
+    """Return a warning for each variable of this server or of OVMS that does not belong to an option."""
     known = [name for one in OPTIONS for name in variables(one)]
-    return [
+    ovms = [
+        f"environment variable {name} has no effect: {_OVMS.get(name, 'it is not an option here')}"
+        for name, text in environ.items()
+        if text and (name in _OVMS or (name.startswith("OVMS_") and name not in known))
+    ]
+    return ovms + [
         f"environment variable {name} does not name an option{nearest(name, known)}"
         for name, text in environ.items()
         if name.startswith(PREFIX) and name not in known and not _of_kubernetes(name, text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from ovserve.calculators.options.engine_spec import engine_spec
+from ovserve.calculators.options.engine_spec import engine_options
 from ovserve.engine.protocol.specs import GenerationSpec
 from ovserve.errors import OvserveError
 from ovserve.graph.config import load_graph, parse_graph
@@ -23,7 +23,8 @@ from ovserve.serving.config.repository import SingleGraph
 def first_spec(served: Served) -> GenerationSpec | None:
     """Return what the first language model of the only graph asks for.
 
-    None: there are several graphs, no such node, or a mistake, which the check of the graph reports.
+    None: there are several graphs, no such node, a file to convert, or a mistake, which the check of the
+    graph reports.
     """
     if not isinstance(served.repository, SingleGraph):
         return None
@@ -37,14 +38,17 @@ def first_spec(served: Served) -> GenerationSpec | None:
 
 
 def _spec_of(repository: SingleGraph) -> GenerationSpec | None:
-    spec = repository.spec
-    if spec.model is not None or not (spec.text or spec.graph.is_file()):
+    graph = repository.spec
+    if graph.model is not None or not (graph.text or graph.graph.is_file()):
         return None
     config = (
-        parse_graph(spec.text, str(spec.graph), spec.base) if spec.text else load_graph(spec.graph, spec.base)
+        parse_graph(graph.text, str(graph.graph), graph.base)
+        if graph.text
+        else load_graph(graph.graph, graph.base)
     )
     for position, node in enumerate(config.message.node):
         options = config.options(position, LLMCalculatorOptions)
         if options is not None:
-            return engine_spec(Node(config, position, node.name, node.calculator), options)
+            spec = engine_options(Node(config, position, node.name, node.calculator), options).spec
+            return None if spec.converts else spec
     return None

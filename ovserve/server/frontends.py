@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ovserve.access import AccessLog, Guard
 from ovserve.console.console import Console, ConsoleSettings
 from ovserve.errors import LoadError
-from ovserve.http.app import build_app, build_metrics_app, build_runner
+from ovserve.http.app import build_app, build_batches, build_metrics_app, build_runner
 from ovserve.http.transport.addresses import is_local, split
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import RestLimits
@@ -23,6 +23,8 @@ from ovserve.http.transport.sockets import Sockets
 from ovserve.http.transport.tls import Certificate
 from ovserve.inference.infer import Inference
 from ovserve.responses.service import ResponsesService
+from ovserve.responses.store import ResponseStore
+from ovserve.server.build import batch_bounds
 from ovserve.server.settings import OPTIONS, Settings, grpc_addresses, tls_files
 from ovserve.serving.manager import Manager
 
@@ -39,6 +41,7 @@ class Frontends:
         self,
         manager: Manager,
         responses: ResponsesService,
+        store: ResponseStore | None,
         guard: Guard,
         access_log: AccessLog,
         settings: Settings,
@@ -59,7 +62,19 @@ class Frontends:
         self._console = _console(manager, settings, guard, access_log)
         first = self._console.routes() if self._console is not None else ()
         models = Path(settings.model_repository_path).expanduser()
-        app = build_app(manager, self._limits, responses, guard, cors, access_log, inference, first, models)
+        self.batches = build_batches(manager, responses, guard, store, *batch_bounds(settings))
+        app = build_app(
+            manager,
+            self._limits,
+            responses,
+            guard,
+            cors,
+            access_log,
+            inference,
+            first,
+            models,
+            self.batches,
+        )
         self._runner = build_runner(app, self._limits)
         self._rpc = _rpc_server(manager, settings, guard, inference, access_log)
         self._metrics = build_runner(build_metrics_app(manager, self._limits, access_log), self._limits)
@@ -68,6 +83,7 @@ class Frontends:
     async def open(self, sockets: Sockets, certificate: Certificate | None, metrics: Sockets) -> None:
         """Answer what comes in from now on. Raises LoadError for a gRPC port that is taken."""
         await self._listen(self._runner, sockets, certificate)
+        self.batches.start()
         if metrics.port or metrics.unix:
             await self._listen(self._metrics, metrics, None)
             log.info("listening for scrapes without a key on %s", ", ".join(metrics.urls(tls=False)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, IDLE, LOGS, METRICS, RESPONSES, CONSOLE) = (
+GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, IDLE, LOGS, METRICS, RESPONSES, BATCHES, CONSOLE) = (
     "What is served",
     "Where it listens",
     "Security",
@@ -15,6 +15,7 @@ GROUPS = (SERVED, LISTEN, SECURITY, LIMITS, PROCESS, IDLE, LOGS, METRICS, RESPON
     "Logs",
     "Metrics",
     "Stored responses",
+    "Batches",
     "Console",
 )
 

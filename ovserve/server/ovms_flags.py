@@ -1,4 +1,4 @@
-"""The flags of OVMS that are not options here, and why; read by `cli/serve.py`.
+"""The flags of OVMS that are not options here, and why; read by `cli/serve.py` and `cli/pull.py`.
 
 A flag without a meaning in this server is accepted with a warning, so that a command line of OVMS can be used
 as it is. One that asks for something this server would not do is rejected, with the way to get it: to start
@@ -8,12 +8,18 @@ and serve something else than was asked for is worse than not to start.
 from __future__ import annotations
 
 _ONE_LOOP = "one event loop serves all connections, and the engine has its own process"
-_ONE_MODEL = (
-    "it describes a plain model; write it into the model's entry of config.json (docs/plain-models.md)"
-)
 _PREPARE = "run `ovserve pull` first, with the flags of OVMS's --pull (docs/pull.md), then `serve` its result"
 
+# Of `ovserve pull` too.
+MODEL_WITHOUT_EFFECT = {"model_type": "the model's files say which kind of speech model it is"}
+MODEL_REFUSED = {
+    "max_length": "the model's files say how many tokens fit; a graph and a request can have `truncate`",
+    "vocoder": "SpeechT5 is not converted here; `optimum-cli export` writes it with its vocoder",
+}
+
 WITHOUT_EFFECT = {
+    **MODEL_WITHOUT_EFFECT,
+    "disable_input_count_validation": "a request always has to give every input of a model",
     "grpc_workers": _ONE_LOOP,
     "grpc_max_threads": _ONE_LOOP,
     "grpc_memory_quota": "the size of a message is limited instead",
@@ -21,19 +27,15 @@ WITHOUT_EFFECT = {
     "custom_node_resources_cleaner_interval_seconds": "there are no custom nodes in C++",
     "verbose_response": "answers never hold the rendered prompt",
     "trace_path": "spans go to a collector, see --otlp_traces_endpoint",
-    "nireq": "the engine batches continuously, it has no pool of requests",
 }
 
 REFUSED = {
-    **dict.fromkeys(
-        ("batch_size", "shape", "layout", "mean", "scale", "color_format", "precision"), _ONE_MODEL
-    ),
-    "model_version_policy": _ONE_MODEL,
+    **MODEL_REFUSED,
     "cpu_extension": "libraries with operations of your own are not loaded",
     **dict.fromkeys(("pull", "configure"), "`ovserve pull` writes a graph.pbtxt; `serve` needs none"),
     **dict.fromkeys(
         ("gguf_filename", "source_loras", "weight-format", "extra_quantization_params", "overwrite_models"),
         _PREPARE,
     ),
-    "draft_source_model": _PREPARE,
+    **dict.fromkeys(("draft_source_model", "draft_model_path"), _PREPARE),
 }

@@ -12,17 +12,21 @@ import asyncio
 import gc
 import logging
 import signal
+import tempfile
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ovserve import log as logs
 from ovserve.access import AccessLog, as_system
 from ovserve.calculators.shipped import MODULES
+from ovserve.engine.client.early import SHARED_MEMORY
 from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.protocol.blobs import clear_abandoned
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.http.transport.addresses import UNIX
 from ovserve.http.transport.tls import Certificate
+from ovserve.pull.packaged import better_than
 from ovserve.responses.daily_usage import DailyUsage
 from ovserve.responses.service import ResponsesService
 from ovserve.sandbox.bodies import Bodies
@@ -37,6 +41,7 @@ from ovserve.server.build import (
     serving_settings,
 )
 from ovserve.server.listening import Listening
+from ovserve.server.running import listed
 from ovserve.server.settings import Settings, tls_files
 from ovserve.server.source import Served
 from ovserve.serving.manager import Manager
@@ -103,7 +108,7 @@ class Server:
 
             await self._responses.start()
             self._frontends = Frontends(
-                self._manager, self._responses, self._guard, self._access_log, self._settings
+                self._manager, self._responses, self._store, self._guard, self._access_log, self._settings
             )
             await self._frontends.open(self._listening.api, self._certificate, self._listening.metrics)
             log.info("listening on %s, loading %s", ", ".join(urls), self._served.what)
@@ -141,6 +146,8 @@ class Server:
         if frontends is not None:
             frontends.close()
         self._listening.close()
+        if frontends is not None:
+            await frontends.batches.stop()
         await self._responses.stop()
         await manager.stop()
         if frontends is not None:
@@ -167,12 +174,15 @@ async def serve(
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
     _set_up_logs(settings)
+    clear_abandoned()
+    _check_temporary_directory()
     for notice in (*notices, *served.notices):
         log.warning("%s", notice)
     server = Server(settings, served, prewarmed, listening)
     try:
         if await server.start():
-            await server.run()
+            with listed(listening.api.urls(tls=bool(settings.tls_cert_file))[0]):
+                await server.run()
     finally:
         await server.stop()
     return 0
@@ -204,6 +214,18 @@ async def _load(manager: Manager, served: Served) -> None:
         result = await manager.reload()
     if served.only and not manager.versions(served.only):
         raise LoadError(next(iter(result.failed.values()), "it was not loaded"))
+
+
+def _check_temporary_directory() -> None:
+    """Raises LoadError where no temporary file can be made: uploads, audio and some engines need them."""
+    try:
+        if tempfile.gettempdir() == SHARED_MEMORY:
+            log.warning(
+                "temporary files go to %s, which is memory; mount a writable /tmp, or name another directory "
+                "in TMPDIR", SHARED_MEMORY,
+            )  # fmt: skip
+    except FileNotFoundError as exc:
+        raise LoadError(f"{exc.strerror}; mount a writable /tmp, or name a directory in TMPDIR") from exc
 
 
 def _set_up_logs(settings: Settings) -> None:
@@ -247,6 +269,7 @@ def _announce(url: str, manager: Manager, form: str) -> None:
             f"  curl -N {url}/v3/{path} -H 'Content-Type: application/json' \\",
             f'    -d \'{{"model":"{first.name}",{body}}}\'',
         ]
+    lines += [f"\n{better}" for name in served if (better := better_than(name))]
     print("\n".join([*lines, ""]), flush=True)  # noqa: T201
 
 

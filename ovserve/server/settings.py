@@ -13,6 +13,7 @@ from typing import Any
 
 from ovserve.log import FORMATS, LEVELS
 from ovserve.server.option import (
+    BATCHES,
     CONSOLE,
     IDLE,
     LIMITS,
@@ -42,7 +43,7 @@ class Settings:
     )
     model_name: str = option("", "name under which the graph is served (default: from the path)")
     model_path: str = option(
-        "", "directory that holds graph.pbtxt or a model, or a .gguf file", aliases=("model_dir",)
+        "", "directory that holds graph.pbtxt or a model, or the file of a model", aliases=("model_dir",)
     )
     model_alias: str = option(
         "",
@@ -56,7 +57,7 @@ class Settings:
     )
     reload_policy: str = option(
         "beside",
-        "how a changed graph is loaded: beside the old one, or in place of it where memory holds only one",
+        "how a changed graph is loaded: beside the old one where memory holds both, or always in place of it",
         choices=("beside", "replace"),
     )
     reload_drain_timeout: float = option(
@@ -266,6 +267,21 @@ class Settings:
     )
     response_store_max_bytes_per_key: int = option(
         0, "what one key may hold of it; 0: no bound of its own", group=RESPONSES
+    )
+
+    max_file_bytes: int = option(
+        200 << 20, "largest file for a batch, in bytes; --max_body_bytes bounds each line", group=BATCHES
+    )
+    file_store_max_bytes: int = option(
+        10 << 30, "what uploaded files and results may take on disk; 0: no bound", group=BATCHES
+    )
+    file_store_max_bytes_per_key: int = option(
+        0, "what the files of one key may take of it; 0: no bound of its own", group=BATCHES
+    )
+    max_files_per_key: int = option(1000, "files that one key may have", group=BATCHES)
+    max_batch_requests: int = option(50_000, "requests that one batch may have", group=BATCHES)
+    batch_window_seconds: float = option(
+        24 * 3600.0, "seconds after which a batch expires with the results that it has", group=BATCHES
     )
 
     console: str = option(

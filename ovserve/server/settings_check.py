@@ -47,6 +47,10 @@ POSITIVE = (
     "reload_drain_timeout",
     "response_store_ttl",
     "response_store_max_bytes",
+    "max_file_bytes",
+    "max_files_per_key",
+    "max_batch_requests",
+    "batch_window_seconds",
 )
 
 

@@ -13,20 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ovserve.engine.model.encoder_task import encoder_task
-from ovserve.engine.model.files import LANGUAGE_MODELS, model_in
+from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, model_in
+from ovserve.engine.model.tensor_files import SUFFIXES, is_model_file
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.pull.convert import AUTO
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text
-from ovserve.pull.packaged import MODELS
+from ovserve.pull.packaged import DEFAULT_MODEL, MODELS
 from ovserve.pull.source import HUB_ID, SHORT_NAMES, Say, find
 from ovserve.server.settings import Settings
 from ovserve.serving.config.file import MESH_FOLDER, ConfigFile
+from ovserve.serving.config.models import FLAGS, entry_of, looks_plain
 from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
+from ovserve.serving.config.schema import ENTRY
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
-DEFAULT_MODEL = "smollm2"
 CONFIG_FILE = "config.json"
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -46,7 +47,8 @@ class Served:
 
 def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: str = "") -> Served:
     """Find what is to be served, and pull it if it is a model that is not here yet. `options` are those of a
-    graph, by name; `task` says which graph a model gets. Raises an OvserveError that says what to do."""
+    graph or of a plain model, by name; `task` says which graph a model gets. Raises an OvserveError that says
+    what to do."""
     if task and (settings.config_path or settings.graphs_dir):
         raise InvalidArgument("--task: only for one model; a configuration or a directory has its graphs")
     if settings.config_path:
@@ -55,7 +57,7 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
         return _directory(Path(settings.graphs_dir), options)
     if settings.model_path:
         path = Path(settings.model_path).expanduser()
-        return _path(path, settings, options, task, given="--model_path")
+        return _path(path, settings, options, task, say, given="--model_path")
     source, repository = settings.source_model, Path(settings.model_repository_path).expanduser()
     if not source:
         listed = repository / CONFIG_FILE
@@ -63,9 +65,9 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
             return _configuration(listed, options)
         source = DEFAULT_MODEL
     if source not in SHORT_NAMES and (path := Path(source).expanduser()).exists():
-        return _path(path, settings, options, task, given=source)
+        return _path(path, settings, options, task, say, given=source)
     pulled = _pulled(source, repository, say, task)
-    return _path(pulled, settings, options, task, given=source, name=source)
+    return _path(pulled, settings, options, task, say, given=source, name=source)
 
 
 def in_memory(
@@ -82,6 +84,15 @@ def in_memory(
     base = (model if model.is_dir() else model.parent).absolute()
     text = graph_text(given, str(model.absolute()), draft)
     return ServableSpec(name or name_of(model), base, base / GRAPH_FILE, origin=str(model), text=text)
+
+
+def model_without_graph(path: Path) -> ServableSpec | None:
+    """Return the graph of a .gguf file, or of a directory with a language model; None for anything else."""
+    if path.suffix == ".gguf" and path.is_file():
+        return in_memory(path)
+    if path.is_dir() and not (path / GRAPH_FILE).exists() and has_model(path) and not encoder_task(path):
+        return in_memory(model_in(path))
+    return None
 
 
 def encoder_in_memory(
@@ -120,37 +131,95 @@ def _path(
     settings: Settings,
     options: Mapping[str, Option],
     task: str,
+    say: Say,
     *,
     given: str,
     name: str = "",
 ) -> Served:
     name = settings.model_name or name or name_of(path.parent if path.name == GRAPH_FILE else path)
+    if not task and _is_plain(path):
+        spec = ServableSpec.of_directory(name, path, origin=given)  # the loader decides
+        return Served(SingleGraph(spec, entry_of(options)), given, name)
+    options, notices = _of_graph(options, path)
+    found = _graph_at(path, settings, options, say, task, given=given, name=name)
+    return replace(found, notices=(*found.notices, *notices))
+
+
+def _is_plain(path: Path) -> bool:
+    """Return whether a path is a plain model, and neither a graph, nor a model that gets one."""
+    if path.is_file():
+        return is_model_file(path)
+    graphs = (path / GRAPH_FILE, path / CONFIG_FILE, *path.glob(f"*/{GRAPH_FILE}"))
+    if any(file.is_file() for file in graphs) or encoder_task(path) or not path.is_dir():
+        return False
+    return not has_model(path) and (has_versions(path) or looks_plain(path))
+
+
+def _of_graph(options: Mapping[str, Option], path: Path) -> tuple[dict[str, Option], list[str]]:
+    """Return the options of a graph, and notices of others.
+
+    Raises InvalidArgument for one of plain models.
+    """
+    notices = []
+    for name in (name for name in options if name in FLAGS):
+        if name != "nireq":
+            raise InvalidArgument(
+                f"--{name} is of a plain model, and {path} is none; see docs/plain-models.md for what is one"
+            )
+        notices.append(f"--{name} has no effect: {ENTRY.keys[name].effect}")
+    return {name: value for name, value in options.items() if name not in FLAGS}, notices
+
+
+def _graph_at(
+    path: Path,
+    settings: Settings,
+    options: Mapping[str, Option],
+    say: Say,
+    task: str,
+    *,
+    given: str,
+    name: str,
+) -> Served:
     if task in ENCODER_TASKS and path.exists():
         return _single(encoder_in_memory(path, task, name, options))
-    if path.is_file():
+    if path.is_file() and path.suffix != ".gguf":
         return _file(path, options, given=given, name=name)
     for file in (path / GRAPH_FILE, path / MESH_FOLDER / GRAPH_FILE):  # OVMS looks in both
         if file.is_file():
             return _graph(file, name, options)
     if not task and (found := encoder_task(path)):
         return _single(encoder_in_memory(path, found, name, options))
-    if path.is_dir() and has_model(path):
-        return _single(in_memory(model_in(path), name, options))
+    if path.is_file() or (path.is_dir() and has_model(path)):
+        return _single(_model(model_in(path), settings, name, options, say))
     if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
         return _directory(path, options)
     if (path / CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
         return _configuration(path / CONFIG_FILE, options)
-    if has_versions(path):
-        return _single(ServableSpec.of_directory(name, path, origin=given))  # the loader decides
     if path.is_dir() and (several := sorted(f for f in path.iterdir() if has_versions(f))):
         raise InvalidArgument(
             f"{given}: {path} holds {len(several)} models; serve one of them, such as {several[0]}, "
             "or all by a config.json (docs/plain-models.md)"
         )
     if not path.exists():
-        raise NotFound(f"{given}: {path} does not exist")
+        raise NotFound(f"{given}: {cloud_fault(path) or f'{path} does not exist'}")
     find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
     raise InvalidArgument(f"{given}: {path} holds neither a {GRAPH_FILE} nor a model")
+
+
+def _model(
+    model: Path, settings: Settings, name: str, options: Mapping[str, Option], say: Say
+) -> ServableSpec:
+    """Return the graph of a model. A .gguf file is converted, unless its options need the other engine."""
+    if model.suffix != ".gguf":
+        return in_memory(model, name, options)
+    from ovserve.pull.run import convert_for_serving, with_paged_engine  # as long to import as the server
+
+    paged = with_paged_engine(options)
+    if paged.get("engine") != "paged":
+        return in_memory(model, name, options)
+    repository = Path(settings.model_repository_path).expanduser()
+    directory = convert_for_serving(model, repository, say)
+    return in_memory(directory, name or name_of(model), paged)
 
 
 def _file(path: Path, options: Mapping[str, Option], *, given: str, name: str) -> Served:
@@ -158,10 +227,11 @@ def _file(path: Path, options: Mapping[str, Option], *, given: str, name: str) -
         return _graph(path, name, options)
     if path.suffix in CONFIG_SUFFIXES:
         return _configuration(path, options)
-    if path.suffix == ".gguf":
-        return _single(in_memory(path, name, options))
+    if is_model_file(path):
+        raise InvalidArgument(f"--task: {path} is a plain model, which has none")
     raise InvalidArgument(
-        f"{given}: expected a .gguf file, a {GRAPH_FILE} or a configuration, got {path.name}"
+        f"{given}: expected a .gguf file, a {GRAPH_FILE}, a model file ({', '.join(SUFFIXES)}) or a "
+        f"configuration, got {path.name}"
     )
 
 
@@ -212,6 +282,4 @@ def _pulled(source: str, repository: Path, say: Say, task: str) -> Path:
         find(source, MODELS)  # raises: with the nearest short name
     from ovserve.pull.run import Wanted, pull  # takes as long to import as the server
 
-    # The form that is faster on this processor, as `make setup` has it; the hub decides for itself.
-    form = AUTO if source in MODELS else ""
-    return pull(Wanted(source, repository, weight_format=form, task=task), say, hint=False)
+    return pull(Wanted(source, repository, task=task), say, hint=False)

@@ -57,12 +57,15 @@ def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[st
             field="lora_adapters",
         )
     ((packet, found),) = named.items()
-    if isinstance(found.spec, TextSpec) and found.spec.decoding == "paged":
-        raise found.node.error('an adapter needs engine: "genai", got "paged"', "engine")
+    spec = found.spec
+    if isinstance(spec, TextSpec) and spec.decoding == "paged":
+        if found.fallback is None:
+            raise found.node.error('an adapter needs engine: "genai", got "paged"', "engine")
+        spec = found.fallback
     try:
         file = adapter_file(adapter.path)
         alpha = adapter.alpha * scaling(file)
     except LoadError as error:
         raise found.node.error(error.reason, "lora_adapters") from error
-    spec = msgspec.structs.replace(found.spec, adapter=LoraAdapter(str(file), alpha))
-    return {**nodes, packet: replace(found, spec=spec)}
+    spec = msgspec.structs.replace(spec, adapter=LoraAdapter(str(file), alpha))
+    return {**nodes, packet: replace(found, spec=spec, fallback=None)}

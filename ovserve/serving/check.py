@@ -1,8 +1,9 @@
-"""Check what would be served, without loading a model: graphs, model files, chat templates,
-parsers, devices and their properties, memory. With `load`, whether an engine starts.
+"""Check what would be served: graphs, model files, chat templates, parsers, devices and their properties,
+memory. With a `Trial`, whether it loads.
 
 The graph is checked by the loader's own code, and the template is compiled by the server's own template
-process. So what passes here can only fail later in the engine.
+process. So what passes here can only fail later in the engine. Plain models have little else than options of
+their engine, so the command loads them in any case.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import msgspec
 from ovserve.access import as_system
 from ovserve.calculators.llm_resource import choose_parsers, load_template
 from ovserve.calculators.options.llm import LlmOptions
+from ovserve.calculators.options.text_engine import TextEngine
+from ovserve.calculators.session import Models
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.model.files import ModelFiles, read_model_files
+from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script
 from ovserve.engine.model.tensor_files import is_model_file
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
@@ -36,9 +39,9 @@ from ovserve.serving.config.subconfig import Found, graph_spec, with_models
 from ovserve.serving.engine_nodes import EngineNode
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
-from ovserve.serving.model_size import ModelSize, cache_bytes, model_size, weights
-from ovserve.serving.sessions import unknown_models
-from ovserve.serving.settings import ServingSettings
+from ovserve.serving.model_size import LoadEstimate, ModelSize, cache_bytes, estimate, model_size, weights
+from ovserve.serving.sessions import ServedModels, bind_sessions, unknown_models
+from ovserve.serving.settings import Convert, ServingSettings
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
@@ -51,11 +54,13 @@ class Model:
     """One engine that a graph would start. `context` in tokens; `template` as a description."""
 
     spec: GenerationSpec
+    engine: TextEngine
     architecture: str
     context: int | None
     size: ModelSize
     template: str
     parsers: ParserChoice
+    load: LoadEstimate
 
     @property
     def full_context(self) -> int:
@@ -64,8 +69,8 @@ class Model:
 
     @property
     def memory(self) -> int:
-        """Return the bytes of weights and cache. The cache counts as configured, else as one full context."""
-        return self.size.weights + cache_bytes(self.spec, self.size, self.context)
+        """Return the bytes of memory with the cache. The cache counts as configured, else as one context."""
+        return self.load.resident + cache_bytes(self.spec, self.size, self.context)
 
 
 @dataclass
@@ -80,8 +85,9 @@ class Report:
     located: list[LoadError] = field(default_factory=list)  # those of the errors that name a place
 
     def fail(self, error: LoadError) -> None:
-        self.errors.append(str(error))
-        self.located.append(error)
+        for each in (error, *error.others):
+            self.errors.append(str(each))
+            self.located.append(each)
 
 
 def find(path: Path) -> Found:
@@ -90,6 +96,8 @@ def find(path: Path) -> Found:
 
     Raises LoadError.
     """
+    if fault := cloud_fault(path):
+        raise LoadError(fault)
     if path.is_file() and path.suffix in CONFIG_SUFFIXES:
         return ConfigFile(path).read()
     if path.is_file() and not is_model_file(path):
@@ -124,9 +132,10 @@ async def report(
     templates: TemplatePool,
     probe: Probe | None = None,
     plain_models: Collection[str] | None = None,
+    models: Models | None = None,
 ) -> Report:
     """Check one servable. Without a `probe`, devices and their properties are not checked, and without the
-    names of `plain_models` not whether the graph's are there."""
+    names of `plain_models` not whether the graph's are there. `models` are those that are loaded."""
     made = Report(spec)
     try:
         checked = check(spec, registry)
@@ -136,7 +145,13 @@ async def report(
     made.warnings += checked.graph.plan.warnings
     made.warnings += _absent_files(checked.graph.plan.nodes)
     if plain_models is not None:
-        made.errors += map(str, unknown_models(checked.graph.plan.nodes, plain_models))
+        unknown = list(map(str, unknown_models(checked.graph.plan.nodes, plain_models)))
+        made.errors += unknown
+        if models is not None and not unknown:
+            try:
+                bind_sessions(checked.graph.plan.nodes, models)
+            except LoadError as error:
+                made.fail(error)
     for engine in checked.engines.values():
         try:
             if (model := await _model(engine, made, templates)) is not None:
@@ -162,18 +177,28 @@ def _absent_files(nodes: Iterable[NodePlan]) -> Iterator[str]:
                 yield str(plan.node.error(f"{text} does not exist", name))
 
 
-async def load(made: Report, registry: Registry, seconds: float) -> float:
-    """Start the engines of a servable and stop them again; return the seconds. Its error is reported."""
-    began = time.monotonic()
-    manager = Manager(registry, ServingSettings(EngineSettings(ready_timeout=seconds)))
-    try:
-        with as_system():
-            await manager.load(made.spec.name, made.spec)
-    except LoadError as error:
-        made.errors.append(str(error))
-    finally:
-        await manager.stop()
-    return time.monotonic() - began
+class Trial:
+    """Loads what is checked as a server would. Plain models stay until `stop`, because graphs use them."""
+
+    def __init__(self, registry: Registry, seconds: float, convert: Convert) -> None:
+        settings = EngineSettings(ready_timeout=seconds, keep_shared=True)
+        self._manager = Manager(registry, ServingSettings(settings, convert=convert))
+        self.models = ServedModels(self._manager.entries)
+
+    async def load(self, made: Report) -> float:
+        """Load a servable; return the seconds. Its error is reported."""
+        began = time.monotonic()
+        try:
+            with as_system():
+                await self._manager.load(made.spec.name, made.spec)
+                if not made.spec.plain:
+                    await self._manager.unload(made.spec.name)
+        except LoadError as error:
+            made.errors.append(str(error))
+        return time.monotonic() - began
+
+    async def stop(self) -> None:
+        await self._manager.stop()
 
 
 async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
@@ -189,7 +214,7 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     fields = engine.kind.options_type.DESCRIPTOR.fields_by_name
     devices = [(spec.device, spec.properties)]
     if isinstance(spec, TextSpec) and spec.draft is not None:
-        devices.append((spec.draft.device, "{}"))
+        devices.append((spec.draft.device or spec.device, "{}"))
     for device, properties in devices:
         option, reason = await probe.fault(device, properties)
         if reason:
@@ -204,6 +229,8 @@ async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> M
         return None
     spec = options.spec
     files = _files(spec.model_path)
+    if options.engine.engine.name != "paged":
+        refuse_for_library(spec.model_path, files)
     made.errors += _missing(Path(spec.model_path), TOKENIZERS)
     for draft in spec.model_paths[1:]:
         made.errors += _missing(Path(draft), ())  # it receives tokens
@@ -216,11 +243,13 @@ async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> M
     own = "of the graph" if options.template else "of the model"
     return Model(
         spec,
+        options.engine.engine,
         files.architecture or "unknown",
         files.max_length,
         model_size(spec),
         own if template is not None else "none",
         choose_parsers(options, template),
+        estimate(spec),
     )
 
 

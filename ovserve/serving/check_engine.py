@@ -9,9 +9,9 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from xml.etree import ElementTree
 
 from ovserve.engine.host.memory import memory
+from ovserve.engine.model.tensor_files import weights_fault
 from ovserve.engine.protocol.specs import Spec, TextSpec
 from ovserve.serving.model_size import GIGABYTE
 
@@ -24,32 +24,8 @@ def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
         xml, weights = directory / f"{name}.xml", directory / f"{name}.bin"
         if not (xml.is_file() and weights.is_file()):
             continue
-        try:
-            root, needed = _read(xml)
-        except ElementTree.ParseError as error:
-            yield f"{xml}:{error.position[0]}: not XML: {error}"
-            continue
-        size = weights.stat().st_size
-        if root != "net":
-            yield f"{xml}:1: not a model of OpenVINO: its root is <{root}>, expected <net>"
-        elif size < needed:
-            yield f"{weights} is truncated: it has {size} bytes, and {xml.name} needs {needed}"
-
-
-def _read(xml: Path) -> tuple[str, int]:
-    """Return the name of the root, and how many bytes of weights are referred to."""
-    root, needed, open_ = "", 0, 0
-    for event, element in ElementTree.iterparse(xml, ("start", "end")):
-        if event == "start":
-            root = root or element.tag
-            open_ += 1
-            continue
-        open_ -= 1
-        if element.tag == "data" and "offset" in element.attrib:
-            needed = max(needed, int(element.attrib["offset"]) + int(element.attrib.get("size", 0)))
-        if open_ == 2:  # a layer or an edge: read, and no longer needed
-            element.clear()
-    return root, needed
+        if fault := weights_fault(xml, weights):
+            yield fault
 
 
 def cache_fault(spec: Spec) -> str:

@@ -38,7 +38,7 @@ class EncoderTokens:
                 return TokenizeResult(tokenize.tokens_body(fitted), asked.ignored)
             strings = None
             if asked.body.return_token_strs:
-                strings = await self._encoder.detokenize([[id_] for id_ in rows[0]])
+                strings = await self._encoder.token_texts(rows[0])
         return TokenizeResult(tokenize.counted_body(rows[0], strings, facts.max_length), asked.ignored)
 
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:

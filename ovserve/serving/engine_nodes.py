@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 import msgspec
@@ -25,6 +26,7 @@ class EngineNode:
     kind: ResourceKind[Any]
     options: Any  # as the kind parsed them, or joined those of several nodes
     spec: Spec
+    fallback: Spec | None = None  # if the first one cannot serve the model
 
     @classmethod
     def of(
@@ -42,7 +44,7 @@ class EngineNode:
         spec = kind.spec(joined)
         if spec.one_servable:
             spec = msgspec.structs.replace(spec, servable=servable)
-        return cls(first, kind, joined, spec)
+        return cls(first, kind, joined, spec, kind.fallback(joined))
 
 
 def packets_of(config: GraphConfig, tag: str) -> set[str]:
@@ -88,16 +90,17 @@ def engine_nodes(graph: Graph, servable: str) -> dict[str, EngineNode]:
             if kind is None:
                 continue
             wanted.setdefault(packet, (plan.node, kind))
-            if _holds_engine(plan.cls) and plan.cls.resource is kind:
+            # TAG:1 and further of a node are engines of others, which it only uses.
+            if _holds_engine(plan.cls) and plan.cls.resource is kind and not port.index:
                 holders.setdefault(packet, []).append(plan)
     found: dict[str, EngineNode] = {}
     for packet, (node, kind) in wanted.items():
         plans = holders.get(packet)
         if not plans:
-            raise node.error(
-                f"no node with {kind.options_type.DESCRIPTOR.name} fills side packet {packet!r}",
-                "input_side_packet",
-            )
+            near = get_close_matches(packet, holders, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            text = f"no node with {kind.options_type.DESCRIPTOR.name} fills side packet {packet!r}{hint}"
+            raise node.error(text, "input_side_packet", f"{kind.tag}:{packet}")
         options = [plan.contract.options for plan in plans]
         found[packet] = EngineNode.of([plan.node for plan in plans], kind, options, servable)
     return found | _adapters(graph)

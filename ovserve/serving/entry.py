@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ovserve.errors import OvserveError
+from ovserve.errors import LoadError, OvserveError
 from ovserve.serving.engines import Key
 from ovserve.serving.plan import Current, Desired
 from ovserve.serving.servable import Servable, State
@@ -42,7 +42,8 @@ class Entry:
 
     @property
     def known(self) -> Current:
-        return Current(self.active, self.tried, self.unloaded)
+        transient = isinstance(self.error, LoadError) and self.error.transient
+        return Current(self.active, self.tried, self.unloaded, transient)
 
     @property
     def watched(self) -> set[str]:

@@ -31,10 +31,11 @@ class GraphResponse:
         self._servable = servable
         self._payload = payload
         self._input, self._output = servable.http_streams
-        self._front, self._metrics = front, servable.metrics
+        self._front = front
         self._run = self._new_run()
         self._lease = servable.lease()
         self._call = current_request()
+        self._metrics = servable.metrics.of_batches if self._call.batch else servable.metrics
         self._cancellable = self._call.cancellable(lambda error: self._run.cancel(error))
         self._answering = self._call.answering()
 

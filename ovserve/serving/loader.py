@@ -18,13 +18,13 @@ from ovserve.admission.controller import AdmissionController
 from ovserve.admission.limits import Limits
 from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
-from ovserve.calculators.resource import Host
+from ovserve.calculators.resource import EngineCalculator, Host
 from ovserve.calculators.session import Models
 from ovserve.engine.model.tensor_files import model_file, read_mapping
 from ovserve.engine.protocol.specs import Spec
 from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
-from ovserve.graph import Node, Registry
+from ovserve.graph import Calculator, Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.imports import author_files
@@ -32,6 +32,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.adapters import with_adapter, with_adapters
+from ovserve.serving.config.models import absent, nothing_served
 from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.endpoints import declared
 from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
@@ -83,15 +84,19 @@ def model_paths(spec: ServableSpec) -> tuple[str, ...]:
     return (*(str(config.base / text) for text in sorted(set(config.paths()))), *own)
 
 
-def check(spec: ServableSpec, registry: Registry) -> Checked:
-    """Check a specification. Raises LoadError with file, line, node and field where they are known."""
+def check(spec: ServableSpec, registry: Registry, *, models: bool = True) -> Checked:
+    """Check a specification. Raises LoadError with file, line, node and field where they are known.
+
+    Without `models` the options of engines are not looked at, and the result has no engines.
+    """
     if fault := spec.fault or spec.wrong_name:
         raise LoadError(fault, file=spec.origin)
     if spec.model is not None:
         return _checked_model(spec, spec.model, registry)
     if not spec.text and not spec.graph.is_file():
         raise LoadError(
-            f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}, or a plain model",
+            f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}, or a plain model: "
+            f"{nothing_served(spec.base) if spec.base.is_dir() else absent(spec.base)}",
             file=spec.origin,
         )
     if spec.subconfig is not None and spec.subconfig.is_file():
@@ -99,6 +104,8 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
             log.warning("%s", warning)
     config = _graph_config(spec)
     known = registry if spec.text else registry.for_directory(spec.base)
+    if not models:
+        known = known.mapped(_without_options)
     types: dict[str, type] = {}
     for kind in kinds_of(known):
         types |= dict.fromkeys(packets_of(config, kind.tag), kind.packet_type)
@@ -107,10 +114,17 @@ def check(spec: ServableSpec, registry: Registry) -> Checked:
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
     interface = interface_of(graph)
-    engines = engine_nodes(graph, spec.name)
-    if spec.adapter is not None:
+    engines = engine_nodes(graph, spec.name) if models else {}
+    if spec.adapter is not None and models:
         engines = with_adapter(engines, spec.adapter)
     return Checked(spec, graph, interface, engines)
+
+
+def _without_options(cls: type[Calculator]) -> type[Calculator]:
+    if not issubclass(cls, EngineCalculator):
+        return cls
+    members = {"parse_options": classmethod(lambda cls, node: None), "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls,), members | {"__module__": cls.__module__})
 
 
 def listed_with_adapters(specs: Sequence[ServableSpec]) -> list[ServableSpec]:
@@ -187,7 +201,7 @@ async def load_servable(
         for packet, wanted in checked.engines.items():
             if wanted.spec.conversation == "steps":
                 templates.prepare()  # while the engine loads, which reports its template when it is ready
-            engine = taken[packet] = await _acquire(checked, wanted.node, engines, keys[packet])
+            engine = taken[packet] = await _acquire(checked, wanted, engines, keys[packet])
             await asyncio.to_thread(log_memory, name, engine)
             # A shared process knows the memory of all its models only.
             held = 0 if engine.spec.hosted else engine.memory_held
@@ -251,14 +265,16 @@ def _code(checked: Checked) -> bytes:
     return nodes + b"\0".join(path.read_bytes() for path in files)
 
 
-async def _acquire(checked: Checked, node: Node, engines: Engines, key: Key) -> AnyEngine:
+async def _acquire(checked: Checked, wanted: EngineNode, engines: Engines, key: Key) -> AnyEngine:
     """Acquire an engine. Its error names the option; the node adds where that is written."""
     try:
-        return await engines.acquire(key, on_demand=checked.spec.on_demand)
+        return await engines.acquire(key, on_demand=checked.spec.on_demand, fallback=wanted.fallback)
     except LoadError as error:
         spec, nodes = checked.spec, [plan.node for plan in checked.graph.plan.nodes]
         reason = f"{error.file}: {error.reason}" if error.file else error.reason
         if spec.plain:
-            raise LoadError(reason, file=spec.origin, field=error.field) from error
-        node = next((n for n in nodes if n.name == error.node), node)
-        raise node.error(reason, error.field or "models_path") from error
+            raise LoadError(reason, file=spec.origin, field=error.field, transient=error.transient) from error
+        node = next((n for n in nodes if n.name == error.node), wanted.node)
+        raised = node.error(reason, error.field or "models_path")
+        raised.transient = error.transient
+        raise raised from error

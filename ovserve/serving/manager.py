@@ -29,7 +29,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
 from ovserve.serving.changes import Changes
-from ovserve.serving.config.repository import Repository
+from ovserve.serving.config.repository import Found, GraphsDirectory, Repository
 from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Phase
 from ovserve.serving.rollout import Rollout
@@ -238,9 +238,9 @@ class Manager:
             self._specs = others | {spec.key: spec for spec in specs}
             await self._rollout.apply(specs, retry=True, only=name)
             self._applied = True
-        for spec in specs:
-            if (error := self._entries[spec.key].error) is not None:
-                raise error
+        for entry in self._entries.of(name):
+            if entry.listed and entry.error is not None:
+                raise entry.error
         return self.get(name)
 
     async def _poll(self) -> ReloadResult | None:
@@ -263,7 +263,7 @@ class Manager:
             return ()
         self._digest = await self._configuration_digest()
         try:
-            found = await asyncio.to_thread(self._repository.read)
+            found = await asyncio.to_thread(self._found)
         except LoadError as error:
             self.reloads["invalid"] += 1
             self.fault = str(error)
@@ -276,10 +276,21 @@ class Manager:
             log.warning("%s", warning)
         return warnings
 
+    def _found(self) -> Found:
+        """Read the repository. Raises LoadError, also for storage that has gone."""
+        assert self._repository is not None
+        try:
+            found = self._repository.read()
+        except OSError as error:
+            raise LoadError(f"cannot be read: {error}") from error
+        if isinstance(self._repository, GraphsDirectory) and self._specs and not found.specs:
+            raise LoadError(f"{self._repository.path} is empty now; what it held is still served")
+        return found
+
     async def _described(self, name: str) -> list[ServableSpec]:
         found: list[ServableSpec] = []
         if self._repository is not None:
-            read = await asyncio.to_thread(self._repository.read)
+            read = await asyncio.to_thread(self._found)
             found = [spec for spec in read.specs if spec.name == name]
         found = found or [spec for spec in self._specs.values() if spec.name == name]
         if not found:
@@ -287,7 +298,12 @@ class Manager:
         return found
 
     async def _configuration_digest(self) -> str:
-        return "" if self._repository is None else await asyncio.to_thread(self._repository.digest)
+        if self._repository is None:
+            return ""
+        try:
+            return await asyncio.to_thread(self._repository.digest)
+        except OSError as error:
+            return f"unreadable: {error}"
 
     async def _apply(self, *, retry: bool, warnings: tuple[str, ...] = ()) -> ReloadResult:
         result = await self._rollout.apply(list(self._specs.values()), retry=retry)

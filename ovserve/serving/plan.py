@@ -9,6 +9,7 @@
 | yes, the last change has failed   | yes           | as loaded      | clear the error                  |
 | yes, the last change has failed   | yes           | as that failed | nothing; load if `retry`         |
 | failed, nothing is served         | yes           | as that failed | nothing; load if `retry`         |
+| either, the failure is transient  | yes           | as that failed | load                             |
 | either                            | yes           | another        | load                             |
 
 `retry` is true when a person or a program requested the reload. The watcher does not retry what has failed
@@ -33,6 +34,7 @@ class Current:
     active: Desired | None = None
     tried: Desired | None = None
     unloaded: bool = False  # by request; its files are still wanted
+    transient: bool = False  # the last load failed, and may succeed with the same files
 
     @property
     def failed(self) -> bool:
@@ -58,7 +60,7 @@ def diff(known: Mapping[str, Current], wanted: Mapping[str, Desired], *, retry: 
             load += [name] if retry else []
         elif now is not None and _same(want, now.active):
             clear_error += [name] if now.failed else []
-        elif retry or now is None or not _same(want, now.tried):
+        elif retry or now is None or now.transient or not _same(want, now.tried):
             load.append(name)
     there = (n for n, k in known.items() if k.active or k.tried or k.unloaded)
     return Plan(tuple(load), tuple(n for n in there if n not in wanted), tuple(clear_error))

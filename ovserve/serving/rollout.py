@@ -2,9 +2,9 @@
 
 Everything is read and every graph is checked first. Then each servable is loaded while the
 current one of its name serves, and replaces it by one assignment. The old one keeps its running requests, and
-ends when they are done or `drain_seconds` are over. A failure changes nothing but a status. With
-`replace_first`, for machines that cannot hold two copies of a model, the old one is drained and ended before
-the new one is loaded; requests get "loading" meanwhile.
+ends when they are done or `drain_seconds` are over. A failure changes nothing but a status. Where memory
+does not hold both, or with `replace_first`, the old one is drained and ended before the new one is loaded;
+requests get "loading" meanwhile.
 """
 
 from __future__ import annotations
@@ -72,12 +72,26 @@ class Rollout:
         self._templates = TemplatePool()
         self._media = media
         self._bodies = bodies
-        self.engines = Engines(settings.engines, prewarmed)
+        self.engines = Engines(settings.engines, prewarmed, settings.memory, settings.convert)
         self._residency = Residency(entries, settings.idle, metrics)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:
         """Return the specifications with the digests of their files."""
-        return await asyncio.to_thread(lambda: self._look(listed_with_adapters(specs)))
+        return await asyncio.to_thread(lambda: self._look(listed_with_adapters(self._with_places(specs))))
+
+    def _with_places(self, specs: Sequence[ServableSpec]) -> list[ServableSpec]:
+        """Return the specifications, with those that are served in the place of a path that has gone.
+
+        They go on answering from memory, and their state says what is absent. Without its files, a plain
+        model looks like a graph.
+        """
+        found = []
+        for spec in specs:
+            gone = spec.model is None and not spec.text and not spec.graph.is_file()
+            served = [e.active[0] for e in self._entries.of(spec.name) if gone and e.active and e.servable]
+            there = [s for s in served if s.plain and spec.base in (s.base, *s.base.parents)]
+            found += there or [spec]
+        return found
 
     def plan(self, wanted: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
         known = {key: e.known for key, e in self._entries.items() if only in (None, e.name)}
@@ -85,11 +99,11 @@ class Rollout:
         return replace(plan, remove=tuple(key for key in plan.remove if not self._needed(key, wanted)))
 
     def _needed(self, key: str, wanted: Mapping[str, Desired]) -> bool:
-        """Return whether this version of a plain model answers, and none that is wanted does so yet."""
+        """Return whether this version answers, and none that is wanted of its name does so yet."""
         old = self._entries[key]
-        if not old.spec.plain or old.servable is None:
+        if old.servable is None:
             return False
-        newer = [s.key for s, _ in wanted.values() if s.name == old.name and s.model is not None]
+        newer = [s.key for s, _ in wanted.values() if s.name == old.name]
         return bool(newer) and all((e := self._entries.get(k)) is None or e.servable is None for k in newer)
 
     async def apply(
@@ -103,13 +117,13 @@ class Rollout:
             self._entries[name].clear_error()
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
         shared = {key for p in prepared for key in p.keys.values()}
-        later = await self._take_out(plan.remove, shared)
+        later = await self._take_out(plan.remove, shared, first=await self._ends_first(shared))
         await self.engines.expect(key[0] for one in prepared for key in one.keys.values())
         for plain in (True, False):  # graphs may use plain models, and are checked against them
             await self._bring_all([p for p in prepared if p.entry.spec.plain is plain])
         # Older versions of a plain model answered until now.
         older = self.plan(wanted, retry=False, only=only).remove
-        later += await self._take_out(older, shared)
+        later += await self._take_out(older, shared, first=self._settings.replace_first)
         for entry, old in later:  # not before: a renamed servable takes over the engine
             self._retire(old, entry)
         failed = {n: str(e) for n in plan.load if (e := self._entries[n].error) is not None}
@@ -136,12 +150,19 @@ class Rollout:
         keys = await asyncio.to_thread(self._keys, checked.engine_specs)
         return _Prepared(entry, checked, wanted, keys)
 
-    async def _take_out(self, names: Iterable[str], shared: set[Key]) -> list[tuple[Entry, Servable | None]]:
-        """Take names out of service at once; return what is still to be retired."""
+    async def _ends_first(self, keys: Iterable[Key]) -> bool:
+        """Return whether what is no longer served has to end before engines of these keys are loaded."""
+        new = [key for key in keys if not self.engines.has(key)]
+        return self._settings.replace_first or bool(await asyncio.to_thread(self.engines.memory_fault, new))
+
+    async def _take_out(
+        self, names: Iterable[str], shared: set[Key], *, first: bool = False
+    ) -> list[tuple[Entry, Servable | None]]:
+        """Take names out of service at once; return what is still to be retired. `first`: end them now."""
         later = []
         for name in names:
             entry = self._entries[name]
-            at_once = self._settings.replace_first and not (entry.keys & shared)
+            at_once = first and not (entry.keys & shared)
             old = entry.unload(Phase.RETIRING)
             log.info("%s is no longer served: it is not in the configuration", entry.spec.label)
             if at_once and old is not None:
@@ -164,7 +185,7 @@ class Rollout:
     async def _bring(self, new: _Prepared) -> None:
         entry, keys = new.entry, frozenset(new.keys.values())
         began = time.monotonic()
-        if self._settings.replace_first and entry.servable is not None and not keys <= entry.keys:
+        if not keys <= entry.keys and await self._in_place(entry, keys):
             old = entry.unload(Phase.LOADING)
             if old is not None:
                 await self._end(old)
@@ -195,6 +216,25 @@ class Rollout:
         self._residency.notify()
         again = f", revision {entry.revision}" if entry.revision > 1 else ""
         log.info("%s is served, loaded in %.1f s%s", entry.spec.label, time.monotonic() - began, again)
+
+    async def _in_place(self, entry: Entry, keys: frozenset[Key]) -> bool:
+        """Return whether the served version has to end before the new one is loaded. It stays where not even
+        that would make room."""
+        if entry.servable is None or self._settings.replace_first:
+            return entry.servable is not None
+        new = [key for key in keys if not self.engines.has(key)]
+        fault = await asyncio.to_thread(self.engines.memory_fault, new)
+        if not fault:
+            return False
+        given_back = self.engines.given_back(entry.servable.engines.values(), keys)
+        if await asyncio.to_thread(self.engines.memory_fault, new, given_back):
+            return False
+        numbers, _, _ = fault.partition(";")
+        log.warning(
+            "%s: memory does not hold both versions (%s); the old one finishes its requests, %g s at most, "
+            "and ends before the new one is loaded", entry.spec.label, numbers, self._settings.drain_seconds,
+        )  # fmt: skip
+        return True
 
     def _failed(self, entry: Entry, error: Exception, wanted: Desired) -> None:
         """Record a failed load. Whatever one servable's graph and calculators raise, the others go on."""

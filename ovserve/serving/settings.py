@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ovserve.admission.limits import Limits
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.host.memory import Memory, memory
 from ovserve.serving.aliases import Aliases
+
+Convert = Callable[[Path], Path]  # returns the directory with what a .gguf file is converted to
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,5 @@ class ServingSettings:
     cache_dir: str = ""  # cache of compiled models
     aliases: Aliases = field(default_factory=Aliases)
     idle: IdleSettings = field(default_factory=IdleSettings)
+    memory: Callable[[], Memory] = memory  # what is left, for loads
+    convert: Convert | None = None  # None: nothing is converted

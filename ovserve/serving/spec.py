@@ -49,6 +49,7 @@ class ServableSpec:
     group: str = ""  # of graphs that are loaded and unloaded together; empty: it is one by itself
     warmup: Path | None = None  # requests to answer before it is served; None: warmup.jsonl, if there is one
     idle_seconds: float | None = None  # without a request, after which it is unloaded; None: the server's
+    warnings: tuple[str, ...] = field(default=(), compare=False)  # about files that are not served
 
     @property
     def key(self) -> str:

@@ -12,6 +12,7 @@ from ovserve.errors import InvalidArgument
 class TokenizeResult(NamedTuple):
     body: bytes
     ignored: tuple[str, ...] = ()
+    adapted: tuple[str, ...] = ()  # how messages were rearranged for the chat template
 
 
 def check_size(texts: Sequence[str], limits: Limits, param: str) -> None:

@@ -40,6 +40,7 @@ class RenderedPrompt(NamedTuple):
     ids: list[int]
     pieces: list[str]
     ignored: tuple[str, ...]
+    adapted: tuple[str, ...]  # how messages were rearranged for the chat template
 
 
 class Tokens:
@@ -72,13 +73,13 @@ class Tokens:
         rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
         if asked.body.text is not None:
             pad = self._engine.facts.pad_token_id
-            return TokenizeResult(
-                tokenize.tokens_body([tokenize.fit(r, asked.body, pad) for r in rows]), asked.ignored
-            )
+            fitted = [tokenize.fit(r, asked.body, pad) for r in rows]
+            return TokenizeResult(tokenize.tokens_body(fitted), asked.ignored)
         strings = None
         if asked.body.return_token_strs:
-            strings = await self._engine.detokenize([[id_] for id_ in rows[0]])
-        return TokenizeResult(tokenize.counted_body(rows[0], strings, self._model.max_length), asked.ignored)
+            strings = await self._engine.token_texts(rows[0])
+        counted = tokenize.counted_body(rows[0], strings, self._model.max_length)
+        return TokenizeResult(counted, asked.ignored, () if conversation is None else conversation.adapted)
 
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
@@ -109,7 +110,7 @@ class Tokens:
             conversation, sources, files, ignored = read
             prompt = await self._render(await self._with_files(conversation, files))
             count = await self._count(prompt, sources, conversation.param)
-        return TokenizeResult(count_body(count), ignored)
+        return TokenizeResult(count_body(count), ignored, conversation.adapted)
 
     async def count_response(self, payload: HttpPayload) -> TokenizeResult:
         """Count the prompt of a responses body, its history included."""
@@ -124,7 +125,8 @@ class Tokens:
             conversation = await self._with_files(request.conversation, request.file_sources)
             prompt = await self._render(conversation)
             count = await self._count(prompt, request.image_sources, request.conversation.param)
-        return TokenizeResult(encode(InputTokens(count)), request.presentation.ignored_params)
+        ignored = request.presentation.ignored_params
+        return TokenizeResult(encode(InputTokens(count)), ignored, conversation.adapted)
 
     async def rendered(self, payload: HttpPayload) -> RenderedPrompt:
         """Return the prompt that a body makes, without generating. Images stay the tags of the template."""
@@ -135,10 +137,10 @@ class Tokens:
                 payload.head.large, parse, payload.endpoint, payload.body, self._model
             )
             prompt = request.prompts[0] if request.prompts else ""
+            adapted: tuple[str, ...] = ()
             if request.conversation is not None:
-                prompt = await self._render(
-                    await self._with_files(request.conversation, request.file_sources)
-                )
+                conversation = await self._with_files(request.conversation, request.file_sources)
+                prompt, adapted = await self._render(conversation), conversation.adapted
             if isinstance(prompt, str):
                 check_size([prompt], self._limits, "body")
                 special = request.add_special_tokens
@@ -146,8 +148,8 @@ class Tokens:
             else:
                 ids = list(prompt)
                 [prompt] = await self._engine.detokenize([ids])
-            pieces = await self._engine.detokenize([[id_] for id_ in ids])
-        return RenderedPrompt(prompt, ids, pieces, request.presentation.ignored_params)
+            pieces = await self._engine.token_texts(ids)
+        return RenderedPrompt(prompt, ids, pieces, request.presentation.ignored_params, adapted)
 
     async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
         """Count as the engine does (`VisionInput.encode_prompt`); images are loaded for their size."""

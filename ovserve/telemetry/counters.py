@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
+from functools import cached_property
 from typing import NamedTuple
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
@@ -63,6 +64,11 @@ class Call(NamedTuple):
 class ModelMetrics:
     """Counters of one servable name."""
 
+    @cached_property
+    def of_batches(self) -> ModelMetrics:
+        """The counters of lines of batches, whose times would say nothing of live requests."""
+        return ModelMetrics()
+
     def __init__(self) -> None:
         self.meter = RequestMetrics()
         self.encoder = EncoderMetrics()
@@ -78,6 +84,8 @@ class ModelMetrics:
         self.lookups: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls that were answered
         self.lookup_failures: Counter[Call] = Counter()  # and those that failed
         self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
+        # Of streams: microseconds to the first piece.
+        self.latencies: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
         self.versions: defaultdict[int, TensorMetrics] = defaultdict(TensorMetrics)  # of a plain model
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind
@@ -91,6 +99,17 @@ class ModelMetrics:
             for counter in (self.accepted, self.rejected, self.responses, self.errors):
                 counter[call] = 0
             self.processing[method] = Histogram(MICROSECONDS)
+        self.latencies[REST.stream] = Histogram(MICROSECONDS)
+
+
+class BatchMetrics:
+    """Batches and their lines, which the metrics of live requests leave out."""
+
+    def __init__(self) -> None:
+        self.living: Counter[str] = Counter()  # by status, of all servers on the store
+        self.oldest = 0.0  # when the oldest of them was created, Unix seconds; 0: there is none
+        self.running = 0  # lines of this server
+        self.lines: Counter[str] = Counter(completed=0, failed=0)
 
 
 class Metrics:
@@ -99,6 +118,7 @@ class Metrics:
     def __init__(self, enabled: frozenset[str] = frozenset()) -> None:
         self.enabled = enabled
         self.responses: Counter[int] = Counter()  # HTTP, by status
+        self.batches = BatchMetrics()
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, name: str) -> ModelMetrics:
@@ -109,18 +129,22 @@ class Metrics:
 class Outcome:
     """One answer, counted as begun once and as ended once, however often its end is reported."""
 
-    __slots__ = ("_began", "_call", "_ended", "_model")
+    __slots__ = ("_began", "_call", "_ended", "_model", "_unanswered")
 
     def __init__(self, model: ModelMetrics, front: Front, *, stream: bool) -> None:
         self._model = model
         self._call = Call(front.api, front.interface, front.stream if stream else front.unary)
         self._began = time.monotonic()
         self._ended = False
+        self._unanswered = stream
         model.running += 1
         model.accepted[self._call] += 1
 
     def sent(self) -> None:
         self._model.responses[self._call] += 1
+        if self._unanswered:
+            self._unanswered = False
+            self._model.latencies[self._call.method].observe((time.monotonic() - self._began) * 1e6)
 
     def finished(self) -> None:
         if self._end():

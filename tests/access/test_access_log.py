@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from ovserve.access import AccessLog, Caller, RequestContext, Rights
-from ovserve.errors import LoadError
+from ovserve.access.access_log import Ended
+from ovserve.errors import LoadError, UnsupportedParameter
 from ovserve.log import TRACE, JsonFormatter, TextFormatter, request_id, setup
 from ovserve.telemetry.tracing import Tracing
 
@@ -45,6 +46,22 @@ def test_the_line_has_everything_once(caplog: pytest.LogCaptureFixture) -> None:
     assert (line["status"], line["prompt_tokens"], line["generated_tokens"]) == (200, 7, 3)
     assert line["time"].endswith("+00:00")
     assert "secret-key" not in text + str(line)
+
+
+def test_the_line_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Ended] = []
+    with caplog.at_level(logging.INFO):
+        for param in ("temperature", "a b\n2026 INFO forged", "x" * 1000):
+            call = RequestContext(Caller("team-a", Rights()))
+            call.error = UnsupportedParameter("the client's secret: 4111", param=param)
+            given = {"failed": False, "quiet": False, "request_id": "r1", "headers": {}}
+            AccessLog(heard.append).log(call, "POST", "/v3/chat/completions", 400, **given)
+    lines = [TextFormatter().format(record) for record in caplog.records]
+    assert " 400 key=team-a error=unsupported_parameter param=temperature total_ms=" in lines[0]
+    assert r'param="a b\n2026 INFO forged" total_ms=' in lines[1]
+    assert len(lines[2]) < 300
+    assert "4111" not in str(lines)
+    assert heard[0].fields()["param"] == "temperature"
 
 
 def test_a_probe_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,11 +63,13 @@ def test_every_request_has_a_line_and_no_secret_is_in_it(tmp_path: Path) -> None
     chat, refused = before["chat"], before["refused"]
     assert (chat["key"], chat["admin"], chat["remote"], chat["model"]) == ("user", False, "127.0.0.1", "m")
     assert chat["generated_tokens"] > 0
-    assert (refused["key"], refused["status"]) == ("", 401)
+    assert (refused["key"], refused["status"], refused["error"]) == ("", 401, "invalid_api_key")
     assert before["not-allowed"]["status"] == 403
+    assert before["not-allowed"]["error"] == "permission_denied"
     [of_grpc] = (one for one in after.values() if one["method"] == "grpc")
     assert after.keys() == {"reload", of_grpc["request_id"]}
     assert (after["reload"]["key"], after["reload"]["admin"]) == ("boss", True)
+    assert of_grpc["error"] == "model_not_found"
     assert of_grpc["remote"].startswith("ipv4:127.0.0.1:")
     for secret in (USER, ADMIN, WRONG, PROMPT, ANSWER):
         assert secret not in (tmp_path / "audit.1").read_text() + audit.read_text()

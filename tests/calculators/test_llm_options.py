@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators.options.llm import parse_llm_options
+from ovserve.calculators.options.llm import LlmOptions, parse_llm_options
 from ovserve.calculators.options.pipeline_type import TALKER_FILE
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.model.files import VISION_FILES
@@ -30,7 +30,7 @@ from tests.conftest import script_graph
 REGISTRY = Registry(MODULES)
 
 
-def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> GenerationSpec:
+def options_of(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> LlmOptions:
     directory = script_graph(tmp_path / "g", "{}")
     path = directory / "graph.pbtxt"
     path.write_text(
@@ -39,12 +39,16 @@ def load(tmp_path: Path, options: str = "", models_path: str = "model.script.jso
         )
     )
     _, nodes = check_graph(directory, REGISTRY)
-    return parse_llm_options(nodes["llm"]).spec
+    return parse_llm_options(nodes["llm"])
+
+
+def load(tmp_path: Path, options: str = "", models_path: str = "model.script.json") -> GenerationSpec:
+    return options_of(tmp_path, options, models_path).spec
 
 
 def test_defaults_are_ovms_s(tmp_path: Path) -> None:
     spec = load(tmp_path)
-    assert spec == ScriptSpec(model_path=str(tmp_path / "g" / "model.script.json"))
+    assert spec == ScriptSpec(model_path=str(tmp_path / "g" / "model.script.json"), paged=True)
     assert (spec.max_num_batched_tokens, spec.max_num_seqs, spec.cache_size) == (256, 256, 0)
     assert (spec.dynamic_split_fuse, spec.enable_prefix_caching) == (True, False)
 
@@ -61,13 +65,14 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
         ('plugin_config: \'{"NUM_STREAMS": 1, "A": true}\'', "properties", '{"A": true, "NUM_STREAMS": "1"}'),
         ("plugin_config: ' '", "properties", "{}"),
         ("plugin_config: '{\"prompt_lookup\": false}'", "properties", "{}"),
-        ("plugin_config: '{\"prompt_lookup\": true}'", "prompt_lookup", True),
+        ("engine: 'genai' plugin_config: '{\"prompt_lookup\": true}'", "prompt_lookup", True),
         (
-            "plugin_config: '{\"prompt_lookup\": true}' enable_tool_guided_generation: true",
+            "engine: 'genai' plugin_config: '{\"prompt_lookup\": true}' enable_tool_guided_generation: true",
             "prompt_lookup",
             True,
         ),
-        ("plugin_config: '{\"prompt_lookup\": true}'", "decoding", "prompt_lookup"),
+        ("engine: 'genai' plugin_config: '{\"prompt_lookup\": true}'", "decoding", "prompt_lookup"),
+        ("plugin_config: '{\"prompt_lookup\": true}'", "decoding", "paged"),
         ("pipeline_type: LM_CB", "device", "CPU"),
         ("cache_interval_multiplier: 16", "cache_interval_multiplier", 16),
         (
@@ -110,11 +115,23 @@ def test_defaults_are_ovms_s(tmp_path: Path) -> None:
         ("device: 'NPU' pipeline_type: LM", "device", "NPU"),
         ("device: 'NPU.1'", "max_num_seqs", 256),
         ("engine: 'genai'", "decoding", "plain"),
-        ("engine: ''", "decoding", "plain"),
+        ("engine: ''", "decoding", "paged"),
         ("engine: 'paged'", "decoding", "paged"),
         ("engine: 'paged' pipeline_type: LM_CB device: 'CPU'", "decoding", "paged"),
         ("engine: 'paged' enable_prefix_caching: true", "enable_prefix_caching", True),
         ("engine: 'paged' cache_size: 3", "cache_size", 3),
+        ("engine: 'paged' plugin_config: '{\"prompt_lookup\": true}'", "decoding", "paged"),
+        ("engine: 'paged' plugin_config: '{\"prompt_lookup\": true}'", "prompt_lookup", False),
+        ("engine: 'paged' plugin_config: '{\"prompt_lookup\": true}'", "properties", "{}"),
+        ("engine: 'paged' dynamic_split_fuse: false", "dynamic_split_fuse", False),
+        (
+            "engine: 'paged' dynamic_split_fuse: false enable_prefix_caching: true",
+            "enable_prefix_caching",
+            True,
+        ),
+        ("deterministic: true", "deterministic", True),
+        ("engine: 'paged' deterministic: true enable_prefix_caching: true", "deterministic", True),
+        ("deterministic: false draft_models_path: '.'", "deterministic", False),
         ("engine: 'paged' max_num_seqs: 16", "max_num_seqs", 16),
         ("engine: 'paged' max_num_batched_tokens: 64", "max_num_batched_tokens", 64),
         ("engine: 'paged' plugin_config: '{\"NUM_STREAMS\": 1}'", "properties", '{"NUM_STREAMS": "1"}'),
@@ -144,14 +161,18 @@ def test_an_option_reaches_the_engine(tmp_path: Path, text: str, field: str, val
 def test_a_draft_option_reaches_the_engine(tmp_path: Path, text: str, expected: dict[str, object]) -> None:
     spec = load(tmp_path, "draft_models_path: '.' " + text)
     assert spec.draft == DraftSpec(str(tmp_path / "g"), **expected)  # type: ignore[arg-type]
-    assert spec.decoding == ("eagle3" if spec.draft.eagle3 else "draft")
+    assert spec.decoding == ("eagle3" if spec.draft.eagle3 else "paged")
+    by_genai = load(tmp_path, "engine: 'genai' draft_models_path: '.' " + text)
+    assert (by_genai.draft, by_genai.decoding) == (spec.draft, "eagle3" if spec.draft.eagle3 else "draft")
 
 
 def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spec = load(tmp_path, "draft_models_path: '.' plugin_config: '{\"prompt_lookup\": true}'")
-    assert (spec.decoding, spec.draft) == ("prompt_lookup", None)
+    text = "draft_models_path: '.' plugin_config: '{\"prompt_lookup\": true}'"
+    for engine, decoding in (("", "paged"), ("genai", "prompt_lookup")):
+        spec = load(tmp_path, f"engine: '{engine}' {text}")
+        assert (spec.decoding, spec.draft) == (decoding, None)
     assert "the draft model is not loaded" in caplog.text
 
 
@@ -209,13 +230,18 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("engine: 'paged' device: 'GPU.1'", "device", "GPU.1: not possible with engine: \"paged\", which runs on CPU only"),
         ("engine: 'paged' device: 'NPU'", "device", "NPU: not possible"),
         ("engine: 'paged' pipeline_type: LM", "pipeline_type", "LM: not possible with engine: \"paged\", which has AUTO and LM_CB"),
-        ("engine: 'paged' draft_models_path: '.'", "draft_models_path", "which drafts from the text itself"),
-        ("engine: 'paged' plugin_config: '{\"prompt_lookup\": true}'", "plugin_config", "prompt_lookup: not possible with engine"),
+        ("engine: 'paged' draft_models_path: '.' draft_eagle3_mode: true", "draft_eagle3_mode", "which drafts with whole models"),
+        ("engine: 'paged' draft_models_path: '.' draft_device: 'GPU'", "draft_device", "GPU: not possible with engine: \"paged\""),
         ("engine: 'paged' cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 }", "cache_eviction_config", "which evicts no tokens"),
         ("engine: 'paged' sparse_attention_config { }", "sparse_attention_config", "which attends to all tokens"),
         ("engine: 'paged' cache_interval_multiplier: 16", "cache_interval_multiplier", "no models with linear attention"),
-        ("engine: 'paged' dynamic_split_fuse: false", "dynamic_split_fuse", "false: not possible with engine"),
         ("engine: 'paged' lora_adapters { alias: 'a' path: 'b' }", "lora_adapters", "not possible with engine"),
+        ("deterministic: true engine: 'genai'", "deterministic", "OpenVINO GenAI's engine, which the node gets as the graph says"),
+        ("deterministic: true device: 'GPU'", "deterministic", "because the paged engine runs on CPU only (device)"),
+        ("deterministic: true pipeline_type: LM", "deterministic", "gets because of pipeline_type LM"),
+        ("deterministic: true draft_models_path: '.'", "deterministic", "not possible with draft_models_path"),
+        ("deterministic: true plugin_config: '{\"prompt_lookup\": true}'", "deterministic", "not possible with prompt_lookup"),
+        ("deterministic: true dynamic_split_fuse: false", "deterministic", "not possible with dynamic_split_fuse: false"),
         ("max_num_seqs: 0", "max_num_seqs", "at least 1"),
         ("max_num_batched_tokens: 0", "max_num_batched_tokens", "at least 1"),
         ("dynamic_split_fuse: false max_num_batched_tokens: 64", "max_num_batched_tokens", "less than max_num_seqs 256"),
@@ -293,7 +319,8 @@ def test_no_prefix_is_cached_where_the_library_would_answer_wrongly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = (
-        "enable_prefix_caching: true dynamic_split_fuse: false max_num_seqs: 16 max_num_batched_tokens: 256"
+        "engine: 'genai' enable_prefix_caching: true dynamic_split_fuse: false max_num_seqs: 16 "
+        "max_num_batched_tokens: 256"
     )
     given = load(tmp_path, both)
     assert (given.enable_prefix_caching, given.dynamic_split_fuse) == (False, False)
@@ -303,9 +330,9 @@ def test_no_prefix_is_cached_where_the_library_would_answer_wrongly(
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("", TextSpec),
-        ("pipeline_type: AUTO", TextSpec),
-        ("pipeline_type: LM_CB", TextSpec),
+        ("", PagedTextSpec),
+        ("pipeline_type: AUTO", PagedTextSpec),
+        ("pipeline_type: LM_CB", PagedTextSpec),
         ("pipeline_type: LM", StatefulTextSpec),
         ("device: 'NPU'", StatefulTextSpec),
         ("device: 'NPU' pipeline_type: LM", StatefulTextSpec),
@@ -321,19 +348,62 @@ def test_pipeline_and_device_decide_on_the_kind_of_engine(
     assert type(load(tmp_path, text, models_path="m")) is kind
 
 
+EVICTION = "cache_eviction_config { start_size: 32 recent_size: 32 max_cache_size: 96 }"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("", "paged", "which has all that the graph asks for"),
+        ("engine: 'paged'", "paged", "as the graph says"),
+        ("engine: 'genai'", "genai", "as the graph says"),
+        ("device: 'GPU'", "genai", "because the paged engine runs on CPU only (device)"),
+        (EVICTION, "genai", "because the paged engine evicts no tokens (cache_eviction_config)"),
+        ("sparse_attention_config { }", "genai", "because the paged engine attends to all tokens"),
+        ("cache_interval_multiplier: 16", "genai", "runs no models with linear attention"),
+        ("lora_adapters { alias: 'a' path: 'b' }", "genai", "has no adapters (lora_adapters)"),
+        ("draft_models_path: '.'", "paged", "which has all that the graph asks for"),
+        ("draft_models_path: '.' draft_eagle3_mode: true", "genai", "(draft_eagle3_mode)"),
+        ("draft_models_path: '.' draft_device: 'GPU'", "genai", "(draft_device)"),
+        ("pipeline_type: LM", "stateful", "because of pipeline_type LM"),
+        ("device: 'NPU'", "stateful", "because of device NPU"),
+    ],
+)
+def test_the_engine_of_a_graph_and_why(tmp_path: Path, text: str, name: str, reason: str) -> None:
+    engine = options_of(tmp_path, text).engine.engine
+    assert engine.name == name
+    assert reason in str(engine)
+
+
+def test_without_the_packages_of_the_paged_engine_the_other_one_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ovserve.calculators.options.text_engine.masks_grammars", lambda: False)
+    options = options_of(tmp_path)
+    assert (options.spec.decoding, options.engine.fallback) == ("plain", None)
+    assert "packages of the paged engine are missing" in caplog.text
+    assert options_of(tmp_path, "engine: 'paged'").spec.decoding == "paged"  # it fails at a grammar only
+
+
+def test_a_graph_that_names_no_engine_has_a_fallback(tmp_path: Path) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    text = 'plugin_config: \'{"prompt_lookup": true, "A": 1}\' max_num_seqs: 7'
+    fallback = options_of(tmp_path, text, "m").engine.fallback
+    assert fallback == load(tmp_path, f"engine: 'genai' {text}", "m")
+    assert options_of(tmp_path, "engine: 'paged'", "m").engine.fallback is None
+    assert options_of(tmp_path, "deterministic: true", "m").engine.fallback is None
+
+
 @pytest.mark.parametrize("inside", [True, False])
-def test_the_paged_engine_reads_no_gguf_file(tmp_path: Path, inside: bool) -> None:
+def test_a_gguf_file_is_converted_for_the_paged_engine(tmp_path: Path, inside: bool) -> None:
     (tmp_path / "g/m").mkdir(parents=True)
     (tmp_path / "g/m/a.gguf").touch()
     place = "m" if inside else "m/a.gguf"
-    with pytest.raises(
-        LoadError, match=r"a.gguf: not possible .* `ovserve pull .*/m/a.gguf --convert`"
-    ) as caught:
-        load(tmp_path, "engine: 'paged'", models_path=place)
-    assert caught.value.field == "models_path"
-    assert caught.value.line
+    for engine, converts in ("", True), ("engine: 'paged'", True), ("engine: 'genai'", False):
+        spec = load(tmp_path, engine, models_path=place)
+        assert (spec.converts, spec.model_path) == (converts, str(tmp_path / "g/m/a.gguf"))
     (tmp_path / "g/m/openvino_model.xml").touch()
-    assert type(load(tmp_path, "engine: 'paged'", models_path="m")) is PagedTextSpec
+    assert not load(tmp_path, "engine: 'paged'", models_path="m").converts
 
 
 @pytest.mark.parametrize("type_", ["", "pipeline_type: VLM_CB"])
@@ -381,6 +451,16 @@ def test_every_field_of_the_message_is_decided_on() -> None:
         assert name in here or name == "chat_template_mode", (
             f"{name} is neither tested as honoured nor as refused"
         )
+
+
+def test_repetition_detection_is_on_unless_the_graph_turns_it_off(tmp_path: Path) -> None:
+    for text, expected in (
+        ("", True),
+        ("repetition_detection: true", True),
+        ("repetition_detection: false", False),
+    ):
+        _, nodes = check_graph(script_graph(tmp_path / "g", "{}", text), REGISTRY)
+        assert parse_llm_options(nodes["llm"]).repetition_detection is expected
 
 
 def test_a_stall_timeout_may_be_none_but_not_less(tmp_path: Path) -> None:

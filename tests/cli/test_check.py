@@ -16,6 +16,7 @@ from ovserve.engine.protocol.specs import TextSpec
 from ovserve.serving.model_size import ModelSize, model_size
 from tests.conftest import ROOT, script_graph, start_process
 from tests.encoders import graph, tiny
+from tests.engine import random_gguf
 
 
 def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> tuple[int, str, str]:
@@ -35,7 +36,7 @@ def test_the_shipped_graphs_would_be_served(model: Path) -> None:
     assert "llama, context 8192, on CPU" in out
     assert "chat template: of the model; tool parser " in out
     assert "0 errors, " in out
-    assert re.search(r"memory: [\d.]+ [MG]B needed at least .*, .+ free on this (machine|container)", out)
+    assert re.search(r"memory: [\d.]+ [MG]B needed .*, .+ free on this (machine|container)", out)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_the_shipped_graphs_would_be_served(model: Path) -> None:
         (("plugin_config: '{\"NUM_STREAM\": 2}'",), "", "plugin_config: "),
         (('target_device: "TPU"',), "", "target_device: "),
         (("pooling: MAX",), "", "MAX"),
+        (("max_length: 128",), "", "max_length: 128 is OVMS's and not an option here: the model's files"),
     ],
 )
 def test_faults_of_an_encoder_are_found_before_its_weights_load(
@@ -82,7 +84,7 @@ def test_every_fault_is_told_and_counts(tmp_path: Path) -> None:
     graph.write_text(graph.read_text().replace("model.script.json", "m"))
     code, out, _ = run("check", tmp_path)
     assert code == 1
-    told = dict(re.findall(r"^(\w+): ([^\n]*\n(?:  .*\n)+)", out, re.MULTILINE))
+    told = dict(re.findall(r"^(\w+): ([^\n]*\n(?:.+\n)+)", out, re.MULTILINE))
     assert told["good"].startswith("would be served")
     assert "did you mean LLMExecutorCalculator?" in told["bad"]
     assert "bad/graph.pbtxt:" in told["bad"]
@@ -91,17 +93,71 @@ def test_every_fault_is_told_and_counts(tmp_path: Path) -> None:
     for missing in ("openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.bin"):
         assert f"error: {directory}/m has no {missing}" in told["directory"]
     assert "warning: " in told["directory"]
-    assert all(text.startswith("NOT SERVED") for name, text in told.items() if name != "good")
+    assert all(
+        text.startswith("NOT SERVED")
+        for name, text in told.items()
+        if name in ("bad", "template", "script", "directory")
+    )
     assert not [p for p in tmp_path.rglob("*") if p.name == "openvino.log"]
 
 
-def test_a_graph_for_the_paged_engine(tmp_path: Path) -> None:
+def test_the_engine_of_a_graph_and_why(tmp_path: Path) -> None:
+    script_graph(tmp_path / "g", "{}")
+    assert "engine paged, which has all that the graph asks for\n" in run("check", tmp_path)[1]
+    assert "engine = paged, which has all that the graph asks for\n" in run("explain", tmp_path / "g")[1]
+    script_graph(tmp_path / "g", "{}", "sparse_attention_config { }")
+    why = "engine  genai, because the paged engine attends to all tokens (sparse_attention_config)"
+    assert why in re.sub("  +", "  ", run("show", tmp_path / "g")[1])
     script_graph(tmp_path / "g", "{}", 'engine: "paged"')
-    assert ", on CPU, by the paged engine" in run("check", tmp_path)[1]
+    assert "engine paged, as the graph says\n" in run("check", tmp_path)[1]
     script_graph(tmp_path / "g", "{}", 'engine: "paged"\n lora_adapters { alias: "a" path: "b" }')
     code, out, _ = run("check", tmp_path)
     assert code == 1
-    assert "graph.pbtxt:40: node 'LLMExecutor': lora_adapters: not possible with engine: \"paged\"" in out
+    assert (
+        "graph.pbtxt:40:2: error: node 'LLMExecutor': lora_adapters: not possible with engine: \"paged\""
+        in out
+    )
+
+
+def test_all_mistakes_of_a_file_are_shown_with_their_places(tmp_path: Path) -> None:
+    graph = script_graph(tmp_path / "g", "{}") / "graph.pbtxt"
+    text = graph.read_text()
+    graph.write_text(text.replace("back_edge: true", "back_edg: true").replace("sync_set {", "sync_sett {"))
+    out = run("check", tmp_path)[1]
+    assert re.findall(r"g/graph\.pbtxt:\d+:\d+: error: .*? (\w+): ", out) == ["back_edg", "sync_sett"]
+    (source,) = [line for line in graph.read_text().splitlines() if "back_edg:" in line]
+    assert f"    {source}\n    {' ' * source.index('back_edg:')}^\n" in out
+    graph.write_text(
+        text.replace('"DECODED:decoded"', '"DECODED:decodd"', 1).replace(
+            "OutputParserCalculator", "OutputParsrCalculator"
+        )
+    )
+    code, out, _ = run("check", tmp_path)
+    assert code == 1
+    for line in (
+        "no node produces stream 'decoded' (did you mean 'decodd'?)",
+        "'OutputParsrCalculator' is not known (did you mean OutputParserCalculator?)",
+    ):
+        assert re.search(rf"g/graph\.pbtxt:\d+:\d+: error: .*{re.escape(line)}", out), out
+    assert "2 errors" in out
+    wrong = "max_num_seqs: 0 queue_timeout: 0 plugin_config: '{bad}' models_path:"
+    graph.write_text(text.replace("models_path:", wrong, 1))
+    out = run("check", tmp_path)[1]
+    assert re.findall(r"error: .*? (\w+): ", out) == ["max_num_seqs", "queue_timeout", "plugin_config"]
+    graph.write_text(text.replace('"LLM_NODE_RESOURCES:llm"', '"LLM_NODE_RESOURCES:lm"', 1))
+    out = run("check", tmp_path)[1]
+    assert "no node with LLMCalculatorOptions fills side packet 'lm'; did you mean 'llm'?" in out
+
+
+def test_unread_streams_and_repeated_names_are_warnings(tmp_path: Path) -> None:
+    graph = script_graph(tmp_path / "g", "{}") / "graph.pbtxt"
+    more = 'node { name: "Frontend" calculator: "PassThroughCalculator" input_stream: "http" output_stream: "x" }'
+    graph.write_text(graph.read_text() + more)
+    code, out, _ = run("check", tmp_path)
+    assert code == 0, out
+    assert "stream 'x' is read by no node" in out
+    assert "node 'Frontend': another node has this name, so it becomes 'Frontend_1'" in out
+    assert "2 warnings" in out
 
 
 def test_strict_takes_warnings_for_errors(tmp_path: Path) -> None:
@@ -143,6 +199,19 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, text: str, says: st
     (tmp_path / "config.json").write_text(text)
     code, out, _ = run("check", tmp_path / "config.json")
     assert (code, says in out) == (1, True)
+
+
+def test_a_gguf_file_and_a_directory_with_one_model(tmp_path: Path) -> None:
+    file = random_gguf.write(tmp_path / "tiny.gguf")
+    for path in (file, tmp_path):
+        code, out, _ = run("check", path)
+        assert (code, "tiny: would be served" in out, "llama, context 512" in out) == (0, True, True)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-200])
+    for command in ("check", "show"):
+        _, out, _ = run(command, file)
+        assert "tiny.gguf: the file is truncated: it has" in out
+    assert run("check", file)[0] == 1
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -220,7 +289,7 @@ def test_memory_of_machine_and_container(tmp_path: Path) -> None:
 
 
 def test_cache_per_token(tmp_path: Path, model: Path) -> None:
-    assert model_size(TextSpec(str(model))) == ModelSize(model.stat().st_size, 2 * 30 * 3 * 64)
+    assert model_size(TextSpec(str(model))) == ModelSize(model.stat().st_size, 2 * 30 * 3 * 64 * 1.0625)
     (tmp_path / "openvino_model.bin").write_bytes(b"x" * 1000)
     (tmp_path / "openvino_model.xml").write_bytes(b"x" * 70)
     config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
@@ -233,14 +302,13 @@ def test_cache_per_token(tmp_path: Path, model: Path) -> None:
     assert model_size(f16) == ModelSize(1000)
 
 
-def test_plain_models_and_graphs_over_them(tmp_path: Path) -> None:
+def test_plain_models_and_graphs_over_them(tmp_path: Path, plain_models: Path) -> None:
     from tests.conftest import ROOT
     from tests.inference.graphs import one
 
     (tmp_path / "g").mkdir()
     (tmp_path / "g/graph.pbtxt").write_text(one("m", {"OVTENSOR": ("in", "b")}, {"OVTENSOR": ("out", "a")}))
-    (tmp_path / "m/2").mkdir(parents=True)
-    (tmp_path / "m/2/model.onnx").write_bytes(b"")
+    shutil.copytree(plain_models / "dummy/1", tmp_path / "m/2")
     entries = [{"config": {"name": "m", "shape": "(1,10)"}}, {"config": {"name": "g"}}]
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": entries}))

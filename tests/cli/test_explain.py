@@ -30,6 +30,20 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return int(end.value.code or 0), out + err
 
 
+def test_a_graph_whose_model_is_absent_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    name = shipped("guardrail", tmp_path)
+    graph = Path(name) / "graph.pbtxt"
+    graph.write_text(re.sub(r'models_path: "[^"]*"', 'models_path: "/absent"', graph.read_text()))
+    code, text = run(capsys, name)
+    assert code == 0
+    assert "models_path: /absent does not exist" in text
+    assert "■ PromptGuard  (PromptGuardCalculator)" in text
+    graph.write_text(graph.read_text().replace("words:", "wrds:"))
+    code, text = run(capsys, name)
+    assert code == 1
+    assert "did you mean words?" in text
+
+
 def test_every_node_port_type_and_option_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, text = run(capsys, shipped("cascade", tmp_path))
     assert code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -103,6 +104,25 @@ def test_a_server_that_is_not_there() -> None:
     assert "127.0.0.1:9" in done.stderr
 
 
+def test_a_server_on_another_port_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tmp_path / "runtime/ovserve"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(listed.parent))
+    first = start_server(script_graph(tmp_path / "one", '{"replies": [{"text": "I am one"}]}'), name="one")
+    second = start_server(script_graph(tmp_path / "two", '{"replies": [{"text": "I am two"}]}'), name="two")
+    try:
+        for name in ("one", "two"):
+            assert run(name, "-p", "x").stdout == f"I am {name}\n"
+        assert run("-p", "x").stdout == "I am two\n", "the youngest, where no model is named"
+        second.process.kill()
+        second.process.wait()
+        assert run("-p", "x").stdout == "I am one\n"
+        assert [file.name for file in listed.iterdir()] == [str(first.process.pid)], "the killed one is off"
+    finally:
+        first.stop()
+        second.stop()
+    assert not list(listed.iterdir())
+
+
 def processes_with(text: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -118,7 +138,8 @@ def test_a_server_of_its_own_ends_with_it(model: Path, tmp_path: Path) -> None:
     link = tmp_path / "only-here.gguf"
     link.symlink_to(model)
     done = run(str(link), "-p", FRANCE)
-    assert "Paris" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
     assert processes_with(link.name) == []
 
 
@@ -182,8 +203,10 @@ class Terminal:
 
 @pytest.fixture
 def terminal(server: Server, tmp_path: Path) -> Iterator[Terminal]:
-    with Terminal("--url", server.url, home=tmp_path) as made:
-        made.expect(">>> ")
+    with Terminal("--url", server.url.removeprefix("http://"), home=tmp_path) as made:
+        banner = made.expect(">>> ")
+        assert f"{server.url}/console" in banner
+        assert "for real answers take qwen2.5-coder-1.5b (1117 MB" in banner
         yield made
 
 
@@ -210,6 +233,19 @@ def test_a_chat(terminal: Terminal, tmp_path: Path) -> None:
     assert saved["messages"][2]["content"] == "one\ntwo"
     terminal.send(f"/clear\r/load {tmp_path}/talk.json\r")
     terminal.expect("loaded 4 messages")
+    (tmp_path / "mine.md").write_text("mine")
+    terminal.send(f"/save {tmp_path}/mine.md\r")
+    terminal.expect("mine.md exists; overwrite it? [y/N]")
+    terminal.send("\r")
+    terminal.expect("not saved")
+    assert (tmp_path / "mine.md").read_text() == "mine"
+    terminal.send(f"/save {tmp_path}/mine.md\r")
+    terminal.expect("[y/N]")
+    terminal.send("y\r")
+    terminal.expect("saved to")
+    assert "## user" in (tmp_path / "mine.md").read_text()
+    terminal.send("/image cat.png\r")
+    terminal.expect("smollm2 takes no images")
     terminal.send("/bye\r")
     assert terminal.wait() == 0
     history = tmp_path / ".local/state/ovserve/history"
@@ -221,8 +257,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.send("Write a very long story about a lighthouse with many chapters.\r")
     terminal.expect("\x1b[?2004l")
     terminal.expect("the ")
+    terminal.send("zzqq")
+    terminal.expect("the ")
     terminal.send("\x03")
-    terminal.expect("(stopped)")
+    assert "zzqq" not in terminal.expect("(stopped)")
+    terminal.expect(">>> ")
+    terminal.send("/stats\r")
+    stats = re.search(r"answer (\d+) tokens \(stopped\)", terminal.expect("in all: 1 answers"))
+    assert stats is not None
+    assert int(stats[1]) > 0
     terminal.expect(">>> ")
     terminal.send("\x03")
     terminal.expect("Ctrl-D or /bye ends")

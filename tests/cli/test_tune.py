@@ -76,7 +76,8 @@ def test_the_fastest_is_written_with_the_evidence_above_it(tmp_path: Path) -> No
 
 
 def test_nothing_is_written_when_nothing_is_better(tmp_path: Path) -> None:
-    directory = script_graph(tmp_path, json.dumps({"step_seconds": 0.003, "replies": [{"text": WORDS}]}))
+    script = json.dumps({"step_seconds": 0.003, "replies": [{"text": WORDS}]})
+    directory = script_graph(tmp_path, script, 'engine: "genai"')
     done = tune(
         directory, "--for", "latency", "--budget", "30s", "--only", "split_fuse", "--allow_different_text"
     )

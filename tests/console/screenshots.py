@@ -1,14 +1,17 @@
 """Pictures of every page, to be looked at: `python -m tests.console.screenshots [DIRECTORY]`, `make screenshots`.
 
-`--readme` takes the two pictures of the README instead, `make readme-pictures`. Without it, each page is taken in both themes on a desk and on a phone, with and without content, with a long name and with errors.
+`--readme` takes the two pictures of the README instead, of the default model as `make serve` serves it, `make readme-pictures`. Without it, each page is taken in both themes on a desk and on a phone, with and without content, with a long name and with errors.
 """
 
 from __future__ import annotations
 
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +32,16 @@ COLOURS = 256  # of a picture in the README, which makes a third of the bytes
 
 
 class Camera:
-    def __init__(self, browser: Any, server: Server, folder: Path, size: str, scheme: str) -> None:
+    def __init__(self, browser: Any, url: str, folder: Path, size: str, scheme: str) -> None:
         width, height = SIZES[size]
         self._context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         self._context.set_default_timeout(15_000)
         self.page = self._context.new_page()
-        self._server, self._folder, self._suffix = server, folder, f"{size}-{scheme}"
+        self._url, self._folder, self._suffix = url, folder, f"{size}-{scheme}"
 
     def take(self, name: str, place: str | None = None, wait: int = 700) -> None:
         if place is not None:
-            self.page.goto(f"{self._server.url}/console/#/{place}")
+            self.page.goto(f"{self._url}/console/#/{place}")
             self.page.wait_for_selector("main, .key-box")
         self.page.wait_for_timeout(wait)
         self.page.screenshot(path=self._folder / f"{name}-{self._suffix}.png")
@@ -53,11 +56,13 @@ def ask(url: str, text: str, model: str = "scripted", **more: Any) -> None:
 
 
 @contextmanager
-def working(url: str, model: str, *more: str) -> Iterator[None]:
+def working(
+    url: str, model: str, *more: str, texts: tuple[str, ...] = ("endless", "endless"), **options: Any
+) -> Iterator[None]:
     """Two requests run meanwhile, and one for each other text."""
     threads = [
-        threading.Thread(target=ask, args=(url, text, model), kwargs={"max_tokens": 350})
-        for text in ("endless", "endless", *more)
+        threading.Thread(target=ask, args=(url, text, model), kwargs={"max_tokens": 350} | options)
+        for text in (*texts, *more)
     ]
     for thread in threads:
         thread.start()
@@ -77,16 +82,52 @@ def converse(page: Any) -> None:
         page.get_by_label("Send").wait_for()
 
 
-def for_readme(browser: Any, server: Server, folder: Path) -> None:
-    """Write docs/images/console-{chat,graph}.png; no request has failed before them."""
-    camera = Camera(browser, server, folder, "desk", "light")
-    camera.page.goto(f"{server.url}/console/#/chat")
-    camera.page.get_by_role("button", name="Model:").click()
-    converse(camera.page)
-    camera.page.mouse.move(0, 0)  # else the buttons of an answer are shown for the pointer
+MODEL = "smollm2"  # which the README's command serves
+QUESTIONS = ("What is the capital of France?", "Explain how a lighthouse works in two sentences.")
+
+
+@contextmanager
+def as_readme() -> Iterator[str]:
+    """The default model, served by the README's command on a free port; the address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(["make", "serve", f"PORT={port}"], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 600
+        while not _ready(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"`make serve PORT={port}` did not get ready")
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()  # make passes it on
+        process.wait(60)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v2/models/{MODEL}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def for_readme(browser: Any, url: str, folder: Path) -> None:
+    """Write docs/images/console-{chat,graph}.png of the real model; no request has failed before them."""
+    camera = Camera(browser, url, folder, "desk", "light")
+    page = camera.page
+    page.goto(f"{url}/console/#/chat")
+    for text in QUESTIONS:
+        page.get_by_label("Message", exact=True).fill(text)
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(300)
+        page.locator("article.assistant [aria-busy=false]").last.wait_for(timeout=60_000)
+        page.get_by_label("Send").wait_for(timeout=60_000)
+    page.mouse.move(0, 0)  # else the buttons of an answer are shown for the pointer
     camera.take("chat")
-    with working(server.url, "scripted"):
-        camera.take("graph", "graph/scripted", wait=2500)
+    with working(url, MODEL, texts=("Tell a long story about the sea.",) * 2, ignore_eos=True):
+        camera.take("graph", f"graph/{MODEL}", wait=3500)
     camera.close()
     for name in ("chat", "graph"):
         with Image.open(folder / f"{name}-desk-light.png") as picture:
@@ -95,10 +136,13 @@ def for_readme(browser: Any, server: Server, folder: Path) -> None:
 
 
 def _fewer_colours(picture: Image.Image) -> Image.Image:
-    """Return the picture in its most frequent colours, so that surfaces keep their tint."""
-    found = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:COLOURS]
+    """Return the picture in colours that cover all of its own, so that small marks keep theirs."""
+    frequent = [
+        colour for _, colour in sorted(picture.getcolors(picture.width * picture.height), reverse=True)
+    ]
+    rare = picture.quantize(COLOURS // 4, method=Image.Quantize.MAXCOVERAGE).getpalette() or []
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for _, colour in found for channel in colour])
+    palette.putpalette([*rare, *(channel for colour in frequent for channel in colour)][: 3 * COLOURS])
     return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
@@ -154,12 +198,9 @@ def main() -> int:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         if readme:
-            server = start_process("--graphs_dir", str(stage(work / "staged")))
-            try:
-                for_readme(browser, server, folder)
-            finally:
-                server.stop()
-                shutil.rmtree(work)
+            with as_readme() as url:
+                for_readme(browser, url, folder)
+            shutil.rmtree(work)
             return 0
 
         def over(
@@ -169,7 +210,7 @@ def main() -> int:
             try:
                 httpx.post(f"{server.url}/console/api/capture", json={"minutes": 5})
                 for size, scheme in sizes:
-                    camera = Camera(browser, server, folder, size, scheme)
+                    camera = Camera(browser, server.url, folder, size, scheme)
                     act(camera, server)
                     camera.close()
             finally:

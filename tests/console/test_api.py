@@ -256,6 +256,18 @@ def test_a_body_must_be_json(open_: tuple[Server, Path]) -> None:
         assert got.json()["error"]["message"].startswith("the body:")
 
 
+def test_the_list_says_why_a_request_was_rejected(open_: tuple[Server, Path]) -> None:
+    url = open_[0].url
+    body = CHAT | {"temperature": "warm"}
+    answer = httpx.post(f"{url}/v3/chat/completions", json=body, headers={"x-request-id": "warm"}, timeout=60)
+    assert answer.status_code == 400
+    rows = first_event(f"{url}/console/api/requests")["requests"]
+    [row] = [row for row in rows if row["id"] == "warm"]
+    assert (row["status"], row["error"], row["param"]) == (400, "invalid_argument", "temperature")
+    assert row["failure"] == answer.json()["error"]["message"]
+    assert row["refused"] is True
+
+
 # ---- requests in progress
 
 
@@ -472,6 +484,28 @@ def test_a_capture_holds_what_each_node_made_and_is_bounded(open_: tuple[Server,
     ended = httpx.post(f"{api}/capture", json={"minutes": 0, "clear": True}).json()
     assert (ended["active"], ended["records"], ended["bytes"]) == (False, 0, 0)
     assert httpx.get(f"{api}/requests/during").json()["capture"] is None
+
+
+def test_what_pages_read_has_no_line_in_the_log(open_: tuple[Server, Path]) -> None:
+    """A page asks for the prompt at each key that is pressed, rejected or not."""
+    server, _ = open_
+    api = f"{server.url}/console/api"
+    body = {"model": "m", "endpoint": "chat/completions", "body": CHAT}
+    assert httpx.post(f"{api}/render", json=body).status_code == 200
+    assert httpx.post(f"{api}/render", json=body | {"model": "unread"}).status_code == 404
+    assert httpx.post(f"{api}/tokens", json={"model": "m", "text": "a"}).status_code == 200
+    assert httpx.post(f"{api}/check", json={"name": "m", "text": ""}).status_code == 200
+    assert httpx.get(f"{api}/graphs/unread").status_code == 404
+    assert httpx.get(f"{server.v3}/capabilities?model=m").status_code == 200
+    assert httpx.post(f"{api}/capture", json={"minutes": 0}).status_code == 200
+    httpx.get(f"{server.v3}/models/logged-at-last")
+    deadline = time.monotonic() + 60
+    while "logged-at-last" not in "".join(server.errors + server.output) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    text = "".join(server.errors + server.output)
+    assert "POST /console/api/capture 200" in text, "what changes the server stays"
+    for name in ("api/render", "api/tokens", "api/check", "api/graphs/unread", "v3/capabilities"):
+        assert name not in text, name
 
 
 def test_write_is_off_where_anyone_could_connect(tmp_path: Path) -> None:

@@ -361,3 +361,26 @@ def test_a_long_text_that_is_pasted_is_attached(tab: Tab) -> None:
     answer.get_by_text("maximum context length").wait_for()
     page.locator("article.user").get_by_text("Pasted text, 5,500,000 characters").wait_for()
     assert page.locator("article.user").inner_text().count("think hard") < 300
+
+
+def test_the_prompt_of_a_message_that_is_being_written_is_shown(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    page.get_by_role("tab", name="Prompt").click()
+    page.get_by_text("The prompt is shown here while you write").wait_for()
+    page.get_by_label("Message", exact=True).fill("not sent yet")
+    page.get_by_role("button", name="Text", exact=True).click()
+    page.get_by_text("<|user|>not sent yet").wait_for()
+    page.get_by_role("tab", name="Code").click()
+    page.get_by_text("not sent yet").first.wait_for()
+    assert page.locator("article").count() == 0
+
+
+def test_only_models_that_chat_are_compared(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    page.get_by_label("Compare with a second model").click()
+    page.get_by_role("button", name=re.compile("^Second model: ")).click()
+    offered = [text.split("\n")[0] for text in page.get_by_role("option").all_inner_texts()]
+    assert {"No second model", "one-node", "fifteen-nodes"} <= set(offered)
+    assert not {"scripted", "no-chat", "broken"} & set(offered), offered

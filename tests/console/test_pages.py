@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from ovserve.access.keys import entry_text
 from tests.conftest import Server, start_process
 from tests.console.conftest import Tab, open_tab, serious
-from tests.console.stage import LONG_NAME, five_nodes
+from tests.console.stage import LONG_NAME, five_nodes, script
 
 pytestmark = pytest.mark.long
 
@@ -28,6 +29,7 @@ PLACES = [
     "graph/scripted",
     "metrics",
     "requests",
+    "batches",
     "server",
     "server/log",
     "server/options",
@@ -194,11 +196,48 @@ def test_every_stream_and_side_packet_is_drawn(tab: Tab, console: Server) -> Non
         assert page.locator(".edge.side").count() == sides
         backs = sum(i["back_edge"] for node in graph["nodes"] for i in node["inputs"])
         assert page.locator(".edge.back").count() == backs
-        shown = " ".join(page.locator(".edge-name").all_text_contents())
+        shown = " ".join(
+            page.locator(".edge title").all_text_contents()
+        )  # a large graph has no room for names
         for node in graph["nodes"]:
             for output in node["outputs"]:
                 read = any(i["stream"] == output["stream"] for n in graph["nodes"] for i in n["inputs"])
                 assert output["stream"] in shown or not read
+
+
+SMALL_LABELS = """() => [...document.querySelectorAll(".graph-view svg text")].map((e) => [e.textContent,
+    parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a]).filter(([text, px]) => text && px < 10.95)"""
+OUTSIDE = """() => { const view = document.querySelector(".graph-view").getBoundingClientRect();
+    return [...document.querySelectorAll(".node, .lug")].filter((e) => { const box = e.getBoundingClientRect();
+        return box.top < view.top - 1 || box.bottom > view.bottom + 1 || box.left < view.left - 1 || box.right > view.right + 1; }).length; }"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("name", ["one-node", "scripted", "fifteen-nodes"])
+def test_a_graph_is_fitted_and_its_labels_can_be_read(
+    browser: Any, console: Server, width: int, name: str
+) -> None:
+    for tab in open_tab(browser, console.url, viewport={"width": width, "height": 844}):
+        page = tab.open(f"graph/{name}", ready=".node")
+        page.get_by_role("button", name=re.compile(f"^Graph: {name}")).wait_for()
+        assert page.evaluate(OUTSIDE) == 0
+        assert page.evaluate(SMALL_LABELS) == []
+        assert page.get_by_text("Legend").is_visible()
+
+
+def test_a_graph_runs_from_left_to_right_where_that_fits(browser: Any, console: Server) -> None:
+    ends = "() => ['input', 'output'].map((kind) => { const b = document.querySelector(`.lug.${kind}`).getBoundingClientRect(); return [b.x, b.y]; })"
+    for width, across in ((1920, True), (800, False)):
+        for tab in open_tab(browser, console.url, viewport={"width": width, "height": 900}):
+            page = tab.open("graph/scripted", ready=".node")
+            (x0, y0), (x1, y1) = page.evaluate(ends)
+            assert (x1 - x0 > abs(y1 - y0)) == across, (width, x0, y0, x1, y1)
+
+
+def test_a_port_shows_its_whole_name_and_stream(tab: Tab) -> None:
+    page = tab.open("graph/scripted", ready=".node")
+    names = page.locator(".node[aria-label^=LLMExecutor] g > title").all_text_contents()
+    assert {"LLM_NODE_RESOURCES: llm", "LOOPBACK: loopback"} <= set(names)
 
 
 def test_nodes_on_threads_are_told_from_those_on_the_event_loop(tab: Tab) -> None:
@@ -216,6 +255,17 @@ def test_a_graph_at_work_shows_its_counters(tab: Tab, console: Server) -> None:
         "button", name=re.compile(r"^LLMExecutor, .*, [\d.]+.s · p95 [\d.]+ (µs|ms|s)")
     ).wait_for()
     page.get_by_text(re.compile(r"^delta · [\d.]+.s")).wait_for()
+    busiest = page.locator(".node.busiest")
+    busiest.wait_for()
+    accent, bad = (
+        page.evaluate(
+            "(name) => { const i = document.createElement('i'); i.style.color = `var(${name})`; document.body.append(i); return getComputedStyle(i).color; }",
+            name,
+        )
+        for name in ("--accent", "--bad")
+    )
+    stroke = busiest.locator(".node-body").evaluate("e => getComputedStyle(e).stroke")
+    assert (stroke, bad != accent) == (accent, True)
     work.join()
     page.get_by_role("button", name=re.compile("^LLMExecutor")).click()
     page.get_by_text("Lines 22 to 42").wait_for()
@@ -419,6 +469,47 @@ def test_a_captured_request_shows_prompt_and_steps(tab: Tab, console: Server) ->
     httpx.post(f"{console.url}/console/api/capture", json={"minutes": 0, "clear": True})
 
 
+def test_the_inspector_steps_through_the_list_and_is_headed_by_the_time(tab: Tab, console: Server) -> None:
+    for text in ("hello", "think hard", "hello"):
+        ask(console.url, text)
+    page = tab.open("requests")
+    page.locator("tbody tr.press").nth(1).click()
+    inspector = page.get_by_role("dialog")
+    inspector.get_by_text("Where the time went").wait_for()
+    total = page.locator("tbody tr.press").nth(1).locator("td").last.inner_text()
+    assert inspector.get_by_role("heading", level=2).inner_text().startswith(f"{total} at ")
+    at = page.url
+    inspector.get_by_role("button", name="Next request").click()
+    page.wait_for_function("(at) => location.href !== at", arg=at)
+    inspector.get_by_text(re.compile(r"^3 of \d+$")).wait_for()
+    inspector.get_by_role("button", name="Previous request").click()
+    inspector.get_by_text(re.compile(r"^2 of \d+$")).wait_for()
+    assert page.url == at
+    inspector.get_by_role("button", name="Previous request").click()
+    inspector.get_by_text(re.compile(r"^1 of \d+$")).wait_for()
+    assert inspector.get_by_role("button", name="Previous request").is_disabled()
+
+
+def test_a_server_that_is_away_is_not_a_restarting_engine(browser: Any, tmp_path: Path) -> None:
+    """An engine takes long to come back, and meanwhile the server ends: its state is not known any more."""
+    five_nodes(tmp_path / "scripted")
+    server = start_process("--graphs_dir", str(tmp_path), "--file_system_poll_wait_seconds", "0")
+    try:
+        for tab in open_tab(browser, server.url):
+            page = tab.open("chat")
+            page.get_by_role("button", name=re.compile("^Model: scripted")).wait_for()
+            info = httpx.get(f"{server.url}/console/api/server").json()
+            (tmp_path / "scripted/model.script.json").write_text(script(load_seconds=60))
+            os.kill(info["models"][0]["engines"][0]["pid"], signal.SIGKILL)
+            page.locator("header").get_by_text("engine restarting").wait_for()
+            os.kill(info["pid"], signal.SIGKILL)
+            page.get_by_text("The server does not answer").wait_for()
+            assert page.get_by_text("restarting").count() == 0
+            page.locator("header").get_by_text("not known").wait_for()
+    finally:
+        server.stop()
+
+
 # ---- server and metrics
 
 
@@ -426,6 +517,13 @@ def test_a_model_is_unloaded_and_loaded(tab: Tab) -> None:
     page = tab.open("server")
     row = page.get_by_role("row", name=re.compile("^one-node"))
     row.get_by_role("button", name="Unload").click()
+    question = page.get_by_role("dialog", name="Unload one-node?")
+    assert serious(page) == []
+    question.press("Escape")
+    question.wait_for(state="detached")
+    assert row.get_by_text("ready").is_visible()
+    row.get_by_role("button", name="Unload").click()
+    question.get_by_role("button", name="Unload").click()
     row.get_by_text("not served").wait_for()
     row.get_by_role("button", name="Load").click()
     row.get_by_text("ready").wait_for()
@@ -444,3 +542,59 @@ def test_metrics_draw_what_happens(tab: Tab, console: Server) -> None:
     ask(console.url, "hello")
     page.get_by_role("region", name=re.compile(r"^Tokens per second: generated (?!–|0,)")).wait_for()
     assert page.locator(".chart").count() == 18
+
+
+def test_a_quantile_is_never_over_the_largest_value(tab: Tab) -> None:
+    """One request of 6.4 s in the bucket from 5 to 10 s: the middle of the bucket would be more."""
+    page = tab.open("metrics")
+    code = """async ([counts, sum, q]) => {
+      const { quantile } = await import("/console/js/metrics/prometheus.js");
+      const bucket = ([le, value]) => ({ labels: { le }, value });
+      const reading = (counts, value) => ({ values: new Map([["s_bucket", counts.map(bucket)], ["s_sum", [{ labels: {}, value }]]]) });
+      return quantile(reading(counts.map(([le]) => [le, 0]), 0), reading(counts, sum), "s", q, {});
+    }"""
+    one, many = [["5", 0], ["10", 1], ["+Inf", 1]], [["5", 50], ["10", 100], ["+Inf", 100]]
+    assert page.evaluate(code, [one, 6.4, 0.95]) == pytest.approx(6.4)
+    assert page.evaluate(code, [many, 500, 0.95]) == pytest.approx(9.5)
+    assert page.evaluate(code, [[["5", 0], ["10", 0], ["+Inf", 0]], 0, 0.95]) is None
+
+
+def test_metrics_from_before_the_page_was_opened_are_drawn_with_marks(browser: Any, tmp_path: Path) -> None:
+    """An engine ends and a graph is reloaded while no page is open."""
+    file = five_nodes(tmp_path / "scripted") / "graph.pbtxt"
+    server = start_process("--graphs_dir", str(tmp_path), "--file_system_poll_wait_seconds", "0")
+
+    def kept(line: str) -> list[Any]:
+        return httpx.get(f"{server.url}/console/api/metrics").json()["series"].get(line, [])
+
+    def wait(line: str, value: float) -> None:
+        deadline = time.monotonic() + 60
+        while not any(v == value for _, v in kept(line)):
+            assert time.monotonic() < deadline, (line, kept(line))
+            time.sleep(0.2)
+
+    try:
+        wait('ovserve_engine_restarts_total{name="scripted"}', 0)
+        ask(server.url, "think hard")
+        info = httpx.get(f"{server.url}/console/api/server").json()
+        os.kill(info["models"][0]["engines"][0]["pid"], signal.SIGKILL)
+        wait('ovserve_engine_restarts_total{name="scripted"}', 1)
+        file.write_text("# changed\n" + file.read_text())
+        httpx.post(f"{server.url}/v1/config/reload", timeout=60).raise_for_status()
+        wait('ovserve_reloads_total{result="changed"}', 2)
+        for tab in open_tab(browser, server.url):
+            page = tab.open("metrics", ready=".chart canvas")
+            marks = page.get_by_label("Reloads and engines that ended")
+            marks.get_by_text("engine of scripted ended").wait_for()
+            marks.get_by_text("reload", exact=True).wait_for()
+            assert page.evaluate(RED_DASHES) > 0, "the end of the engine is marked in the chart"
+            assert serious(page) == []
+    finally:
+        server.stop()
+
+
+RED_DASHES = """() => { const canvas = document.querySelector(".chart canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let found = 0;
+    for (let i = 0; i < data.length; i += 4) found += data[i] > 180 && data[i + 1] < 90 && data[i + 2] < 100 && data[i + 3] > 90;
+    return found; }"""

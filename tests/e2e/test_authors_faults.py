@@ -99,6 +99,6 @@ def test_check_says_what_a_calculators_py_raised(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ovserve", "check", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 1
-    assert re.search(r"error: .*g/calculators\.py:3: SystemExit", done.stdout)
+    assert re.search(r"g/calculators\.py:3: error: .*SystemExit", done.stdout)
     assert "h: would be served" in done.stdout
     assert "1 errors" in done.stdout

@@ -71,6 +71,8 @@ def test_one_json_line_a_request_and_no_secret_in_it(tmp_path: Path, level: str)
         assert line["prompt_tokens"] > 0
         assert 0 < line["first_token_ms"] <= line["total_ms"]
     assert told["refused"]["status"] == 400
+    assert (told["refused"]["error"], told["refused"]["param"]) == ("invalid_argument", "temperature")
+    assert told["lines"]["error"] == "not_found"
     assert told["lines"]["path"] == "/no%0Asuch%E2%80%A8path"
     assert sum(line["status"] == 401 for line in told.values()) == 1
     assert ("/v2/health/ready" in text) is (level == "TRACE")

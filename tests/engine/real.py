@@ -9,7 +9,9 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
 from ovserve.engine.backends.paged import PagedEngine
-from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem
+from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem
+from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling
 
 Engine = GenAIEngine | StatefulEngine | PagedEngine
@@ -76,17 +78,52 @@ def run(engine: Engine) -> dict[int, Result]:
     raise AssertionError("the engine never finished")
 
 
-def read_of(engine: GenAIEngine, id_: int) -> list[int]:
-    """The tokens of a prompt that are still to compute before each step, until its first token."""
-    unread: list[int] = []
-    while engine.busy:
-        if (left := dict(engine.usage().unread).get(id_)) is None:
-            break
-        unread.append(left)
-        engine.step()
-        engine.collect()
-    run(engine)
-    return unread
+class Queued:
+    """An engine behind the worker's queue, as the loop of `worker/steps.py` drives it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.queue = AdmissionQueue(engine)
+        self.accepted: dict[int, Accepted] = {}
+        self.results: dict[int, Result] = {}
+        self.most = 0  # requests in the engine at a time
+        self._messages: list[Add | Abort] = []
+
+    def add(
+        self, id_: int, prompt: str | tuple[int, ...], images: tuple[Image, ...] = (), **sampling: Any
+    ) -> None:
+        sampling = {"temperature": 0.0, "max_tokens": 40, **sampling}
+        self.results[id_] = Result()
+        self._messages.append(Add(id_, prompt, False, Sampling(**sampling), images))
+
+    def abort(self, id_: int) -> None:
+        del self.results[id_]
+        self._messages.append(Abort(id_))
+
+    def step(self) -> None:
+        messages, self._messages = self._messages, []
+        self.queue.begin()
+        for message in self.queue.take(messages):
+            if isinstance(message, Add):
+                self.accepted[message.id] = self.engine.add(message, self.queue.encoded(message))
+            else:
+                assert isinstance(message, Abort)
+                self.engine.abort(message.id)
+        if self.engine.busy:
+            self.most = max(self.most, len(self.engine.live()))
+            self.engine.step()
+            for item in self.engine.collect():
+                assert isinstance(item, StepItem), item
+                self.results[item.id].take(item)
+
+    def run(self) -> dict[int, Result]:
+        """To the end of all that was added."""
+        for _ in range(20_000):
+            if not (self._messages or self.queue.waiting or self.engine.busy):
+                assert all(result.finish for result in self.results.values())
+                return self.results
+            self.step()
+        raise AssertionError("the engine never finished")
 
 
 def generate(engine: Engine, prompt: str | tuple[int, ...], **sampling: Any) -> Result:

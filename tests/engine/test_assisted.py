@@ -6,17 +6,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.decoding.speculation import LookupDrafts
 from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from ovserve.errors import LoadError
-from ovserve.llm.decoding import filled
-from ovserve.llm.request import Sampling
-from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, bare_ids, generate
+from tests.engine.real import EXACT, LIST, STORY, bare_ids, generate
 
 # Three engines in f32, the only precision in which the texts can be compared: minutes on two cores.
 pytestmark = pytest.mark.slow
@@ -111,48 +107,3 @@ class TestPromptLookup:
         drawn = generate(lookup, LIST, temperature=1.0, top_k=1, seed=3)
         assert drawn.text == generate(plain, LIST).text
         assert drawn.accepted > 10
-
-    def test_what_it_proposes_is_counted_as_the_library_does(self, lookup: GenAIEngine) -> None:
-        """Of the tokens it proposes, those are kept that are the answer's own next ones: no more, no less."""
-        for prompt, ngram in ((LIST, 3), (FRANCE, 1)):
-            ids = tuple(lookup.tokenize((prompt,), False)[0])
-            result = generate(lookup, ids, max_ngram_size=ngram, ignore_eos=True, max_tokens=20)
-            steps = steps_of(lookup, ids, max_ngram_size=ngram, ignore_eos=True, max_tokens=20)
-            sampling = filled("prompt_lookup", Sampling(max_ngram_size=ngram))
-            drafts, drafted, known = LookupDrafts(sampling, 20, ids), 0, list(ids)
-            answer = [id_ for step in steps for id_ in step]
-            for step in steps:
-                proposed = proposal(known, ngram)[: max(0, min(5, 20 - (len(known) - len(ids)) - 1))]
-                if len(known) > len(ids):
-                    rest = answer[len(known) - len(ids) :]
-                    same = next(
-                        (i for i, (a, b) in enumerate(zip(proposed, rest, strict=False)) if a != b),
-                        len(proposed),
-                    )
-                    assert len(step) == same + 1
-                counted, _ = drafts.read(step, len(step))
-                assert counted == (len(proposed) if len(known) > len(ids) else 0)
-                drafted += counted
-                known += step
-            assert (result.drafted, result.accepted) == (drafted, len(answer) - len(steps))
-
-
-def steps_of(engine: GenAIEngine, prompt: tuple[int, ...], **sampling: Any) -> list[list[int]]:
-    """The ids of each step, as the library gives them."""
-    add(engine, 7, prompt, **sampling)
-    handle, steps = engine._live[7].handle, []
-    del engine._live[7]
-    while engine._pipeline.has_non_finished_requests():
-        engine._pipeline.step()
-        if handle.can_read():
-            steps += [list(part.generated_ids) for part in handle.read().values()]
-    return steps
-
-
-def proposal(ids: list[int], ngram: int) -> list[int]:
-    """What prompt lookup is: the tokens after the first place where the last ones occur."""
-    for size in range(min(ngram, len(ids) // 2), 0, -1):
-        for at in range(len(ids) - size):
-            if ids[at : at + size] == ids[-size:]:
-                return ids[at + size :]
-    return []

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.genai.text import ids_tensor
-from ovserve.engine.decoding.eviction_budget import EvictionRoom
+from ovserve.engine.backends.genai.reservation import CacheReservation
 from ovserve.engine.protocol.specs import CacheEviction, SparseAttention, TextSpec
-from tests.engine.real import add, run
+from ovserve.llm.request import Sampling
+from tests.engine.real import Queued, add, run
 from tests.engine.tiny import ENDLESS, table, write
 
 pytestmark = pytest.mark.long
@@ -54,11 +54,10 @@ def test_every_length_of_prompt(tiny: str, eviction: CacheEviction, sparse: Spar
 
 
 def test_long_answers_to_every_length_of_prompt(tiny: str) -> None:
-    engine = GenAIEngine(spec(tiny, SMALL, 1000))
+    queued = Queued(GenAIEngine(spec(tiny, SMALL, 1000)))
     for tokens in range(1, 201):
-        add(engine, tokens, prompt(tokens), max_tokens=150, stop=() if tokens % 2 else ("zq",))
-    found = run(engine)
-    assert {result.tokens for result in found.values()} == {150}
+        queued.add(tokens, prompt(tokens), max_tokens=150, stop=() if tokens % 2 else ("zq",))
+    assert {result.tokens for result in queued.run().values()} == {150}
 
 
 @pytest.mark.parametrize("tokens", [33, 39])
@@ -74,30 +73,23 @@ def test_why_norm_sum_has_no_window(tiny: str, tokens: int) -> None:
     "eviction", [SMALL, CacheEviction(32, 32, 96, "SUM", False, 8)], ids=["norm sum", "sum"]
 )
 def test_more_requests_than_the_cache_has_room_for(tiny: str, eviction: CacheEviction) -> None:
-    """Each is given to the engine when it has room, as `turns.py` does it."""
-    engine = GenAIEngine(spec(tiny, eviction, 14))
-    lengths = {id_: 1 + 37 * id_ % 300 for id_ in range(1, 31)}
-    waiting, answered, most = list(lengths), {}, 0
-    for step in range(20_000):
-        while waiting and engine.can_schedule(ids_tensor(prompt(lengths[waiting[0]]))):
-            id_ = waiting.pop(0)
-            add(engine, id_, prompt(lengths[id_]), max_tokens=120)
-            most = max(most, len(engine.live()))
-        if step % 90 == 89 and len(engine.live()) > 1:
-            answered[engine.live()[-1]] = 0
-            engine.abort(engine.live()[-1])
-        if not engine.busy:
-            break
-        engine.step()
-        for word in engine.collect():
-            answered[word.id] = answered.get(word.id, 0) + word.tokens  # type: ignore[union-attr]
-    assert set(answered) == set(lengths)
-    assert set(answered.values()) <= {0, 120}
-    assert most > 1
+    queued = Queued(GenAIEngine(spec(tiny, eviction, 14)))
+    for id_ in range(1, 31):
+        queued.add(id_, prompt(1 + 37 * id_ % 300), max_tokens=120)
+    steps = 0
+    while queued.queue.waiting or queued.engine.busy or not steps:
+        queued.step()
+        steps += 1
+        if steps % 90 == 0 and len(queued.engine.live()) > 1:
+            queued.abort(queued.engine.live()[-1])
+    assert 10 < len(queued.results) < 30
+    assert {(result.tokens, result.finish) for result in queued.run().values()} == {(120, "length")}
+    assert queued.most > 1
 
 
-def test_why_they_wait(tiny: str) -> None:
-    """To be removed together with `eviction_room.py` when this no longer raises."""
+def test_why_they_wait(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be removed when this no longer raises."""
+    monkeypatch.setattr(CacheReservation, "fits", lambda *_: True)
     engine = GenAIEngine(spec(tiny, SMALL, 14))
     for id_ in range(1, 31):
         add(engine, id_, prompt(1 + 37 * id_ % 300), max_tokens=120)
@@ -105,21 +97,23 @@ def test_why_they_wait(tiny: str) -> None:
         run(engine)
 
 
-def test_room() -> None:
-    room = EvictionRoom(SMALL, block=32, blocks=14, batch=64)
-    assert room.can_schedule(10_000)  # alone
-    room.admitted(1, 10, 1)  # 3 blocks, and 2 more
-    assert room.can_schedule(200)  # as read in parts of 2 blocks: 7
-    room.admitted(2, 200, 1)
-    assert not room.can_schedule(1)
+def test_the_blocks_that_are_reserved() -> None:
+    room = CacheReservation(spec("m", SMALL, max_num_batched_tokens=64), 14 * 32)
+    greedy = Sampling(temperature=0.0)
+    assert room.fits(room.demand(greedy, 10_000, 100))  # alone
+    room.admitted(1, room.demand(greedy, 10, 100))  # 3 blocks, and 2 more
+    read, one = room.demand(greedy, 200, 100), room.demand(greedy, 1, 1)
+    assert room.fits(read)  # in parts of 2 blocks: 7
+    room.admitted(2, read)
+    assert not room.fits(one)
     room.cancelled(1)
-    assert not room.can_schedule(1)
+    assert not room.fits(one)
     room.stepped()
-    assert room.can_schedule(1)
+    assert room.fits(one)
     room.ended(2)
     room.ended(2)
-    assert room.can_schedule(10_000)
-    whole = EvictionRoom(CacheEviction(32, 32, 96, "SUM", False, 8), block=32, blocks=14, batch=64)
-    whole.admitted(1, 10, 1)
-    assert whole.can_schedule(9 * 32)
-    assert not whole.can_schedule(9 * 32 + 1)
+    assert room.fits(room.demand(greedy, 10_000, 100))
+    whole = CacheReservation(spec("m", CacheEviction(32, 32, 96, "SUM", False, 8)), 14 * 32)
+    whole.admitted(1, whole.demand(greedy, 10, 100))
+    assert whole.fits(whole.demand(greedy, 9 * 32, 100))
+    assert not whole.fits(whole.demand(greedy, 9 * 32 + 1, 100))

@@ -21,6 +21,7 @@ from ovserve.engine.backends.embeddings import model as models
 from ovserve.engine.backends.embeddings.embed import EmbeddingBackend
 from ovserve.engine.backends.embeddings.pool import Job, Pool
 from ovserve.engine.backends.embeddings.tokens import SHORT, FastTokenizer, Framed, open_tokenizer
+from ovserve.engine.model.encoder_files import read_encoder_files
 from ovserve.engine.protocol.encoders import EMBED, SEPARATOR, EmbedAnswer, EmbedArguments, EmbeddingSpec
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
@@ -119,7 +120,7 @@ def test_requests_at_once_get_their_own_vectors(mpnet: EmbeddingBackend) -> None
 @pytest.mark.skipif(not MINILM.is_dir(), reason=FETCH)
 def test_minilm_matches_sentence_transformers_on_200_texts_in_ten_languages() -> None:
     backend = EmbeddingBackend(EmbeddingSpec(str(MINILM), properties=F32))
-    answer, vectors = embed(backend, texts())
+    answer, vectors = embed(backend, texts(), truncate=512)  # as the vectors were made
     expected = np.load(VECTORS / "minilm.npy").astype(np.float32)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert vectors.shape == (200, 384)
@@ -160,6 +161,38 @@ def test_a_long_text_is_refused_or_cut_before_its_closing_token(mpnet: Embedding
         embed(mpnet, [ids], tokens=True)
     _, from_ids = embed(mpnet, [ids], tokens=True, truncate=0)
     np.testing.assert_allclose(from_ids, fitting, atol=1e-5)
+
+
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(tmp_path: Path) -> None:
+    directory = tiny("mpnet", tmp_path)
+    spec = EmbeddingSpec(str(directory), properties=F32, pooling="MEAN", normalize=False)
+    text = " ".join(["ship", "harbour"] * 20)
+    _, all_of_it = embed(EmbeddingBackend(spec), [text])
+    (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    backend = EmbeddingBackend(spec)
+    assert (backend.facts.max_length, backend.facts.max_seq_length) == (64, 12)
+    answer, cut = embed(backend, ["ship", text])
+    assert (answer.tokens, answer.truncated) == (3 + 12, 1)
+    _, known = embed(backend, [text], truncate=12)
+    np.testing.assert_allclose(cut[1], known[0], atol=1e-5)
+    assert np.abs(cut[1] - all_of_it[0]).max() > 1e-3
+    for wanted in (64, 2000):  # what a request says wins
+        answer, vectors = embed(backend, [text], truncate=wanted)
+        assert answer.truncated == 0
+        np.testing.assert_allclose(vectors, all_of_it, atol=1e-5)
+    answer, _ = embed(backend, [text], truncate=0)
+    assert (answer.tokens, answer.truncated) == (12, 1)
+    with pytest.raises(ContextLengthExceeded, match="longer than allowed 12"):
+        embed(backend, [text], whole=True)
+    with pytest.raises(ContextLengthExceeded, match="longer than allowed 64"):
+        embed(backend, [text * 2])
+
+
+@pytest.mark.parametrize("value", ["null", "0", "-1", '"12"', "100000", "true"])
+def test_other_values_of_max_seq_length_are_no_limit(value: str, tmp_path: Path) -> None:
+    directory = tiny("mpnet", tmp_path)
+    (directory / "sentence_bert_config.json").write_text(f'{{"max_seq_length": {value}}}')
+    assert read_encoder_files(directory).sequence_length == 64
 
 
 def test_token_ids_equal_their_text_and_foreign_ones_are_named(mpnet: EmbeddingBackend) -> None:

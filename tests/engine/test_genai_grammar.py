@@ -167,11 +167,8 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
 @pytest.mark.parametrize(
     ("schema", "wrong"),
     [
-        ({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}, [1, 1]),
-        ({"enum": ["a"], "pattern": "b"}, "a"),
-        ({"const": 1, "not": {"type": "number"}}, 1),
+        ({"type": "string", "pattern": r"^(a|b)\1$"}, None),
         ({"$ref": "https://example.com/a.json"}, None),
-        ({"type": "string", "pattern": "aaa", "maxLength": 2}, "aaa"),
     ],
 )  # fmt: skip
 def test_what_is_reported_as_not_enforced_is_not(

@@ -16,6 +16,7 @@ from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.model.gguf import ArrayLength, GGUFError, read_metadata
 from ovserve.errors import LoadError
+from tests.engine import random_gguf
 
 
 def text(value: str) -> bytes:
@@ -122,10 +123,9 @@ def test_no_objects_are_kept_for_the_tokens_of_the_real_file(model_path: str) ->
 
 def test_both_chat_templates_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    template = entry("tokenizer.chat_template", 8, text("plain"))
-    path.write_bytes(gguf(*ENTRIES, template, entry("tokenizer.chat_template.tool_use", 8, text("tools"))))
+    random_gguf.write(path, strings={"tokenizer.chat_template.tool_use": "tools"})
     found = read_model_files(str(path))
-    assert (found.chat_template, found.tool_template) == ("plain", "tools")
+    assert (found.chat_template, found.tool_template) == (random_gguf.TEMPLATE, "tools")
 
 
 # -- a file that may not be written, which the library would open for writing

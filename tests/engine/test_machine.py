@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,11 @@ from conftest import Script, Start, eventually, kill_engine, reaches, read_all, 
 from ovserve.engine.client.health.memory_limit import MemoryLimit
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import Memory, memory, oom_kills, resident
+from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
+from ovserve.serving.model_size import estimate
+from tests.conftest import ROOT
+from tests.faults.memory_group import memory_group
 
 GB = 1 << 30
 
@@ -36,6 +43,13 @@ def test_files_that_were_read_are_not_taken_for_memory_in_use(tmp_path: Path, ve
     write(proc, {"self/cgroup": "4:memory:/a" if version == 1 else "0::/a"})
     write(group, {limit: str(4 * GB), used: str(3 * GB), "memory.stat": f"anon 7\n{stat} {2 * GB}"})
     assert memory(proc, groups) == Memory(3 * GB, "container")
+    # Pages that are used, but mapped by no process, are dropped as well; mapped ones are weights in use.
+    active, mapped = (
+        ("total_active_file", "total_mapped_file") if version == 1 else ("active_file", "file_mapped")
+    )
+    pages = f"inactive_file 1\n{stat} {GB}\n{active} {GB}\n{mapped} {GB // 2}"
+    write(group, {"memory.stat": pages if version == 1 else pages.removeprefix("inactive_file 1\n")})
+    assert memory(proc, groups) == Memory(2 * GB + GB // 2, "container")
 
 
 def test_kills_are_counted_in_the_innermost_group_that_tells(tmp_path: Path) -> None:
@@ -100,3 +114,86 @@ async def test_who_killed_it(start: Start, script: Script, monkeypatch: pytest.M
     await kill_engine(client)
     await eventually(lambda: "killed by the kernel: out of memory" in client.state.reason)
     assert (await read_all(await client.generate(request())))[0] == "well"
+
+
+# ---- what a real model takes
+
+CHILD = """
+import json, re, sys
+from pathlib import Path
+from ovserve.engine.backends.paged import PagedEngine
+from ovserve.engine.host.memory import memory
+from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.engine.worker.mapped_files import MappedFiles
+from tests.engine.real import FRANCE, add, generate
+
+def held():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+
+def mapped():
+    parts = re.split(r"^[0-9a-f]+-[0-9a-f]+ ", Path("/proc/self/smaps").read_text(), flags=re.M)
+    return sum(int(re.search(r"Rss:\\s+(\\d+)", part)[1]) << 10 for part in parts if "openvino_model.bin" in part)
+
+input()  # until it is in its control group
+spec, files, before = PagedTextSpec(sys.argv[1]), MappedFiles(), []
+
+def load():
+    engine = PagedEngine(spec)
+    engine.wait_for_forms()
+    before.append(mapped())
+    return engine
+
+engine = files.guard(spec, load, shared=False)
+left, pool = memory(), engine._scheduler.pool
+print(json.dumps({
+    "limit": left.limit, "left": left.available, "cache": pool.size * engine._model.block_bytes,
+    "held": held(), "before": before[0], "after": mapped(),
+    "text": generate(engine, FRANCE, max_tokens=12).text,
+}), flush=True)
+input()  # until others have taken memory
+add(engine, 7, "harbour " * 4000, max_tokens=4)
+items = []
+while engine.busy:
+    engine.step()
+    items += engine.collect()
+items += engine.collect()
+print(json.dumps([[type(item).__name__, getattr(item, "kind", ""), getattr(item, "message", "")] for item in items]))
+"""
+
+
+@pytest.mark.long
+def test_a_loaded_model_in_a_container(model_path: str) -> None:
+    """The cache is made for what the container has left after the load, no page of the file stays mapped, and a
+    prompt for whose cache others have left no memory ends in an error."""
+    directory, limit = Path(model_path).parent, 2 * GB
+    command = [sys.executable, "-c", CHILD, str(directory)]
+    with (
+        memory_group(limit) as group,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": "."},
+        ) as child,
+    ):
+        assert child.stdin is not None
+        assert child.stdout is not None
+        group.take(child.pid)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        told = json.loads(child.stdout.readline())
+        group.limit(told["held"] + (256 << 20))
+        ended = json.loads(child.communicate(b"\n")[0])
+    file = (directory / "openvino_model.bin").stat().st_size
+    assert told["limit"] == "container"
+    assert told["left"] + told["held"] < limit
+    assert told["cache"] < 0.6 * told["left"]
+    assert told["before"] > file // 2
+    assert told["after"] == 0
+    assert "Paris" in told["text"]
+    [[kind, error, message]] = ended
+    assert (kind, error) == ("Failed", "resource_exhausted")
+    assert "needs more memory than the machine or container has left" in message
+    one_form = estimate(PagedTextSpec(str(directory))).resident
+    assert one_form < told["held"] < 3 * one_form, "a small model is compiled twice"

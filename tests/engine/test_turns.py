@@ -1,16 +1,17 @@
-"""Requests with images are taken in one between two steps, so that many of them do not silence the others."""
+"""Which waiting requests the engine takes between two steps, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import msgspec
 from conftest import Script
 
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, Steps, Stop
 from ovserve.engine.protocol.specs import ScriptSpec
-from ovserve.engine.worker.admission_queue import HOLD_SECONDS, PATIENCE_SECONDS, AdmissionQueue
+from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 
@@ -20,22 +21,13 @@ class Roomy:
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
-        self.ahead: set[str] = set()  # prompts that may overtake
-        self.empty = False
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, str]:
         return {request.id: f"encoded {request.id}" for request in requests}
 
-    def can_schedule(self, encoded: str) -> bool:
-        assert encoded.startswith("encoded ")
+    def can_schedule(self, request: Add, encoded: str) -> bool:
+        assert encoded == f"encoded {request.id}"
         return self.room > 0
-
-    def overtakes(self, encoded: str) -> bool:
-        return encoded in self.ahead
-
-    def can_schedule_first(self, encoded: str) -> bool:
-        assert encoded.startswith("encoded ")
-        return self.empty
 
 
 def text(id_: int) -> Add:
@@ -55,6 +47,16 @@ def test_one_in_the_order_of_arrival_and_all_else_at_once() -> None:
     queue.begin()
     assert [*queue.take([])] == [second]
     assert not queue.waiting
+
+
+def test_lines_of_batches_wait_behind_all_other_prompts() -> None:
+    queue = AdmissionQueue(engine := Roomy(0))
+    lines = [msgspec.structs.replace(text(id_), batch=True) for id_ in (1, 2)]
+    queue.begin()
+    assert [*queue.take([*lines, text(3)])] == []
+    assert [*queue.take([text(4)])] == []
+    engine.room = 4
+    assert [*queue.take([])] == [text(3), text(4), *lines]
 
 
 def test_who_leaves_while_waiting_is_never_taken() -> None:
@@ -88,16 +90,6 @@ def test_prompts_that_the_step_has_no_room_for_wait_in_their_order() -> None:
     assert not queue.full
 
 
-def test_a_prompt_that_may_overtake_passes_those_that_wait() -> None:
-    engine = Roomy(1)
-    queue = AdmissionQueue(engine)
-    engine.ahead = {"encoded 3", "encoded 5"}
-    assert take(queue, engine, *(text(n) for n in range(1, 5))) == [text(1), text(3)]
-    assert take(queue, engine, text(5), text(6)) == [text(5)]
-    engine.room = 3
-    assert take(queue, engine) == [text(2), text(4), text(6)]
-
-
 def test_who_leaves_while_there_is_no_room_is_never_taken() -> None:
     engine = Roomy(0)
     queue = AdmissionQueue(engine)
@@ -107,44 +99,29 @@ def test_who_leaves_while_there_is_no_room_is_never_taken() -> None:
     assert take(queue, engine) == [text(2)]
 
 
-def scored(id_: int) -> Add:
-    return Add(id_, "hello", False, Sampling(echo=True, logprobs=True))
-
-
-def test_what_has_to_be_first_waits_for_an_empty_engine_and_others_behind_it() -> None:
-    engine, now = Roomy(), 0.0
-    queue = AdmissionQueue(engine, lambda: now)
-    assert take(queue, engine, text(1), scored(2), text(3), seeing(4)) == [text(1)]
-    assert queue.waiting
-    assert take(queue, engine, scored(5)) == []
-    engine.empty = True
-    assert take(queue, engine, text(6)) == [scored(2), scored(5), text(3), text(6), seeing(4)]
-    assert not queue.waiting
-
-
-def test_what_came_before_does_not_wait_for_it() -> None:
-    engine = Roomy(1)
-    queue = AdmissionQueue(engine, lambda: 0.0)
-    assert take(queue, engine, text(1), text(2), scored(3), text(4)) == [text(1)]
-    engine.room = 9
-    assert take(queue, engine) == [text(2)]
-    assert take(queue, engine, Abort(3)) == [Abort(3)]
-    assert take(queue, engine) == [text(4)]
-
-
-def test_others_are_held_for_a_while_only_and_it_waits_for_a_while_only() -> None:
-    engine, now = Roomy(), 0.0
-    queue = AdmissionQueue(engine, lambda: now)
-    assert take(queue, engine, scored(1), text(2)) == []
-    now = HOLD_SECONDS - 1
+def test_nothing_newer_passes_a_request_with_images_that_waits_for_room() -> None:
+    engine = Roomy(0)
+    queue = AdmissionQueue(engine)
+    queue.begin()
+    assert take(queue, engine, seeing(1)) == []
+    engine.room = 1
+    queue.begin()
+    assert take(queue, engine, text(2)) == [seeing(1)]
     assert take(queue, engine) == []
-    now = HOLD_SECONDS
+    engine.room = 1
+    queue.begin()
     assert take(queue, engine) == [text(2)]
-    now = PATIENCE_SECONDS - 1
-    assert take(queue, engine) == []
-    now = PATIENCE_SECONDS
-    assert take(queue, engine) == [scored(1)]  # for the engine to refuse it
-    assert not queue.waiting
+
+
+def test_a_request_with_images_does_not_pass_an_older_one_that_waits_for_room() -> None:
+    engine = Roomy(0)
+    queue = AdmissionQueue(engine)
+    queue.begin()
+    assert take(queue, engine, text(1), seeing(2)) == []
+    assert take(queue, engine, Abort(1)) == [Abort(1)]
+    engine.room = 1
+    queue.begin()
+    assert take(queue, engine) == [seeing(2)]
 
 
 async def test_a_stream_goes_on_between_two_images(script: Script) -> None:

@@ -3,6 +3,7 @@ counted with their images, and what the library dies of does not reach it."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 from scripts.vision_model import IMAGE_TOKENS
 from scripts.vision_parts import CONTEXT
-from tests.engine.real import Result, read_of, run
+from tests.engine.real import EXACT, Queued, Result, run
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,6 @@ def test_it_says_that_it_sees(engine: GenAIEngine) -> None:
     assert engine.facts.vision
     assert engine.facts.image_markers == ("<image>",)
     assert engine.facts.max_length == CONTEXT
-
-
-def test_it_reports_how_much_of_a_prompt_with_an_image_is_read(engine: GenAIEngine) -> None:
-    id_, tokens = add(engine, f"{tag(0)}{'hello ' * 40}", image(7))
-    assert read_of(engine, id_) == list(range(tokens, 0, -16))
 
 
 def test_the_answer_depends_on_the_image_and_its_place(engine: GenAIEngine) -> None:
@@ -133,10 +129,38 @@ def test_a_prompt_with_images_that_is_too_long_is_refused(engine: GenAIEngine) -
 
 def test_a_prompt_larger_than_the_cache_is_refused(vision_model: Path) -> None:
     small = GenAIEngine(TextSpec(str(vision_model), num_kv_blocks=3))
-    result = generate(small, tag(0) + "a" * 120, image(1))
-    assert result.failed is not None
-    assert result.failed.kind == "resource_exhausted"
+    assert (small.facts.max_length, small.facts.cache_tokens) == (96, 96)
+    with pytest.raises(ContextLengthExceeded, match="96 tokens"):
+        add(small, tag(0) + "a" * 120, image(1))
     assert generate(small, f"{tag(0)}hello", image(1), max_tokens=3).tokens == 3
+
+
+def test_more_requests_with_images_than_a_small_cache_has_room_for(vision_model: Path) -> None:
+    """Each answer is that of a request alone, and nothing of a cancelled prompt is found by another one."""
+    spec = TextSpec(
+        str(vision_model),
+        num_kv_blocks=6,
+        max_num_batched_tokens=16,
+        enable_prefix_caching=True,
+        properties=EXACT,
+    )
+    engine, chance = GenAIEngine(spec), random.Random(3)
+    alone = GenAIEngine(TextSpec(str(vision_model), properties=EXACT))
+    prompts = {
+        id_: (f"{tag(0)}{'what is it? ' * (id_ % 4)}", image(id_ % 3)) if id_ % 3 else (f"hello {id_ % 5}",)
+        for id_ in range(30)
+    }
+    queued = Queued(engine)
+    for id_, (prompt, *images) in prompts.items():
+        queued.add(id_, prompt, images=tuple(images), max_tokens=12, ignore_eos=True)
+        queued.step()
+        if chance.random() < 0.2:
+            queued.abort(id_)
+    results = queued.run()
+    assert 15 < len(results) < 30
+    assert queued.most > 1
+    for id_, result in results.items():
+        assert result.text == generate(alone, *prompts[id_]).text, prompts[id_][0]
 
 
 def test_how_it_may_be_sampled(engine: GenAIEngine) -> None:

@@ -23,6 +23,11 @@ class MemoryGroup:
         """The process, and those it starts from now on."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
+    def limit(self, size: int) -> None:
+        """Change the limit, to bytes."""
+        names = ("memory.limit_in_bytes", "memory.max")
+        next(file for name in names if (file := self.path / name).exists()).write_text(str(size))
+
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup]:

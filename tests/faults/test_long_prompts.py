@@ -76,7 +76,7 @@ async def complete(http: httpx.AsyncClient, prompts: Any, **more: Any) -> httpx.
 @pytest.mark.timeout(400)  # 40 s on a quiet machine, 120 s beside ten other processes
 async def test_long_prompt_of_a_neighbour(tmp_path: Path, model: Path) -> None:
     """Read in some thirty steps, which take longer than anybody may wait in the queue."""
-    graph = graph_of(tmp_path / "graph", model, "queue_timeout: 0.5")
+    graph = graph_of(tmp_path / "graph", model.parent, "queue_timeout: 0.5")
     async with serving(graph) as (server, http):
         done: list[str] = []
 

@@ -110,6 +110,7 @@ def test_stock_calculators_are_not_available(name: str, form: str) -> None:
     error = refused(f'node {{ calculator: "{name}"\n{form.format(name)} }}')
     assert error.line == 2
     assert f"calculator {name} is not available in this server" in error.reason
+    assert "C++ calculators are not here: write it in Python" in error.reason
 
 
 def test_known_options_are_calculators_options_only() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
@@ -90,3 +91,21 @@ def test_entry_points_are_found(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == "['Mine']"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AddOneSingleStreamTestCalculator", "HolisticTrackingCpu", "IrisLandmarkCpu", "FlowLimiterCalculator"],
+)
+def test_a_calculator_in_cpp_is_said_to_be_absent(name: str) -> None:
+    said = Registry(MODULES).unknown(name)
+    assert "C++ calculators are not here: write it in Python" in said
+    assert "known: " in said
+    assert "OpenVINOInferenceCalculator" in said
+
+
+@pytest.mark.parametrize("name", ["LLMExecutrCalculator", "PassthroughCalculator", "EmbeddingsCalculator"])
+def test_a_mistyped_name_is_corrected_alone(name: str) -> None:
+    said = Registry(MODULES).unknown(name)
+    assert "(did you mean " in said
+    assert "C++" not in said

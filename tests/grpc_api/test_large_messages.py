@@ -16,7 +16,7 @@ from benchmarks.hostile import watching
 from tests.conftest import Server, script_graph, start_server
 from tests.reload.site import free_port
 
-HELD = 100.0  # ms of the event loop
+HELD = 200.0  # ms of the event loop; an EPYC without AVX-512, next to another test process, took 127
 TRIES = 3
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -135,6 +135,7 @@ def test_stop_sequences_cut_and_are_named(client: anthropic.Anthropic, stop: lis
 
 def test_greedy_by_top_k_and_top_p(client: anthropic.Anthropic) -> None:
     story = [{"role": "user", "content": "Write a story about a bird."}]
+    ask(client, messages=story)  # a prompt of the cache is rounded otherwise
     greedy = ask(client, messages=story).content[0].text
     for narrow in ({"top_k": 1}, {"top_p": 0.0001}):
         assert ask(client, messages=story, temperature=1, **narrow).content[0].text == greedy
@@ -231,7 +232,6 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": 5}]}]}, "content[0].content: expected a string or blocks, got 5"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": 5}]}]}]}, "messages[0].content[0].content[0].text: expected `str | null`, got 5"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": ["x"]}]}]}, 'messages[0].content[0].content[0]: expected `object`, got "x"'),
-        ({"messages": [{"role": "assistant", "content": [CALL | {"input": "x"}]}]}, 'content[0].input: expected an object, got "x"'),
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),

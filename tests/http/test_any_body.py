@@ -27,7 +27,7 @@ ASKED = {
     if o.request is not None
     and o.method == "POST"
     and o.path != "/api/pull"  # which runs a command
-    and "/audio/trans" not in o.path  # forms only: tests/http/test_transcriptions.py
+    and not o.form  # tests/http/test_transcriptions.py, test_batches.py
 }
 AZURE = "/chat/completions?api-version=1"  # without the query it is OpenAI's
 AZURES = (AZURE, "/models/chat/completions", "/models/embeddings")

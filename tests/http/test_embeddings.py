@@ -7,7 +7,8 @@ import base64
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,10 +19,17 @@ import pytest
 from azure.ai.inference import EmbeddingsClient
 from azure.core.credentials import AzureKeyCredential
 from azure.core.exceptions import HttpResponseError
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
+from ovserve.engine.decoding.token_bytes import byte_of_character
 from tests.conftest import Server, start_process
 from tests.encoders import answers, graph, tiny
 
+PARTS = "中 e\u0301👩\u200d🚀"  # characters of three and four bytes, a combining one, and a joined one
 PROMPTS = {"prompts": {"query": "prices rose ", "document": "oil "}, "default_prompt_name": None}
 
 
@@ -39,7 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (place / "cutting/graph.pbtxt").write_text(
         graph("./", "truncate: true", 'isolation: "process"', tags="HTTP_")
     )
-    listed = [{"config": {"name": n, "base_path": str(place / n)}} for n in ("exact", "cutting")]
+    names = ["exact", "cutting", *write_byte_models(place)]
+    listed = [{"config": {"name": n, "base_path": str(place / n)}} for n in names]
     config = place / "config.json"
     config.write_text(
         json.dumps({"model_config_list": [], "mediapipe_config_list": [e["config"] for e in listed]})
@@ -47,6 +56,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = start_process("--config_path", str(config), "--metrics_enable")
     yield server
     server.stop()
+
+
+def write_byte_models(place: Path) -> list[str]:
+    """Models whose tokens are bytes, in the scheme of GPT-2 and in that of SentencePiece."""
+    characters = {byte: character for character, byte in byte_of_character().items()}
+    schemes: dict[str, Callable[[int], str]] = {
+        "bytes": characters.__getitem__,
+        "fallback": "<0x{:02X}>".format,
+    }
+    for name, token in schemes.items():
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", " ", "e", *map(token, sorted({*PARTS.encode()}))]
+        vocabulary = {text: id_ for id_, text in enumerate(dict.fromkeys(tokens))}
+        fallback = name == "fallback"
+        tokenizer: Any = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=fallback))
+        tokenizer.decoder = ByteFallback() if fallback else ByteLevelDecoder()
+        if not fallback:
+            tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        tiny("roberta", place / name)
+        tokenizer.save(str(place / name / "tokenizer.json"))
+        (place / name / "graph.pbtxt").write_text(graph("./", "pooling: MEAN"))
+    return [*schemes]
 
 
 @pytest.fixture
@@ -148,10 +178,17 @@ def test_bad_input_is_a_400_that_names_it(
     assert message in error["message"], error
 
 
-def test_invalid_utf8_and_lone_surrogates_are_400(server: Server) -> None:
+def test_half_of_a_character_counts_as_the_replacement_character(server: Server) -> None:
+    half, whole = (
+        httpx.post(f"{server.v3}/embeddings", content=b'{"model":"exact","input":"ship %s"}' % text)
+        for text in (b"\\ud83d", b"\\ufffd")
+    )
+    assert vectors(half).tolist() == vectors(whole).tolist()
+
+
+def test_invalid_utf8_is_400(server: Server) -> None:
     for body in (
         b'{"model":"exact","input":"\xff"}',
-        b'{"model":"exact","input":"\\ud800"}',
         b'{"model":"exact","input":NaN}',
     ):
         answer = httpx.post(f"{server.v3}/embeddings", content=body)
@@ -261,6 +298,16 @@ def test_azure_s_client(server: Server) -> None:
         f"{server.url}/embeddings?api-version=1", json={"input": "oil", "x": 1}, headers=strict
     )
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("model", ["bytes", "fallback"])
+def test_token_strs_of_parts_of_characters(server: Server, model: str) -> None:
+    asked = {"model": model, "prompt": PARTS, "return_token_strs": True, "add_special_tokens": False}
+    answer = httpx.post(f"{server.v3}/tokenize", json=asked).json()
+    expected = [chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}" for byte in PARTS.encode()]
+    assert answer["token_strs"] == expected
+    body = {"model": model, "tokens": answer["tokens"]}
+    assert httpx.post(f"{server.v3}/detokenize", json=body).json() == {"prompt": PARTS}
 
 
 def test_tokens_of_an_encoder(server: Server) -> None:

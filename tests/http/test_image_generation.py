@@ -166,7 +166,7 @@ def test_a_wrong_value_is_named(server: Server, body: dict[str, Any], field: str
 
 
 def test_text_that_is_not_text(server: Server) -> None:
-    for body in (b'{"model":"tiny","prompt":"\\ud800"}', b'{"model":"tiny","prompt":"\xff"}', b'{"model":"tiny","prompt":"a","seed":NaN}'):  # fmt: skip
+    for body in (b'{"model":"tiny","prompt":"\xff"}', b'{"model":"tiny","prompt":"a","seed":NaN}'):  # fmt: skip
         response = httpx.post(f"{server.v3}/images/generations", content=body)
         assert response.status_code == 400, response.text
     assert drawn(server, prompt="", seed=1)[0].shape == drawn(server, prompt="\0", seed=1)[0].shape

@@ -20,7 +20,9 @@ from tests.conftest import Server
 
 pytestmark = pytest.mark.long
 
-HELD = 100.0  # ms of the event loop
+# ms of the event loop. `make hostile` holds 100 on a quiet machine; a processor without AVX-512, next to another test
+# process, took 146. The faults that this finds took 200 to 30,000.
+HELD = 200.0
 MEMORY = 800.0  # MB of the server
 TRIES = 3  # CPU time varies too, with what runs on the other half of a core
 

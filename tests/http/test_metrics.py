@@ -121,6 +121,11 @@ async def test_unary_streamed_failed_and_refused_requests_are_counted(scripted: 
     assert seen("ovms_graph_processing_time_us_count", name="m", method="Unary") == 1
     assert seen("ovms_graph_processing_time_us_count", name="m", method="Stream") == 1
     assert seen("ovms_graph_processing_time_us_sum", name="m", method="Stream") > 4 * 5000
+    latency = "ovms_graph_request_latency_us"
+    assert before(f"{latency}_count", name="m", method="Stream") == 0
+    assert seen(f"{latency}_count", name="m", method="Stream") == 1
+    processing = seen("ovms_graph_processing_time_us_sum", name="m", method="Stream")
+    assert 0 < seen(f"{latency}_sum", name="m", method="Stream") < processing
     assert seen("ovserve_requests_finished_total", name="m") == 2
     assert seen("ovserve_requests_failed_total", name="m", reason="resource_exhausted") == 1
     assert seen("ovserve_requests_failed_total", name="m", reason="invalid_argument") == 1
@@ -302,7 +307,7 @@ def test_the_real_engine_tells_of_its_cache(server: Server) -> None:
                 now = Scrape(httpx.get(f"{server.url}/metrics").text)
                 seen_cache = max(seen_cache, now("vllm:kv_cache_usage_perc", model_name="smollm2"))
         after = Scrape(client.get("/metrics").text)
-    assert 0 < seen_cache <= 1
+    assert 0 < seen_cache < 0.5, "this cache may grow to gigabytes, of which a prompt of 240 tokens is little"
     assert after("vllm:kv_cache_usage_perc", model_name="smollm2") == 0
     assert after("ovserve_kv_cache_bytes", name="smollm2") > 0
     label = {"model_name": "smollm2"}

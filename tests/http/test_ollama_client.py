@@ -169,7 +169,7 @@ def test_a_request_without_a_prompt_looks_the_model_up(client: ollama.Client) ->
             400,
             "tools[0].function.name",
         ),
-        ({"model": "smollm2", "messages": FRANCE, "top_logprobs": 5}, 400, "top_logprobs"),
+        ({"model": "smollm2", "messages": FRANCE, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"model": "smollm2", "messages": 5}, 400, "messages: expected"),
     ],
 )

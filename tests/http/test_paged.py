@@ -170,7 +170,7 @@ async def test_azure_shows_them(server: Running, path: str) -> None:
         ({"logit_bias": {"500": 1}}, "logit_bias", "token id 500 is not in the vocabulary of 500"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "<= 100"),
         ({"logit_bias": {"five": 1}}, "logit_bias", '"five"'),
-        ({"best_of": 2, "n": 1}, "best_of", "not possible with the paged engine"),
+        ({"best_of": 21}, "best_of", "above best_of_limit 20"),
     ],
 )
 async def test_a_limit_is_a_400_by_name(
@@ -222,4 +222,4 @@ async def test_capabilities_have_the_wider_ranges(server: Running) -> None:
     for path in ("chat/completions", "completions", "responses"):
         assert rows[path]["logit_bias"]["status"] == "supported"
         assert rows[path]["num_assistant_tokens"]["status"] == "supported"
-        assert rows[path]["best_of"]["schema"]["maximum"] == 1
+        assert rows[path]["best_of"]["schema"]["maximum"] == 20

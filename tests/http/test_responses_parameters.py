@@ -64,20 +64,22 @@ def test_lengths_and_ends(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 0.999}])
 def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow: dict[str, float]) -> None:
-    greedy = ask(client, tokens=8).output_text
-    assert ask(client, tokens=8, temperature=1.9, seed=3, **narrow).output_text == greedy
+    text = "What is the capital of France?"  # of certain tokens: a `min_p` below 1 leaves ties
+    greedy = ask(client, text, tokens=8).output_text
+    assert ask(client, text, tokens=8, temperature=1.9, seed=3, **narrow).output_text == greedy
 
 
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 1.8}]
 )
 def test_penalties_reduce_repetition(client: openai.OpenAI, penalty: dict[str, float]) -> None:
-    text = "Write the word cat many times, with commas."
+    text = "Repeat this list: apple banana cherry apple banana cherry apple banana cherry."
     plain, fined = (ask(client, text, tokens=40, **more).output_text.split() for more in ({}, penalty))
     assert len(set(fined)) / len(fined) > len(set(plain)) / len(plain)
 
 
 def test_n_and_best_of_are_messages(client: openai.OpenAI) -> None:
+    ask(client)  # so that both later ones find the prompt in the cache, and round alike
     sampled = texts(ask(client, n=3, temperature=1.3, seed=1))
     assert len(set(sampled)) == 3
     assert texts(ask(client, n=3, temperature=1.3, seed=1)) == sampled
@@ -91,7 +93,7 @@ def test_diversity_penalty_spreads_beam_groups(client: openai.OpenAI) -> None:
         beams = texts(ask(client, FRANCE, tokens=6, best_of=4, n=4, **more))
         return len({text.split()[0] for text in beams if text.split()})
 
-    assert firsts(num_beam_groups=4, diversity_penalty=5.0) > firsts()
+    assert firsts(num_beam_groups=4, diversity_penalty=5.0) >= max(3, firsts())
 
 
 def test_length_penalty_orders_beams_by_length(client: openai.OpenAI) -> None:

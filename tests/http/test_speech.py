@@ -191,9 +191,8 @@ def test_voices_are_listed_and_found_by_their_short_names(server: Server) -> Non
     [
         ({"input": ""}, "input", "expected text"),
         ({"input": " \n\t"}, "input", "expected text"),
-        ({"input": "\U0001f600\U0001f600"}, "input", "nothing to speak"),
         ({"input": "!?."}, "input", "nothing to speak"),
-        ({"input": "\u4f60\u597d"}, "input", "nothing to speak"),
+        ({"input": "\u2026\u200b\u00bf"}, "input", "nothing to speak"),
         ({"input": ...}, "input", "missing"),
         ({"input": 7}, "input", "7"),
         ({"input": ["a"]}, "input", "expected"),
@@ -274,5 +273,5 @@ def test_odd_texts_are_spoken(server: Server) -> None:
         answer = post(server, text)
         assert answer.status_code == 200, (text, answer.text)
         assert len(answer.content) > 44
-    answer = httpx.post(f"{server.v3}/audio/speech", content=b'{"model": "voice", "input": "\\ud800"}')
-    assert answer.status_code == 400
+    half = b'{"model": "voice", "input": "hello \\ud83d"}'  # of an emoji, which counts as U+FFFD
+    assert httpx.post(f"{server.v3}/audio/speech", content=half).status_code == 200

@@ -97,6 +97,9 @@ def test_parse_gives_typed_objects(client: openai.OpenAI) -> None:
     ("fields", "pattern"),
     [
         ({"structured_outputs": {"regex": "[A-Z][a-z]{3,7}"}}, "[A-Z][a-z]{3,7}"),
+        ({"guided_regex": "[\\^a]{2}"}, "[\\^a]{2}"),
+        ({"response_format": {"type": "regex", "pattern": "(?=.*[0-9])[a-z0-9]{4}"}}, "(?=.*[0-9])[a-z0-9]{4}"),
+        ({"guided_json": {"type": "string", "pattern": "^[.a]{2}$", "maxLength": 9}}, '"[.a]{2}"'),
         ({"structured_outputs": {"choice": ["cats", "dogs", ""]}}, "cats|dogs|"),
         ({"guided_grammar": 'root ::= "Ann" rest\nrest ::= " " [a-z]{2,5}'}, "Ann [a-z]{2,5}"),
         ({"guided_json": {"type": "integer", "minimum": 10, "maximum": 99}}, "[1-9][0-9]"),
@@ -156,9 +159,11 @@ def test_a_cut_answer_says_so(server: Server) -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "banana"}}, "guided_json", 'type: expected one of object, array'),
     ({"guided_json": {"$ref": "#"}}, "guided_json", "refers to nothing but itself"),
-    ({"guided_regex": "[a"}, "guided_regex", "Unclosed '['"),
+    ({"guided_regex": "[a"}, "guided_regex", "not a regular expression: missing ]"),
     ({"guided_grammar": "root ::= nope"}, "guided_grammar", '"nope" is not defined'),
     ({"response_format": {"type": "sequence", "elements": []}}, "response_format", "at least one element"),
+    ({"guided_regex": "([a-z]{1,50} ?){1,50}"}, "guided_regex", "too many states"),
+    ({"response_format": {"type": "regex", "pattern": "(?<=a)b"}}, "response_format.pattern", "look-behind"),
     ({"guided_regex": "a", "best_of": 2}, "guided_regex", "beam search"),
     ({"guided_regex": "a", "ignore_eos": True}, "guided_regex", "ignore_eos"),
 ]  # fmt: skip
@@ -185,3 +190,81 @@ def test_bad_ones_are_refused_and_a_running_neighbour_goes_on(server: Server, cl
     text += "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == alone
     assert server.engine_pid() == engine
+
+
+NOT_HELD = {"type": "object", "properties": {"n": {"type": "integer", "not": {"multipleOf": 3}}}}
+
+
+def called(path: str, schema: dict[str, Any], *, strict: bool, required: bool = False) -> dict[str, Any]:
+    """Return a body in the form of an endpoint, with a function of this schema."""
+    function: dict[str, Any] = {"name": "f", "parameters": schema, "strict": strict}
+    body: dict[str, Any] = {"model": "smollm2", "max_tokens": 8}
+    tool: dict[str, Any]
+    if path == "messages":
+        tool = {"name": "f", "input_schema": schema, "strict": strict}
+        return {
+            **body,
+            "messages": ANN,
+            "tools": [tool],
+            **({"tool_choice": {"type": "any"}} if required else {}),
+        }
+    choice: dict[str, Any] = {"tool_choice": "required"} if required else {}
+    if path == "responses":
+        tool = {"type": "function", **function}
+        return {"model": "smollm2", "max_output_tokens": 16, "input": ANN, "tools": [tool], **choice}
+    return {**body, "messages": ANN, "tools": [{"type": "function", "function": function}], **choice}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_a_strict_function_may_ask_only_for_what_is_enforced(server: Server, path: str) -> None:
+    url = f"{server.v3}/{path}"
+    for required in (True, False):
+        answer = httpx.post(url, json=called(path, NOT_HELD, strict=True, required=required), timeout=110)
+        assert answer.status_code == 400, answer.text
+        assert "parameters of f: with strict: true" in answer.text
+        assert "properties.n.not" in answer.text
+    assert httpx.post(url, json=called(path, NOT_HELD, strict=False), timeout=110).status_code == 200
+
+
+def test_keywords_that_are_null_in_a_function(server: Server) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": None}
+    body = called("chat/completions", schema, strict=False, required=True)
+    body |= {"max_tokens": 40, "parallel_tool_calls": False}
+    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=110)
+    assert answer.status_code == 200, answer.text
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert jsonschema_rs.is_valid({**schema, "required": []}, json.loads(call["function"]["arguments"]))
+
+
+def as_strict(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+
+
+def test_unevaluated_properties_with_all_of(server: Server) -> None:
+    part = {"properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema: dict[str, Any] = {"type": "object", "allOf": [part], "unevaluatedProperties": False}
+    assert json.loads(content(ask(server, response_format=as_strict(schema)))).keys() == {"a"}
+
+
+def test_a_required_name_that_no_key_may_have(server: Server) -> None:
+    keys = {"propertyNames": {"pattern": "^[a-z]+$"}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"Bad": {"type": "boolean"}},
+        "required": ["Bad"],
+        **keys,
+    }
+    answer = ask(server, response_format=as_strict(schema))
+    assert answer.status_code == 400
+    assert "no value is valid" in answer.text
+
+
+def test_a_map_of_enum_keys_has_each_once(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "propertyNames": {"type": "string", "enum": ["name", "city"]},
+        "additionalProperties": {"type": "string", "maxLength": 20},
+        "required": ["name", "city"],
+    }
+    pairs = json.loads(content(ask(server, response_format=as_strict(schema))), object_pairs_hook=list)
+    assert [name for name, _ in pairs] == ["name", "city"]

@@ -76,7 +76,7 @@ DIALECTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ("", ""),
     ),
 }  # fmt: skip
-BROKEN = 'First. <tool_call>{"name": "now", "arguments": {"a": 1}</tool_call>'
+BROKEN = 'First. <tool_call>{"name": "now", "arguments": {"a": }}</tool_call>'
 
 
 def script(marks: str, *replies: dict[str, Any]) -> dict[str, Any]:
@@ -269,6 +269,33 @@ async def test_a_call_that_breaks_off(tmp_path: Path) -> None:
             assert {b.type for b in message.content} == {"text"}
             assert "".join(b.text for b in message.content) == BROKEN  # type: ignore[union-attr]
             assert message.stop_reason == "end_turn"
+
+
+FAULTY = ("{'city': 'Oslo', days: 3,}", '{"city": "Oslo", "days": 3', '{"days": 3, "city": "Oslo}')
+
+
+@pytest.mark.parametrize("name", [name for name in DIALECTS if name != "qwen3coder"])
+async def test_faulty_arguments_are_repaired_in_every_api(tmp_path: Path, name: str) -> None:
+    marks, text, _ = DIALECTS[name]
+    for at, fault in enumerate(FAULTY):
+        faulty = text.replace('{"city": "Oslo", "days": 3}', fault)
+        (tmp_path / str(at)).mkdir()
+        async with over(tmp_path / str(at), faulty, marks) as running:
+            answer = await running.client.chat.completions.create(**asked())
+            calls = [call.function for call in answer.choices[0].message.tool_calls or ()]  # type: ignore[union-attr]
+            whole = [(call.name, json.loads(call.arguments)) for call in calls]
+            assert whole == [("get_weather", OSLO), ("now", {})], fault
+            seen = gathered(await chat_stream(running))
+            assert [(called, json.loads(arguments)) for called, arguments in seen["calls"]] == whole
+            assert seen["finish"] == answer.choices[0].finish_reason == "tool_calls"
+            response = await running.create("x", tools=FLAT, store=False)
+            made = [i for i in response.output if i.type == "function_call"]
+            assert [(i.name, json.loads(i.arguments)) for i in made] == whole
+            async with anthropic.AsyncAnthropic(base_url=running.url, api_key="none") as client:
+                message = await client.messages.create(
+                    model="m", max_tokens=500, tools=ANTHROPIC, messages=[{"role": "user", "content": "x"}]
+                )
+            assert [(b.name, b.input) for b in message.content if b.type == "tool_use"] == whole
 
 
 async def test_choice_none_hides_the_tools_and_leaves_the_text(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_openai_s_client_gets_each_form(client: openai.OpenAI) -> None:
     assert verbose.duration == pytest.approx(len(samples()) / RATE, abs=0.1)
     assert verbose.segments
     assert all(0 <= s.start <= s.end <= verbose.duration + 0.1 for s in verbose.segments)
+    assert all(s.tokens is s.avg_logprob is s.no_speech_prob is None for s in verbose.segments)
+    assert all(s.compression_ratio > 0 for s in verbose.segments if s.text)
     assert [s.id for s in verbose.segments] == list(range(len(verbose.segments)))
     assert verbose.words is not None
     srt, vtt = ask(response_format="srt"), ask(response_format="vtt")

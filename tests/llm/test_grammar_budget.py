@@ -70,7 +70,11 @@ WORST = {
     "branches": {"oneOf": [{"type": "object", "required": [f"k{j}" for j in range(60)], **properties(60, rotated)}] * 64},
     "anchors": anchors("a"),
     "no anchors": anchors("b"),
-    "not enforced": properties(5000, lambda i: {"not": {}}),
+    "not enforced": properties(5000, lambda i: {"not": {"multipleOf": i + 1}}),
+    "negations": properties(5000, lambda i: {"not": {"enum": [i, f"{i}"]}}),
+    "conditions": {"allOf": [{"if": {"properties": {f"k{i}": {"const": i}}}, "then": {"required": [f"k{i}"]}} for i in range(3000)]},
+    "overlaps": {"oneOf": [{"type": "object", "required": [f"k{i}"]} for i in range(64)]},
+    "dependencies": {"dependentRequired": {f"k{i}": [f"k{i + 1}"] for i in range(5000)}},
     "fewest properties": properties(100, lambda i: {**properties(60, lambda j: TEXT), "minProperties": 30}),
     "wrong at the end": properties(5000, lambda i: TEXT if i < 4999 else 5),
 }  # fmt: skip
@@ -139,7 +143,7 @@ def test_many_tools_share_one_budget(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS[1:])
 def test_no_number_of_tools_takes_more_than_the_work_of_a_request(dialect: str) -> None:
     # Each of these alone is within the bound, and all of them are a few bytes of grammar.
-    slow = {"type": "object", "properties": {"a": {"allOf": [{"not": {}, "type": "integer"}] * 30_000}}}
+    slow = {"type": "object", "properties": {"a": {"allOf": [{"title": "n", "type": "integer"}] * 30_000}}}
     with in_all(), pytest.raises(InvalidArgument, match="400000 steps"):
         asked(policy(1000, slow), dialect)
 

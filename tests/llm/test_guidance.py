@@ -55,7 +55,7 @@ def test_auto_holds_strict_functions_to_their_schema_and_lets_others_be() -> Non
         False,
     )
     assert [tag["content"] for tag in form["tags"]] == [
-        compact(WEATHER["function"]["parameters"]),  # type: ignore[index]
+        compact(WEATHER["function"]["parameters"], exact=True),  # type: ignore[index]
         compact({"type": "object"}),
     ]
     form = made(ToolPolicy(TOOLS, "auto", BOTH, parallel=False), guide_auto=True)

@@ -21,7 +21,7 @@ AUTO = ToolPolicy(TOOLS, "auto", ("f", "g"))
 HERMES = Parsing("hermes3", "qwen3")
 CALL_F = '<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}"}}}\n</tool_call>'
 CALL_G = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-BROKEN = '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>'  # the call's own brace is missing
+BROKEN = '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'
 
 
 def parse(
@@ -151,9 +151,13 @@ def test_arguments_stream_but_for_the_last_brace() -> None:
         for char in CALL_F[: CALL_F.index("\n</tool_call>") - 1]
         for piece in parser.feed(Delta(char, 1)).tool_calls
     )
-    assert sent == '{"a": {"b": "}"}'
+    assert sent == '{"a": {"b": "', "a value that begins with a brace may lack its closing quote"
     end = parser.feed(Delta("}", 1))
-    assert [p.arguments for p in end.tool_calls] == ["}"], "the call is certain, and at once"
+    assert [p.arguments for p in end.tool_calls] == ['}"}}'], "the call is certain, and at once"
+    parser = OutputParser(HERMES, AUTO)
+    plain = '<tool_call>{"name": "f", "arguments": {"text": "Hello world'
+    sent = [p.arguments for char in plain for p in parser.feed(Delta(char, 1)).tool_calls]
+    assert sent[-6:] == list(" world"), "text streams by the character"
 
 
 def test_one_call_only_when_calls_are_not_parallel() -> None:

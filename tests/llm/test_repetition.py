@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -11,7 +12,8 @@ from ovserve.llm.grammar.repetition import BLOCK, INLINE, repeated
 from ovserve.llm.grammar.rules import Rules
 from ovserve.llm.grammar.writer import write
 from tests.breadth import examples
-from tests.ebnf import matcher, parse
+from tests.bytewise import instances
+from tests.ebnf import parse
 
 BORDERS = [near for size in (BLOCK, INLINE, BLOCK**2) for near in range(size - 2, size + 3)]
 COUNTS = st.sampled_from(BORDERS) | st.integers(0, 3000)
@@ -83,16 +85,30 @@ def test_lengths_of_strings_and_patterns() -> None:
         ({"pattern": "^x{3,97}$"}, 3, 97),
         ({"pattern": "^(a|b){128}$"}, 128, 128),
     ):
-        pattern = matcher(write({"type": "string", **schema}).grammar)
+        language = instances({"type": "string", **schema})
         char = "x" if "x" in str(schema.get("pattern", "x")) else "a"
         for count in (least - 1, least, most, most + 1):
             if count >= 0:
                 text = f'"{char * count}"'
-                assert bool(pattern.fullmatch(text)) is (least <= count <= most), (schema, count)
+                assert (text in language) is (least <= count <= most), (schema, count)
+
+
+def test_strings_with_a_bound_may_hold_escapes() -> None:
+    for schema in (
+        {"maxLength": 9},
+        {"maxLength": 500},
+        {"minLength": 3},
+        {"minLength": 3, "maxLength": 40000},
+    ):
+        language = instances({"type": "string", **schema})
+        for value in ('a "b"\n', "a\\b\t\u0001", "\U0001d54f\u00e9\u4e2d"):
+            assert json.dumps(value) in language, (schema, value)
+            assert json.dumps(value, ensure_ascii=False) in language, (schema, value)
+    assert json.dumps("\n" * 10) not in instances({"type": "string", "maxLength": 9})
 
 
 def test_a_least_length_without_a_bound_above() -> None:
-    for schema in ({"minLength": 100}, {"pattern": "x{100,}"}):
+    for schema in ({"minLength": 100}, {"pattern": "^x{100,}$"}):
         written = write({"type": "string", **schema})
         assert not written.unenforced
-        assert len(written.grammar) < 1000
+        assert len(written.grammar) < 2000

@@ -4,6 +4,10 @@ graph serves both. The processors are told; that of the machine is read in tests
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +18,8 @@ import pytest
 
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.model.files import PACKED
-from ovserve.errors import InvalidArgument, LoadError
-from ovserve.pull import record, run
+from ovserve.errors import InvalidArgument
+from ovserve.pull import model, record, run
 from ovserve.pull.graph_text import OptionValue
 from ovserve.pull.run import Wanted, pull
 from tests.pull import tiny_gguf
@@ -26,6 +30,7 @@ pytestmark = pytest.mark.long
 TILES = Processor("with AMX", 2, 2, frozenset({"avx512f", "amx_tile", "amx_bf16"}))
 BF16 = Processor("with bf16", 2, 2, frozenset({"avx512f", "avx512_bf16"}))
 PLAIN = Processor("without", 2, 2, frozenset({"avx512f", "avx512_vnni"}))
+ROOT = Path(__file__).parents[2]
 GOES_ON = "goes on after 'The capital of France is' with 't'"
 
 
@@ -123,17 +128,6 @@ def test_unpacked_weights_are_kept_packed_too(index: Index, packed: Path, tmp_pa
     assert not (pull(wanted, print, models, PLAIN) / PACKED).exists()
 
 
-def test_weights_of_16_bits_have_no_packed_form(index: Index, tmp_path: Path) -> None:
-    whole = tiny_gguf.write(tmp_path / "m.gguf").read_bytes()
-    models = {"small": index.model(whole)}
-    wanted = Wanted("small", tmp_path / "r", weight_format="auto")
-    for _ in range(2):
-        said: list[str] = []
-        directory = pull(wanted, said.append, models, TILES)
-        assert not (directory / PACKED).exists()
-    assert any("is there, converted" in text for text in said)
-
-
 @pytest.mark.parametrize("processor", [PLAIN, TILES], ids=lambda p: p.name)
 def test_what_is_laid_is_left_alone(
     index: Index, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processor: Processor
@@ -148,7 +142,7 @@ def test_what_is_laid_is_left_alone(
     after = {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in directory.iterdir()}
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert changed <= {"graph.pbtxt", "pull.json"}, changed
-    assert any("its hash is right" in text for text in said)
+    assert any("is there, converted" in text for text in said)
 
 
 @pytest.mark.parametrize("processor", [PLAIN, TILES], ids=lambda p: p.name)
@@ -160,7 +154,7 @@ def test_a_file_that_lies_elsewhere_stays_there(packed: Path, tmp_path: Path, pr
     assert 'models_path: "./"' in (directory / "graph.pbtxt").read_text()
     assert forms(directory) == {".xml"}
     assert packed.exists()
-    pull(Wanted(str(packed), tmp_path / "r"), said.append, machine=processor)
+    pull(Wanted(str(packed), tmp_path / "r", weight_format="source"), said.append, machine=processor)
     assert f"{directory}/openvino_model.xml, converted before, is removed" in said
     assert f'models_path: "{packed}"' in (directory / "graph.pbtxt").read_text()
     assert {p.name for p in directory.iterdir()} == {"graph.pbtxt", "pull.json"}
@@ -168,8 +162,6 @@ def test_a_file_that_lies_elsewhere_stays_there(packed: Path, tmp_path: Path, pr
 
 def test_what_has_to_be_converted_is_in_both_forms(tmp_path: Path) -> None:
     unread = str(tiny_gguf.write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q5_0))
-    with pytest.raises(LoadError, match=r"reader rejects its Q5_0 tensors; --convert writes them as Q8_0"):
-        pull(Wanted(unread, tmp_path / "r", weight_format="auto"), print, machine=TILES)
     for processor, form in ((PLAIN, ""), (TILES, "fp16")):
         said: list[str] = []
         wanted = Wanted(unread, tmp_path / "r", convert=True, weight_format="auto", verify=True)
@@ -195,7 +187,7 @@ def test_a_directory_has_the_form_it_was_exported_with(tmp_path: Path) -> None:
         ({}, False, False),  # without the packages of grammars
         ({"engine": "genai"}, True, False),
         ({"pipeline_type": "LM"}, True, False),
-        ({"plugin_config": '{"prompt_lookup": true}'}, True, False),
+        ({"plugin_config": '{"prompt_lookup": true}'}, True, True),
     ],
 )
 def test_the_engine(
@@ -209,8 +201,81 @@ def test_the_engine(
 ) -> None:
     monkeypatch.setattr(run, "masks_grammars", lambda: there)
     whole = packed.read_bytes()
-    models = {"small": index.model(whole, paged=True), "other": index.model(whole)}
-    for name, expected in ("small", chosen), ("other", False):
+    models = {"small": index.model(whole), "other": index.model(whole)}
+    for name, expected in ("small", chosen), ("other", chosen):
         wanted = Wanted(name, tmp_path / "r", weight_format="auto", options=options)
         graph = (pull(wanted, print, models, PLAIN) / "graph.pbtxt").read_text()
         assert ('engine: "paged"' in graph) == expected
+
+
+def test_pull_again_keeps_the_form_that_is_there(index: Index, packed: Path, tmp_path: Path) -> None:
+    """What `make serve` laid stays as it is when the tutorial's first command is typed in the same directory."""
+    models = {"small": replace(index.model(packed.read_bytes()), wide_cache=True)}
+    laid = Wanted("small", tmp_path / "r", weight_format="auto", explicit=True)
+    directory = pull(laid, print, models, BF16)
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}
+    before.pop("graph.pbtxt")
+    graph = (directory / "graph.pbtxt").read_text()
+    assert "LLMExecutorCalculator" in graph
+    pull(Wanted("small", tmp_path / "r"), print, models, BF16)
+    for name, known in before.items():
+        path = directory / name
+        assert (path.stat().st_mtime_ns, path.read_bytes()) == known, name
+    assert (directory / "graph.pbtxt").read_text() == graph
+    pull(replace(laid, weight_format="source"), print, models, BF16)
+    assert forms(directory) == {".gguf"}
+
+
+def test_a_short_name_is_laid_as_serve_lays_it(index: Index, packed: Path, tmp_path: Path) -> None:
+    models = {"small": index.model(packed.read_bytes())}
+    directory = pull(Wanted("small", tmp_path / "r"), print, models, PLAIN)
+    assert record.read(directory).auto
+    assert forms(directory) == {".gguf", ".xml"}
+
+
+def test_make_lays_the_default_model_again_if_a_file_is_gone(tmp_path: Path) -> None:
+    """`make -n` over copies of the stamps: nothing to do, then a missing file, then another form."""
+    directory = tmp_path / "models/smollm2"
+    directory.mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    for name in (".venv/bin/pip", ".venv/.installed"):
+        (tmp_path / name).touch()
+
+    def steps(target: str = "setup") -> str:
+        ran = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return ran.stdout
+
+    assert "ovserve pull smollm2 --weight-format auto" in steps()
+    made = re.search(r"touch (models/smollm2/\.converted-\S+)", steps())
+    assert made is not None
+    names = ("SmolLM2-135M-Instruct.Q4_1.gguf", "openvino_model.xml", "openvino_model.bin", "pull.json")
+    for name in (*names, "generation_config.json", "graph.pbtxt"):
+        (directory / name).touch()
+    (tmp_path / made[1]).touch()
+    assert "ovserve pull" not in steps()
+    (directory / "openvino_model.bin").unlink()
+    assert "ovserve pull smollm2 --weight-format auto" in steps()
+    (directory / "openvino_model.bin").touch()
+    assert "ovserve pull" not in steps()
+    later = (tmp_path / made[1]).stat().st_mtime + 1
+    os.utime(directory / "pull.json", (later, later))
+    assert "ovserve pull smollm2 --weight-format auto" in steps()
+
+
+def test_a_large_file_stays_packed(
+    index: Index, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacked, 3 B parameters filled 12 GB, and the process was killed."""
+    monkeypatch.setattr(model, "MAX_UNPACKED_FILE", packed.stat().st_size - 1)
+    said: list[str] = []
+    models = {"small": index.model(packed.read_bytes())}
+    directory = pull(Wanted("small", tmp_path / "r", weight_format="auto"), said.append, models, TILES)
+    assert record.read(directory).weight_format == ""
+    assert not (directory / PACKED).exists()
+    assert any(
+        "weights packed, because the file has 0.00 GB; unpacked by --weight-format fp16" in s for s in said
+    )
+    pull(Wanted("small", tmp_path / "r", weight_format="auto"), said.append, models, TILES)
+    assert said[-3].endswith("is there, converted from the same file")

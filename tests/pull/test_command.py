@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ovserve.cli import main
+from tests.conftest import ROOT
 from tests.pull import tiny_gguf
 from tests.pull.conftest import Run
 
@@ -17,10 +21,13 @@ def test_what_is_pulled_is_loaded_and_listed(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "verified: loaded in " in done.stdout
     assert "and goes on after 'The capital of France is' with 't'" in done.stdout
-    assert f"serve it: ovserve serve {tmp_path}/r/some/m\n" in done.stdout
+    printed = re.search(rf"^serve it: (.+) serve {tmp_path}/r/some/m$", done.stdout, re.MULTILINE)
+    assert printed is not None, done.stdout
+    checked = [*shlex.split(printed[1]), "check", str(tmp_path / "r/some/m")]
+    assert subprocess.run(checked, cwd=ROOT, timeout=60, check=False).returncode == 0, "it is a command here"
     listed = run("models", tmp_path / "r").stdout
-    (line,) = listed.splitlines()[1:]
-    assert line.split()[:8] == ["graph", "some/m", "1", "MB", "llama", "512", "none", "none"]
+    line = next(line for line in listed.splitlines() if line.startswith("graph"))
+    assert line.split()[:8] == ["graph", "some/m", "1", "MB", "LlamaForCausalLM", "512", "none", "none"]
 
 
 def test_a_model_that_does_not_load_fails_the_verification(run: Run, tmp_path: Path) -> None:
@@ -33,11 +40,12 @@ def test_a_model_that_does_not_load_fails_the_verification(run: Run, tmp_path: P
 
 
 def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) -> None:
-    repository = ("--model_repository_path", tmp_path / "r")
-    done = run(
-        "--pull", "--source_model", model, *repository, "--task", "text_generation", "--target_device", "GPU"
-    )
+    flags = ["--task", "text_generation", "--target_device", "GPU", "--cache_dir", "/tmp/c"]
+    flags += ["--log_level", "DEBUG", "--model_repository_path", tmp_path / "r"]
+    done = run("--pull", "--source_model", model, *flags)
     assert done.returncode == 0, done.stderr
+    assert "--cache_dir has no effect: compiled models are kept by" in done.stderr
+    assert "--log_level has no effect" in done.stderr
     assert 'device: "GPU"' in (tmp_path / "r" / model.stem / "graph.pbtxt").read_text()
 
 
@@ -53,7 +61,7 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         (["minilm", "--output_layer", "int8"], 1, "--output_layer is for text generation"),
         (["ocr", "--output_layer", "int8"], 1, "--output_layer is for language models"),
         (
-            ["smollm2", "--output_layer", "int8"],
+            ["smollm2", "--weight-format", "source", "--engine", "genai", "--output_layer", "int8"],
             1,
             "--output_layer int8 needs a converted model; add --convert",
         ),
@@ -62,11 +70,18 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         (["smollm2", "--enable_prefix_caching", "yes"], 2, "expected true or false, got 'yes'"),
         (["smollm2", "--engine", "PAGED"], 2, "expected one of genai, paged, got 'PAGED'"),
         (["smollm2", "--pipeline_type", "XX"], 2, "expected one of LM, LM_CB, VLM, VLM_CB, OMNI, AUTO"),
+        (
+            ["minilm", "--max_length", "9"],
+            2,
+            "--max_length is OVMS's and not an option here: the model's files",
+        ),
+        (["kokoro", "--vocoder", "x"], 2, "--vocoder is OVMS's and not an option here: SpeechT5 is not"),
+        (["smollm2", "--draft_model_path", "/none"], 1, "/none"),
         (["smollm2", "--tool_praser", "x"], 2, "did you mean --tool_parser?"),
         (
             ["smollm2", "--weight-format", "int4"],
             2,
-            "--weight-format: expected fp16 or auto, got 'int4': weights are not quantised here",
+            "--weight-format: expected fp16, auto or source, got 'int4': weights are not quantised here",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def source(model: Path) -> str:
 
 
 def test_a_gguf_file_stays_where_it_is(source: str, tmp_path: Path) -> None:
-    directory = pull(Wanted(source, tmp_path), quiet)
+    directory = pull(Wanted(source, tmp_path, options={"engine": "genai"}), quiet)
     assert directory == tmp_path / Path(source).stem
     assert options((directory / "graph.pbtxt").read_text())["models_path"] == source
     assert {p.name for p in directory.iterdir()} == {"graph.pbtxt", "pull.json"}
@@ -159,7 +159,7 @@ def test_a_directory_without_openvinos_form(model: Path, tmp_path: Path) -> None
     with pytest.raises(LoadError, match=r"has no openvino_model.xml, and no .gguf file. optimum-cli export"):
         pull(Wanted(str(tmp_path / "m"), tmp_path / "r"), quiet)
     (tmp_path / "m" / "a.gguf").symlink_to(model)
-    directory = pull(Wanted(str(tmp_path / "m"), tmp_path / "r"), quiet)
+    directory = pull(Wanted(str(tmp_path / "m"), tmp_path / "r", options={"engine": "genai"}), quiet)
     assert options((directory / "graph.pbtxt").read_text())["models_path"] == f"{tmp_path}/m/a.gguf"
     (tmp_path / "m" / "b.gguf").symlink_to(model)
     with pytest.raises(LoadError, match=r"several .gguf files, name one: a.gguf, b.gguf"):

@@ -18,6 +18,8 @@ from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, 
 from ovserve.pull.hub_files import RemoteFile, choose
 from ovserve.pull.run import Wanted, pull
 from tests.conftest import ROOT
+from tests.engine import random_gguf
+from tests.pull import tiny_gguf
 from tests.pull.hub_server import COMMITS, HubServer
 
 IR = {
@@ -30,6 +32,9 @@ IR = {
 REPO = "some/model-ov"
 EMPTY = [b"GGUF" + struct.pack("<IQQ", version, 0, 0) for version in (2, 3)]
 HALF = 10_500_000  # the library writes 10 MiB at a time
+
+
+GENAI = {"engine": "genai"}  # which loads a .gguf file as it is
 
 
 def quiet(_: str) -> None:
@@ -95,6 +100,8 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
         "ovserve",
         "pull",
         "some/smol-gguf",
+        "--engine",
+        "genai",
         "--model_repository_path",
         str(tmp_path),
     ]
@@ -117,7 +124,7 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
     (begun,) = partial.iterdir()
     size = begun.stat().st_size
     assert size > 1 << 20
-    directory = pull(Wanted("some/smol-gguf", tmp_path), quiet)
+    directory = pull(Wanted("some/smol-gguf", tmp_path, options=GENAI), quiet)
     assert hub.asked[-1] == (f"/some/smol-gguf/resolve/{COMMITS['main']}/m.gguf", f"bytes={size}-")
     assert (directory / "m.gguf").read_bytes() == model.read_bytes()
     assert not partial.exists()
@@ -146,16 +153,25 @@ def test_content_that_is_not_what_the_hub_told(hub: HubServer, tmp_path: Path) -
 
 
 def test_one_file_of_several(hub: HubServer, tmp_path: Path) -> None:
-    hub.files["some/gguf"] = {"q4.gguf": EMPTY[0], "q8.gguf": EMPTY[1]}
+    whole = tiny_gguf.write(tmp_path / "whole.gguf").read_bytes()
+    hub.files["some/gguf"] = {"q4.gguf": EMPTY[0], "q8.gguf": whole}
     with pytest.raises(
         LoadError, match=r"several .gguf files; choose one with --gguf_filename: q4.gguf, q8.gguf"
     ):
         pull(Wanted("some/gguf", tmp_path), quiet)
     with pytest.raises(NotFound, match=r"no file q5.gguf; its .gguf files: q4.gguf, q8.gguf"):
         pull(Wanted("some/gguf", tmp_path, gguf="q5.gguf"), quiet)
-    directory = pull(Wanted("some/gguf", tmp_path, gguf="q8.gguf"), quiet)
+    directory = pull(Wanted("some/gguf", tmp_path, gguf="q8.gguf", options=GENAI), quiet)
     assert {p.name for p in directory.iterdir()} == {"q8.gguf", "graph.pbtxt", "pull.json"}
     assert record(directory)["identity"] == f"{COMMITS['main']}:q8.gguf"
+
+
+def test_a_model_in_several_files_is_fetched_whole(hub: HubServer, tmp_path: Path) -> None:
+    parts = random_gguf.split(random_gguf.write(tmp_path / "whole.gguf", kind=random_gguf.F16), tmp_path, 3)
+    hub.files["some/split"] = {f"q8/{part.name}": part.read_bytes() for part in parts}
+    directory = pull(Wanted("some/split", tmp_path, options=GENAI), quiet)
+    assert {p.name for p in (directory / "q8").iterdir()} == {part.name for part in parts}
+    assert f'models_path: "./q8/{parts[0].name}"' in (directory / "graph.pbtxt").read_text()
 
 
 def test_a_repository_without_a_form_the_engine_loads(hub: HubServer, tmp_path: Path) -> None:

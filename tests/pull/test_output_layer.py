@@ -86,7 +86,7 @@ def test_a_layer_that_is_not_finer_is_reported(hub: HubServer, tmp_path: Path) -
 def test_what_is_not_changed_is_an_error(tmp_path: Path) -> None:
     tiny = str(tiny_gguf.write(tmp_path / "m.gguf"))
     with pytest.raises(InvalidArgument, match="needs a converted model; add --convert to pull .*m.gguf"):
-        pull(Wanted(tiny, tmp_path / "r", output_layer=INT8), print)
+        pull(Wanted(tiny, tmp_path / "r", output_layer=INT8, options={"engine": "genai"}), print)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "openvino_model.xml").touch()
     with pytest.raises(InvalidArgument, match="would change your own directory .*optimum-cli export"):

@@ -16,7 +16,7 @@ WIDTH, HEAD, INNER = 320, 64, 64
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def _printable() -> list[str]:
+def printable() -> list[str]:
     """GPT-2's character for each byte."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 600))
@@ -25,7 +25,7 @@ def _printable() -> list[str]:
 
 def write(path: Path, kind: gguf.GGMLQuantizationType | None = None) -> Path:
     """`kind`: of the matrices of the feed-forward part, F16 if not given."""
-    tokens = [*_printable(), "th", "<end>"]
+    tokens = [*printable(), "th", "<end>"]
     types = [gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL]
     tokens += [f"<unused{i}>" for i in range(WIDTH - len(tokens))]
     types += [gguf.TokenType.CONTROL] * (WIDTH - len(types))

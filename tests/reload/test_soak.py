@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,8 @@ def descriptors(server: Server) -> Counter[str]:
     kinds = Counter(socket=-len(server.children("ovserve.sandbox.templates.worker")))
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):
-            kinds[os.readlink(f"/proc/{pid}/fd/{fd}").partition(":[")[0]] += 1
+            name = os.readlink(f"/proc/{pid}/fd/{fd}").partition(":[")[0]
+            kinds[re.sub(r"ovserve-\d+-\w+-", "", name)] += 1  # each connection has a lock file of its own
     return kinds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from ovserve.errors import InvalidArgument, LoadError, NotFound, OvserveError
 from ovserve.graph import Registry
 from ovserve.pull import graph_file, record
 from ovserve.pull.graph_text import graph_text
-from ovserve.pull.run import Wanted
+from ovserve.pull.run import Wanted, convert_for_serving
 from ovserve.pull.source import SHORT_NAMES
 from ovserve.server.settings import Settings
 from ovserve.server.source import Served, resolve
@@ -25,8 +26,10 @@ from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import check, model_paths
 from tests.conftest import ROOT, script_graph
+from tests.engine import random_gguf
 
 SCRIPT = '{"default": {"text": "hello"}}'
+GENAI = {"engine": "genai"}  # which reads a .gguf file as it is
 
 
 def served(options: Mapping[str, Any] | None = None, **settings: Any) -> Served:
@@ -47,7 +50,7 @@ def options_of(found: Served) -> Any:
 
 
 def test_a_gguf_file_gets_a_graph_in_memory(model: Path) -> None:
-    found = served({"cache_size": 2}, source_model=str(model))
+    found = served({**GENAI, "cache_size": 2}, source_model=str(model))
     assert found.only == model.stem
     engine = options_of(found)
     assert Path(engine.model_path).samefile(model)
@@ -56,14 +59,55 @@ def test_a_gguf_file_gets_a_graph_in_memory(model: Path) -> None:
     assert model_paths(spec(found)) == (str(model),)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3}], ids=str)
+def test_a_gguf_file_is_converted_once_for_the_paged_engine(options: dict[str, Any], tmp_path: Path) -> None:
+    file = random_gguf.write(tmp_path / "tiny.gguf", kind=random_gguf.F16)
+    settings = Settings(source_model=str(file), model_repository_path=str(tmp_path / "r"))
+    said: list[str] = []
+    found = resolve(settings, options, said.append)
+    engine = options_of(found)
+    assert (found.only, engine.model_path, engine.decoding) == ("tiny", f"{tmp_path}/r/tiny", "paged")
+    assert any("converting tiny.gguf" in text for text in said)
+    said.clear()
+    resolve(settings, options, said.append)
+    assert not any("converting" in text for text in said)
+    for other in {"engine": "genai"}, {"pipeline_type": "LM"}:
+        assert options_of(resolve(settings, {**options, **other}, pytest.fail)).model_path == str(file)
+
+
+def test_another_model_in_the_place_of_a_conversion_stays(tmp_path: Path) -> None:
+    file = random_gguf.write(tmp_path / "tiny.gguf", kind=random_gguf.F16)
+    (tmp_path / "r/tiny").mkdir(parents=True)
+    mine = tmp_path / "r/tiny/openvino_model.xml"
+    mine.write_text("mine")
+    settings = Settings(source_model=str(file), model_repository_path=str(tmp_path / "r"))
+    engine = options_of(resolve(settings, {}, lambda text: None))
+    assert engine.model_path == f"{tmp_path}/r/tiny-converted"
+    (tmp_path / "r/tiny-converted/pull.json").unlink()  # so this is another model's too
+    with pytest.raises(InvalidArgument, match=r"would be converted to .*/r/tiny or .*, which hold other"):
+        resolve(settings, {}, lambda text: None)
+    assert mine.read_text() == "mine"
+
+
+def test_a_file_next_to_its_conversion_is_not_converted_again(tmp_path: Path) -> None:
+    directory = tmp_path / "r/tiny"
+    file = random_gguf.write(tmp_path / "tiny.gguf", kind=random_gguf.F16)
+    convert_for_serving(file, tmp_path / "r", lambda text: None)
+    kept = Path(shutil.copy(file, directory))  # as `pull` keeps it with --weight-format auto
+    os.utime(kept, (0, 0))
+    assert convert_for_serving(kept, tmp_path / "other", pytest.fail) == directory
+    os.utime(kept)  # it was changed since
+    assert convert_for_serving(kept, tmp_path / "other", lambda text: None) == tmp_path / "other/tiny"
+
+
 def test_the_name_is_the_one_given(model: Path) -> None:
-    assert served(model_path=str(model), model_name="chat").only == "chat"
+    assert served(GENAI, model_path=str(model), model_name="chat").only == "chat"
 
 
 def test_a_model_directory_without_a_graph(model: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/a.gguf").symlink_to(model)
-    found = served(source_model=str(tmp_path / "mine"))
+    found = served(GENAI, source_model=str(tmp_path / "mine"))
     assert found.only == "mine"
     assert Path(options_of(found).model_path).samefile(model)
 
@@ -71,7 +115,7 @@ def test_a_model_directory_without_a_graph(model: Path, tmp_path: Path) -> None:
 def test_code_beside_a_model_is_not_run(model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").symlink_to(model)
     (tmp_path / "calculators.py").write_text("raise SystemExit('it was run')")
-    options_of(served(source_model=str(tmp_path)))
+    options_of(served(GENAI, source_model=str(tmp_path)))
 
 
 def test_a_graph_directory_and_its_file(tmp_path: Path) -> None:
@@ -192,7 +236,7 @@ def test_directories_of_graphs_and_configurations(tmp_path: Path) -> None:
 def test_a_pulled_model_is_named_as_it_was_pulled(model: Path, tmp_path: Path) -> None:
     (tmp_path / "owner/name").mkdir(parents=True)
     (tmp_path / "owner/name/a.gguf").symlink_to(model)
-    found = served(source_model="owner/name", model_repository_path=str(tmp_path))
+    found = served(GENAI, source_model="owner/name", model_repository_path=str(tmp_path))
     assert found.only == "owner/name"
 
 
@@ -225,7 +269,7 @@ def test_every_short_name_is_pulled_where_it_is_not_on_disk(
 
     monkeypatch.setattr("ovserve.pull.run.pull", pull)
     monkeypatch.chdir(tmp_path)
-    assert served(source_model=name).only == name
+    assert served(GENAI, source_model=name).only == name
     assert asked == [name]
 
 
@@ -240,7 +284,7 @@ def test_a_directory_of_plain_models_is_not_one_model(tmp_path: Path) -> None:
 def test_a_graph_in_memory_changes_with_its_text(model: Path) -> None:
     prints = Fingerprints()
     one, same, other = (
-        prints.of(spec(served(options, source_model=str(model))), [])
+        prints.of(spec(served({**GENAI, **options}, source_model=str(model))), [])
         for options in ({}, {}, {"cache_size": 1})
     )
     assert one == same != other
@@ -286,10 +330,17 @@ def test_a_plain_model_is_added_with_its_options(tmp_path: Path, capsys: pytest.
     (entry,) = json.loads((tmp_path / "config.json").read_text())["model_config_list"]
     added = {"target_device": "CPU", "plugin_config": {"NUM_STREAMS": 2}}
     assert entry["config"] == {"name": "m", "base_path": "m"} | added
+    assert ovserve("--add_to_config", *flags, "graph", "--group_name", "permanent") == 0
+    graph = {s.name: s for s in ConfigFile(tmp_path / "config.json").read().specs}["graph"]
+    assert graph.group == "permanent"
+    assert ovserve("--remove_from_config", *flags, "graph") == 0
+    assert ovserve("--config_path", str(tmp_path / "config.json"), "--group_name", "a") == 2
+    assert "--group_name: needs --add_to_config" in capsys.readouterr().err
     for wrong, says in (
         (["m2"], "has no graph.pbtxt and no model"),
         (["graph", "--cache_size", "2"], "--cache_size: not written to"),
         (["graph", "--target_device", "CPU"], "write it into"),
+        (["graph", "--shape", "auto"], "write it into"),
     ):
         assert ovserve("--add_to_config", *flags, *wrong) == 1
         assert says in capsys.readouterr().err
@@ -344,3 +395,20 @@ def test_a_wrong_configuration_stays_as_it_is(tmp_path: Path, capsys: pytest.Cap
     assert ovserve("--add_to_config", "--model_name", "a", "--model_repository_path", str(tmp_path)) == 1
     assert "did you mean model_config_list" in capsys.readouterr().err
     assert (tmp_path / "config.json").read_text() == '{"model_config": []}'
+
+
+def test_a_relative_path_is_one_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OVMS resolves --model_path so; from elsewhere it is that of the working directory."""
+    graph = '{"replies": []}'
+    for place in ("site/models/m", "work/models/m", "work/models/only"):
+        script_graph(tmp_path / place, graph)
+    monkeypatch.chdir(tmp_path / "work")
+    config = str(tmp_path / "site/config.json")
+    for name in ("m", "only"):
+        flags = ("--model_name", name, "--model_path", f"models/{name}", "--config_path", config)
+        assert ovserve("--add_to_config", *flags) == 0
+    listed = json.loads(Path(config).read_text())["model_config_list"]
+    assert [entry["config"]["base_path"] for entry in listed] == [
+        "models/m",
+        str(tmp_path / "work/models/only"),
+    ]

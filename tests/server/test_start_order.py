@@ -86,7 +86,9 @@ def test_it_is_what_the_check_of_the_graph_finds(name: str) -> None:
     from ovserve.calculators.options.llm import parse_llm_options
 
     (node,) = nodes.values()
-    assert first_spec(served(model_path=str(directory))) == parse_llm_options(node).spec
+    spec = parse_llm_options(node).spec
+    # A file is converted first, which takes longer than to import the server.
+    assert first_spec(served(model_path=str(directory))) == (None if spec.converts else spec)
 
 
 def test_it_is_unknown_for_several_graphs_and_for_other_kinds(tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ def test_a_graph_in_the_version_folder_of_modelmesh(tmp_path: Path) -> None:
     graph(tmp_path / "m")
     assert only(file).graph == tmp_path / "m/graph.pbtxt", "the usual place wins"
     assert file.digest() != before
+    (tmp_path / "m/1/config.json").write_text('{"model_type": "llama"}')  # of a model on the hub
+    (tmp_path / "m/graph.pbtxt").unlink()
+    assert only(file).subconfig is None
+    (tmp_path / "m/1/config.json").write_text('{"model_config_list": [{"config": {"name": "x"}}]}')
+    assert [spec.name for spec in file.read().specs] == ["m", "x"]
     graph(tmp_path / "n/1")
     (spec,) = config(tmp_path, '{"mediapipe_config_list": [{"name": "n"}]}').read().specs
     assert spec.graph == tmp_path / "n/graph.pbtxt", "in OVMS only model_config_list looks there"
@@ -106,7 +111,7 @@ def test_a_pipeline_is_a_name_that_cannot_be_served(tmp_path: Path) -> None:
 FAULTS = [
     ('{\n "model_config_list": [\n  {"config": {"nmae": "m"}}]}', 3, "model_config_list[0].config: unknown key 'nmae' (did you mean name?)"),
     ('{\n "model_config_list": [\n  {"config": {"base_path": "m"}}]}', 3, "model_config_list[0].config: 'name' is required"),
-    ('{\n\n"model_config_list": {}}', 3, "model_config_list: expected a list, got an object"),
+    ('{\n\n"model_config_list": {}}', 3, 'model_config_list: expected a list, got an object; an example is [{"config": {"name": "m", "base_path": "m"}}]'),
     ('{"model_config_list": [\n{"config": {"name":\n 5}}]}', 3, "model_config_list[0].config.name: expected text, got 5"),
     ('{"model_config_list": [\n"m"]}', 2, "model_config_list[0]: expected an object, got 'm'"),
     ('{"model_config_list": [{"config": {"name": "m",\n "nireq": true}}]}', 2, "model_config_list[0].config.nireq: expected a whole number, got True"),
@@ -238,7 +243,8 @@ def test_a_directory_of_graphs(tmp_path: Path) -> None:
         ("a", tmp_path / "a/graph.pbtxt"),
         ("b", tmp_path / "b/graph.pbtxt"),
     ]
-    assert found.warnings == (f"{tmp_path}/models has no graph.pbtxt and no model, and is not served",)
+    lacks = "has no graph.pbtxt, no folder named by a version (1, 2, ...) and no model"
+    assert found.warnings == (f"not served: {tmp_path}/models {lacks}",)
     before = repository.digest()
     graph(tmp_path / "models")
     assert repository.digest() != before
@@ -291,13 +297,36 @@ def test_wrong_options_of_a_plain_model_are_its_fault_alone(tmp_path: Path, keys
 def test_versions_and_options_of_a_plain_model(tmp_path: Path, shape: str) -> None:
     for version in ("1", "2", "10", "07", "-1", "x"):
         (tmp_path / "m" / version).mkdir(parents=True)
+        (tmp_path / "m" / version / "model.onnx").touch()
     entry = {"name": "m", "shape": shape, "batch_size": 0, "nireq": 2, "model_version_policy": {"latest": {"num_versions": 2}}}  # fmt: skip
     file = config(tmp_path, json.dumps({"model_config_list": [{"config": entry}]}))
     specs = file.read().specs
-    assert [(s.version, s.base, s.fault) for s in specs] == [(v, tmp_path / f"m/{v}", "") for v in (2, 10)]
+    there = [(7, tmp_path / "m/07", ""), (10, tmp_path / "m/10", "")]
+    assert [(s.version, s.base, s.fault) for s in specs] == there
     model = specs[0].model
     assert model is not None
     assert (model.shapes, model.nireq, model.batch_size) == ((("", shape),), 2, "")
     before = file.digest()
     (tmp_path / "m/11").mkdir()
     assert file.digest() != before
+    specs = file.read().specs
+    assert [(s.version, s.base, s.fault) for s in specs[:2]] == there, "the new one is not whole"
+    assert "has no model file" in specs[2].fault
+
+
+def test_the_idle_time_of_the_file_is_that_of_entries_without_one(tmp_path: Path) -> None:
+    """OVMS 2026.4 writes it at top level."""
+    entries = [{"config": {"name": "a"}}, {"config": {"name": "b", "idle_unload_timeout_seconds": 5}}]
+    file = config(tmp_path, json.dumps({"idle_unload_timeout_seconds": 60, "model_config_list": entries}))
+    found = file.read()
+    assert [(spec.name, spec.idle_seconds) for spec in found.specs] == [("a", 60), ("b", 5)]
+    assert not found.warnings
+
+
+def test_a_list_that_is_an_object_is_shown_as_it_should_be(tmp_path: Path) -> None:
+    with pytest.raises(LoadError) as caught:
+        config(tmp_path, json.dumps({"model_config_list": {"config": {"name": "m"}}})).read()
+    said = 'expected a list, got an object; an example is [{"config": {"name": "m", "base_path": "m"}}]'
+    assert said in str(caught.value)
+    with pytest.raises(LoadError, match=r'an example is \[\{"name": "m"\}\]'):
+        config(tmp_path, json.dumps({"mediapipe_config_list": {"name": "m"}})).read()

@@ -15,13 +15,19 @@ from typing import Any
 
 import pytest
 
+from ovserve.access import RequestContext, calling
+from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.host.memory import Memory, memory
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.serving import rollout
 from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.manager import Manager
+from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES
 from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from tests.conftest import eventually, script_graph
@@ -273,3 +279,95 @@ async def test_other_files_of_a_draft_model_are_another_engine(tmp_path: Path) -
         weights.write_text("new")
         assert (await manager.reload()).loaded == ("a",)
         assert manager.get("a").engines != before
+
+
+# ---- memory
+
+
+class Container:
+    """Files of a control group, as the kernel writes them."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self._root, self._group = root, root / ("groups/memory/a" if version == 1 else "groups/a")
+        self._names = {
+            1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            2: ("memory.max", "memory.current"),
+        }[version]
+        self._group.mkdir(parents=True)
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/cgroup").write_text("4:memory:/a\n" if version == 1 else "0::/a\n")
+
+    def leave(self, size: int) -> None:
+        for name, value in zip(self._names, (8 << 30, (8 << 30) - size), strict=True):
+            (self._group / name).write_text(f"{value}\n")
+
+    def memory(self) -> Memory:
+        return memory(self._root / "proc", self._root / "groups")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_what_memory_does_not_hold_is_refused_with_the_numbers(tmp_path: Path, version: int) -> None:
+    graph(tmp_path / "site", "a")
+    container = Container(tmp_path, version)
+    container.leave(PROCESS_BYTES + RESERVE_BYTES - 1)
+    async with managing(tmp_path / "site", memory=container.memory) as manager:
+        result = await manager.reload()
+        assert "would take about 128 MB of memory" in result.failed["a"]
+        assert "the container has 383 MB left, of which 256 MB stay free" in result.failed["a"]
+        assert not manager.engines
+        container.leave(PROCESS_BYTES + RESERVE_BYTES + (1 << 20))
+        await manager.reload()
+        assert states(manager) == {"a": AVAILABLE}
+
+
+async def test_what_an_engine_may_not_take_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    graph(tmp_path, "a")
+    limits = EngineSettings(restarts=RestartPolicy(memory_limit=100 << 20))
+    async with managing(tmp_path, engines=limits) as manager:
+        result = await manager.reload()
+        assert "over the limit of 100 MB (--engine_memory_limit)" in result.failed["a"]
+        assert not manager.engines
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_two_versions_that_memory_does_not_hold_are_never_loaded_at_once(
+    tmp_path: Path, renamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    site, name = tmp_path / "site", "b" if renamed else "a"
+    graph(site, "a", step_seconds=0.02, replies=[{"text": "word ", "repeat": 60}])
+    container = Container(tmp_path, 2)
+    container.leave(1 << 30)
+    async with managing(site, memory=container.memory) as manager:
+        await manager.reload()
+        body = b'{"model": "a", "messages": [{"role": "user", "content": "x"}], "stream": true}'
+        with calling(RequestContext()):
+            async with manager.get("a").start(HttpPayload("chat/completions", body)) as answer:
+                await answer.first()
+                if renamed:
+                    (site / "a").rename(site / "b")
+                graph(site, name, replies=[{"text": "new"}])
+                container.leave(PROCESS_BYTES + RESERVE_BYTES - (1 << 20))
+                reload = asyncio.create_task(manager.reload())
+                pieces, engines = 0, set()
+                while await answer.next() is not None:
+                    pieces += 1
+                    engines.add(manager.engines)
+        await eventually(lambda: not manager.engines or reload.done(), pause=0)
+        container.leave(1 << 30)
+        result = await reload
+    assert (pieces > 20, engines, result.failed) == (True, {1}, {})
+    assert renamed or "a: memory does not hold both versions" in caplog.text
+
+
+async def test_a_version_that_would_not_fit_alone_leaves_the_old_one_serving(tmp_path: Path) -> None:
+    graph(tmp_path / "site", "a")
+    container = Container(tmp_path, 2)
+    container.leave(1 << 30)
+    async with managing(tmp_path / "site", memory=container.memory) as manager:
+        await manager.reload()
+        graph(tmp_path / "site", "a", max_length=100)
+        container.leave(1 << 20)
+        result = await manager.reload()
+        assert "would take about 128 MB" in result.failed["a"]
+        assert states(manager) == {"a": AVAILABLE}

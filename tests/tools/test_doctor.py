@@ -11,17 +11,30 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.host.cpu import Processor
+from ovserve.engine.host.memory import Memory
+from ovserve.engine.model.gguf import KINDS, Tensor
+from ovserve.engine.model.gguf_forms import converted_size
+from ovserve.pull.recommend import SIZES, Size, fitting, read_bandwidth
 from ovserve.tools.doctor.finding import Finding, report, text
 from ovserve.tools.doctor.machine import (
     check_files,
     check_load,
     check_memory,
+    check_models_of,
     check_processor,
     check_shared_memory,
 )
 from ovserve.tools.doctor.places import check_cache, check_models, check_store
 from ovserve.tools.doctor.software import check_versions
 from tests.conftest import ROOT
+
+# layers, width, feed-forward, heads, heads of keys, size of a head, vocabulary, tied
+SHAPES = {
+    "1B": (16, 2048, 8192, 32, 8, 64, 128_256, True),
+    "3B": (28, 3072, 8192, 24, 8, 128, 128_256, True),
+    "8B": (32, 4096, 14_336, 32, 8, 128, 128_256, False),
+    "14B": (40, 5120, 17_408, 40, 8, 128, 151_936, False),
+}
 
 
 def test_on_this_machine_with_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -40,7 +53,7 @@ def test_on_this_machine_with_a_port_that_is_taken(tmp_path: Path) -> None:
     assert str(port) in found["rest_port"]["found"]
     assert found["devices"]["found"].startswith("CPU ("), "asked in a child process"
     assert found["versions"]["status"] == "ok"
-    assert {"processor", "memory", "models", "compiled models"} <= found.keys()
+    assert {"processor", "memory", "model sizes", "models", "compiled models"} <= found.keys()
     assert "grpc_port" not in found
 
 
@@ -98,3 +111,49 @@ def test_the_text_has_a_line_each_and_advice() -> None:
         "problem  rest_port  8000: in use",
         "                    -> another",
     ]
+
+
+def test_sizes_of_models_follow_memory_and_speed_follows_bandwidth() -> None:
+    found = check_models_of(Memory(int(3.9e9), "container"), 10e9)
+    assert found.found.startswith(
+        "up to 3B in Q4_0 (at most 4.6 tokens/s), 3B in Q4_K_M (at most 4.0 tokens/s), 1B"
+    )
+    assert check_models_of(Memory(1 << 30), 10e9).status == "warning"
+    least = min(size.needed for size in SIZES)
+    assert fitting(Memory(int(least) - 1)) == []
+    assert len(fitting(Memory(int(least) + 1))) == 1
+    assert fitting(Memory(0)) == [*SIZES]
+
+
+def test_the_bandwidth_is_measured() -> None:
+    assert 1e8 < read_bandwidth() < 1e13
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size.parameters} {size.form}")
+def test_sizes_are_those_of_real_shapes(size: Size) -> None:
+    """From the numbers in the models' configurations; the mix of Q4_K_M is llama.cpp's."""
+    layers, width, inner, heads, kv_heads, head, vocabulary, tied = SHAPES[size.parameters]
+    base = size.form.removesuffix("_M")
+    output = "Q6_K" if base.startswith("Q4") else base
+
+    def matrix(kind: str, columns: int, rows: int) -> Tensor:
+        number = next(number for number, known in KINDS.items() if known.name == kind)
+        block = KINDS[number]
+        return Tensor("", (columns, rows), number, Path(), 0, rows * columns // block.items * block.size)
+
+    embedding = matrix(output if tied else base, width, vocabulary)
+    tensors = [embedding, *([] if tied else [matrix(output, width, vocabulary)])]
+    for i in range(layers):
+        finer = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
+        better = "Q6_K" if finer and size.form == "Q4_K_M" else base
+        tensors += [
+            matrix(base, width, heads * head), matrix(base, width, kv_heads * head),
+            matrix(better, width, kv_heads * head), matrix(base, heads * head, width),
+            matrix(base, width, inner), matrix(base, width, inner), matrix(better, inner, width),
+        ]  # fmt: skip
+    memory = converted_size(tensors, in_memory=True)
+    unread = 0 if tied else converted_size([embedding], in_memory=True)
+    assert size.file == pytest.approx(sum(t.size for t in tensors) / 1e9, abs=0.02)
+    assert size.memory == pytest.approx(memory / 1e9, abs=0.02)
+    assert size.per_token == pytest.approx((memory - unread) / 1e9, abs=0.02)
+    assert size.cache == pytest.approx(2 * layers * kv_heads * head / 1e3, abs=1)

@@ -12,22 +12,34 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.effort import Effort
 from ovserve.api.openai.sampling import MAX_STOP, Count
 from ovserve.errors import InvalidArgument
 
 
 class ImageData(msgspec.Struct):
-    type: Annotated[str, doc("base64; url of an image; text of a document", enum=("base64", "url", "text"))]
+    type: Annotated[
+        str,
+        doc(
+            "base64; url of an image; text or content of a document, whose other types are dropped and "
+            "reported"
+        ),
+    ]
     media_type: Annotated[str | None, doc("no effect: the type is read from the data")] = None
     data: Annotated[str | None, doc("of type base64, or the plain text of type text")] = None
     url: Annotated[str | None, doc("of type url, where the operator allows it")] = None
+    content: Annotated[Any, doc("of type content: a string or blocks of text and images")] = None
 
 
 class Block(msgspec.Struct):
     """A content block of any type; which fields it must have is checked where its type is known."""
 
     type: Annotated[
-        str, doc("text, image, document, thinking, redacted_thinking (dropped), tool_use or tool_result")
+        str,
+        doc(
+            "text, image, document, thinking, redacted_thinking (dropped), tool_use, tool_result; of others, "
+            "such as search_result, the text; those without are dropped and reported"
+        ),
     ]
     text: Annotated[str | None, doc("of a text block")] = None
     thinking: Annotated[str | None, doc("goes to templates that read earlier reasoning")] = None
@@ -36,7 +48,9 @@ class Block(msgspec.Struct):
     input: Annotated[Any, doc("of a tool_use block: an object")] = None
     tool_use_id: Annotated[str | None, doc("of a tool_result block: which call it answers")] = None
     content: Annotated[Any, doc("of a tool_result block: a string or blocks of text and images")] = None
-    source: Annotated[ImageData | None, doc("of an image block, or a document's PDF or text")] = None
+    source: Annotated[
+        ImageData | str | None, doc("of an image block, or a document's PDF or text; of a search_result")
+    ] = None
     title: Annotated[str | None, doc("of a document block: stands before its text")] = None
     is_error: Annotated[bool | None, doc('of a tool_result block: puts "Error: " before it')] = None
 
@@ -79,7 +93,7 @@ class OutputConfig(msgspec.Struct):
         JsonFormat | None, doc("constrains the answer; what of the schema is not enforced is reported")
     ] = None
     effort: Annotated[
-        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Effort | None,
         doc("given to templates that read reasoning_effort; ignored by others"),
     ] = None
 

@@ -13,11 +13,12 @@ import msgspec
 
 from ovserve.api.anthropic.answer import TokenCount
 from ovserve.api.anthropic.body import CountRequest, MessagesRequest, check_stops
-from ovserve.api.anthropic.history import to_messages
+from ovserve.api.anthropic.history import loosen_blocks, to_messages
 from ovserve.api.anthropic.tools import Tools, openai_tools
 from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.effort import EFFORT_VARIABLE, SWITCHES
 from ovserve.api.openai.images import Pictures, pictures_of
 from ovserve.api.openai.messages import Message, template_message
 from ovserve.api.openai.sampling import SamplingFields, to_sampling
@@ -27,8 +28,6 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import Conversation
 from ovserve.llm.request import GenerateRequest, Presentation
-
-EFFORT = "reasoning_effort"  # what templates call it
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountRequest)
@@ -82,7 +81,7 @@ class Messages:
     name = "messages"
 
     def decode(self, body: bytes) -> DecodedMessages:
-        request, unknown = decode_body(body, _decoder)
+        request, unknown = decode_body(body, _decoder, loosen_blocks)
         check_stops(request)
         decoded = _decoded(request, unknown)
         sampling = _sampling_fields(request)
@@ -123,7 +122,7 @@ class Messages:
 
 def decode_count(body: bytes) -> DecodedMessages:
     """The body of count_tokens; max_tokens and the like are of no interest there."""
-    return _decoded(*decode_body(body, _count_decoder))
+    return _decoded(*decode_body(body, _count_decoder, loosen_blocks))
 
 
 def count_body(tokens: int) -> bytes:
@@ -162,9 +161,9 @@ def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> 
     if effort is None:
         return []
     assert model.template is not None
-    if not model.template.mentions(EFFORT):
+    if not model.template.mentions(EFFORT_VARIABLE):
         return ["output_config.effort"]
-    kwargs[EFFORT] = effort
+    kwargs[EFFORT_VARIABLE] = effort
     return []
 
 
@@ -175,7 +174,7 @@ def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], 
         return {}, [] if wanted is None else ["thinking"]
     assert model.template is not None
     on = wanted.type == "enabled"
-    known = [n for n in ("enable_thinking", "thinking") if model.template.mentions(n)]
+    known = [n for n in SWITCHES if model.template.mentions(n)]
     ignored = ["thinking"] if on and not known else []
     if wanted.budget_tokens is not None:
         ignored.append("thinking.budget_tokens")

@@ -16,7 +16,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 @dataclass(frozen=True)
 class Tools:
     policy: ToolPolicy | None
-    dropped: tuple[str, ...] = ()  # types of tools that only Anthropic can run
+    dropped: tuple[str, ...] = ()  # types that only Anthropic can run, and what is not enforced
 
 
 def openai_tools(body: CountRequest) -> Tools:
@@ -44,7 +44,11 @@ def openai_tools(body: CountRequest) -> Tools:
             raise InvalidArgument(said[0], param=said[1]) from None
     wanted = body.tool_choice
     if wanted is None or (dropped and not functions):
-        return Tools(tool_policy(functions, None, None), tuple(dropped))
+        return _tools(tool_policy(functions, None, None), dropped)
     named: dict[str, Any] = {"type": "function", "name": wanted.name}
     choice = named if wanted.type == "tool" else CHOICES[wanted.type]
-    return Tools(tool_policy(functions, choice, not wanted.disable_parallel_tool_use), tuple(dropped))
+    return _tools(tool_policy(functions, choice, not wanted.disable_parallel_tool_use), dropped)
+
+
+def _tools(policy: ToolPolicy | None, dropped: list[str]) -> Tools:
+    return Tools(policy, (*dropped, *(policy.unenforced if policy is not None else ())))

@@ -49,6 +49,7 @@ class MessagesWriter:
         self._request, self._shown = request, request.presentation
         self._meter = UsageCounter()
         self._max_tokens = 0
+        self._begun = False
         self._index = -1  # of the block that was begun last
         self._open: str | int | None = None  # "text", "thinking", or the index of a call
         self._call: ToolCall | None = None  # the one that is not certain yet
@@ -59,8 +60,9 @@ class MessagesWriter:
     def chunk(self, parsed: Parsed) -> bytes:
         self._meter.add(parsed)
         out = b""
-        if parsed.prompt_tokens:
-            self._max_tokens = parsed.max_tokens
+        self._max_tokens = parsed.max_tokens or self._max_tokens
+        if not self._begun:
+            self._begun = True
             out += named_event(MessageStart(self._message([], None, None, self._meter)))
         for part in parsed.parts:
             match part:

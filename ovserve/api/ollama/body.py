@@ -13,8 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.effort import Effort
 from ovserve.api.openai.faults import show, without_type
 from ovserve.api.openai.sampling import MAX_STOP, SEED_RANGE, Penalty, SamplingFields
+from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import InvalidArgument
 
 LATEST = ":latest"  # the tag of a model that has none
@@ -39,7 +41,7 @@ Format = Annotated[
     doc("json, or a JSON schema that the answer follows; 400 if it does not compile"),
 ]
 Think = Annotated[
-    bool | str | None,
+    bool | Effort | None,
     doc("given to templates that read enable_thinking, thinking or reasoning_effort; reported with others"),
 ]
 KeepAlive = Annotated[Any, doc("reported: it has no effect; 0 without a prompt is refused")]
@@ -48,7 +50,9 @@ Images = Annotated[list[str] | None, doc("base64, of models that take images")]
 
 class Function(msgspec.Struct):
     name: Annotated[str, doc("given to the chat template")]
-    arguments: Annotated[dict[str, Any] | None, doc("given to the chat template")] = None
+    arguments: Annotated[
+        dict[str, Any] | str | None, doc("an object or JSON text, given to the chat template")
+    ] = None
 
 
 class ToolCall(msgspec.Struct):
@@ -170,7 +174,7 @@ def sampling_fields(body: Shared) -> tuple[Fields, int | None, list[str]]:
 
 def _option(given: Mapping[str, Any], name: str, type_: Any) -> Any:
     try:
-        return msgspec.convert(given[name], type_)
+        return msgspec.convert(shape_of(type_).with_whole_numbers(given[name]), type_)
     except msgspec.ValidationError as exc:
         text = without_type(str(exc).replace("Expected", "expected").partition(" - at")[0])
         raise InvalidArgument(

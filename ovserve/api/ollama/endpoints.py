@@ -14,6 +14,7 @@ from ovserve.api.ollama.body import Message as Turn
 from ovserve.api.ollama.writer import LINES, LineWriter
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import new_id
+from ovserve.api.openai.effort import SWITCHES, Effort, effort_variables
 from ovserve.api.openai.images import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem, check_messages, template_message
 from ovserve.api.openai.sampling import SamplingFields, check_sampling, to_sampling
@@ -24,8 +25,6 @@ from ovserve.llm import request as llm
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.fim import ending_middle, middle_prompt
 from ovserve.llm.tooling import ToolPolicy
-
-EFFORT = "reasoning_effort"
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _generate_decoder = msgspec.json.Decoder(GenerateRequest)
@@ -189,7 +188,9 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
             number += 1
             id_ = call.id or f"call{number:05d}"  # nine characters, which some templates ask for
             open_calls.append(id_)
-            arguments = msgspec.json.encode(call.function.arguments or {}).decode()
+            arguments = call.function.arguments or {}
+            if not isinstance(arguments, str):
+                arguments = msgspec.json.encode(arguments).decode()
             calls.append(ToolCallItem(FunctionCall(call.function.name, arguments), id_))
         answered = turn.tool_call_id
         if turn.role == "tool" and answered is None and open_calls:
@@ -211,14 +212,13 @@ def _data_url(data: str) -> str:
     return data if data.startswith("data:") else f"data:;base64,{data}"
 
 
-def _thinking(think: bool | str | None, model: ModelContext) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _thinking(think: bool | Effort | None, model: ModelContext) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return variables of the template, and `think` if it reads none of them."""
     assert model.template is not None, "checked before"
     if think is None:
         return {}, ()
-    kwargs: dict[str, Any] = {
-        n: bool(think) for n in ("enable_thinking", "thinking") if model.template.mentions(n)
-    }
-    if isinstance(think, str) and model.template.mentions(EFFORT):
-        kwargs[EFFORT] = think
-    return kwargs, () if kwargs or think is False else ("think",)
+    if not isinstance(think, bool):
+        kwargs, ignored = effort_variables(think, model, None, "think")
+        return kwargs, tuple(ignored)
+    kwargs = {name: think for name in SWITCHES if model.template.mentions(name)}
+    return kwargs, () if kwargs or not think else ("think",)

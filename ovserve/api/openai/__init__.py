@@ -5,6 +5,7 @@
 """
 
 from ovserve.api.openai import (
+    batches,
     chat,
     completions,
     embeddings,
@@ -41,6 +42,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *transcriptions.OPERATIONS,
     *token_operations.OPERATIONS,
     *models.OPERATIONS,
+    *batches.OPERATIONS,
 )
 
 __all__ = ["ENDPOINTS", "OPERATIONS", "Endpoint", "Operation"]

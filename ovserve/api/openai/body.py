@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter, shortened
 
 T = TypeVar("T", bound=msgspec.Struct)
+Loosen = Callable[[Any], None]  # takes out of a decoded body what other servers made and no struct knows
 
 LONG = 64 * 1024  # bytes of a string that is looked at as a whole only where it must be
 IMAGES = 256  # of one body that are looked for; the search runs in Python
@@ -178,11 +179,13 @@ def peek_optional_model(body: bytes) -> str | None:
     return decode_body(body, _maybe_model)[0].model
 
 
-def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, msgspec.Raw]]:
+def decode_body(
+    body: bytes, decoder: msgspec.json.Decoder[T], loosen: Loosen | None = None
+) -> tuple[T, dict[str, msgspec.Raw]]:
     """The struct, and the fields that it does not know: those at the top by name, inner ones by a path such
-    as `messages[0].odd`, the first of each kind."""
+    as `messages[0].odd`, the first of each kind. `loosen` is called for a body that does not fit the type."""
     members = unique_members(body)
-    decoded = decode_struct(body, decoder)
+    decoded = decode_struct(body, decoder, loosen)
     unknown, inner = shape_of(decoder.type).unknown(members)
     found = dict.fromkeys(inner, _NOTHING)
     if unknown:
@@ -191,15 +194,15 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[
     return decoded, found
 
 
-def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T], loosen: Loosen | None = None) -> T:
     """The struct alone; a key that occurs twice is not found. Raises InvalidArgument."""
     try:
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as exc:
-            if not _WANTS_WHOLE.search(str(exc)):
+            if loosen is None and not _WANTS_WHOLE.search(str(exc)):
                 raise
-            return _decode_floats(body, decoder)
+            return _decode_loosely(body, decoder, loosen)
     except msgspec.ValidationError as exc:
         raise explain(str(exc), body, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -208,10 +211,12 @@ def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidArgument("the body nests too deeply") from None
 
 
-def _decode_floats(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def _decode_loosely(body: bytes, decoder: msgspec.json.Decoder[T], loosen: Loosen | None) -> T:
     """The struct of a body that has 5.0 where an integer belongs, which is that integer; 5.5 is none."""
-    value = shape_of(decoder.type).with_whole_numbers(msgspec.json.decode(body))
-    return msgspec.convert(value, decoder.type)
+    value = msgspec.json.decode(body)
+    if loosen is not None:
+        loosen(value)
+    return msgspec.convert(shape_of(decoder.type).with_whole_numbers(value), decoder.type)
 
 
 def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refused]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -12,10 +13,12 @@ from msgspec import Meta
 from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.api.openai.common import new_id
-from ovserve.api.openai.describe.operation import IGNORED, Operation, Override, Refused, doc
+from ovserve.api.openai.custom_tools import custom_function
+from ovserve.api.openai.describe.operation import Operation, Override, Refused, doc
+from ovserve.api.openai.effort import DOC, Effort, effort_variables, narrow_effort
 from ovserve.api.openai.functions import function_policy, in_tools_form
 from ovserve.api.openai.images import pictures_of
-from ovserve.api.openai.messages import Message, check_messages, template_message
+from ovserve.api.openai.messages import Message, check_messages, loosen_messages, template_message
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
@@ -23,10 +26,10 @@ from ovserve.api.openai.sampling import (
     UNSUPPORTED,
     Count,
     check_sampling,
+    idle_fields,
     narrow_length,
     narrow_sampling,
     to_sampling,
-    unused_assistance,
 )
 from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
@@ -61,7 +64,10 @@ class ChatRequest(StreamFields, kw_only=True):
     ] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
-        doc("functions the model may call: unique names, parameters a JSON schema of an object"),
+        doc(
+            "functions the model may call: unique names, parameters a JSON schema of an object; custom "
+            "tools, whose regex is enforced and whose lark grammar is described to the model and reported"
+        ),
     ] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
@@ -79,8 +85,8 @@ class ChatRequest(StreamFields, kw_only=True):
         dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
     ] = None
     reasoning_effort: Annotated[
-        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
-        doc("given to templates that read it, enable_thinking or thinking; ignored by others"),
+        Effort | None,
+        doc(DOC),
     ] = None
 
 
@@ -91,15 +97,11 @@ CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
-EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of it
-
 
 def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens", "max_completion_tokens")
     narrowed |= narrow_tools(model)
-    if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
-        why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
-        narrowed["reasoning_effort"] = Override(status=IGNORED, why=why)
+    narrowed |= narrow_effort(model, "reasoning_effort")
     return narrowed
 
 
@@ -131,6 +133,7 @@ class DecodedChat:
     body: ChatRequest
     tools: ToolPolicy | None
     ignored: tuple[str, ...]
+    custom: frozenset[str] = frozenset()  # names of custom tools
 
 
 class ChatCompletions:
@@ -139,15 +142,17 @@ class ChatCompletions:
     name = "chat/completions"
 
     def decode(self, body: bytes) -> DecodedChat:
-        request, unknown = decode_body(body, _decoder)
+        request, unknown = decode_body(body, _decoder, loosen_messages)
         refuse_unsupported(unknown, CHAT_UNSUPPORTED)
         check_sampling(request)
         check_stream_options(request)
-        check_messages(request.messages)
+        dropped = check_messages(request.messages)
         _check_chat(request)
         request.messages = in_tools_form(request.messages)
-        policy = _policy(request)
-        return DecodedChat(request, policy, tuple(sorted([*unknown, *without_effect(request)])))
+        policy = _policy(request, dropped)
+        unenforced = policy.unenforced if policy is not None else ()
+        ignored = tuple(sorted([*unknown, *dropped, *unenforced, *without_effect(request)]))
+        return DecodedChat(request, policy, ignored, frozenset(_custom_names(request)))
 
     def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         body = decoded.body
@@ -159,7 +164,8 @@ class ChatCompletions:
         max_tokens = model.max_tokens(requested, field)
         images = pictures_of(model)
         messages = [template_message(m, i, images) for i, m in enumerate(body.messages)]
-        kwargs, ignored = _template_kwargs(body, model)
+        given = body.chat_template_kwargs
+        kwargs, ignored = effort_variables(body.reasoning_effort, model, given, "reasoning_effort")
         conversation = model.template.conversation(
             messages,
             kwargs,
@@ -185,7 +191,8 @@ class ChatCompletions:
                 requested_max_tokens=requested,
                 top_logprobs=body.top_logprobs or 0,
                 functions=body.functions is not None,
-                ignored_params=tuple(sorted([*decoded.ignored, *ignored, *unused_assistance(body, model)])),
+                custom_tools=decoded.custom,
+                ignored_params=tuple(sorted([*decoded.ignored, *ignored, *idle_fields(body, model)])),
             ),
             tools=decoded.tools,
             user=body.user or "",
@@ -198,13 +205,25 @@ class ChatCompletions:
         return ChatWriter(request)
 
 
-def _policy(body: ChatRequest) -> ToolPolicy | None:
+def _custom_names(body: ChatRequest) -> Iterator[str]:
+    """Yield the names of checked custom tools."""
+    for tool in body.tools or ():
+        if tool.get("type") == "custom":
+            yield tool.get("custom", tool)["name"]
+
+
+def _policy(body: ChatRequest, unenforced: list[str]) -> ToolPolicy | None:
     if body.functions is not None or body.function_call is not None:
         for name in FIELDS:
             if getattr(body, name) is not None:
                 raise InvalidArgument(f"{name}: only allowed without functions", param=name)
         return function_policy(body.functions, body.function_call)
-    functions = [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    functions = [
+        custom_function(tool, f"tools[{i}]", unenforced)
+        if tool.get("type") == "custom"
+        else function_tool(tool, f"tools[{i}]")
+        for i, tool in enumerate(body.tools or ())
+    ]
     return tool_policy(functions, body.tool_choice, body.parallel_tool_calls)
 
 
@@ -216,16 +235,3 @@ def _check_chat(body: ChatRequest) -> None:
             "continue_final_message: true excludes add_generation_prompt: true",
             param="continue_final_message",
         )
-
-
-def _template_kwargs(body: ChatRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
-    """chat_template_kwargs with reasoning_effort in them; and what the template takes no notice of."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is None:
-        return kwargs, []
-    assert model.template is not None
-    known = [n for n in EFFORT_VARIABLES if model.template.mentions(n)]
-    for name in known:
-        thinks = body.reasoning_effort not in ("none", "minimal")
-        kwargs.setdefault(name, body.reasoning_effort if name == "reasoning_effort" else thinks)
-    return kwargs, [] if known else ["reasoning_effort"]

@@ -9,7 +9,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.openai.common import DONE, Usage, UsageCounter, chunk_usage, encode, event, usage_of
+from ovserve.api.openai.common import (
+    DONE,
+    Usage,
+    UsageCounter,
+    chunk_usage,
+    encode,
+    event,
+    stop_reason,
+    usage_of,
+)
+from ovserve.api.openai.custom_tools import InputReader, input_of
 from ovserve.api.openai.logprobs import ChatLogprobs, chat_logprobs
 from ovserve.llm.output import (
     Completion,
@@ -18,6 +28,7 @@ from ovserve.llm.output import (
     Parsed,
     Part,
     Reasoning,
+    ToolCall,
     ToolCallBroken,
     ToolCallDelta,
 )
@@ -29,10 +40,16 @@ class Function(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class Custom(msgspec.Struct, kw_only=True):
+    name: str
+    input: str
+
+
 class MessageToolCall(msgspec.Struct, kw_only=True):
     id: str
     type: str = "function"
-    function: Function
+    function: Function | UnsetType = UNSET
+    custom: Custom | UnsetType = UNSET  # of type custom
 
 
 class ResponseMessage(msgspec.Struct, kw_only=True):
@@ -49,6 +66,7 @@ class Choice(msgspec.Struct, kw_only=True):
     message: ResponseMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None
+    stop_reason: str | UnsetType = UNSET  # why an answer with the finish reason `length` is no longer
 
 
 class ChatResponse(msgspec.Struct, kw_only=True):
@@ -66,11 +84,17 @@ class ChunkFunction(msgspec.Struct, omit_defaults=True, gc=False):
     arguments: str | UnsetType = UNSET
 
 
+class ChunkCustom(msgspec.Struct, omit_defaults=True, gc=False):
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ChunkToolCall(msgspec.Struct, kw_only=True, gc=False):
     index: int
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: ChunkFunction
+    function: ChunkFunction | UnsetType = UNSET
+    custom: ChunkCustom | UnsetType = UNSET
 
 
 class ChunkDelta(msgspec.Struct, omit_defaults=True, gc=False):
@@ -86,6 +110,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True, gc=False):
     delta: ChunkDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: str | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
@@ -107,13 +132,16 @@ class ChatWriter:
         self._top = self._shown.top_logprobs
         self._fingerprint = self._shown.fingerprint or UNSET
         self._meter = UsageCounter()
+        self._begun = False
         self._functions = self._shown.functions
         self._held = _HeldCalls() if self._functions else None
+        self._custom = _CustomCalls(self._shown.custom_tools) if self._shown.custom_tools else None
 
     def chunk(self, parsed: Parsed) -> bytes:
         self._meter.add(parsed)
         out = b""
-        if parsed.prompt_tokens:
+        if not self._begun:
+            self._begun = True
             for index in range(self._request.choices):
                 role = ChunkDelta(role="assistant", content="")
                 out += self._event([ChunkChoice(index=index, delta=role)])
@@ -129,6 +157,8 @@ class ChatWriter:
         """One chunk for each part. Log-probabilities go with the content, the finish reason with the last."""
         index = parsed.index
         held = self._held
+        if self._custom is not None:
+            return self._with_reason(parsed, self._custom.deltas(parsed))
         chunks = [
             ChunkChoice(index=index, delta=delta)
             for part in parsed.parts
@@ -136,10 +166,14 @@ class ChatWriter:
         ]
         if held is not None and (call := held.take(parsed)) is not None:
             chunks.append(ChunkChoice(index=index, delta=ChunkDelta(function_call=call)))
+        return self._with_reason(parsed, chunks)
+
+    def _with_reason(self, parsed: Parsed, chunks: list[ChunkChoice]) -> list[ChunkChoice]:
         if parsed.finish_reason is not None or parsed.logprobs:
             if not chunks:
-                chunks.append(ChunkChoice(index=index, delta=ChunkDelta()))
+                chunks.append(ChunkChoice(index=parsed.index, delta=ChunkDelta()))
             chunks[-1].finish_reason = self._reason(parsed.finish_reason)
+            chunks[-1].stop_reason = stop_reason(parsed)
             if parsed.logprobs:
                 said = next((chunk for chunk in chunks if chunk.delta.content), chunks[-1])
                 said.logprobs = chat_logprobs(parsed.logprobs, self._top)
@@ -173,10 +207,7 @@ class ChatWriter:
         )
 
     def _choice(self, choice: FoldedChoice) -> Choice:
-        calls = [
-            MessageToolCall(id=c.id, function=Function(name=c.name, arguments=c.arguments))
-            for c in choice.tool_calls
-        ]
+        calls = [_whole_call(call, self._shown.custom_tools) for call in choice.tool_calls]
         message = ResponseMessage(
             content=None if calls and not choice.content else choice.content,
             reasoning_content=choice.reasoning or UNSET,
@@ -189,10 +220,61 @@ class ChatWriter:
             message=message,
             logprobs=logprobs,
             finish_reason=self._reason(choice.finish_reason),
+            stop_reason=stop_reason(choice),
         )
 
     def _reason(self, reason: str | None) -> str | None:
         return "function_call" if self._functions and reason == "tool_calls" else reason
+
+
+class _CustomCalls:
+    """The calls of a stream, of which those of custom tools have their input as text."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._open: dict[int, tuple[int, InputReader]] = {}  # by choice: the call's index, and its reader
+
+    def deltas(self, parsed: Parsed) -> list[ChunkChoice]:
+        found: list[ChunkDelta] = []
+        for part in parsed.parts:
+            if isinstance(part, ToolCallDelta):
+                found += self._call(parsed.index, part)
+            elif (delta := _delta(part)) is not None:
+                found += [*self._end(parsed.index), delta]
+        if parsed.finish_reason is not None:
+            found += self._end(parsed.index)
+        return [ChunkChoice(index=parsed.index, delta=delta) for delta in found]
+
+    def _call(self, choice: int, piece: ToolCallDelta) -> list[ChunkDelta]:
+        ended: list[ChunkDelta] = []
+        if piece.id is not None:
+            ended = self._end(choice)
+            if piece.name in self._names:
+                self._open[choice] = piece.index, InputReader()
+        if choice not in self._open:
+            return [*ended, ChunkDelta(tool_calls=[_call(piece)])]
+        text = self._open[choice][1].feed(piece.arguments)
+        if piece.id is not None:
+            custom = ChunkCustom(name=piece.name or "", input=text)
+            begins = ChunkToolCall(index=piece.index, id=piece.id, type="custom", custom=custom)
+            return [*ended, ChunkDelta(tool_calls=[begins])]
+        return [*ended, *_more_input(piece.index, text)]
+
+    def _end(self, choice: int) -> list[ChunkDelta]:
+        index, reader = self._open.pop(choice, (0, None))
+        return [] if reader is None else _more_input(index, reader.finish())
+
+
+def _more_input(index: int, text: str) -> list[ChunkDelta]:
+    call = ChunkToolCall(index=index, custom=ChunkCustom(input=text))
+    return [ChunkDelta(tool_calls=[call])] if text else []
+
+
+def _whole_call(call: ToolCall, custom: frozenset[str]) -> MessageToolCall:
+    if call.name in custom:
+        made = Custom(name=call.name, input=input_of(call.arguments))
+        return MessageToolCall(id=call.id, type="custom", custom=made)
+    return MessageToolCall(id=call.id, function=Function(name=call.name, arguments=call.arguments))
 
 
 class _HeldCalls:

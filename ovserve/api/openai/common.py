@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.llm.output import Completion, Parsed
+from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.request import Presentation
 
 encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+REPETITION = "repetition_detected"  # the stop reason has the name that vLLM gives it
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -90,6 +91,11 @@ def chunk_usage(shown: Presentation, meter: UsageCounter) -> Usage | UnsetType |
     if not shown.include_usage:
         return UNSET
     return meter.usage if shown.continuous_usage else None
+
+
+def stop_reason(end: Parsed | FoldedChoice) -> str | UnsetType:
+    """Return why a choice ended early, if neither the model nor a limit of the request is the reason."""
+    return REPETITION if end.repetitive else UNSET
 
 
 def new_id(prefix: str) -> str:

@@ -11,9 +11,19 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
-from ovserve.api.openai.common import DONE, Usage, UsageCounter, chunk_usage, encode, event, new_id, usage_of
+from ovserve.api.openai.common import (
+    DONE,
+    Usage,
+    UsageCounter,
+    chunk_usage,
+    encode,
+    event,
+    new_id,
+    stop_reason,
+    usage_of,
+)
 from ovserve.api.openai.describe.operation import Operation, Override, doc
-from ovserve.api.openai.logprobs import CompletionLogprobs, completion_logprobs
+from ovserve.api.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
@@ -21,10 +31,10 @@ from ovserve.api.openai.sampling import (
     UNSUPPORTED,
     TokenId,
     check_sampling,
+    idle_fields,
     narrow_length,
     narrow_sampling,
     to_sampling,
-    unused_assistance,
 )
 from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
@@ -132,7 +142,7 @@ class Completions:
                 continuous_usage=body.continuous_usage,
                 requested_max_tokens=body.max_tokens,
                 top_logprobs=body.logprobs or 0,
-                ignored_params=tuple(sorted([*decoded.ignored, *unused_assistance(body, model)])),
+                ignored_params=tuple(sorted([*decoded.ignored, *idle_fields(body, model)])),
             ),
             user=body.user or "",
         )
@@ -173,6 +183,7 @@ class Choice(msgspec.Struct, kw_only=True, gc=False):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: str | UnsetType = UNSET  # why an answer with the finish reason `length` is no longer
 
 
 class CompletionObject(msgspec.Struct, kw_only=True, gc=False):
@@ -194,7 +205,7 @@ class CompletionWriter:
         self._request, self._shown = request, request.presentation
         self._top = self._shown.top_logprobs
         self._meter = UsageCounter()
-        self._offsets: dict[int, int] = {}
+        self._logprobs: dict[int, CompletionLogprobsWriter] = {}  # by choice
 
     def chunk(self, parsed: Parsed) -> bytes:
         self._meter.add(parsed)
@@ -202,14 +213,14 @@ class CompletionWriter:
         if parsed.parts or parsed.finish_reason is not None or parsed.prompt_tokens or parsed.logprobs:
             logprobs = None
             if parsed.logprobs:
-                start = self._offsets.get(parsed.index, 0)
-                logprobs = completion_logprobs(parsed.logprobs, self._top, start)
-                self._offsets[parsed.index] = start + sum(len(t.text) for t in parsed.logprobs)
+                writer = self._logprobs.setdefault(parsed.index, CompletionLogprobsWriter(self._top))
+                logprobs = writer.write(parsed.logprobs)
             choice = Choice(
                 index=parsed.index,
                 text=parsed.content,
                 logprobs=logprobs,
                 finish_reason=parsed.finish_reason,
+                stop_reason=stop_reason(parsed),
             )
             out = self._event([choice])
         if parsed.last:
@@ -239,8 +250,9 @@ class CompletionWriter:
             Choice(
                 index=c.index,
                 text=c.content,
-                logprobs=completion_logprobs(c.logprobs, self._top) if wanted else None,
+                logprobs=CompletionLogprobsWriter(self._top).write(c.logprobs) if wanted else None,
                 finish_reason=c.finish_reason,
+                stop_reason=stop_reason(c),
             )
             for c in completion.choices
         ]

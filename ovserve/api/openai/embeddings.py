@@ -36,7 +36,11 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     ] = None
     user: Annotated[str | None, doc("without effect")] = None
     truncate: Annotated[
-        bool | None, doc("cut inputs that are too long instead of refusing them; default: the graph's")
+        bool | None,
+        doc(
+            "true: cut inputs that are too long; false: refuse them, also those over the model's "
+            "`max_seq_length`; default: the graph's"
+        ),
     ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,

@@ -1,13 +1,18 @@
 """Log-probabilities in the two shapes OpenAI has: chat's list of tokens, and completions' parallel lists.
 
+A token that is a part of a character has no text. As OpenAI writes it, chat's `token` is its bytes as escapes
+(`\\xe4`), and in completions `bytes:` precedes them, so that the keys of a place differ.
+
 Most engines give the chosen token's log-probability only; a "top" list then has that one token at most.
 """
 
 from __future__ import annotations
 
+import codecs
+
 import msgspec
 
-from ovserve.llm.request import TokenLogprob, TopToken
+from ovserve.llm.request import TokenLogprob, TopToken, shown_token
 
 MISSING = -9999.0  # OpenAI's number for "unknown" where the shape has no null
 
@@ -51,29 +56,42 @@ def chat_logprobs(tokens: list[TokenLogprob], top: int) -> ChatLogprobs:
     content = []
     for token in tokens:
         logprob = MISSING if token.logprob is None else token.logprob
-        tops = [TopLogprob(one.text, one.logprob, list(one.utf8)) for one in top_of(token, top)]
-        content.append(ChatTokenLogprob(token.text, logprob, list(token.utf8), tops))
+        tops = [
+            TopLogprob(shown_token(one.text, one.utf8, ""), one.logprob, list(one.utf8))
+            for one in top_of(token, top)
+        ]
+        content.append(
+            ChatTokenLogprob(shown_token(token.text, token.utf8, ""), logprob, list(token.utf8), tops)
+        )
     return ChatLogprobs(content)
 
 
-def completion_logprobs(tokens: list[TokenLogprob], top: int, start: int = 0) -> CompletionLogprobs:
-    """`top` as above; `start`: the characters of this choice that earlier chunks have carried."""
-    offsets = []
-    for token in tokens:
-        offsets.append(start)
-        start += len(token.text)
-    tops: list[dict[str, float] | None] | None = None
-    if top:
-        tops = [_top_map(token, top) for token in tokens]
-    return CompletionLogprobs(offsets, [t.logprob for t in tokens], [t.text for t in tokens], tops)
+class CompletionLogprobsWriter:
+    """Completions' shape for one choice; `top` as above. Chunks continue each other's offsets."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._start = 0  # characters of this choice so far
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, tokens: list[TokenLogprob]) -> CompletionLogprobs:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._start)
+            self._start += len(self._decoder.decode(token.utf8))
+        tops: list[dict[str, float] | None] | None = None
+        if self._top:
+            tops = [_top_map(token, self._top) for token in tokens]
+        texts = [shown_token(token.text, token.utf8) for token in tokens]
+        return CompletionLogprobs(offsets, [t.logprob for t in tokens], texts, tops)
 
 
 def _top_map(token: TokenLogprob, top: int) -> dict[str, float] | None:
-    """Return the most likely tokens and the chosen one. Of tokens with one text, such as parts of characters,
-    the chosen one counts, else the likeliest."""
+    """Return the most likely tokens and the chosen one. Of tokens with one text, the chosen one counts, else
+    the likeliest."""
     if token.logprob is None:
         return None
     found: dict[str, float] = {}
     for one in top_of(token, top):
-        found.setdefault(one.text, one.logprob)
-    return found | {token.text: token.logprob}
+        found.setdefault(shown_token(one.text, one.utf8), one.logprob)
+    return found | {shown_token(token.text, token.utf8): token.logprob}

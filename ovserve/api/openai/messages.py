@@ -3,10 +3,12 @@ carry the same conversation in other clothes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
 
+from ovserve.api.openai.custom_tools import input_arguments
 from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.images import FILE, ImageUrl, Pictures, joined
 from ovserve.errors import InvalidArgument
@@ -17,6 +19,15 @@ IMAGE_PART, DATA_PART = "image_url", "image"  # the latter is Azure's
 IMAGE_PARTS = (IMAGE_PART, DATA_PART)
 FILE_PART = "file"
 PARTS = (*TEXT_PARTS, *IMAGE_PARTS, FILE_PART)
+# Of the assistant's messages alone.
+THOUGHT_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning_content", "summary_text")
+REFUSAL_PART = "refusal"
+ASSISTANT_PARTS = (*THOUGHT_PARTS, REFUSAL_PART)
+# Where text for a model stands in the blocks that other servers make. A source of type text has it in `data`.
+TEXT_FIELDS = (
+    "title", "url", "thinking", "reasoning", "summary", "text", "content", "source", "stdout", "stderr",
+    "error_code",
+)  # fmt: skip
 
 
 class FileData(msgspec.Struct):
@@ -28,9 +39,17 @@ class FileData(msgspec.Struct):
 class Part(msgspec.Struct):
     type: Annotated[
         str,
-        doc("others are rejected by index and type; an image by a text model", enum=PARTS),
+        doc(
+            "others are rejected by index and type, or dropped and reported in an assistant's message; an "
+            "image by a text model",
+            enum=(*PARTS, *ASSISTANT_PARTS),
+        ),
     ]
     text: Annotated[str | None, doc("required but in an image")] = None
+    thinking: Annotated[Any, doc("of a thinking part: thoughts of an earlier turn, a text or parts")] = None
+    reasoning: Annotated[Any, doc("the same of a reasoning part")] = None
+    summary: Annotated[Any, doc("the same of a reasoning part")] = None
+    refusal: Annotated[str | None, doc("of a refusal part: its text")] = None
     image_url: Annotated[ImageUrl | None, doc("of an image_url part")] = None
     file: Annotated[FileData | None, doc("of a file part")] = None
     content: Annotated[str | None, doc("of an image part, as Azure has them: its file in base64")] = None
@@ -43,15 +62,25 @@ class FunctionCall(msgspec.Struct):
     ] = None
 
 
+class CustomCall(msgspec.Struct):
+    name: Annotated[str, doc("of the custom tool")]
+    input: Annotated[str, doc("its input, text")]
+
+
 class ToolCallItem(msgspec.Struct):
-    function: Annotated[FunctionCall, doc("the function called and its arguments")]
+    function: Annotated[FunctionCall | None, doc("the function called and its arguments")] = None
     id: Annotated[str | None, doc("given to the chat template")] = None
-    type: Annotated[str, doc("given to the chat template")] = "function"
+    type: Annotated[str | None, doc("function, or custom with `custom`")] = "function"
+    custom: Annotated[CustomCall | None, doc("the custom tool called and its input")] = None
 
 
 class Message(msgspec.Struct):
     role: Annotated[
-        str, doc("in any order; a template without developer gets system, function is tool", enum=ROLES)
+        str,
+        doc(
+            "in any order, see x-ovserve-adapted; a template without developer gets system, function is tool",
+            enum=ROLES,
+        ),
     ]
     content: Annotated[
         str | list[Part] | None, doc("text, or parts: texts are joined by newlines; null is empty")
@@ -68,15 +97,82 @@ class Message(msgspec.Struct):
     ] = None
 
 
-def check_messages(messages: list[Message]) -> None:
-    """Check what types cannot express. Raises InvalidArgument naming the message's index."""
+def loosen_messages(body: Any) -> None:
+    """Reduce parts of the assistant's messages to their type where only other servers know it."""
+    messages = body.get("messages") if isinstance(body, dict) else None
+    for message in messages if isinstance(messages, list) else ():
+        parts = message.get("content") if isinstance(message, dict) else None
+        if isinstance(parts, list) and message.get("role") == "assistant":
+            message["content"] = [
+                {"type": part["type"]} if is_foreign(part, (*PARTS, *ASSISTANT_PARTS)) else part
+                for part in parts
+            ]
+
+
+def is_foreign(block: Any, known: Collection[str]) -> bool:
+    """Return whether a decoded part has a type that is not among the known ones."""
+    type_ = block.get("type") if isinstance(block, dict) else None
+    return isinstance(type_, str) and type_ not in known
+
+
+def readable(*values: Any) -> str:
+    """Return the texts in decoded JSON, line by line: those of the fields that hold some for a model."""
+    texts: list[str] = []
+    todo = list(reversed(values))
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            texts += [value] if value else []
+        elif isinstance(value, list):
+            todo += reversed(value)
+        elif isinstance(value, dict):
+            names = ("data",) if value.get("type") == "text" and "data" in value else TEXT_FIELDS
+            todo += [value[name] for name in reversed(names) if name in value]
+    return "\n".join(texts)
+
+
+def check_messages(messages: list[Message]) -> list[str]:
+    """Check what types cannot express; return the parts that are dropped. Raises InvalidArgument naming the
+    message's index."""
+    dropped: list[str] = []
     for i, message in enumerate(messages):
         if message.role not in ROLES:
             param = f"messages[{i}].role"
             raise InvalidArgument(
                 f"{param}: expected one of {', '.join(ROLES)}, got {message.role!r}", param=param
             )
-        text_of(message.content, f"messages[{i}].content", Pictures())
+        for k, call in enumerate(message.tool_calls or ()):
+            if call.function is None and call.custom is None:
+                param = f"messages[{i}].tool_calls[{k}].{'custom' if call.type == 'custom' else 'function'}"
+                raise InvalidArgument(f"{param}: required, but missing", param=param)
+        own, _, foreign = _split(message)
+        text_of(own, f"messages[{i}].content", Pictures())
+        dropped += [f"messages[{i}].content.type={type_}" for type_ in foreign]
+    return dropped
+
+
+def _split(message: Message) -> tuple[str | list[Part] | None, list[str], list[str]]:
+    """Return a message's content, its thoughts, and the types of parts that mean nothing to the model.
+
+    Of the user nothing is left out: an answer that disregards a part of the question would be wrong.
+    """
+    content = message.content
+    if message.role != "assistant" or not isinstance(content, list):
+        return content, [], []
+    own: list[Part] = []
+    thoughts: list[str] = []
+    foreign: list[str] = []
+    for part in content:
+        if part.type in PARTS:
+            own.append(part)
+        elif part.type in THOUGHT_PARTS:
+            thought = readable(part.thinking, part.reasoning, part.summary, part.text)
+            thoughts += [thought] if thought else []
+        elif part.type == REFUSAL_PART:
+            own.append(Part("text", part.refusal or part.text or ""))
+        else:
+            foreign.append(part.type)
+    return own, thoughts, foreign
 
 
 def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> str:
@@ -123,15 +219,16 @@ def _data_url(data: str | None) -> str | None:
 
 def template_message(message: Message, index: int, images: Pictures) -> dict[str, Any]:
     """A message as templates expect it: content is one string, with tags for its images."""
+    content, thoughts, _ = _split(message)
     plain: dict[str, Any] = {
         "role": message.role,
-        "content": text_of(message.content, f"messages[{index}].content", images),
+        "content": text_of(content, f"messages[{index}].content", images),
     }
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
-    if reasoning := message.reasoning_content or message.reasoning:
+    if reasoning := message.reasoning_content or message.reasoning or "\n".join(thoughts):
         plain["reasoning_content"] = reasoning
     if message.tool_calls:
         plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]
@@ -139,8 +236,10 @@ def template_message(message: Message, index: int, images: Pictures) -> dict[str
 
 
 def _template_call(call: ToolCallItem) -> dict[str, Any]:
-    arguments = call.function.arguments
-    if arguments is None:
-        arguments = "{}"
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": call.type, "function": function}
+    if call.function is None:
+        assert call.custom is not None, "checked before"
+        function: dict[str, Any] = {"name": call.custom.name, "arguments": input_arguments(call.custom.input)}
+    else:
+        arguments = call.function.arguments
+        function = {"name": call.function.name, "arguments": "{}" if arguments is None else arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -17,6 +17,7 @@ from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
     ASSISTED_FIELDS,
+    BEAMS,
     EFFECTIVE,
     MAX_ASSISTANT_TOKENS,
     MAX_NGRAM_SIZE,
@@ -54,9 +55,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        doc(
-            "draws from so many tokens; -1: all, 0 is rejected; the default applies above temperature 0 only"
-        ),
+        doc("draws from so many tokens; 0 or -1: all; the default applies above temperature 0 only"),
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None, doc("drops tokens below this share of the likeliest one")
@@ -85,11 +84,15 @@ class SamplingFields(ConstraintFields, kw_only=True):
         Annotated[list[TokenId], Meta(max_length=256)] | None, doc("tokens that end the answer")
     ] = None
     include_stop_str_in_output: Annotated[bool | None, doc("keep the stop string, streamed or not")] = None
-    skip_special_tokens: Annotated[bool | None, doc("false shows tokens such as the end of turn")] = None
-    ignore_eos: Annotated[bool | None, doc("do not end at the end-of-text token")] = None
+    skip_special_tokens: Annotated[
+        bool | None, doc("false shows tokens such as the end of turn; not those of stop_token_ids")
+    ] = None
+    ignore_eos: Annotated[
+        bool | None, doc("do not end at the end-of-text token, nor because the answer repeats itself")
+    ] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
-        doc("no end before so many tokens; up to max_tokens"),
+        doc("no end before so many tokens; up to max_tokens; above 0 an answer may repeat itself"),
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
@@ -103,7 +106,8 @@ class SamplingFields(ConstraintFields, kw_only=True):
         Annotated[float, Meta(ge=-1000, le=1000)] | None, doc("beam search: above 0 favours long answers")
     ] = None
     diversity_penalty: Annotated[
-        Annotated[float, Meta(ge=-1000, le=1000)] | None, doc("beam search: for tokens of other groups")
+        Annotated[float, Meta(ge=-1000, le=1000)] | None,
+        doc("beam search: for tokens of other groups; ignored without num_beam_groups above 1"),
     ] = None
     num_beam_groups: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("beam search: must divide best_of")
@@ -161,7 +165,7 @@ UNSUPPORTED = {"use_beam_search": Refused("best_of above 1 asks for beam search"
 def narrow_sampling(model: ModelContext) -> dict[str, Override]:
     """Return what the model's generation_config.json and the graph's limits change in these fields."""
     narrowed = {name: Override(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
-    beams, top = model.decoding == "plain", max_top_logprobs(model.decoding)
+    beams, top = model.decoding in BEAMS, max_top_logprobs(model.decoding)
     narrowed["best_of"] = Override(maximum=model.best_of_limit if beams else 1)
     narrowed["temperature"] = Override(default=_default_temperature(model))
     narrowed["top_logprobs"] = Override(maximum=top)
@@ -183,8 +187,6 @@ def narrow_length(model: ModelContext, *names: str) -> dict[str, Override]:
 
 def check_sampling(fields: SamplingFields) -> None:
     """Check what types and single ranges cannot express. Raises InvalidArgument."""
-    if fields.top_k == 0:
-        raise InvalidArgument("top_k: expected -1 (all) or at least 1, got 0", param="top_k")
     low, high = SEED_RANGE
     if fields.seed is not None and not low <= fields.seed <= high:
         raise InvalidArgument(f"seed: expected {low} to {high}, got {fields.seed}", param="seed")
@@ -214,17 +216,23 @@ def _check_beams(fields: SamplingFields) -> None:
         raise InvalidArgument(
             f"num_beam_groups: {groups} does not divide best_of {beams}", param="num_beam_groups"
         )
-    if fields.diversity_penalty and groups == 1:
+    if fields.diversity_penalty and groups == 1 and fields.best_of is None:
         raise InvalidArgument(
-            f"diversity_penalty: {fields.diversity_penalty} needs num_beam_groups above 1",
+            f"diversity_penalty: {fields.diversity_penalty} needs best_of and num_beam_groups above 1",
             param="diversity_penalty",
         )
 
 
-def unused_assistance(fields: SamplingFields, model: ModelContext) -> list[str]:
-    """Return the assisted decoding fields that this graph's way of decoding ignores."""
+def idle_fields(fields: SamplingFields, model: ModelContext) -> list[str]:
+    """Return the fields of assisted decoding that this graph's way of decoding ignores, and a penalty between
+    groups of beams where there is one group."""
     used = EFFECTIVE[model.decoding]
-    return [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
+    unused = [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
+    return unused + (["diversity_penalty"] if fields.diversity_penalty and not _grouped(fields) else [])
+
+
+def _grouped(fields: SamplingFields) -> bool:
+    return (fields.num_beam_groups or 1) > 1
 
 
 def _default_temperature(model: ModelContext) -> float:
@@ -263,6 +271,7 @@ def to_sampling(
     greedy = temperature == GREEDY_TEMPERATURE
     top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
+    endless = bool(pick("ignore_eos"))
     bias = biases(fields.logit_bias, model.vocab_size)
     refuse_token_options(model.decoding, top_logprobs or 0, bias, top_name)
     return Sampling(
@@ -276,7 +285,9 @@ def to_sampling(
         frequency_penalty=float(pick("frequency_penalty")),
         presence_penalty=float(pick("presence_penalty")),
         seed=seed % 2**64,
-        ignore_eos=bool(pick("ignore_eos")),
+        ignore_eos=endless,
+        # Who asks for a length gets it.
+        repetition_detection=model.repetition_detection and not (endless or minimum),
         stop=tuple(dict.fromkeys(_stop_list(fields.stop))) or tuple(model.default("stop_strings", ())),
         include_stop=bool(fields.include_stop_str_in_output),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -285,7 +296,7 @@ def to_sampling(
         beams=fields.best_of or 1,
         beam_groups=fields.num_beam_groups or 1,
         length_penalty=float(pick("length_penalty")),
-        diversity_penalty=fields.diversity_penalty or 0.0,
+        diversity_penalty=(fields.diversity_penalty or 0.0) if _grouped(fields) else 0.0,
         logprobs=logprobs,
         top_logprobs=top_logprobs or 0 if logprobs else 0,
         logit_bias=bias,

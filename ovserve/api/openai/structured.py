@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument, shortened
+from ovserve.llm.grammar.compact import strictly
 from ovserve.llm.grammar.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -26,8 +27,8 @@ from ovserve.llm.grammar.constraint import (
     json_object,
     json_schema,
     literal,
-    regex,
 )
+from ovserve.llm.grammar.whole_text import regex, without_regex
 from ovserve.llm.grammar.writer import write
 
 MAX_CHOICES = 4096
@@ -91,15 +92,10 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
             return None, unused
         where, form = found[0]
         if form.get("type") == "json_schema":
+            schema = form["json_schema"]
             strict = _is_strict(self, where)
-            written = write(form["json_schema"], what=where)
-            if strict and written.unenforced:
-                raise InvalidArgument(
-                    f"{where}: with strict: true a schema may ask only for what can be enforced, "
-                    f"got {written.unenforced[0]}",
-                    param=where,
-                )
-            unused += [f"{where}:{path}" for path in written.unenforced]
+            written = strictly(schema, where) if strict else write(schema, what=where, exact=False)
+            unused += [f"{where}:{path}" for path in (*written.unenforced, *written.noted)]
             form = ebnf(written.grammar)
         return constrain(form, where), unused
 
@@ -177,7 +173,8 @@ def _response_format(value: dict[str, Any], where: str) -> Format | None:
     if type_ == "grammar":
         return _grammar(value.get("grammar"), f"{where}.grammar")
     if type_ in PLAIN_TYPES:
-        return value
+        found: Format = without_regex(value, where)
+        return found
     known = ", ".join(("text", "json_object", "structural_tag", *PLAIN_TYPES))
     raise InvalidArgument(f"{where}.type: expected one of {known}, got {_show(type_)}", param=f"{where}.type")
 
@@ -230,7 +227,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _regex(value: Any, where: str) -> Format:
-    return regex(_text(value, where))
+    return regex(_text(value, where), where)
 
 
 def _grammar(value: Any, where: str) -> Format:
@@ -254,7 +251,8 @@ def _structural_tag(value: dict[str, Any], where: str) -> Format:
             f"{where}.type: expected structural_tag, got {_show(value['type'])}", param=f"{where}.type"
         )
     if "format" in value:
-        return _object(value["format"], f"{where}.format")
+        found: Format = without_regex(_object(value["format"], f"{where}.format"), f"{where}.format")
+        return found
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""POST tokenize and detokenize, GET tokenizer_info: bodies and their mapping. Used by `inference/tokens.py`.
+"""POST tokenize and detokenize, GET tokenizer_info: bodies and their mapping.
 
 Tokenize has two forms. OVMS's: `text`, one or several, with truncation and padding; the answer is the ids
 alone. vLLM's, which lm-eval speaks: `prompt` or `messages`; the answer has the count and the model's context.
@@ -16,7 +16,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.images import NO_IDS, Pictures
-from ovserve.api.openai.messages import Message, check_messages, template_message
+from ovserve.api.openai.messages import Message, check_messages, loosen_messages, template_message
 from ovserve.api.openai.sampling import TokenId
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
@@ -57,7 +57,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         dict[str, Any] | None, doc("with messages: variables for the chat template")
     ] = None
     tools: Annotated[list[dict[str, Any]] | None, doc("with messages: given to the chat template")] = None
-    return_token_strs: Annotated[bool | None, doc("the text of each token too")] = None
+    return_token_strs: Annotated[
+        bool | None, doc("the text of each token too; of a part of a character its bytes, as in bytes:\\xe4")
+    ] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -145,7 +147,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 def decode_tokenize(body: bytes) -> Tokenizing:
-    request, unknown = decode_body(body, _tokenize)
+    request, unknown = decode_body(body, _tokenize, loosen_messages)
     given = [name for name in INPUTS if getattr(request, name) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none"
@@ -159,9 +161,8 @@ def decode_tokenize(body: bytes) -> Tokenizing:
                 raise InvalidArgument(f"{name}: only allowed with {owner}, not with {given[0]}", param=name)
     if request.pad_to_max_length and request.max_length is None:
         raise InvalidArgument("pad_to_max_length: true needs max_length", param="pad_to_max_length")
-    if request.messages is not None:
-        check_messages(request.messages)
-    return Tokenizing(request, tuple(sorted(unknown)))
+    dropped = check_messages(request.messages or [])
+    return Tokenizing(request, tuple(sorted([*unknown, *dropped])))
 
 
 def fit(ids: list[int], body: TokenizeRequest, pad_id: int | None) -> list[int]:

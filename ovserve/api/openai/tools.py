@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from msgspec import structs
+
 from ovserve.api.openai.describe.operation import REJECTED, Override
 from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
+from ovserve.llm.grammar.compact import strictly
+from ovserve.llm.grammar.writer import write
 from ovserve.llm.model import ModelContext
 from ovserve.llm.tooling import Choice, ToolPolicy
 
@@ -89,7 +93,25 @@ def tool_policy(
         return None
     chosen = frozenset(wanted)
     allowed = tuple(name for name in names if name in chosen) if mode != "none" else ()
-    return ToolPolicy(tuple(tools), mode, allowed, parallel is not False and not once)
+    policy = ToolPolicy(tuple(tools), mode, allowed, parallel is not False and not once)
+    return structs.replace(policy, unenforced=tuple(_unenforced(policy)))
+
+
+def _unenforced(policy: ToolPolicy) -> Iterator[str]:
+    """Yield what is not enforced of the functions whose arguments must follow their schema.
+
+    Raises InvalidArgument for a strict function whose schema cannot be enforced."""
+    schemas, strict = policy.schemas, policy.strict  # each is made anew from all tools
+    for name in policy.names:
+        if name not in strict and policy.choice != "required":
+            continue
+        try:
+            schema = schemas[name]
+            made = strictly(schema, "tools") if name in strict else write(schema, what="tools", exact=False)
+        except InvalidArgument as error:
+            said = error.message.removeprefix("tools: ")
+            raise InvalidArgument(f"tools: parameters of {name}: {said}", param="tools") from None
+        yield from (f"tools:{name}:{path}" for path in (*made.unenforced, *made.noted))
 
 
 def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choice, list[str], bool]:
@@ -105,12 +127,12 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
             param="tool_choice",
         )
     kind = choice.get("type", "function" if "function" in choice else None)
-    if kind == "function":
+    if kind in ("function", "custom"):
         return "required", [_known_name(choice, names, "tool_choice")], True
     if kind == "allowed_tools":
         return *_allowed(choice, names), False
     raise InvalidArgument(
-        f"tool_choice.type: expected 'function' or 'allowed_tools', got {_shown(kind)}",
+        f"tool_choice.type: expected 'function', 'custom' or 'allowed_tools', got {_shown(kind)}",
         param="tool_choice.type",
     )
 
@@ -136,9 +158,10 @@ def _allowed(choice: dict[str, Any], names: list[str]) -> tuple[Choice, list[str
 
 def _known_name(choice: Any, names: Collection[str], where: str) -> str:
     """The name that a choice has, which must be among `names`."""
-    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    nested = next((n for n in ("function", "custom") if isinstance(choice, dict) and n in choice), None)
+    inner = choice[nested] if nested is not None else choice
     name = inner.get("name") if isinstance(inner, dict) else None
-    at = f"{where}.function.name" if isinstance(choice, dict) and "function" in choice else f"{where}.name"
+    at = f"{where}.name" if nested is None else f"{where}.{nested}.name"
     if not isinstance(name, str) or name not in names:
         raise InvalidArgument(
             f"{at}: {_shown(name)} is not one of the tools: {_listed(names) or 'none'}", param=at

@@ -29,6 +29,15 @@ async def prompt_text(llm: LlmResources, request: GenerateRequest) -> str:
     return await _read(llm, request, _all_text)
 
 
+async def messages_of(llm: LlmResources, request: GenerateRequest) -> list[dict[str, Any]]:
+    """Return the messages; a plain prompt as one message of the user."""
+    if request.conversation is not None:
+        large = isinstance(request.conversation, EncodedConversation)
+        messages: list[dict[str, Any]] = await llm.bodies.run(large, _messages, request.conversation)
+        return messages
+    return [{"role": "user", "content": await prompt_text(llm, request)}]
+
+
 async def with_system_text(llm: LlmResources, request: GenerateRequest, text: str) -> GenerateRequest:
     """Return the request with text at the end of its system message, or before its prompts.
 
@@ -48,8 +57,8 @@ async def with_system_text(llm: LlmResources, request: GenerateRequest, text: st
 async def _read(llm: LlmResources, request: GenerateRequest, read: Any) -> str:
     conversation = request.conversation
     if conversation is not None:
-        found: str = await llm.bodies.run(isinstance(conversation, EncodedConversation), read, conversation)
-        return found
+        text: str = await llm.bodies.run(isinstance(conversation, EncodedConversation), read, conversation)
+        return text
     texts = [
         prompt if isinstance(prompt, str) else await llm.detokenize(prompt) for prompt in request.prompts
     ]
@@ -60,6 +69,10 @@ def _decoded(conversation: Conversation | EncodedConversation) -> Conversation:
     if isinstance(conversation, Conversation):
         return conversation
     return msgspec.json.decode(conversation.json, type=Conversation)
+
+
+def _messages(conversation: Conversation | EncodedConversation) -> list[dict[str, Any]]:
+    return [dict(message) for message in _decoded(conversation).messages]
 
 
 def _question(conversation: Conversation | EncodedConversation) -> str:

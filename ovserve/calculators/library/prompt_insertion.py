@@ -12,18 +12,15 @@
 | side packet `LLM_NODE_RESOURCES` | `LlmResources` | the model that answers |
 
 The text goes to the end of the system message, which is made if there is none; before a plain prompt.
-PromptInsertionCalculator is one whose text is in the graph: `text`, or a file `text_path` next to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 
-import msgspec
-
 from ovserve.calculators.library.messages import question, with_system_text
 from ovserve.calculators.llm_resource import LlmResources
-from ovserve.graph import Calculator, Context, Input, LoadContext, Output, SidePacket, calculator
+from ovserve.graph import Calculator, Context, Input, Output, SidePacket
 from ovserve.graph.overrides import awaited, must_override
 from ovserve.llm.request import GenerateRequest
 
@@ -48,31 +45,3 @@ class PromptInsertion(Calculator):
             llm = cc[self.llm]
             text = await awaited(self.insert(cc, await question(llm, request)))
             cc.send(self.after, await with_system_text(llm, request, text) if text else request)
-
-
-class PromptInsertionOptions(msgspec.Struct, frozen=True):
-    text: str = ""
-    text_path: str = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.text) == bool(self.text_path):
-            raise ValueError("give one of text and text_path")
-
-
-@calculator("PromptInsertionCalculator")
-class FixedPromptInsertion(PromptInsertion):
-    options_type = PromptInsertionOptions
-
-    @classmethod
-    def load(cls, lc: LoadContext) -> str:
-        options = lc.options(PromptInsertionOptions)
-        if options.text:
-            return options.text
-        try:
-            return lc.path(options.text_path).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise lc.error(f"cannot be read: {error}", "text_path") from error
-
-    def insert(self, cc: Context, question: str) -> str:
-        text: str = cc.state
-        return text

@@ -26,7 +26,6 @@ from typing import Annotated
 import msgspec
 
 from ovserve.calculators.library.matching import Matcher
-from ovserve.calculators.library.text_map import compiled
 from ovserve.graph import Context, Input, Output, calculator
 from ovserve.llm.logprob_text import with_top
 from ovserve.llm.output import Content, Parsed, Part, Reasoning, ToolCallDelta
@@ -175,3 +174,14 @@ class PatternFilter(TextFilter):
         flags = re.IGNORECASE if options.ignore_case else re.NOFLAG
         self.pattern = re.compile("|".join([f"(?:{p})" for p in options.patterns]), flags)
         self.message, self.whole, self.window = options.message, options.whole, options.window
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Raises ValueError for a pattern that is not one, or that matches nothing at all everywhere."""
+    try:
+        regex = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"pattern {pattern!r}: {error}") from None
+    if regex.fullmatch(""):
+        raise ValueError(f"pattern {pattern!r} also matches empty text")
+    return regex

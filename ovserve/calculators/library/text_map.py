@@ -18,24 +18,14 @@ Content, reasoning and the tokens of logprobs are held back by `window` characte
 are held back until the call is complete, because their strings may be written with escapes; each of their
 values is rewritten by itself. A match does not go across the border between two kinds of text. Each match
 counts as the node's event `matched` in `/metrics`.
-
-TextReplaceCalculator is one that takes its patterns from the graph:
-
-    [type.googleapis.com/google.protobuf.Struct] {
-      rules { pattern: "[\\\\w.]+@[\\\\w.]+" replacement: "[email]" }
-      window: 64
-    }
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated
-
 import msgspec
 
 from ovserve.calculators.library.matching import Matcher
-from ovserve.graph import Context, Input, Output, calculator
+from ovserve.graph import Context, Input, Output
 from ovserve.graph.overrides import must_override
 from ovserve.llm.logprob_text import with_top
 from ovserve.llm.output import (
@@ -147,52 +137,3 @@ class _Choice:
         new = "".join([segment.new for segment in self._texts[kind].feed(text, final=final)])
         if new:
             out.append(Content(new) if kind is Content else Reasoning(new))
-
-
-class ReplaceRule(msgspec.Struct, frozen=True):
-    """A pattern in the syntax of Python's `re`, and its replacement as it stands."""
-
-    pattern: str
-    replacement: str = "***"
-
-    def __post_init__(self) -> None:
-        compiled(self.pattern)
-
-
-class TextReplaceOptions(msgspec.Struct, frozen=True):
-    rules: Annotated[tuple[ReplaceRule, ...], msgspec.Meta(min_length=1)]
-    window: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64
-
-
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Raises ValueError for a pattern that is not one, or that matches nothing at all everywhere."""
-    try:
-        found = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"pattern {pattern!r}: {error}") from None
-    if found.fullmatch(""):
-        raise ValueError(f"pattern {pattern!r} also matches empty text")
-    return found
-
-
-@calculator("TextReplaceCalculator")
-class TextReplace(TextMap):
-    """The first rule that matches at a place counts."""
-
-    options_type = TextReplaceOptions
-
-    def open(self, cc: Context) -> None:
-        options = cc.options(TextReplaceOptions)
-        self.window = options.window
-        self._rules = [(compiled(rule.pattern), rule.replacement) for rule in options.rules]
-
-    def find(self, text: str, start: int) -> tuple[int, int] | None:
-        best: tuple[int, int] | None = None
-        for pattern, replacement in self._rules:
-            match = pattern.search(text, start)
-            if match is not None and (best is None or match.start() < best[0]):
-                best, self._replacement = match.span(), replacement
-        return best
-
-    def replace(self, match: str) -> str:
-        return self._replacement

@@ -1,5 +1,4 @@
-"""The options of LLMCalculatorOptions that shape the KV cache beyond its size, checked and made plain data;
-used by `llm_options.py`.
+"""The options of LLMCalculatorOptions that shape the KV cache beyond its size, checked and made plain data.
 
 The library finds most impossible sizes only inside a step, where they take every request with them; so they
 are found here. The rules are the library's, each seen to raise (tests/engine/test_engine_options.py).

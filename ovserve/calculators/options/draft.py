@@ -1,4 +1,4 @@
-"""The draft_* fields of LLMCalculatorOptions, checked and made a DraftSpec; used by `llm_options.py`."""
+"""The draft_* fields of LLMCalculatorOptions, checked and made a DraftSpec."""
 
 from __future__ import annotations
 

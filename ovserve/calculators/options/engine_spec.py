@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,9 +20,9 @@ from ovserve.calculators.options.cache import (
     sparse_attention,
 )
 from ovserve.calculators.options.draft import draft_spec
-from ovserve.calculators.options.paged import check_paged, is_paged
 from ovserve.calculators.options.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
 from ovserve.calculators.options.plugin_config import plugin_config
+from ovserve.calculators.options.text_engine import TextEngine, choose_engine
 from ovserve.calculators.options.weight_format import slower_form
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.model.files import model_in
@@ -39,8 +40,16 @@ from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 log = logging.getLogger(__name__)
 
 
-def engine_spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
-    """Return the engine this node asks for. Raises LoadError naming the field."""
+class EngineOptions(NamedTuple):
+    """The engine that a node asks for."""
+
+    spec: GenerationSpec
+    engine: TextEngine
+    fallback: TextSpec | None = None  # where the model cannot have paged attention, if the graph names none
+
+
+def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
+    """Raises LoadError naming the field."""
     properties = plugin_config(node, options.plugin_config)
     prompt_lookup = properties.pop("prompt_lookup", False)  # how to decode, no property of a device
     draft = draft_spec(node, options)
@@ -55,9 +64,9 @@ def engine_spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
     chosen = pipeline(node, options, model)
     if chosen.vision:
         check_vision(node, options)
-    paged = is_paged(node, options)
-    if paged:
-        check_paged(node, options, chosen, model, prompt_lookup)
+    engine = choose_engine(node, options, chosen)
+    if options.deterministic:
+        _check_deterministic(node, options, engine, prompt_lookup=prompt_lookup)
     if chosen.stateful:
         check_stateful(node, options, prompt_lookup)
         warn_stateful(node, options)
@@ -74,49 +83,72 @@ def engine_spec(node: Node, options: LLMCalculatorOptions) -> GenerationSpec:
     place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
     scripted = str(model).endswith(SCRIPT_SUFFIX)
     if chosen.stateful:
-        return (
-            ScriptSpec(*place, max_num_seqs=1, one_at_a_time=True) if scripted else StatefulTextSpec(*place)
+        of_script = ScriptSpec(*place, max_num_seqs=1, one_at_a_time=True)
+        return EngineOptions(of_script if scripted else StatefulTextSpec(*place), engine)
+
+    def spec_for(*, paged: bool) -> TextSpec:
+        spec: TextSpec = (
+            ScriptSpec(*place, paged=paged) if scripted else (PagedTextSpec if paged else TextSpec)(*place)
         )
-    made: TextSpec = (
-        ScriptSpec(*place, paged=paged) if scripted else (PagedTextSpec if paged else TextSpec)(*place)
-    )
-    return msgspec.structs.replace(
-        made,
-        cache_size=options.cache_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        dynamic_split_fuse=options.dynamic_split_fuse,
-        enable_prefix_caching=_caches_prefixes(node, options),
-        cache_eviction=eviction,
-        sparse_attention=sparse,
-        cache_interval_multiplier=interval,
-        prompt_lookup=prompt_lookup,
-        draft=None if prompt_lookup else draft,
-    )
+        return msgspec.structs.replace(
+            spec,
+            cache_size=options.cache_size,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            dynamic_split_fuse=options.dynamic_split_fuse,
+            enable_prefix_caching=options.enable_prefix_caching and (paged or not _wrong_prefixes(options)),
+            cache_eviction=eviction,
+            sparse_attention=sparse,
+            cache_interval_multiplier=interval,
+            prompt_lookup=prompt_lookup and not paged,  # the paged engine always drafts from the text
+            draft=None if prompt_lookup else draft,
+            deterministic=options.deterministic,
+        )
+
+    if engine.name == "paged":
+        fallback = None if options.engine or options.deterministic else spec_for(paged=False)
+        return EngineOptions(spec_for(paged=True), engine, fallback)
+    if options.enable_prefix_caching and (wrong := _wrong_prefixes(options)):
+        log.warning(
+            "node %r: prefixes are not cached, because OpenVINO GenAI gives wrong answers with "
+            "enable_prefix_caching and %s",
+            node.name,
+            wrong,
+        )
+    return EngineOptions(spec_for(paged=False), engine)
 
 
-def _caches_prefixes(node: Node, options: LLMCalculatorOptions) -> bool:
-    """Return whether prefixes are cached, which OpenVINO GenAI 2026.4 does wrong in two modes.
+def _check_deterministic(
+    node: Node, options: LLMCalculatorOptions, engine: TextEngine, *, prompt_lookup: bool
+) -> None:
+    """Raises LoadError for what would let earlier requests change the rounding of an answer."""
+    reasons = {
+        f"not possible with OpenVINO GenAI's engine, which the node gets {engine.reason}": engine.name
+        != "paged",
+        "not possible with draft_models_path, because drafts change the rounding": options.draft_models_path,
+        "not possible with prompt_lookup, because drafts change the rounding": prompt_lookup,
+        "not possible with dynamic_split_fuse: false, because prompts are read in parts of one size": (
+            not options.dynamic_split_fuse
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise node.error(reason, "deterministic")
+
+
+def _wrong_prefixes(options: LLMCalculatorOptions) -> str:
+    """Return the option with which OpenVINO GenAI 2026.4 caches prefixes wrongly; "" if there is none.
 
     Without split-fuse it does not copy a half filled block that two equal prompts share, and answers the
     second with nonsense. With cache eviction it finds wrong blocks for a prompt that begins like an earlier
-    one.
+    one. With a draft model the caches of the two may have different parts of a prompt, and the answer begins
+    with a token twice: 5 of 400 conversations of six turns. EAGLE3 aligns the two.
     """
-    if options.enable_prefix_caching and not options.dynamic_split_fuse:
-        log.warning(
-            "node %r: prefixes are not cached, as OpenVINO GenAI gives wrong answers with "
-            "enable_prefix_caching and dynamic_split_fuse: false",
-            node.name,
-        )
-        return False
-    if options.enable_prefix_caching and options.HasField("cache_eviction_config"):
-        log.warning(
-            "node %r: prefixes are not cached, because OpenVINO GenAI gives wrong answers with "
-            "enable_prefix_caching and cache_eviction_config",
-            node.name,
-        )
-        return False
-    return options.enable_prefix_caching
+    if not options.dynamic_split_fuse:
+        return "dynamic_split_fuse: false"
+    if options.draft_models_path and not options.draft_eagle3_mode:
+        return "draft_models_path"
+    return "cache_eviction_config" if options.HasField("cache_eviction_config") else ""
 
 
 def _model_path(node: Node, text: str) -> Path:

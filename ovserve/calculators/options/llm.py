@@ -5,10 +5,10 @@ Every field parses; what is not supported is rejected by name. Defaults are the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ovserve.calculators.options.engine_spec import engine_spec
+from ovserve.calculators.options.engine_spec import EngineOptions, engine_options
 from ovserve.calculators.options.template import parse_template_options
 from ovserve.engine.protocol.specs import GenerationSpec
 from ovserve.errors import LoadError
@@ -23,7 +23,7 @@ LIMITS = ("max_queue", "max_queue_tokens", "queue_timeout", "request_timeout", "
 class LlmOptions:
     """LLMCalculatorOptions of one node, checked; paths are resolved, files are read."""
 
-    spec: GenerationSpec
+    engine: EngineOptions
     models_path: str  # as the graph has it
     chat_template_path: str
     tool_parser: str  # "": the chat template decides
@@ -33,24 +33,39 @@ class LlmOptions:
     guide_tools: bool
     best_of_limit: int
     max_tokens_limit: int | None
+    repetition_detection: bool
     limits: Mapping[str, float]  # those of the queue and of time that the graph sets
+
+    @property
+    def spec(self) -> GenerationSpec:
+        return self.engine.spec
 
 
 def parse_llm_options(node: Node) -> LlmOptions:
-    """Raises LoadError naming the field."""
+    """Raises LoadError naming the field, with all other mistakes of the node."""
     options = node.options(LLMCalculatorOptions)
     if options is None:
         raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
-    if not options.models_path:
-        raise node.error("required, but missing", "models_path")
+    faults = list(_wrong_numbers(node, options))
+    template = engine = None
     try:
         check_pair(options.tool_parser, options.reasoning_parser)
     except LoadError as exc:
-        raise node.error(exc.reason, exc.field) from None
-    _check_numbers(node, options)
-    template = parse_template_options(node, options)
+        faults.append(node.error(exc.reason, exc.field))
+    try:
+        template = parse_template_options(node, options)
+    except LoadError as exc:
+        faults.append(exc)
+    try:
+        if not options.models_path:
+            raise node.error("required, but missing", "models_path")
+        engine = engine_options(node, options)
+    except LoadError as exc:
+        faults.append(exc)
+    if faults or engine is None:
+        raise LoadError.of(faults)
     return LlmOptions(
-        spec=engine_spec(node, options),
+        engine=engine,
         models_path=options.models_path,
         chat_template_path=options.chat_template_path,
         tool_parser=options.tool_parser,
@@ -60,23 +75,24 @@ def parse_llm_options(node: Node) -> LlmOptions:
         guide_tools=options.enable_tool_guided_generation,
         best_of_limit=options.best_of_limit,
         max_tokens_limit=options.max_tokens_limit if options.HasField("max_tokens_limit") else None,
+        repetition_detection=options.repetition_detection,
         limits={name: getattr(options, name) for name in LIMITS if options.HasField(name)},  # type: ignore[arg-type]
     )
 
 
-def _check_numbers(node: Node, options: LLMCalculatorOptions) -> None:
+def _wrong_numbers(node: Node, options: LLMCalculatorOptions) -> Iterator[LoadError]:
     for name in ("max_num_batched_tokens", "max_num_seqs", "best_of_limit"):
         if getattr(options, name) == 0:
-            raise node.error("expected at least 1, got 0", name)
+            yield node.error("expected at least 1, got 0", name)
     if options.HasField("max_tokens_limit") and options.max_tokens_limit == 0:
-        raise node.error("expected at least 1, got 0", "max_tokens_limit")
+        yield node.error("expected at least 1, got 0", "max_tokens_limit")
     for name in ("queue_timeout", "request_timeout"):
         if options.HasField(name) and not getattr(options, name) > 0:  # type: ignore[arg-type]
-            raise node.error(f"expected more than 0 seconds, got {getattr(options, name):g}", name)
+            yield node.error(f"expected more than 0 seconds, got {getattr(options, name):g}", name)
     if options.HasField("stall_timeout") and not options.stall_timeout >= 0:
-        raise node.error(f"expected 0 seconds or more, got {options.stall_timeout:g}", "stall_timeout")
-    if not options.dynamic_split_fuse and options.max_num_batched_tokens < options.max_num_seqs:
-        raise node.error(
+        yield node.error(f"expected 0 seconds or more, got {options.stall_timeout:g}", "stall_timeout")
+    if not options.dynamic_split_fuse and 0 < options.max_num_batched_tokens < options.max_num_seqs:
+        yield node.error(
             f"{options.max_num_batched_tokens} is less than max_num_seqs {options.max_num_seqs}; without "
             "dynamic_split_fuse every sequence needs a token of each step",
             "max_num_batched_tokens",

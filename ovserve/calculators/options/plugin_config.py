@@ -1,4 +1,4 @@
-"""plugin_config of LLMCalculatorOptions: JSON text to the properties OpenVINO gets; used by `llm_options.py`.
+"""plugin_config of LLMCalculatorOptions: JSON text to the properties OpenVINO gets.
 `ovserve tune` puts other values into such text.
 
 Old names are rewritten as OVMS does, so its files keep working; all else goes through as it is, and OpenVINO

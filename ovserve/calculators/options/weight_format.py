@@ -1,4 +1,4 @@
-"""Are a model's weights in the form that is faster on this processor? Asked by `llm_options.py` at each load.
+"""Are a model's weights in the form that is faster on this processor? Asked at each load.
 
 `ovserve pull --weight-format auto` chooses the form by the processor; a disk or an image may then get to
 another one.

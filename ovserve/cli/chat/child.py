@@ -1,4 +1,4 @@
-"""The server of `ovserve run`, in a process of its own: it ends with the process that has started it.
+"""The server of `run` and `batch`, in a process of its own: it ends with the process that has started it.
 
 That one holds the other end of stdin, so that even a killed `ovserve run` leaves no server.
 """
@@ -32,8 +32,10 @@ class OwnServer:
     It listens on a socket in a directory that only this user can enter.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Sequence[str], store: Path | None = None) -> None:
+        """`store`: the file of --response_store_path, for work that outlives the server."""
+        keeps = ["--response_store", "off"] if store is None else ["--response_store_path", str(store)]
+        self._arguments = [*arguments, *keeps]
         self._place = tempfile.TemporaryDirectory(prefix="ovserve-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -42,7 +44,7 @@ class OwnServer:
         place = Path(self._place.name)
         command = [sys.executable, "-m", __name__, "serve", *self._arguments]
         command += ["--rest_bind_address", f"{UNIX}{place}/s", "--grpc_port", "0"]
-        command += ["--response_store", "off", "--file_system_poll_wait_seconds", "0"]
+        command += ["--file_system_poll_wait_seconds", "0"]
         environment = {k: v for k, v in os.environ.items() if k != "API_KEY" and not k.startswith(OF_ANOTHER)}
         try:
             with (place / "log").open("wb") as log:

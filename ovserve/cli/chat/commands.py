@@ -30,15 +30,16 @@ class Ended(Exception):
 
 
 class Commands:
-    """`say` prints a line; `answer` shows an answer as it comes."""
+    """`say` prints a line; `answer` shows an answer as it comes; `confirm` asks a question."""
 
     def __init__(
         self,
         conversation: Conversation,
         say: Callable[[str], None],
         answer: Callable[[Iterator[Chunk]], None],
+        confirm: Callable[[str], bool],
     ) -> None:
-        self._chat, self._say, self._answer = conversation, say, answer
+        self._chat, self._say, self._answer, self._confirm = conversation, say, answer, confirm
         self._saved: Path | None = None
 
     @property
@@ -73,8 +74,9 @@ class Commands:
     def do_save(self, text: str) -> None:
         """/save FILE: write the conversation, as JSON, or as Markdown to a .md file"""
         path = Path(_needed(text, "/save FILE")).expanduser()
-        if path.exists() and path != self._saved:
-            raise InvalidArgument(f"{path} exists; choose another name")
+        if path.exists() and path != self._saved and not self._confirm(f"{path} exists; overwrite it?"):
+            self._say("not saved")
+            return
         self._chat.save(path)
         self._saved = path
         self._say(f"saved to {path}")

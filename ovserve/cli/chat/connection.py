@@ -6,17 +6,21 @@ The standard library is enough for one request at a time, and starts in a third 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import secrets
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from types import MappingProxyType
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ovserve.errors import InvalidArgument, OvserveError, Unavailable
 
 UNIX = "unix:"
+CHUNK = 256 * 1024  # bytes of a file
 PROBE_SECONDS = 1.0  # for a server that may not be there
 
 
@@ -42,11 +46,15 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Connection:
-    """`address` is http://HOST:PORT, https://HOST:PORT or unix:PATH; paths of it are kept. Every call opens
-    a connection of its own, and closing it cancels the request."""
+    """`address` is HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:PATH; paths of it are kept.
+
+    Every call opens a connection of its own, and closing it cancels the request.
+    """
 
     def __init__(self, address: str, key: str = "") -> None:
         """Raises InvalidArgument."""
+        if "://" not in address and not address.startswith(UNIX):
+            address = f"http://{address}"
         self.address = address.rstrip("/")
         self._key = key
         parts = urlsplit(self.address)
@@ -62,6 +70,26 @@ class Connection:
     def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
         """Like `get`, with a body."""
         return self._json("POST", path, body, timeout)
+
+    def upload(self, path: str, file: BinaryIO, size: int, fields: Mapping[str, str]) -> Any:
+        """Send a form with a file; return the JSON of the answer. Raises as `get`."""
+        boundary = secrets.token_hex(16)
+        part = f"--{boundary}\r\nContent-Disposition: form-data; name="
+        head = "".join(f'{part}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items())
+        head += f'{part}"file"; filename="file"\r\n\r\n'
+        tail = f"\r\n--{boundary}--\r\n"
+        length = len(head) + size + len(tail)
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
+        chunks = itertools.chain([head.encode()], iter(lambda: file.read(CHUNK), b""), [tail.encode()])
+        with closing(self._open("POST", path, chunks, None, headers)) as connection:
+            return json.loads(self._answered(connection).read())
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """Yield the bytes of an answer. Raises as `get`."""
+        with closing(self._open("GET", path, None, None)) as connection:
+            answer = self._answered(connection)
+            while chunk := answer.read(CHUNK):
+                yield chunk
 
     def text(self, path: str, timeout: float | None = None) -> str:
         """Return an answer that is not JSON. Raises as `get`."""
@@ -109,13 +137,20 @@ class Connection:
                 raise Unavailable(f"{self.address}: {error or type(error).__name__}") from error
 
     def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | Iterator[bytes] | None,
+        timeout: float | None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> http.client.HTTPConnection:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        data = None
-        if body is not None:
+        headers = {**headers, **({"Authorization": f"Bearer {self._key}"} if self._key else {})}
+        data: bytes | Iterator[bytes] | None = None
+        if isinstance(body, Mapping):
             headers["Content-Type"] = "application/json"
             data = json.dumps(body).encode()
+        elif body is not None:
+            data = body
         connection = self._connection(timeout)
         try:
             connection.request(method, self._prefix + path, data, headers)

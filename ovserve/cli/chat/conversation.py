@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.cli.chat.connection import Connection
-from ovserve.errors import InvalidArgument, LoadError
+from ovserve.errors import InvalidArgument, LoadError, OvserveError
 
 FORMAT = "ovserve.conversation.v1"
 PATH = "/v3/chat/completions"
@@ -28,6 +28,16 @@ class Stats:
     first_seconds: float = 0.0
     seconds: float = 0.0
     finish_reason: str = ""
+    stop_reason: str = ""
+
+    @property
+    def cut(self) -> str:
+        """Return why the model could not end its answer itself, or nothing."""
+        if self.finish_reason != "length":
+            return ""
+        return (
+            "ended, because it only repeated itself" if self.stop_reason else "cut off at the limit of tokens"
+        )
 
     @property
     def rate(self) -> float:
@@ -62,7 +72,19 @@ class Conversation:
 
     def attach(self, path: Path) -> None:
         """Add an image to the next message. Raises LoadError, InvalidArgument."""
+        if not self._sees():
+            raise InvalidArgument(
+                f"{self.model} takes no images; `ovserve run` a model with a vision encoder"
+            )
         self.images.append({"type": "image_url", "image_url": {"url": image_url(path)}})
+
+    def _sees(self) -> bool:
+        """Return whether the model takes images, as far as the server says."""
+        try:
+            abilities = self.connection.post("/api/show", {"model": self.model})["capabilities"]
+        except (OvserveError, KeyError, TypeError):
+            return True  # the request will say
+        return "vision" in abilities
 
     def ask(self, text: str) -> Iterator[Chunk]:
         """Say `text`; yield the answer, which then belongs to the conversation.
@@ -112,26 +134,29 @@ class Conversation:
             "model": self.model,
             "messages": [*system, *self.messages],
             "stream": True,
-            "stream_options": {"include_usage": True},
+            # with each chunk, so that an answer that is stopped has its numbers too
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **self.options,
         }
 
     def _streamed(self) -> Iterator[Chunk]:
         self.last = stats = Stats()
         began = time.monotonic()
-        for event in self.connection.events(PATH, self.body()):
-            now = time.monotonic() - began
-            for choice in event.get("choices", ()):
-                delta = choice.get("delta", {})
-                for name, reasoning in (("reasoning_content", True), ("content", False)):
-                    if text := delta.get(name):
-                        stats.first_seconds = stats.first_seconds or now
-                        yield Chunk(text, reasoning)
-                stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
-            if usage := event.get("usage"):
-                _count(stats, usage)
-            stats.seconds = now
-        self.all_generated += stats.generated_tokens
+        try:
+            for event in self.connection.events(PATH, self.body()):
+                stats.seconds = time.monotonic() - began
+                if usage := event.get("usage"):
+                    _count(stats, usage)
+                for choice in event.get("choices", ()):
+                    delta = choice.get("delta", {})
+                    stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
+                    stats.stop_reason = choice.get("stop_reason") or stats.stop_reason
+                    for name, reasoning in (("reasoning_content", True), ("content", False)):
+                        if text := delta.get(name):
+                            stats.first_seconds = stats.first_seconds or stats.seconds
+                            yield Chunk(text, reasoning)
+        finally:
+            self.all_generated += stats.generated_tokens
 
     # -- files
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +25,14 @@ from ovserve.cli.chat.conversation import Chunk, Conversation
 from ovserve.cli.chat.wrapped import Wrapped
 from ovserve.cli.parser import colours
 from ovserve.errors import OvserveError
+from ovserve.pull.packaged import better_than
 
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
+LOCAL_FLAGS = 3  # the place of lflag in what tcgetattr() returns
 HISTORY = Path("~/.local/state/ovserve/history")
 BLOCK = '"""'
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -39,12 +47,16 @@ def visible(text: str) -> str:
 class Chat:
     def __init__(self, conversation: Conversation, *, verbose: bool = False) -> None:
         self._chat, self._verbose = conversation, verbose
-        self._commands = Commands(conversation, _say, self._show)
+        self._commands = Commands(conversation, _say, self._show, _confirm)
 
     def run(self) -> None:
         """Read lines until Ctrl-D or /bye."""
         context = f", context {self._chat.context}" if self._chat.context else ""
         _say(f"{self._chat.model}{context}; /help lists the commands, Ctrl-D ends")
+        if (address := self._chat.connection.address).startswith("http"):
+            _say(f"the console is at {address}/console")
+        if better := better_than(self._chat.model):
+            _say(better)
         session: PromptSession[str] = PromptSession(
             history=_history(),
             completer=WordCompleter(self._commands.names, sentence=True),
@@ -85,15 +97,36 @@ class Chat:
         if stopped:
             _say("(stopped)")
         stats = self._chat.last
-        if stats is not None and stats.finish_reason == "length":
-            _say("(cut off at the limit of tokens)")
+        if stats is not None and stats.cut:
+            _say(f"({stats.cut})")
         if stats is not None and self._verbose and not stopped:
             for line in told(stats, self._chat.context):
                 _say(line)
 
 
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Keep keys that are pressed meanwhile out of what is written; Ctrl-C still interrupts."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    changed = termios.tcgetattr(sys.stdin)
+    changed[LOCAL_FLAGS] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
 def show(answer: Iterator[Chunk], out: TextIO) -> bool:
     """Write an answer to a terminal; False if Ctrl-C has stopped it."""
+    with without_echo():
+        return _show(answer, out)
+
+
+def _show(answer: Iterator[Chunk], out: TextIO) -> bool:
     dim = colours(out)
     reasoning = False
     wrapped = Wrapped(out)
@@ -111,6 +144,14 @@ def show(answer: Iterator[Chunk], out: TextIO) -> bool:
         out.write((PLAIN if dim and reasoning else "") + "\n")
         out.flush()
     return True
+
+
+def _confirm(question: str) -> bool:
+    """Return whether the user agrees; Enter alone, Ctrl-C and Ctrl-D mean no."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        return False
 
 
 def _say(line: str) -> None:

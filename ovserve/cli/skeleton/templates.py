@@ -11,8 +11,7 @@ import re
 
 import msgspec
 
-from ovserve.calculators.library import TextMap
-from ovserve.graph import Context, LoadContext, calculator
+from ovserve.calculators.library import Context, LoadContext, TextMap, calculator
 
 
 class {name}Options(msgspec.Struct, frozen=True):
@@ -51,9 +50,8 @@ import asyncio
 import pytest
 from {module} import {name}
 
-from ovserve.errors import LoadError
+from ovserve.calculators.library import Content, LoadError, Parsed
 from ovserve.graph.testing import CalculatorRunner
-from ovserve.llm.output import Content, Parsed
 
 NODE = """
 input_stream: "PARSED:parsed"

@@ -11,6 +11,7 @@ from pathlib import Path
 from ovserve.cli.skeleton.templates import CALCULATOR, NODE, OPTIONS, TEST
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph.imports import CALCULATORS_FILE
+from ovserve.installation import command
 from ovserve.pull.graph_file import check_file
 from ovserve.pull.graph_text import graph_text
 from ovserve.serving.spec import GRAPH_FILE
@@ -64,9 +65,11 @@ def new_graph(text: str, model: str, directory: Path, say: Say) -> None:
         raise
     for file in sorted(directory.iterdir()):
         say(f"{file} is written")
-    say(f"look at it: ovserve explain {directory}")
+    say(f"look at it: {command()} explain {directory}")
     say(f"test it: python -m pytest {directory / f'test_{module}.py'}")
-    say(f"serve it: ovserve serve --rest_port 8000 --model_name {directory.name} --model_path {directory}")
+    say(
+        f"serve it: {command()} serve --rest_port 8000 --model_name {directory.name} --model_path {directory}"
+    )
 
 
 def _write_class(name: str, directory: Path, say: Say) -> str:

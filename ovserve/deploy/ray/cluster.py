@@ -109,7 +109,7 @@ def _check_data_plane(plan: Plan) -> None:
     if there != (plan.data_plane == HAPROXY):
         needed = "with" if plan.data_plane == HAPROXY else "without"
         text = f"--data_plane {plan.data_plane} needs a cluster started {needed} RAY_SERVE_ENABLE_HA_PROXY=1"
-        raise LoadError(f"{text} in the environment of every node (docs/ray.md)")
+        raise LoadError(f"{text} in the environment of every node (docs/clusters.md)")
 
 
 def _variable(name: str) -> str:

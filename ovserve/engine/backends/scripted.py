@@ -11,7 +11,6 @@ from collections.abc import Callable
 from itertools import chain, cycle, islice, repeat
 
 from ovserve.engine.decoding.output import Output
-from ovserve.engine.decoding.token_budget import TokenBudget
 from ovserve.engine.model.script import Reply, Script, read_script
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import ENGINE_FAILED, Accepted, Add, Compiled, Failed, StepItem, Usage
@@ -124,7 +123,9 @@ class Words:
         known = self._known
         return [[known.setdefault(word, len(known)) for word in text.split()] for text in texts]
 
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
         time.sleep(self._seconds)
         met = list(self._known)
         unknown = next((id_ for row in rows for id_ in row if not 0 <= id_ < len(met)), None)
@@ -159,7 +160,6 @@ class ScriptedEngine:
         self._compiled: list[Compiled] = []
         self._grammars: set[str] = set()
         self._taken: list[bytes] = []
-        self._room = TokenBudget(spec.max_num_batched_tokens)
         self._words = Words(script)
         self.facts = TextFacts(
             max_length=script.max_length,
@@ -186,13 +186,7 @@ class ScriptedEngine:
     def encode_prompts(self, requests: list[Add]) -> dict[int, int]:
         return {request.id: _length(request) for request in requests}
 
-    def can_schedule(self, encoded: int) -> bool:
-        return self._room.can_schedule(encoded)
-
-    def overtakes(self, encoded: int) -> bool:
-        return False
-
-    def can_schedule_first(self, encoded: int) -> bool:
+    def can_schedule(self, request: Add, encoded: int | None) -> bool:
         return True
 
     def add(self, request: Add, encoded: int | None = None) -> Accepted:
@@ -207,12 +201,10 @@ class ScriptedEngine:
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._taken.append(b"x" * reply.take_bytes)
         self._live[request.id] = _Running(request, reply, prompt_tokens, max_tokens)
-        self._room.admitted(request.id, prompt_tokens, 1)
         return Accepted(request.id, prompt_tokens, max_tokens, reply.cached_tokens)
 
     def abort(self, request_id: int) -> None:
         self._live.pop(request_id, None)
-        self._room.ended(request_id)
 
     @property
     def compiling(self) -> bool:
@@ -233,8 +225,10 @@ class ScriptedEngine:
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         return self._words.tokenize(texts, add_special_tokens)
 
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
-        return self._words.detokenize(rows, skip_special_tokens)
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
+        return self._words.detokenize(rows, skip_special_tokens, escaped)
 
     def step(self) -> None:
         replies = [running.reply for running in self._live.values()]
@@ -245,7 +239,6 @@ class ScriptedEngine:
                 raise RuntimeError("Exception from script.cpp:1:\nthe script says that this step raises")
             if running.reply.exit_in_step == running.steps:
                 os._exit(EXIT_CODE)
-        self._room.stepped()
 
     def collect(self) -> list[StepItem | Failed]:
         gained: list[StepItem | Failed] = []
@@ -259,7 +252,6 @@ class ScriptedEngine:
                 running.text += word.text
             if isinstance(word, Failed) or running.output.finish:
                 del self._live[request_id]
-                self._room.ended(request_id)
                 gained += [] if isinstance(word, Failed) else running.other_beams()
         return gained
 

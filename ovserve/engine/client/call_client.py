@@ -127,7 +127,7 @@ class CallClient(EngineClient[Spec, Facts]):
         return CallStream(self, call)
 
     def _dispatch(self, process: ModelProcess, call: RunningCall) -> None:
-        packed = tuple(map(process.segments.pack, call.blobs))
+        packed = process.segments.pack_all(call.blobs)
         try:
             process.send(Call(call.id, call.method, call.arguments, packed, call.window))
         except BaseException:

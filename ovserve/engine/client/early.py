@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     import asyncio
 
 
+SHARED_MEMORY = "/dev/shm"
+
+
+def choose_temporary_directory() -> None:
+    """Set TMPDIR to shared memory where no directory for temporary files can be written.
+
+    Containers with a read-only root have such a one all the same. It is for this process and its children.
+    """
+    places = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    places += ["/tmp", "/var/tmp", "/usr/tmp", os.curdir]  # as `tempfile`, which takes long to import
+    if not any(place and os.access(place, os.W_OK | os.X_OK) for place in places):
+        os.environ["TMPDIR"] = SHARED_MEMORY
+
+
 class EarlyProcess:
     """The process and our end of its socket, until `EngineProcess.adopt` or `end`."""
 

@@ -13,6 +13,7 @@ from ovserve.errors import OvserveError
 
 class EngineKind(ABC):
     reserved = 0  # choices of requests about to be sent; the senders count it
+    batch_lines = 0  # choices of lines of batches among those that it holds or is about to get, likewise
 
     @abstractmethod
     def _holds(self) -> int:

@@ -19,7 +19,16 @@ from ovserve.llm.request import Delta, TokenLogprob
 
 
 class _Slot:
-    __slots__ = ("accepted", "drafted", "finish_reason", "logprobs", "stop_string", "texts", "tokens")
+    __slots__ = (
+        "accepted",
+        "drafted",
+        "finish_reason",
+        "logprobs",
+        "repetitive",
+        "stop_string",
+        "texts",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -27,6 +36,7 @@ class _Slot:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
+        self.repetitive = False
 
 
 class Mailbox:
@@ -91,6 +101,7 @@ class Mailbox:
             slot.logprobs += item.logprobs
         if item.finish_reason is not None:
             slot.finish_reason, slot.stop_string = item.finish_reason, item.stop_string
+            slot.repetitive = item.repetitive
             self._unfinished -= 1
         self._wake()
 
@@ -143,6 +154,7 @@ class Mailbox:
             drafted=slot.drafted,
             accepted=slot.accepted,
             stop_string=slot.stop_string,
+            repetitive=slot.repetitive,
         )
 
     def _wake(self) -> None:

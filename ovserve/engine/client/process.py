@@ -140,7 +140,7 @@ class EngineProcess(asyncio.Protocol):
                     f"the engine process ended while loading ({self.how_it_ended()}){self._log.tail()}",
                     file=spec.model_path,
                 )
-            raise LoadError(first.message, field=first.field, node=first.node)
+            raise LoadError(first.message, field=first.field, node=first.node, transient=first.transient)
         except BaseException:
             await self._kill()
             raise
@@ -185,6 +185,8 @@ class EngineProcess(asyncio.Protocol):
             return f"exit status {code}"
         if code == -signal.SIGKILL and self._by_kernel:
             return "killed by the kernel: out of memory"
+        if code == -signal.SIGBUS:
+            return "killed by SIGBUS: a file that it had mapped, such as the model's weights, was cut short"
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         return f"killed by {name}"
 
@@ -233,6 +235,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def _connect(self, ours: socket.socket) -> None:
         assert self._process is not None
+        self.segments.hold()
         try:
             self._log_task = asyncio.create_task(
                 self._log.copy(self._process), name=f"engine[{self.pid}] log"
@@ -240,6 +243,7 @@ class EngineProcess(asyncio.Protocol):
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except BaseException:
+            self.segments.clear()
             ours.close()
             raise
 

@@ -30,6 +30,6 @@ def engine_requests(
     special, images = request.add_special_tokens, request.images
     end = len(wanted) - 1
     return [
-        Add(first_id + i, prompt, special, one, images, last and i == end, of_it)
+        Add(first_id + i, prompt, special, one, images, last and i == end, of_it, request.batch)
         for i, (prompt, of_it, one) in enumerate(wanted)
     ]

@@ -140,6 +140,10 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         """Return texts. Raises as `tokenize` does; InvalidArgument for ids outside of the vocabulary."""
         return await self._tokenizer().detokenize(rows, skip_special_tokens)
 
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token, of parts of characters their bytes; raises as `detokenize`."""
+        return await self._tokenizer().detokenize([[id_] for id_ in ids], False, escaped=True)
+
     async def _ready_for(self, constraint: Constraint | None) -> ModelProcess:
         """Return a process that is ready, and has compiled the constraint if there is one."""
         while True:

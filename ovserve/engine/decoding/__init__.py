@@ -1,1 +1,1 @@
-"""Decoding without the library: tokens to text, stop strings, and the budgets of a step."""
+"""Decoding without the library: tokens to text, stop strings, repetitions, and counts of drafts."""

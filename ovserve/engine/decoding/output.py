@@ -24,6 +24,7 @@ class Output:
         "id",
         "index",
         "last_index",
+        "repetitive",
         "stop_string",
         "tokens",
         "total",
@@ -39,6 +40,7 @@ class Output:
         self.accepted = 0
         self.finish: str | None = None
         self.stop_string: str | None = None
+        self.repetitive = False
         self._text = ""
         self._text_chars = 0  # characters sent and ready to be sent
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
@@ -65,7 +67,7 @@ class Output:
         text, matched = self._stops.feed(text)
         self._add(text)
         if matched:
-            self.finish, self.stop_string = "stop", self._stops.matched
+            self.finish, self.stop_string, self.repetitive = "stop", self._stops.matched, False
             self._stops = None
             self._cut_logprobs()
         return matched
@@ -91,6 +93,7 @@ class Output:
             self.drafted,
             self.accepted,
             self.stop_string,
+            self.repetitive,
         )
         self._text, self.tokens, self.drafted, self.accepted = "", 0, 0, 0
         if self._logprobs:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from ovserve.engine.decoding.detokenize import TokenWindow
 from ovserve.engine.decoding.output import Output
+from ovserve.engine.decoding.repetition import RepetitionDetector
 from ovserve.engine.decoding.speculation import DraftCounter
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.llm.request import Sampling
 
-TOKEN_BITS = (1 << 32) - 1
 UNKNOWN = 1.0
 NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
 
@@ -48,13 +48,13 @@ class Sequence:
     __slots__ = (
         "_echoing",
         "_hidden",
+        "_repetition",
         "_stop_ids",
         "branches",
         "cache_full",
         "drafts",
         "handle",
         "id",
-        "library_id",
         "prompt_tokens",
         "sampling",
     )
@@ -70,7 +70,6 @@ class Sequence:
     ) -> None:
         self.handle = handle
         self.id = request_id
-        self.library_id = request_id  # a different id after it has been added again
         self.sampling = sampling
         self.prompt_tokens = prompt_tokens
         self.cache_full = False
@@ -78,6 +77,8 @@ class Sequence:
         self._stop_ids = stop_ids
         self._hidden = hidden
         self._echoing = sampling.echo
+        detects = sampling.repetition_detection and sampling.beams == 1  # beams come all at the end
+        self._repetition = RepetitionDetector() if detects else None
         count = sampling.n if sampling.beams > 1 else 1
         self.branches = [Branch(Output(request_id, sampling, i)) for i in range(count)]
 
@@ -98,15 +99,6 @@ class Sequence:
                 self._push(self.branches[0], part)
         self._echoing = False
 
-    def tokens(self, ids: list[int]) -> list[int]:
-        """Return the ids read, with the first id of an echoed prompt as its token (see
-        `quirks/uncached.py`)."""
-        return [ids[0] & TOKEN_BITS, *ids[1:]] if self._echoing and ids else ids
-
-    def generated_ids(self, part: Part) -> list[int]:
-        """Return the ids after the prompt, before `read`."""
-        return part.ids[self.prompt_tokens :] if self._echoing else part.ids
-
     def _push(self, branch: Branch, part: Part) -> None:
         output, ids, logprobs, start = branch.output, part.ids, part.logprobs, 0
         tops = part.tops or [()] * len(ids)
@@ -123,11 +115,15 @@ class Sequence:
             ids = ids[start:]
             if self.sampling.max_tokens == 0:  # one token was requested, because the library needs one
                 ids, output.finish = [], "length"
-        given = visible = ids
+        given = ids
+        if self._repetition is not None and (end := self._repetition.find(ids)) is not None:
+            ids, output.finish, output.repetitive = ids[:end], "length", True
+        visible = ids
         if not self._stop_ids.isdisjoint(ids):
             end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)
-            ids, visible = ids[: end + 1], ids[:end]
-            output.finish = "stop"
+            shown = end + 1 if self._shows_end(ids[end]) else end
+            ids, visible = ids[: end + 1], ids[:shown]
+            output.finish, output.repetitive = "stop", False
         output.count(len(ids))
         if self.drafts is not None:
             output.count_drafts(*self.drafts.read(given, len(ids)))
@@ -141,6 +137,11 @@ class Sequence:
             visible = [id_ for id_ in visible if id_ not in self._hidden]
         if visible:
             branch.window.push(visible)
+
+    def _shows_end(self, id_: int) -> bool:
+        """Return whether the token that ended the answer is text: one of the model's own, with special tokens
+        shown."""
+        return not self.sampling.skip_special_tokens and id_ not in self.sampling.stop_token_ids
 
     def rows(self) -> list[list[int]]:
         """Return the rows to decode for `advance`."""

@@ -10,11 +10,15 @@ answer, every token is decoded once and compared, then rows of many. All other t
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+
+from ovserve.engine.decoding.detokenize import REPLACEMENT
 
 Rows = list[list[int]]
 ROW = 16
 BATCH = 4096
+BYTE_TOKEN = re.compile(rb"<0x([0-9A-F]{2})>")  # SentencePiece's
 PROBE = "é日本語 🎉👩‍🚀 ż .,!? 's n't"
 
 
@@ -35,6 +39,22 @@ class TokenBytes:
         # Models with a padded output layer can choose ids without a token; the library skips them too.
         get, errors = self._table.get, self._errors
         return [b"".join([get(id_, b"") for id_ in row]).decode("utf-8", errors) for row in rows]
+
+
+def token_bytes(text: str, token: bytes) -> bytes:
+    """Return the bytes of a token of this text: of a part of a character those in the vocabulary."""
+    if text and REPLACEMENT not in text:
+        return text.encode()
+    if byte := BYTE_TOKEN.fullmatch(token):
+        return bytes([int(byte[1], 16)])
+    return text.encode() if _is_text(token) else token
+
+
+def byte_of_character() -> dict[str, int]:
+    """Return the byte for each character that stands for one in byte-level vocabularies: GPT-2's table."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in shown)
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def validate(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) -> TokenBytes | None:

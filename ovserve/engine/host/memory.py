@@ -47,6 +47,21 @@ def cpu_seconds(pid: int, proc: Path = PROC) -> float | None:
     return None
 
 
+def waiting_seconds(pid: int, proc: Path = PROC) -> float:
+    """Return how long the threads of a process were ready to run and had no processor."""
+    waited = 0
+    for path in (proc / str(pid) / "task").glob("*/schedstat"):
+        for line in _lines(path)[:1]:
+            waited += int(line.split()[1])
+    return waited / 1e9
+
+
+def is_runnable(pid: int, proc: Path = PROC) -> bool:
+    """Return whether a thread of a process is on a processor or ready for one."""
+    stats = (proc / str(pid) / "task").glob("*/stat")
+    return any(line.rpartition(")")[2].split()[0] == "R" for path in stats for line in _lines(path)[:1])
+
+
 def oom_kills(proc: Path = PROC, groups: Path = GROUPS) -> int:
     """Return the number of OOM kills: in our control group if it counts them, else on the machine."""
     for group in _groups(proc, groups):
@@ -100,12 +115,16 @@ def _left(group: Path) -> int | None:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return bytes of files read but not used lately, such as a model's after its load; they are reclaimed
-    first."""
-    for line in _lines(group / "memory.stat"):
-        if line.startswith(("inactive_file ", "total_inactive_file ")):
-            return int(line.split()[1])
-    return 0
+    """Return bytes of files in the page cache that the kernel drops before it kills: those not used lately,
+    and of the others what no process maps, such as a model that was read twice. Without the latter, a load
+    is refused that would succeed."""
+    stat = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
+    total = "total_" if "total_inactive_file" in stat else ""  # version 1: with the groups below
+    inactive, active, mapped = (
+        int(stat.get(name, 0))
+        for name in (f"{total}inactive_file", f"{total}active_file", f"{total}mapped_file")
+    )
+    return inactive + max(0, active - (mapped or int(stat.get("file_mapped", 0))))
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """Facts about an encoder from its files: pooling, normalisation, prompts, the longest input.
 
 The files are those of transformers (config.json, tokenizer_config.json) and of sentence-transformers
-(modules.json, 1_Pooling/config.json, config_sentence_transformers.json). All are optional.
+(modules.json, 1_Pooling/config.json, config_sentence_transformers.json, sentence_bert_config.json). All are
+optional.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class EncoderFiles(msgspec.Struct, frozen=True):
     architecture: str = "unknown"
     model_type: str = ""
     max_length: int = UNKNOWN_LENGTH
+    sequence_length: int = UNKNOWN_LENGTH  # tokens of a text; longer ones are cut
     vocab_size: int = 0
     pad_token_id: int = 0
     pooling: Pooling = "CLS"
@@ -57,6 +59,8 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
     config = _object(directory / "config.json")
     tokenizer = _object(directory / "tokenizer_config.json")
     sentence = _object(directory / "config_sentence_transformers.json")
+    bert = _object(directory / "sentence_bert_config.json")
+    max_length = _max_length(config, tokenizer)
     pooling_file = directory / "1_Pooling/config.json"
     pooling, note = _pooling(_object(pooling_file), pooling_file.is_file())
     architectures = config.get("architectures")
@@ -66,7 +70,8 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
         if isinstance(architectures, list) and architectures
         else "unknown",
         model_type=str(config.get("model_type", "")),
-        max_length=_max_length(config, tokenizer),
+        max_length=max_length,
+        sequence_length=_limit(bert.get("max_seq_length"), max_length),
         vocab_size=_integer(config.get("vocab_size")),
         pad_token_id=_integer(config.get("pad_token_id")),
         pooling=pooling,
@@ -123,6 +128,10 @@ def _max_length(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
 
 def _integer(value: object, default: int = 0) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _limit(value: object, most: int) -> int:
+    return min(most, value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -7,12 +7,14 @@ by hand often lack half of the files.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ovserve.engine.model.gguf import ArrayLength, GGUFError, Value, read_metadata
+from ovserve.engine.model.gguf import PART_NAME, GGUFError, first_part
+from ovserve.engine.model.gguf_model import GGUFModel, library_fault, read_model
 from ovserve.errors import LoadError
 from ovserve.llm.images import ImageTokens
 
@@ -42,14 +44,34 @@ class ModelFiles(msgspec.Struct, frozen=True):
     add_bos_token: bool = False
     end_token_ids: tuple[int, ...] = ()
     generation_config: dict[str, object] = {}
+    library_fault: str = ""  # why the library cannot read a .gguf file by itself
 
 
 def model_in(path: Path) -> Path:
-    """Return the path itself, or the only .gguf file of a directory without OpenVINO IR."""
+    """Return the path itself, or the only .gguf model of a directory without OpenVINO IR.
+
+    A model in several files is named by the first.
+    """
     if not path.is_dir() or any((path / name).is_file() for name in LANGUAGE_MODELS):
         return path
-    files = [file for file in path.glob("*.gguf") if file.is_file()]
+    files = gguf_models(path)
     return files[0] if len(files) == 1 else path
+
+
+def gguf_models(directory: Path) -> list[Path]:
+    """Return the .gguf models of a directory, sorted; of one that is split, the first file."""
+    files = sorted(file for file in directory.glob("*.gguf") if file.is_file())
+    return [file for file in files if PART_NAME.search(file.name) is None or first_part(file) == file]
+
+
+def refuse_for_library(path: str, files: ModelFiles) -> None:
+    """Raise LoadError for a .gguf file that OpenVINO GenAI's own reader cannot read rightly."""
+    if files.library_fault:
+        raise LoadError(
+            f"OpenVINO GenAI's reader {files.library_fault}; `ovserve pull {path} --convert` makes a form "
+            "that every engine reads",
+            file=path,
+        )
 
 
 def pulled(directory: Path) -> dict[str, Any]:
@@ -67,7 +89,7 @@ def read_model_files(path: str) -> ModelFiles:
     if not path.endswith(".gguf"):
         raise LoadError("a model is a directory or a .gguf file", file=path)
     try:
-        return _from_gguf(read_metadata(path))
+        return _from_gguf(read_model(path))
     except (GGUFError, OSError) as error:
         raise LoadError(str(error), file=path) from error
 
@@ -83,17 +105,17 @@ def lfs_pointer(path: str) -> str:
     return ""
 
 
-def _from_gguf(found: dict[str, Value]) -> ModelFiles:
-    architecture = _text(found.get("general.architecture")) or ""
-    tokens = found.get("tokenizer.ggml.tokens")
+def _from_gguf(model: GGUFModel) -> ModelFiles:
+    found = model.gguf.metadata
     return ModelFiles(
-        max_length=_positive(found.get(f"{architecture}.context_length")),
+        max_length=model.parameters.length,
         chat_template=_text(found.get("tokenizer.chat_template")),
         tool_template=_text(found.get("tokenizer.chat_template.tool_use")),
-        architecture=architecture,
-        vocab_size=tokens.items if isinstance(tokens, ArrayLength) else 0,
-        add_bos_token=found.get("tokenizer.ggml.add_bos_token") is True,
+        architecture=model.name,
+        vocab_size=model.tokens.size,
+        add_bos_token=model.tokens.begin is not None,
         end_token_ids=tuple(id_ for key in GGUF_END_KEYS if type(id_ := found.get(key)) is int),
+        library_fault=library_fault(model),
     )
 
 
@@ -180,3 +202,35 @@ def _positive(value: object) -> int | None:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+# Commands that copy from the storage of a URL's scheme, and the environment variables that OVMS reads for it.
+_BATCH = "az storage {kind} download-batch --source '{bucket}' --pattern '{pattern}' --destination DIRECTORY"
+_AZURE = ("AZURE_STORAGE_CONNECTION_STRING",)
+_CLOUDS = {
+    "s3": (
+        "aws s3 sync '{url}' DIRECTORY",
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_PROFILE",
+         "S3_ENDPOINT"),
+    ),
+    "gs": ("gcloud storage rsync -r '{url}' DIRECTORY", ("GOOGLE_APPLICATION_CREDENTIALS",)),
+    **dict.fromkeys(("az", "azure"), (_BATCH.replace("{kind}", "blob"), _AZURE)),
+    "azfs": (_BATCH.replace("{kind}", "file"), _AZURE),
+}  # fmt: skip
+# A path of the operating system has one slash where the URL has two.
+_CLOUD_URL = re.compile(rf"(?:^|/)({'|'.join(_CLOUDS)})://?([^/].*|$)", re.IGNORECASE)
+
+
+def cloud_fault(path: str | Path) -> str:
+    """Return why a path in cloud storage is not served, and how to fetch it; "" for other paths."""
+    if (match := _CLOUD_URL.search(str(path))) is None:
+        return ""
+    scheme, rest = match[1].lower(), match[2]
+    command, variables = _CLOUDS[scheme]
+    url = f"{scheme}://{rest}"
+    text = f"{url} is in cloud storage, which is not read here; copy it to a directory and name that: "
+    bucket, _, key = rest.strip("/").partition("/")
+    text += command.format(url=url, bucket=bucket, pattern=f"{key}/*" if key else "*")
+    if unused := [name for name in variables if os.environ.get(name)]:
+        text += f" (without effect here: {', '.join(unused)})"
+    return text

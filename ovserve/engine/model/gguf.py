@@ -1,23 +1,30 @@
-"""Read the key-values of a GGUF file and check that the file is complete.
+"""Read GGUF files: key-values, and where each tensor is. Every offset is checked against the file's size.
 
-The `gguf` package takes 2.4 s for the default model, because it builds numpy views of all
-tensors. This reader takes milliseconds, because it keeps only small values and array lengths. OpenVINO's
-reader crashes the process (SIGSEGV) on a file that is truncated or not GGUF, so the file is checked
-first. Layout: github.com/ggml-org/ggml docs/gguf.md, versions 2 and 3, little-endian.
+Nothing is kept of vocabularies until `GGUF.array` reads one, and no weight is read. The `gguf` package takes
+2.4 s for the default model, because it builds numpy views of all tensors. A model may be split into several
+files; they are read as one. Layout: github.com/ggml-org/ggml docs/gguf.md, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_COUNT = 1 << 24  # limit of key-values, array items, tensors; real files stay below a million
 MAX_DEPTH = 4
-MAX_DIMS = 8
+MAX_DIMS = 4
+MAX_ITEMS = 1 << 48  # of a tensor
+MAX_PARTS = 1000
+PART_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 _SCALARS = {
     0: "<B",
@@ -33,6 +40,49 @@ _SCALARS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
+
+
+class TensorKind(NamedTuple):
+    """A type of tensors: `items` values are a block of `size` bytes."""
+
+    name: str
+    items: int
+    size: int
+
+
+# By ggml's numbers; a test compares them with ggml's package.
+KINDS = {
+    0: TensorKind("F32", 1, 4),
+    1: TensorKind("F16", 1, 2),
+    2: TensorKind("Q4_0", 32, 18),
+    3: TensorKind("Q4_1", 32, 20),
+    6: TensorKind("Q5_0", 32, 22),
+    7: TensorKind("Q5_1", 32, 24),
+    8: TensorKind("Q8_0", 32, 34),
+    10: TensorKind("Q2_K", 256, 84),
+    11: TensorKind("Q3_K", 256, 110),
+    12: TensorKind("Q4_K", 256, 144),
+    13: TensorKind("Q5_K", 256, 176),
+    14: TensorKind("Q6_K", 256, 210),
+    16: TensorKind("IQ2_XXS", 256, 66),
+    17: TensorKind("IQ2_XS", 256, 74),
+    18: TensorKind("IQ3_XXS", 256, 98),
+    19: TensorKind("IQ1_S", 256, 50),
+    20: TensorKind("IQ4_NL", 32, 18),
+    21: TensorKind("IQ3_S", 256, 110),
+    22: TensorKind("IQ2_S", 256, 82),
+    23: TensorKind("IQ4_XS", 256, 136),
+    24: TensorKind("I8", 1, 1),
+    25: TensorKind("I16", 1, 2),
+    26: TensorKind("I32", 1, 4),
+    27: TensorKind("I64", 1, 8),
+    28: TensorKind("F64", 1, 8),
+    29: TensorKind("IQ1_M", 256, 56),
+    30: TensorKind("BF16", 1, 2),
+    34: TensorKind("TQ1_0", 256, 54),
+    35: TensorKind("TQ2_0", 256, 66),
+    39: TensorKind("MXFP4", 32, 17),
+}
 
 
 class GGUFError(ValueError):
@@ -81,7 +131,7 @@ class _Reader:
             return self.text()
         if kind == _ARRAY:
             return self.array(MAX_DEPTH)
-        return self.scalar(self._code(kind))
+        return self.scalar(self.code(kind))
 
     def array(self, depth: int) -> ArrayLength:
         kind, count = int(self.scalar("<I")), self.count("array items")
@@ -94,46 +144,131 @@ class _Reader:
             for _ in range(count):
                 self.array(depth - 1)
         else:
-            self.skip(count * struct.calcsize(self._code(kind)))
+            self.skip(count * struct.calcsize(self.code(kind)))
         return ArrayLength(count)
 
     @staticmethod
-    def _code(kind: int) -> str:
+    def code(kind: int) -> str:
         if code := _SCALARS.get(kind):
             return code
         raise GGUFError(f"the file is damaged: unknown value type {kind}")
 
 
 class Tensor(NamedTuple):
-    """One tensor. `kind` is ggml's number of the type, such as 8 for Q8_0; `begin` counts from the first
-    tensor."""
+    """One tensor of a model. `kind` is a key of KINDS; `begin` counts from the start of the file."""
 
     name: str
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # the row's length first, unlike numpy
     kind: int
+    file: Path
     begin: int
+    size: int
+
+    @property
+    def type(self) -> str:
+        return KINDS[self.kind].name
 
 
-def read_tensors(path: str) -> list[Tensor]:
-    """Return the tensors' descriptions. Raises as `read_metadata`."""
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise GGUFError("the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Reader(data), data)[1]
+@dataclass(frozen=True)
+class GGUF:
+    """A model: of its first file all key-values, and the tensors of all of its files."""
+
+    path: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, Tensor]
+    files: tuple[Path, ...]
+    arrays: dict[str, int]  # where each array is in the first file
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def array(self, key: str) -> list[str] | Sequence[int | float | bool]:
+        """Read an array of texts or numbers. Raises GGUFError for an array of arrays, KeyError."""
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _Reader(data)
+            reader.at = self.arrays[key]
+            kind, count = int(reader.scalar("<I")), reader.count("array items")
+            if kind == _STRING:
+                return [reader.text() for _ in range(count)]
+            if kind == _ARRAY:
+                raise GGUFError(f"{key} is an array of arrays")
+            code = reader.code(kind)
+            begin = reader.skip(count * struct.calcsize(code))
+            return struct.unpack_from(f"<{count}{code[1:]}", data, begin)
+
+
+class _Head(NamedTuple):
+    metadata: dict[str, Value]
+    tensors: list[Tensor]
+    arrays: dict[str, int]
 
 
 def read_metadata(path: str) -> dict[str, Value]:
     """Return all key-values. Raises GGUFError for an incomplete or other file, OSError if it cannot be
     opened."""
-    with open(path, "rb") as file:
+    return _read_head(Path(path)).metadata
+
+
+def read_gguf(path: str | Path) -> GGUF:
+    """Read a model, of which `path` is the first or only file. Raises GGUFError, OSError."""
+    path = Path(path)
+    first = _read_head(path)
+    files, tensors = [path], list(first.tensors)
+    for part in _parts(path, first.metadata):
+        head = _read_head(part)
+        if (number := head.metadata.get("split.no")) != len(files):
+            raise GGUFError(f"{part.name}: split.no is {number}, expected {len(files)}")
+        files.append(part)
+        tensors += head.tensors
+    announced = first.metadata.get("split.tensors.count")
+    if isinstance(announced, int) and announced != len(tensors):
+        raise GGUFError(f"split.tensors.count is {announced}, and the files have {len(tensors)} tensors")
+    named = {tensor.name: tensor for tensor in tensors}
+    if len(named) < len(tensors):
+        seen: set[str] = set()
+        twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
+        raise GGUFError(f"the file is damaged: it has the tensor {twice} twice")
+    return GGUF(path, first.metadata, named, tuple(files), first.arrays)
+
+
+def first_part(path: Path) -> Path:
+    """Return the first file of the model that `path` is a file of."""
+    return path.with_name(PART_NAME.sub(r"-00001-of-\2.gguf", path.name))
+
+
+def _parts(path: Path, metadata: dict[str, Value]) -> list[Path]:
+    """Return the other files of a split model."""
+    count = metadata.get("split.count", 1)
+    if not isinstance(count, int) or not 0 <= count <= MAX_PARTS:
+        raise GGUFError(f"the file is damaged: split.count is {count}")
+    if count <= 1:
+        return []
+    match = PART_NAME.search(path.name)
+    if match is None or int(match[2]) != count:
+        raise GGUFError(
+            f"it is a part of a model in {count} files, whose names must end in -00001-of-{count:05}.gguf"
+        )
+    if metadata.get("split.no") != 0:
+        raise GGUFError(f"it is part {match[1]} of {count}; give the first, {first_part(path).name}")
+    parts = [
+        path.with_name(PART_NAME.sub(f"-{number:05}-of-{count:05}.gguf", path.name))
+        for number in range(2, count + 1)
+    ]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise GGUFError(f"the model is in {count} files, and {', '.join(missing[:3])} is not next to it")
+    return parts
+
+
+def _read_head(path: Path) -> _Head:
+    with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise GGUFError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Reader(data), data)[0]
+            return _read(_Reader(data), data, path)
 
 
-def _read(reader: _Reader, data: mmap.mmap) -> tuple[dict[str, Value], list[Tensor]]:
+def _read(reader: _Reader, data: mmap.mmap, path: Path) -> _Head:
     if data[:4] != MAGIC:
         raise GGUFError("not a GGUF file (it does not begin with 'GGUF')")
     reader.skip(4)
@@ -142,31 +277,41 @@ def _read(reader: _Reader, data: mmap.mmap) -> tuple[dict[str, Value], list[Tens
         raise GGUFError(f"GGUF version {version} is not supported (only {VERSIONS[0]} and {VERSIONS[1]})")
     tensors = reader.count("tensors")
     found: dict[str, Value] = {}
+    arrays: dict[str, int] = {}
     for _ in range(reader.count("key-values")):
         key = reader.text()
-        found[key] = reader.value(int(reader.scalar("<I")))
-    listed = [_tensor(reader) for _ in range(tensors)]
-    _check_tensors_are_inside(reader, listed, found, len(data))
-    return found, listed
-
-
-def _tensor(reader: _Reader) -> Tensor:
-    name, dims = reader.text(), int(reader.scalar("<I"))
-    if dims > MAX_DIMS:
-        raise GGUFError(f"the file is damaged: a tensor of {dims} dimensions")
-    lengths = tuple(int(reader.scalar("<Q")) for _ in range(dims))
-    return Tensor(name, lengths, int(reader.scalar("<I")), int(reader.scalar("<Q")))
-
-
-def _check_tensors_are_inside(
-    reader: _Reader, tensors: list[Tensor], found: dict[str, Value], size: int
-) -> None:
-    furthest = max((tensor.begin for tensor in tensors), default=0)
+        kind = int(reader.scalar("<I"))
+        if kind == _ARRAY:
+            arrays[key] = reader.at
+        found[key] = reader.value(kind)
+    listed = [_tensor(reader, path) for _ in range(tensors)]
     alignment = found.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise GGUFError("the file is damaged: general.alignment is not a positive number")
     begin = -(-reader.at // alignment) * alignment
-    if tensors and begin + furthest >= size:
+    placed = [tensor._replace(begin=begin + tensor.begin) for tensor in listed]
+    for tensor in placed:
+        if tensor.begin + tensor.size > len(data):
+            raise GGUFError(
+                f"the file is truncated: it has {len(data)} bytes, and its tensor {tensor.name} ends at "
+                f"{tensor.begin + tensor.size}"
+            )
+    return _Head(found, placed, arrays)
+
+
+def _tensor(reader: _Reader, path: Path) -> Tensor:
+    name, dims = reader.text(), int(reader.scalar("<I"))
+    if not 1 <= dims <= MAX_DIMS:
+        raise GGUFError(f"the file is damaged: the tensor {name} has {dims} dimensions")
+    lengths = tuple(int(reader.scalar("<Q")) for _ in range(dims))
+    kind, begin = int(reader.scalar("<I")), int(reader.scalar("<Q"))
+    known = KINDS.get(kind)
+    if known is None:
+        raise GGUFError(f"the tensor {name} is of the type {kind}, which is not known")
+    if prod(lengths) > MAX_ITEMS:
+        raise GGUFError(f"the file is damaged: the tensor {name} has the dimensions {list(lengths)}")
+    if lengths[0] % known.items:
         raise GGUFError(
-            f"the file is truncated: it has {size} bytes, its last tensor begins at {begin + furthest}"
+            f"the tensor {name} has rows of {lengths[0]} values, and {known.name} has blocks of {known.items}"
         )
+    return Tensor(name, lengths, kind, path, begin, prod(lengths) // known.items * known.size)

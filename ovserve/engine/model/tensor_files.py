@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 
@@ -46,6 +48,67 @@ def model_file(path: Path) -> Path:
             return found[0]
     known = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
     raise LoadError(f"{path} has no model file ({known})", field="base_path")
+
+
+def unfinished(path: Path) -> str:
+    """Return what a model in OpenVINO IR form lacks to be whole; "" for one that is, and for other forms."""
+    try:
+        file = model_file(path)
+    except LoadError as error:
+        return error.reason
+    if file.suffix != ".xml":
+        return ""
+    try:
+        return weights_fault(file, file.with_suffix(".bin"))
+    except FileNotFoundError:
+        return f"{file} has gone"
+
+
+def weights_fault(xml: Path, weights: Path) -> str:
+    """Return why a model of OpenVINO cannot be read: invalid XML, or weights that are absent or cut short.
+
+    Raises OSError.
+    """
+    stat = xml.stat()
+    root, needed, invalid = _read_xml(str(xml), stat.st_size, stat.st_mtime_ns)
+    if invalid:
+        return f"{xml}:{invalid}"
+    if root != "net":
+        return f"{xml}:1: not a model of OpenVINO: its root is <{root}>, expected <net>"
+    if not needed:
+        return ""
+    try:
+        size = weights.stat().st_size
+    except FileNotFoundError:
+        return f"{weights} does not exist, and {xml.name} needs {needed} bytes of it"
+    return (
+        ""
+        if size >= needed
+        else f"{weights} is truncated: it has {size} bytes, and {xml.name} needs {needed}"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _read_xml(xml: str, size: int, changed: int) -> tuple[str, int, str]:
+    """Return the name of the root, how many bytes of weights are referred to, and what is invalid.
+
+    `size` and `changed` distinguish the contents.
+    """
+    root, needed, open_ = "", 0, 0
+    try:
+        for event, element in ElementTree.iterparse(xml, ("start", "end")):
+            if event == "start":
+                root = root or element.tag
+                open_ += 1
+                continue
+            open_ -= 1
+            if element.tag == "data" and "offset" in element.attrib:
+                needed = max(needed, int(element.attrib["offset"]) + int(element.attrib.get("size", 0)))
+            if open_ == 2:  # a layer or an edge: read, and no longer needed
+                element.clear()
+    except ElementTree.ParseError as error:
+        return root, needed, f"{error.position[0]}: not XML: {error}"
+    return root, needed, ""
 
 
 def read_mapping(path: Path) -> Mapping:

@@ -7,20 +7,26 @@ side keeps its segments and uses them again. The first byte of a kept segment sa
 sender sets it, and the receiver clears it when it has read the value.
 
 Without a kept segment, a value up to FRAME_BYTES goes into the frame. A larger one gets a segment of its own,
-whose name the receiver removes when it has mapped it.
+whose name the receiver removes when it has mapped it. Where no room is left for one (Docker's /dev/shm has
+64 MB by default), it goes into the frame all the same, up to SPILLED_BYTES of a message.
 
-`Segments.clear` removes all names of a connection; the server calls it when an engine process has ended. The
-names begin with the pid of the server, so a starting server removes what a killed one has left.
+`Segments.clear` removes all names of a connection; the server calls it when an engine process has ended. A
+starting server removes what a killed one has left. The lock file of each connection says which that is: the
+kernel releases it with its server, whatever ended that, and in whichever container it was. A pid says less,
+because containers that share /dev/shm count their processes from 1.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import logging
 import mmap
 import os
 import tempfile
 import threading
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from operator import itemgetter
@@ -32,16 +38,25 @@ from ovserve.errors import Unavailable
 
 INLINE_BYTES = 32 << 10
 FRAME_BYTES = 2 << 20
+SPILLED_BYTES = 128 << 20  # half of the largest frame
 KEPT_BYTES = 32 << 20  # of each side; half of what a container has as /dev/shm by default
 STEP = 64 << 10  # sizes of kept segments are multiples of it
 WASTE = 4  # a value may use a kept segment of so many times its size
 HEADER = 64  # bytes before the value in a kept segment, so that tensors are aligned
 PREFIX = "ovserve"
+LOCK = "lock"  # ends the name of a lock file
+
+log = logging.getLogger(__name__)
 
 
 def _directory() -> Path:
     shared = Path("/dev/shm")  # memory-backed on Linux, and the only place for it
-    return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    if shared.is_dir() and os.access(shared, os.W_OK):
+        return shared
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none can be written: all values go into frames
+        return shared
 
 
 class SharedBlob(msgspec.Struct, tag="shared", frozen=True):
@@ -59,7 +74,7 @@ Buffer = bytes | bytearray | memoryview
 class Segments:
     """The segments of one side of an engine connection. `owner` is the pid of the server.
 
-    `pack` may be called from any thread, the rest from one.
+    `pack` may be called from any thread, the rest from one. The server's side calls `hold` first.
     """
 
     def __init__(self, owner: int, connection: str) -> None:
@@ -71,9 +86,42 @@ class Segments:
         self._kept_bytes = 0
         self._mapped: dict[str, mmap.mmap] = {}  # kept ones of both sides
         self._lock = threading.Lock()
+        self._held = -1  # descriptor of the lock file
+        self._spilled = False  # a value had to go into the frame
+
+    def hold(self) -> None:
+        """Mark the connection as that of a living server, until `clear` or the end of this process."""
+        path = self._directory / (self.stem + LOCK)
+        with suppress(OSError):  # without a lock file, the pid in the names counts
+            while self._held < 0:
+                held = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(held, fcntl.LOCK_EX)
+                if _is_file(path, held):
+                    self._held = held
+                else:  # a starting server has removed it before it was locked
+                    os.close(held)
+
+    def pack_all(self, values: Iterable[Buffer]) -> tuple[Blob, ...]:
+        """Return the values of one message in their form for the wire.
+
+        Raises Unavailable when neither shared memory nor the frame has room for them.
+        """
+        packed: list[Blob] = []
+        spilled = 0
+        for value in values:
+            blob = self.pack(value)
+            spilled += len(blob) if isinstance(blob, bytes) and len(blob) > FRAME_BYTES else 0
+            if spilled > SPILLED_BYTES:
+                self.free(packed)
+                raise Unavailable(
+                    f"no shared memory for {spilled} bytes: {self._directory} is full, give it more room "
+                    "(--shm-size of a container)"
+                )
+            packed.append(blob)
+        return tuple(packed)
 
     def pack(self, data: Buffer) -> Blob:
-        """Return the data in its form for the wire. Raises Unavailable when shared memory is full."""
+        """Return the data in its form for the wire."""
         view = memoryview(data).cast("B")
         if view.nbytes <= INLINE_BYTES:
             return bytes(view)
@@ -85,7 +133,13 @@ class Segments:
         try:
             name, mapped = self._make(view.nbytes)
         except OSError as error:
-            raise Unavailable(f"no shared memory for {view.nbytes} bytes: {error.strerror}") from error
+            if not self._spilled:
+                self._spilled = True
+                log.warning(
+                    "%s: no room for %d bytes (%s): they are copied through a socket, which is slower; "
+                    "--shm-size gives a container more", self._directory, view.nbytes, error.strerror,
+                )  # fmt: skip
+            return bytes(view)
         with mapped:
             mapped[:] = view
         return SharedBlob(name, view.nbytes)
@@ -124,9 +178,10 @@ class Segments:
 
     def clear(self) -> None:
         """Remove the names of all segments, also of those that the other side never opened."""
-        for path in self._directory.glob(self.stem + "*"):
-            with suppress(FileNotFoundError):
-                path.unlink()
+        _remove(self._directory.glob(self.stem + "*"))
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def _idle(self, size: int) -> str:
         """Take a kept segment that is not in use, or make one; return its name. Empty: there is none."""
@@ -176,11 +231,42 @@ class Segments:
 
 def clear_abandoned() -> None:
     """Remove the segments of servers that no longer exist."""
-    for path in _directory().glob(f"{PREFIX}-*"):
-        owner = path.name.split("-")[1]
-        if owner.isdigit() and not _alive(int(owner)):
-            with suppress(OSError):  # another user's, or another server has removed it
-                path.unlink()
+    connections: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for path in _directory().glob(f"{PREFIX}-*-*-*"):
+        owner, connection = path.name.split("-")[1:3]
+        connections[owner, connection].append(path)
+    for (owner, connection), paths in connections.items():
+        lock = paths[0].with_name(f"{PREFIX}-{owner}-{connection}-{LOCK}")
+        try:
+            descriptor = os.open(lock, os.O_RDWR)
+        except FileNotFoundError:
+            if owner.isdigit() and not _alive(int(owner)):
+                _remove(paths)
+            continue
+        except OSError:  # another user's
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_file(lock, descriptor):
+                _remove(paths)
+        except BlockingIOError:  # its server lives
+            pass
+        finally:
+            os.close(descriptor)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):  # another user's, or it has been removed
+            path.unlink()
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    """Return whether the path still leads to this open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def _alive(pid: int) -> bool:

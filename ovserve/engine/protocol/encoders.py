@@ -28,6 +28,9 @@ class EncoderFacts(Facts, frozen=True, omit_defaults=True):
 
 
 class EmbeddingFacts(EncoderFacts, frozen=True, omit_defaults=True):
+    """`max_seq_length` is that of sentence_bert_config.json: the model reads more, but is not made for it."""
+
+    max_seq_length: int = 0
     dimensions: int = 0
     pooling: str = ""
     normalized: bool = True
@@ -54,6 +57,7 @@ class EmbedArguments(msgspec.Struct, frozen=True):
     prompt: str = ""  # put before each text
     tokens: bool = False  # the inputs are token ids
     truncate: int | None = None  # cut to so many tokens; None: a longer input is an error, 0: to the limit
+    whole: bool = False  # with None: refuse what sentence-transformers would cut
     dimensions: int | None = None
     encoding: Encoding = FLOAT
 
@@ -77,6 +81,14 @@ class EmbedAnswer(msgspec.Struct, frozen=True):
 class TokenizeArguments(msgspec.Struct, frozen=True):
     texts: list[str]
     add_special_tokens: bool = True
+
+
+class DetokenizeArguments(msgspec.Struct, frozen=True):
+    """`escaped`: of tokens that are parts of characters their bytes, as in log-probabilities."""
+
+    rows: list[list[int]]
+    skip_special_tokens: bool = False
+    escaped: bool = False
 
 
 CAUSAL = "causal"  # a form of pairs; it alone has a place for an instruction

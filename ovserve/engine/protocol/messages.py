@@ -47,6 +47,7 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     images: tuple[Image, ...] = ()  # the images of the tags in the prompt (see llm/images.py)
     last: bool = False  # no other request of the server is about to follow
     ids: bytes = b""  # ids of the prompt, 4 bytes each, if it is a text already tokenized (client/tokenizer/)
+    batch: bool = False  # a line of a batch: it waits while others are there
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -68,11 +69,15 @@ class Tokenize(msgspec.Struct, tag="tokenize", frozen=True):
 
 
 class Detokenize(msgspec.Struct, tag="detokenize", frozen=True):
-    """Convert rows of token ids to texts."""
+    """Convert rows of token ids to texts.
+
+    `escaped`: of tokens that are parts of characters their bytes, as in log-probabilities.
+    """
 
     id: int
     ids: tuple[tuple[int, ...], ...]
     skip_special_tokens: bool
+    escaped: bool = False
 
 
 class Compile(msgspec.Struct, tag="compile", frozen=True):
@@ -137,6 +142,7 @@ class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     message: str
     field: str = ""  # the field of the graph's options at fault, if known
     node: str = ""  # of the graph, where an engine serves several
+    transient: bool = False  # as in LoadError
 
 
 class Accepted(msgspec.Struct, tag="accepted", frozen=True):
@@ -199,6 +205,7 @@ class StepItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     drafted: int = 0  # tokens proposed by a draft model or prompt lookup
     accepted: int = 0  # how many of them are among `tokens`
     stop_string: str | None = None
+    repetitive: bool = False
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -208,7 +215,7 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     scheduled: int = 0  # how many of them were in the last step; the others wait in the engine
     cache: float = 0.0  # part of the KV cache in use, 0 to 1
     cache_bytes: int = 0  # its current size
-    unread: tuple[tuple[int, int], ...] = ()  # requests and the prompt tokens still to compute, if known
+    unread: tuple[tuple[int, int], ...] = ()  # requests and the prompt tokens still to compute, at most
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=True):

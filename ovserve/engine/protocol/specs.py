@@ -67,6 +67,7 @@ class Spec(msgspec.Struct, frozen=True):
     """
 
     kind: ClassVar[str] = ""  # shown in the status, in capabilities and as a metrics label
+    pauses_batches: ClassVar[bool] = False  # lines of batches, while it has other requests
     backend: ClassVar[str] = ""  # "module:function", called with the spec in the engine process
     conversation: ClassVar[Conversation] = "calls"
     facts_type: ClassVar[type[Facts]] = Facts
@@ -98,6 +99,11 @@ class Spec(msgspec.Struct, frozen=True):
     def python(self) -> str:
         """Return the path of the interpreter of its process; empty: the server's own."""
         return ""
+
+    @property
+    def converts(self) -> bool:
+        """Return whether its file is to be converted first, because the backend does not read it."""
+        return False
 
     @property
     def whole_prompts(self) -> bool:
@@ -171,6 +177,7 @@ class TextSpec(Spec, frozen=True):
     sparse_attention: SparseAttention | None = None
     cache_interval_multiplier: int | None = None  # for models with linear attention
     prompt_lookup: bool = False
+    deterministic: bool = False  # of the paged engine: what ran before changes no answer
     draft: DraftSpec | None = None
     adapter: LoraAdapter | None = None
 
@@ -193,16 +200,22 @@ class TextSpec(Spec, frozen=True):
 class PagedTextSpec(TextSpec, frozen=True):
     """Text generation by a step loop of our own over the runtime's paged attention.
 
-    It drafts by itself, so it has no `prompt_lookup`. Options of the library's scheduler that it lacks are
-    rejected where the graph is read (`calculators/options/paged.py`).
+    A .gguf file is converted before an engine gets the specification (`serving/engines.py`).
+    Without `draft` it drafts from the text, so `prompt_lookup` is off. Options of the scheduler that it does
+    not have are rejected where the graph is read (`calculators/options/text_engine.py`).
     """
 
     kind: ClassVar[str] = "paged_text"
     backend: ClassVar[str] = "ovserve.engine.backends.paged:open_paged"
+    pauses_batches: ClassVar[bool] = True
 
     @property
     def decoding(self) -> Mode:
         return "paged"
+
+    @property
+    def converts(self) -> bool:
+        return self.model_path.endswith(".gguf")
 
 
 class ScriptSpec(TextSpec, frozen=True):

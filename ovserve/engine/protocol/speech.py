@@ -57,7 +57,6 @@ class Span(msgspec.Struct, frozen=True):
     start: float
     end: float
     text: str
-    tokens: list[int] = []
 
     def moved(self, seconds: float) -> Span:
         return msgspec.structs.replace(self, start=self.start + seconds, end=self.end + seconds)

@@ -14,6 +14,13 @@ from ovserve.engine.protocol.specs import Facts, Spec
 INFER = "infer"  # the one method of such an engine
 UNBOUNDED = -1  # the upper bound of a dimension without one, and the size of a dynamic dimension
 
+# The datatypes of KServe's protocol by OpenVINO's names.
+KSERVE_TYPES = {
+    "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16", "boolean": "BOOL", "string": "BYTES",
+    "i8": "INT8", "i16": "INT16", "i32": "INT32", "i64": "INT64",
+    "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64",
+}  # fmt: skip
+
 # `raw`: the elements as KServe's raw bytes. `image`: 8-bit pixels, N x H x W x C, to be brought into the
 # layout and type of the input.
 Form = Literal["raw", "image"]
@@ -82,7 +89,9 @@ class TensorSpec(Spec, frozen=True):
     """A plain model; `model_path` is its file or the directory of one version.
 
     `shapes` and `layouts` are pairs of a tensor's name and its text in OVMS's form. An empty name is the only
-    input's. `batch_size` is "" for the model's own, "auto", a number, -1 or a range as in 1:8.
+    input's. So are `means` and `scales`, whose texts are a number or a list for the channels in JSON, and
+    `precisions`, with OpenVINO's names of types. `batch_size` is "" for the model's own, "auto", a number, -1
+    or a range as in 1:8.
     """
 
     kind: ClassVar[str] = "tensors"
@@ -95,7 +104,11 @@ class TensorSpec(Spec, frozen=True):
     batch_size: str = ""
     nireq: int = 0  # infer requests; 0: as many as the device recommends
     isolation: Literal["shared", "process"] = "shared"
-    color_format: str = "BGR"  # or RGB; of images that are decoded for the model
+    color_format: str = "BGR"  # or RGB; of images that are decoded for the model, and of the client's
+    model_color_format: str = ""  # the order to convert to; "" for none
+    means: tuple[tuple[str, str], ...] = ()
+    scales: tuple[tuple[str, str], ...] = ()
+    precisions: tuple[tuple[str, str], ...] = ()
     max_batch_size: int = 0  # rows of calls that run as one inference; 0: each call runs alone
     max_queue_delay: float = 0.0  # seconds that the first of them waits for others
     fixed_shapes: bool = True  # a second compilation for the shapes that most calls have

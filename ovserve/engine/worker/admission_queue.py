@@ -1,56 +1,44 @@
 """Chooses which waiting requests the engine takes before its next step.
 
-Three kinds wait for a later step, each in the order of arrival:
+Two kinds wait for a later step, each in the order of arrival:
 
 - The vision part of a model runs when a request is taken in, and all other answers pause for that long;
   docs/images.md explains why it cannot run in parallel to the steps. So at most one request with images is
   taken between two steps.
-- A prompt that would be cut by the end of the next step waits for the one after it
-  (`decoding/token_budget.py`). A short one may overtake: those that wait here, and those that the library is
-  reading.
-- A request that has to be the first in the library (`decoding/echo_order.py`) waits until all that run are
-  done. What came after it waits behind it for HOLD_SECONDS, so that the engine gets empty; then it is let in,
-  and the request takes its chance. After PATIENCE_SECONDS the engine gets the request, to reject it.
+- What the engine has no room for, such as blocks of its cache, waits until it has, and what came after it
+  waits behind it.
 
-Everything else is taken at once.
+Lines of batches wait behind all other prompts. Everything else is taken at once.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ovserve.engine.decoding.echo_order import comes_first
 from ovserve.engine.protocol.messages import Abort, Add, ToEngine
-
-HOLD_SECONDS = 10.0
-PATIENCE_SECONDS = 45.0  # less than the server waits for an admission by default
 
 
 class Taker(Protocol):
     """The part of an engine that the queue needs."""
 
     def encode_prompts(self, requests: list[Add]) -> Mapping[int, Any]: ...
-    def can_schedule(self, encoded: Any) -> bool: ...
-    def overtakes(self, encoded: Any) -> bool: ...
-    def can_schedule_first(self, encoded: Any) -> bool: ...
+    def can_schedule(self, request: Add, encoded: Any) -> bool: ...
 
 
 class AdmissionQueue:
-    def __init__(self, engine: Taker, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Taker) -> None:
         self._engine = engine
-        self._now = now
-        self._firsts: deque[tuple[Add, float]] = deque()  # and when they came
         self._images: deque[Add] = deque()
         self._prompts: deque[Add] = deque()
         self._encoded: dict[int, Any] = {}
         self._seen = False  # a request with images was taken before this step
+        self._stalled = False  # the engine has no room for the first request with images
 
     @property
     def waiting(self) -> bool:
-        return bool(self._images or self._prompts or self._firsts)
+        return bool(self._images or self._prompts)
 
     @property
     def full(self) -> bool:
@@ -66,21 +54,18 @@ class AdmissionQueue:
         next one is asked for, so what was given must have been done by then."""
         texts = [m for m in messages if isinstance(m, Add) and not m.images]
         self._encoded.update(self._engine.encode_prompts(texts))
-        self._firsts.extend((add, self._now()) for add in texts if comes_first(add.sampling))
-        yield from self._next_firsts()
         yield from self._next_prompts()
         for message in messages:
             if isinstance(message, Add) and message.images:
                 self._images.append(message)
             elif isinstance(message, Add):
-                if not comes_first(message.sampling):
-                    self._prompts.append(message)
-                    yield from self._next_prompts()
+                self._insert(message)
+                yield from self._next_prompts()
             else:
                 if isinstance(message, Abort):
                     self._leave(message.id)
                 yield message
-        if self._images and not self._seen and not self._held(self._images[0]):
+        if self._images and not self._seen and self._fits_image(self._images[0]):
             self._seen = True
             yield self._images.popleft()
 
@@ -88,41 +73,34 @@ class AdmissionQueue:
         """Return the ids of one that was taken, once; None if the engine encodes it."""
         return self._encoded.pop(add.id, None)
 
+    def _insert(self, add: Add) -> None:
+        at = len(self._prompts)
+        while at and self._prompts[at - 1].batch and not add.batch:
+            at -= 1
+        self._prompts.insert(at, add)
+
     def _next_prompts(self) -> Iterator[Add]:
-        """Those that the next step has room for, in their order, and those that go ahead of it."""
-        while self._prompts and self._fits(self._prompts[0]):
+        """Those that the engine has room for, in their order."""
+        while self._prompts and not self._is_behind_image(self._prompts[0]) and self._fits(self._prompts[0]):
             yield self._prompts.popleft()
-        for add in [*self._prompts]:
-            encoded = self._encoded.get(add.id)
-            if encoded is not None and not self._held(add) and self._engine.overtakes(encoded):
-                self._prompts.remove(add)
-                yield add
 
-    def _next_firsts(self) -> Iterator[Add]:
-        while self._firsts:
-            add, came = self._firsts[0]
-            encoded = self._encoded.get(add.id)
-            waits = encoded is not None and not self._engine.can_schedule_first(encoded)
-            if waits and self._now() - came < PATIENCE_SECONDS:
-                return
-            self._firsts.popleft()
-            yield add
+    def _is_behind_image(self, add: Add) -> bool:
+        """Return whether an older request with images waits for room, which others would take for good."""
+        return self._stalled and bool(self._images) and self._images[0].id < add.id
 
-    def _held(self, add: Add) -> bool:
-        """Return whether it waits so that the engine becomes empty. Ids are in the order of arrival."""
-        if not self._firsts:
+    def _fits_image(self, add: Add) -> bool:
+        first = self._prompts[0] if self._prompts else None
+        if first is not None and first.id < add.id and (add.batch or not first.batch):
             return False
-        first, came = self._firsts[0]
-        return first.id < add.id and self._now() - came < HOLD_SECONDS
+        if add.id not in self._encoded:
+            self._encoded.update(self._engine.encode_prompts([add]))
+        self._stalled = not self._fits(add)
+        return not self._stalled
 
     def _fits(self, add: Add) -> bool:
-        if self._held(add):
-            return False
-        encoded = self._encoded.get(add.id)
-        return encoded is None or self._engine.can_schedule(encoded)
+        return self._engine.can_schedule(add, self._encoded.get(add.id))
 
     def _leave(self, id_: int) -> None:
         self._images = deque(add for add in self._images if add.id != id_)
         self._prompts = deque(add for add in self._prompts if add.id != id_)
-        self._firsts = deque(first for first in self._firsts if first[0].id != id_)
         self._encoded.pop(id_, None)

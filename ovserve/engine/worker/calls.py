@@ -126,7 +126,7 @@ class Calls:
             return _failed(id_, error)
 
     def _item(self, id_: int, result: Result, *, last: bool) -> Item:
-        packed = tuple(map(self._segments.pack, result.blobs))
+        packed = self._segments.pack_all(result.blobs)
         return Item(id_, msgspec.msgpack.encode(result.value), packed, last)
 
     def _ended(self, id_: int) -> None:

@@ -41,6 +41,7 @@ from ovserve.engine.protocol.messages import (
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
 from ovserve.engine.worker.calls import Calls
 from ovserve.engine.worker.loading import load_failed, open_backend
+from ovserve.engine.worker.mapped_files import MappedFiles
 from ovserve.engine.worker.threads import Threads
 from ovserve.errors import LoadError
 
@@ -54,8 +55,11 @@ COLLECT_SECONDS = 1.0  # after an unload; it holds up all calls for some millise
 class Host:
     """The models of this process. Only `handle` is called by the main thread; the rest runs on others."""
 
-    def __init__(self, channel: Channel[ToEngine], segments: Segments) -> None:
+    def __init__(
+        self, channel: Channel[ToEngine], segments: Segments, files: MappedFiles | None = None
+    ) -> None:
         self._channel = channel
+        self._files = files
         self._segments = segments
         self._sending = threading.Lock()
         self._pool = Threads(THREADS, "call")
@@ -119,10 +123,10 @@ class Host:
         """Open a backend; the first of its kind alone. Threads that import modules which import each other
         can see one that is half made, and two that first use OpenVINO at once can wait for each other."""
         if load.spec_type in self._opened:
-            return open_backend(load)
+            return open_backend(load, self._files, shared=True)
         held = self._opening.acquire(timeout=OPEN_SECONDS)
         try:
-            opened = open_backend(load)
+            opened = open_backend(load, self._files, shared=True)
             self._opened.add(load.spec_type)
             return opened
         finally:
@@ -178,9 +182,9 @@ def _libc(function: str, *arguments: int) -> None:
             getattr(ctypes.CDLL(None), function)(*arguments)
 
 
-def run(channel: Channel[ToEngine], segments: Segments) -> int:
+def run(channel: Channel[ToEngine], segments: Segments, files: MappedFiles | None = None) -> int:
     _libc("mallopt", M_ARENA_MAX, ARENAS)
-    host = Host(channel, segments)
+    host = Host(channel, segments, files)
     host.send(Ready.of(Facts()))
     while True:
         messages = channel.receive(block=True)

@@ -25,22 +25,30 @@ from ovserve.engine.protocol.specs import GrammarSpec, HostSpec, Spec, Tokenizer
 from ovserve.engine.worker import calls, grammars, host, steps, tokenizer
 from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.engine.worker.loading import load_failed, open_backend
+from ovserve.engine.worker.mapped_files import MappedFiles
 from ovserve.errors import LoadError
 
 PR_SET_PDEATHSIG = 1
 
 
-def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str) -> int:
+def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str, files: MappedFiles) -> int:
     """Run until `Stop` or the end of the engine; return the exit code of the process."""
     if isinstance(spec, GrammarSpec):
         return grammars.run(channel, engine)
     if isinstance(spec, TokenizerSpec):
         return tokenizer.run(channel, engine)
     if isinstance(spec, HostSpec):
-        return host.run(channel, Segments(os.getppid(), segments))
+        return host.run(channel, Segments(os.getppid(), segments), files)
     if spec.conversation == "calls":
         return calls.run(channel, engine, Segments(os.getppid(), segments))
     return steps.run(channel, engine, BatchWindow(getattr(spec, "max_num_batched_tokens", 0)))
+
+
+def _return_memory() -> None:
+    """Give back what the C library keeps of the memory that loading has freed."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def _end_with_parent(sock: socket.socket) -> None:
@@ -64,6 +72,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.register(DUMP_SIGNAL, all_threads=True)  # works with the global lock held by a step
+    files = MappedFiles()
     channel: Channel[ToEngine]
     try:
         sock = socket.socket(fileno=int(argv[1]))
@@ -75,13 +84,14 @@ def main(argv: list[str]) -> int:
         if not isinstance(first, Load):
             raise FrameError("the first frame is not Load")
         try:
-            spec, engine = open_backend(first)
+            spec, engine = open_backend(first, files)
         except LoadError as error:
             channel.send(load_failed(error))
             return EXIT_LOAD_FAILED
+        _return_memory()
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
         _leave(
-            _converse(channel, spec, engine, first.segments)
+            _converse(channel, spec, engine, first.segments, files)
         )  # with the engine alive: its destructor complains of requests dropped
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0

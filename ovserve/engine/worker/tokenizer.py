@@ -25,7 +25,9 @@ NICE = 5  # the engine's steps come first
 
 class Tokenizer(Protocol):
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]: ...
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]: ...
 
 
 def run(channel: Channel[ToEngine], tokenizer: Tokenizer) -> int:
@@ -43,7 +45,9 @@ def _answer(tokenizer: Tokenizer, asked: ToEngine) -> Tokenized | Detokenized | 
         raise FrameError("this process only tokenises")
     try:
         if isinstance(asked, Detokenize):
-            return Detokenized(asked.id, tokenizer.detokenize(asked.ids, asked.skip_special_tokens))
+            return Detokenized(
+                asked.id, tokenizer.detokenize(asked.ids, asked.skip_special_tokens, asked.escaped)
+            )
         rows = tokenizer.tokenize(asked.texts, asked.add_special_tokens)
     except OvserveError as error:
         return Failed(asked.id, error.kind, error.message, error.param)

@@ -36,6 +36,7 @@ class Fault(Exception):
     def __init__(self, message: str, offset: int, field: str = "") -> None:
         super().__init__(message)
         self.message, self.offset, self.field = message, offset, field
+        self.others: tuple[Fault, ...] = ()  # further ones in the same text
 
 
 @contextmanager

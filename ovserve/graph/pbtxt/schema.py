@@ -23,6 +23,7 @@ from ovserve.protos import calculator_pb2, llm_pb2, options_pb2
 from ovserve.protos.pool import POOL
 
 ANY = "google.protobuf.Any"
+NOT_IN_CPP = "C++ calculators are not here: write it in Python, in a calculators.py next to the graph"
 NODE = calculator_pb2.CalculatorGraphConfig.Node.DESCRIPTOR.full_name
 LLM = llm_pb2.LLMCalculatorOptions.DESCRIPTOR.full_name
 EMBEDDINGS = options_pb2.EmbeddingsCalculatorOVOptions.DESCRIPTOR.full_name
@@ -62,21 +63,29 @@ OLD_CALCULATORS = {
 }
 
 
+MAX_FAULTS = 50  # that are reported after the first one
+
+
 @dataclass(slots=True)
 class Checked:
     """The result of `check`: edits of the text, and warnings at entries."""
 
     edits: list[Edit] = field(default_factory=list)
     warnings: list[tuple[Entry, str]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
 
 def check(document: Document, messages: Messages | None = None) -> Checked:
-    """Check the document. Raises Fault at the first mistake in reading order.
+    """Check the document. Raises Fault with the first mistake in reading order, and the others in it.
 
     `messages`: those of the server, and of `.proto` files next to the graph.
     """
     checker = _Checker(messages or Messages())
     checker.fields(document.entries, calculator_pb2.CalculatorGraphConfig.DESCRIPTOR, [], 0, "")
+    if checker.result.faults:
+        first, *others = sorted(checker.result.faults, key=lambda fault: fault.offset)
+        first.others = tuple(others[:MAX_FAULTS])
+        raise first
     return checker.result
 
 
@@ -95,10 +104,18 @@ class _Checker:
         self, entries: list[Entry], message: Descriptor, around: list[Descriptor], at: int, calculator: str
     ) -> None:
         """One block: `around` are the enclosing messages, `at` where the block begins."""
-        if message.full_name == ANY:
-            self._any(entries)
+        try:
+            if message.full_name == ANY:
+                self._any(entries)
+        except Fault as fault:
+            self.result.faults.append(fault)
+            return
         for entry in entries:
-            inner = self._field(entry, message, around, calculator)
+            try:
+                inner = self._field(entry, message, around, calculator)
+            except Fault as fault:
+                self.result.faults.append(fault)
+                continue
             if inner is None or entry.value is not None:  # a scalar, or a mix-up that protobuf explains
                 continue
             if inner.full_name == NODE:
@@ -111,7 +128,8 @@ class _Checker:
         present = {entry.name for entry in entries}
         for each in message.fields:
             if each.is_required and each.name not in present:
-                raise Fault(f"required, but missing in {message.full_name}", at, each.name)
+                text = f"required, but missing in {message.full_name}"
+                self.result.faults.append(Fault(text, at, each.name))
 
     def _field(
         self, entry: Entry, message: Descriptor, around: list[Descriptor], calculator: str
@@ -188,7 +206,7 @@ def _unknown_type(name: str, entry: Entry, calculator: str, messages: Messages) 
     # not a misspelling: the calculator is unknown here
     if calculator and name.rpartition(".")[2] == f"{calculator}Options":
         text = f"calculator {calculator} is not available in this server, nor are its options {name}"
-        return Fault(f"{text}; known: {', '.join(known)}", entry.start)
+        return Fault(f"{text}; {NOT_IN_CPP} (docs/calculators.md)", entry.start)
     packages = {each.rpartition(".")[0] for each in known}
     if name.rpartition(".")[0] not in packages and not _nearest(name, known, listing=False, least=0.9):
         text = f"unknown option type {name}: no .proto file next to the graph defines it"

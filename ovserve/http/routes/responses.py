@@ -46,7 +46,7 @@ class ResponsesRoutes:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         owner, id_ = owner_of(request), request.match_info["id"]
-        after = _number(request, "starting_after")
+        after = number_of(request, "starting_after")
         if _flag(request, "stream"):
             events = await self._service.stream(owner, id_, after)
             async with EventStream(request, _ids(), pings=True) as stream:
@@ -62,7 +62,7 @@ class ResponsesRoutes:
         return _json(await self._service.cancel(owner_of(request), request.match_info["id"]))
 
     async def input_items(self, request: web.Request) -> web.StreamResponse:
-        limit = _number(request, "limit")
+        limit = number_of(request, "limit")
         page = await self._service.input_items(
             owner_of(request),
             request.match_info["id"],
@@ -85,7 +85,7 @@ def _flag(request: web.Request, name: str) -> bool:
     return FLAGS[given.lower()]
 
 
-def _number(request: web.Request, name: str) -> int | None:
+def number_of(request: web.Request, name: str) -> int | None:
     given = request.query.get(name)
     if given is None:
         return None

@@ -14,7 +14,7 @@ from ovserve.api.openai.body import LOOP_NODES
 from ovserve.api.openai.common import encode
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import Unavailable
-from ovserve.http.body import BODIES, read_bytes
+from ovserve.http.body import BODIES, read_bytes, without_mark
 from ovserve.inference.infer import Inference
 from ovserve.inference.metadata import BACKEND, Description, End
 from ovserve.serving.manager import RETRY_AFTER
@@ -92,6 +92,7 @@ class V2Models:
         name, version = _which(request)
         body, bodies = await read_bytes(request), request.app[BODIES]
         header = request.headers.get(HEADER_LENGTH)
+        body = body if header else without_mark(body)
         end = header_end(header, len(body))
         large = await bodies.check(body if end == len(body) else body[:end])
         large = large or (len(body) - end > SMALL_BYTES and TEXTS in body[:end])

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ovserve.access import current_request
 from ovserve.api.anthropic import models as anthropic_models
 from ovserve.api.openai import models
+from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import open_payload, payload_of, read_body, read_bytes, servable_of
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
@@ -67,7 +68,8 @@ class V3:
                         continue
                     if owners := self._owners(endpoint):
                         return await self._open(request, endpoint, owners)
-                    if request.method == "POST" and self._manager.declares(endpoint):
+                    own = endpoint in ENDPOINTS  # has its route, elsewhere than here
+                    if request.method == "POST" and not own and self._manager.declares(endpoint):
                         if request.content_type == FORM:
                             return await self._infer_form(request, endpoint)
                         return await self._infer(request, endpoint)

@@ -18,7 +18,8 @@ MAX_AGE = 600  # seconds a browser may remember a preflight
 # Headers that scripts may read, in addition to those that are always readable.
 EXPOSED = (
     "x-request-id, retry-after, retry-after-ms, x-ovserve-ignored-params, x-ovserve-clamped, "
-    "x-ovserve-truncated, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    "x-ovserve-adapted, x-ovserve-truncated, x-ovserve-repetition, "
+    "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens"
 )
 

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.constraint import Format, ebnf
-from ovserve.llm.grammar.writer import write
+from ovserve.llm.grammar.writer import Written, write
 
 
-def compact(schema: Any, root: Any = None, what: str = "schema") -> Format:
+def compact(schema: Any, root: Any = None, what: str = "schema", *, exact: bool = False) -> Format:
     """Return the format. `root`: the document that references point into, if `schema` is a part. `what`: the
-    field.
+    field. `exact`: see `write`.
 
     Raises InvalidArgument for an invalid schema, or one without instances, or too large."""
-    return ebnf(write(schema, root=root, what=what, report=False).grammar)
+    return ebnf(write(schema, root=root, what=what, report=False, exact=exact).grammar)
+
+
+def strictly(schema: Any, what: str) -> Written:
+    """Write a schema that must be enforced in full. Raises InvalidArgument if some of it cannot be."""
+    written = write(schema, what=what)
+    if written.unenforced:
+        raise InvalidArgument(
+            f"{what}: with strict: true a schema may ask only for what can be enforced, "
+            f"got {written.unenforced[0]}",
+            param=what,
+        )
+    return written

@@ -1,60 +1,101 @@
-"""Decide whether the branches of a `oneOf` exclude each other, so that one branch by itself is enough.
+"""Make the branches of a `oneOf` exclude each other, so that one branch by itself is enough.
 
-They do so by type, by their own constants, or by the constant of a required property (a discriminator).
+Most do by type, constants, or a required property that the other forbids or gives another value. A branch
+that overlaps with another one gets the negation of that.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovserve.llm.grammar.enums import identity
+from ovserve.llm.grammar.enums import common, identity
+from ovserve.llm.grammar.impossible import impossible
 from ovserve.llm.grammar.objects import named
 
 if TYPE_CHECKING:
-    from ovserve.llm.grammar.conjunction import Schema
+    from ovserve.llm.grammar.conjunction import Conjunction, Schema
     from ovserve.llm.grammar.writer import Writer
 
 MAX_BRANCHES = 64  # pairs are compared
+MAX_OVERLAPS = 6  # of one branch with others, each a negation
 Facts = dict[str, frozenset[Any]]  # possible values of a property, or of "$" (the value) and "$type"
 
 
-def exclusive(writer: Writer, branches: list[Any]) -> bool:
-    if len(branches) > MAX_BRANCHES:
-        return len(branches) == 1
-    facts: list[Facts] = []
-    for branch in branches:
-        conjunction = writer.document.conjunction(branch)
-        if conjunction is None:
+def one_each(writer: Writer, conjunction: Conjunction, origin: Schema) -> list[Any]:
+    """Return the branches of the first union, or others that exclude each other; report if there are none."""
+    branches = conjunction.unions[0]
+    with writer.document.quiet():
+        overlaps = _overlaps(writer, conjunction)
+        found = (
+            None
+            if overlaps is None
+            else [_alone(writer, conjunction, i, overlaps, origin) for i in range(len(branches))]
+        )
+    if found is None or None in found:
+        writer.document.report(origin, "oneOf")
+        return branches
+    return found
+
+
+def _overlaps(writer: Writer, conjunction: Conjunction) -> list[tuple[int, int]] | None:
+    """Return the pairs of branches that may hold together; None if there are too many branches."""
+    branches = conjunction.unions[0]
+    if len(branches) > MAX_BRANCHES or not (writer.document.conditions or len(branches) == 1):
+        return None
+    found: list[tuple[int, int]] = []
+    known: list[tuple[int, Facts, Conjunction]] = []
+    for i, branch in enumerate(branches):
+        one = writer.document.branch(conjunction, branch)
+        if one is None:
             continue
-        found = _facts(writer, conjunction.plain)
-        writer.rules.spend(len(facts) * sum(map(len, found.values())))
-        if not all(_apart(found, other) for other in facts):
-            return False
-        facts.append(found)
-    return True
+        facts = _facts(writer, one)
+        writer.rules.spend(len(known) * sum(map(len, facts.values())) + 1)
+        for j, other_facts, other in known:
+            if not _apart(facts, other_facts) and not impossible(writer, writer.document.both(one, other)):
+                found.append((j, i))
+        known.append((i, facts, one))
+    return found
+
+
+def _alone(
+    writer: Writer, conjunction: Conjunction, i: int, overlaps: list[tuple[int, int]], origin: Schema
+) -> Any:
+    """Return the branch without what others admit; None if that has no schema."""
+    others = [sum(pair) - i for pair in overlaps if i in pair]
+    if len(others) > MAX_OVERLAPS:
+        return None
+    branches = conjunction.unions[0]
+    parts = [branches[i]]
+    for j in others:
+        negation = writer.document.negation(branches[j])
+        if negation is None:
+            return None
+        parts.append(writer.document.made({"not": branches[j]}, origin, "oneOf"))
+    if len(parts) == 1:
+        return parts[0]
+    alone = writer.document.made({"allOf": parts}, origin, "oneOf")
+    if all(writer.document.has_exact_negation(branches[j]) for j in others):
+        return alone
+    return None if impossible(writer, writer.document.branch(conjunction, alone)) else alone
 
 
 def _apart(one: Facts, other: Facts) -> bool:
     return any(not values & other[name] for name, values in one.items() if name in other)
 
 
-def _facts(writer: Writer, plain: tuple[Schema, ...]) -> Facts:
-    facts = _values("$", plain)
-    if any("type" in node for node in plain):
-        kinds = writer.kinds(plain)
+def _facts(writer: Writer, conjunction: Conjunction) -> Facts:
+    facts = _values(writer, "$", conjunction.plain)
+    if any("type" in node for node in conjunction.plain):
+        kinds = writer.kinds(conjunction.plain)
         facts["$type"] = frozenset(kinds | {"integer"} if "number" in kinds else kinds)
     if facts.get("$type") == frozenset(("object",)):
-        for name, schema, must in named(writer, plain):
-            conjunction = writer.document.conjunction(schema) if must else None
-            if conjunction is not None:
-                facts.update(_values(f".{name}", conjunction.plain))
+        for name, schema, must in named(writer, conjunction):
+            inner = writer.document.conjunction(schema) if must else None
+            if inner is not None:
+                facts.update(_values(writer, f".{name}", inner.plain))
     return facts
 
 
-def _values(name: str, plain: tuple[Schema, ...]) -> Facts:
-    for node in plain:
-        if "const" in node:
-            return {name: frozenset([identity(node["const"])])}
-        if isinstance(node.get("enum"), list):
-            return {name: frozenset(map(identity, node["enum"]))}
-    return {}
+def _values(writer: Writer, name: str, plain: tuple[Schema, ...]) -> Facts:
+    values = common(writer, plain)
+    return {} if values is None else {name: frozenset(map(identity, values))}

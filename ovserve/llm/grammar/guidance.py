@@ -50,6 +50,7 @@ def guided(
     tool: str | None,
     reasoning: str | None,
     inside_reasoning: bool,
+    reasoning_closed: bool = False,
     guide_auto: bool = False,
 ) -> Constraint | None:
     """Return the constraint of the whole answer; None if it is free. `tool` and `reasoning` are dialects'
@@ -69,7 +70,7 @@ def guided(
         form, param = _answer(asked, thinking), asked.param
         if calls is not None:
             form = either([calls, form])
-    return constrain(_after_thinking(form, thinking, inside_reasoning), param)
+    return constrain(_after_thinking(form, thinking, inside_reasoning, reasoning_closed), param)
 
 
 def _calls(
@@ -78,40 +79,45 @@ def _calls(
     if policy is None or not policy.calls:
         return None
     guide = dialect.guide if dialect is not None else None
+    strict = policy.strict
     if policy.choice == "required":
         if guide is None:
             raise UnsupportedParameter(
                 "tool_choice: this model's tool parser has no grammar to force a call with; use auto",
                 param=PARAM,
             )
-        return _forced(guide, policy.schemas, one=not policy.parallel)
+        return _forced(guide, policy.schemas, strict, one=not policy.parallel)
     if guide is None:
         return None
-    strict = policy.strict
     held = frozenset(name for name in policy.names if guide_auto or name in strict)
     schemas = {name: schema if name in held else ANYTHING for name, schema in policy.schemas.items()}
     if answer is not None:
-        return _forced(guide, schemas, one=True)
+        return _forced(guide, schemas, strict, one=True)
     if not held:
         return None
     if guide.inside:  # the parser drops an extra call; the end of the list is free text here
-        calls = (form for name, schema in schemas.items() for form in guide.calls_inside(name, schema))
+        calls = (
+            form
+            for name, schema in schemas.items()
+            for form in guide.calls_inside(name, schema, exact=name in strict)
+        )
         begun = within_limit(calls, "tools")
         return triggered([form["begin"] for form in begun], begun, only_one=False)
     one = guide.single or not policy.parallel
     blocks = guide.block != ("", "")
-    begun = [_forced(guide, schemas, one=one)] if blocks else _each(guide, schemas)
+    begun = [_forced(guide, schemas, strict, one=one)] if blocks else _each(guide, schemas, strict)
     return triggered([guide.trigger], begun, only_one=one)
 
 
-def _each(guide: Guide, schemas: Schemas) -> list[Format]:
-    return within_limit((guide.call(name, schema) for name, schema in schemas.items()), "tools")
+def _each(guide: Guide, schemas: Schemas, strict: frozenset[str]) -> list[Format]:
+    calls = (guide.call(name, schema, exact=name in strict) for name, schema in schemas.items())
+    return within_limit(calls, "tools")
 
 
-def _forced(guide: Guide, schemas: Schemas, *, one: bool) -> Format:
+def _forced(guide: Guide, schemas: Schemas, strict: frozenset[str], *, one: bool) -> Format:
     """Return the format of one call, or of consecutive calls. It is bounded with `one`, see
     constraint.either."""
-    each = _each(guide, schemas)
+    each = _each(guide, schemas, strict)
     only = one or guide.single
     inner = either(each) if only else tags(each, guide.separator)
     begin, end = guide.block
@@ -123,11 +129,11 @@ def _answer(asked: Constraint, thinking: ReasoningDialect | None) -> Format:
     return sequence(literal(thinking.answer), form) if thinking is not None and thinking.answer else form
 
 
-def _after_thinking(form: Format, dialect: ReasoningDialect | None, inside: bool) -> Format:
+def _after_thinking(form: Format, dialect: ReasoningDialect | None, inside: bool, closed: bool) -> Format:
     if dialect is None or not dialect.ends:
         return form
     follows = [literal(dialect.after)] if dialect.after else [regex(GAP)]
-    if inside or dialect.always:
+    if inside or (dialect.always and not closed):
         return sequence(_thought("", dialect), *follows, form)
     start = dialect.starts[0] + (f"{dialect.label}\n" if dialect.label else "")
     return either([sequence(_thought(start, dialect), *follows, form), form])

@@ -18,6 +18,8 @@ MAX_STATES = 2000  # of the automaton for multiples
 _WIDE = Context(prec=2000)
 
 NUMBER = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9] [0-9]?)?'
+MAX_WHOLE = 10**9 - 1  # of a number that no reader rounds to an integer, with PLACES
+PLACES = '"." [0-9]{0,5} [1-9]'
 INTEGER = '"0" | "-"? [1-9] [0-9]*'
 
 STATE = 8  # steps that a state of the automaton takes
@@ -107,6 +109,20 @@ def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
         negative = _magnitudes(least, most, places, modulus, home)
         found += [f'"-" ({" | ".join(negative)})'] if negative else []
     return " | ".join(found) or None
+
+
+def fraction(range_: Range, home: Home) -> str | None:
+    """Return EBNF of numbers in the range that are not integers, between whole ones in it; None if there are
+    none. Raises Inexpressible."""
+    if range_.multiple is not None:
+        raise Inexpressible
+    low = -MAX_WHOLE if range_.low is None else max(math.ceil(range_.low), -MAX_WHOLE)
+    high = MAX_WHOLE if range_.high is None else min(math.floor(range_.high), MAX_WHOLE)
+    options: list[str] = []
+    for sign, least, most in (("", max(low, 0), high - 1), ('"-" ', max(-high, 0), -low - 1)):
+        if least <= most:
+            options.append(f"{sign}({' | '.join(_magnitudes(least, most, 0, 1, home))}) {PLACES}")
+    return " | ".join(options) or None
 
 
 def _modulus(range_: Range, places: int) -> int | None:

@@ -6,116 +6,239 @@ were written. That number matters for the comma, so it is 0 or 1, and for bounds
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from ovserve.llm.grammar import text
-from ovserve.llm.grammar.conjunction import Schema
+from msgspec import structs
+
+from ovserve.llm.grammar import strings, text
+from ovserve.llm.grammar.conditions import BEYOND, UNLIKE, UNNAMED, WITHOUT
+from ovserve.llm.grammar.conjunction import Conjunction, Schema
+from ovserve.llm.grammar.judge import finite_strings, finite_texts, fits, fits_pattern
 from ovserve.llm.grammar.keys import other_keys
 from ovserve.llm.grammar.rules import STEP_BYTES, Repeat
 
 if TYPE_CHECKING:
     from ovserve.llm.grammar.writer import Writer
 
-UNENFORCED = ("dependentRequired", "dependentSchemas", "dependencies")
 OPEN = ("additionalProperties", "unevaluatedProperties")
 MAX_CHAIN = 4000  # rules spent on the number of properties
+MAX_PATTERNS = 4  # of one object: keys are written for every set of them
 INLINE = 24  # tokens of a run of required properties in one rule
 Tokens = list["str | int | Repeat"]
 
 
-def body(writer: Writer, plain: tuple[Schema, ...]) -> list[list[str | int | Repeat]]:
-    writer.asked(plain, *UNENFORCED)
-    if any("patternProperties" in node for node in plain) and any("properties" in node for node in plain):
-        writer.asked(plain, "patternProperties")
-    writer.asked(plain[1:], "unevaluatedProperties")
-    found = {name: (writer.of(part), must) for name, part, must in named(writer, plain)}
+def body(writer: Writer, conjunction: Conjunction) -> list[list[str | int | Repeat]]:
+    plain = conjunction.plain
+    beyond = next((node for node in plain if BEYOND in node), None)
+    if beyond is not None:
+        return [[rule] for rule in _with_another(writer, conjunction, beyond)]
+    members = Members(writer, conjunction)
+    found = {name: (writer.of(part), must) for name, part, must in members.named()}
     writer.rules.properties = max(writer.rules.properties, len(found))
-    pairs = _others(writer, plain, found)
+    pairs = members.others(found)
     least, most = _bounds(writer, plain, found, pairs is not None)
-    return _Chain(writer, found, pairs, least, most).written()
+    fewest = int(any(UNNAMED in node for node in plain))
+    return _Chain(writer, found, pairs, least, most, fewest).written()
 
 
-def named(writer: Writer, plain: tuple[Schema, ...]) -> list[tuple[str, Any, bool]]:
-    """Return name, schema and required flag of each property.
+def _with_another(writer: Writer, conjunction: Conjunction, node: Schema) -> list[int]:
+    """Return objects with a property that is not among some, which may have a name here or not."""
+    document, names = writer.document, node[BEYOND]
+    rest = structs.replace(conjunction, plain=tuple(one for one in conjunction.plain if one is not node))
+    known = dict.fromkeys(names)
+    others = [name for name, _, _ in named(writer, rest) if name not in known]
+    writer.rules.spend(len(others) * len(rest.plain))
+    made: list[Schema] = [{"type": "object", "required": [name]} for name in others]
+    made.append({"type": "object", "properties": dict.fromkeys(names, True), UNNAMED: True})
+    parts = [document.conjunction(document.made(one, node)) for one in made]
+    return [writer.rule(document.both(rest, part)) for part in parts if part is not None]
 
-    Required names missing from `properties` come last, with the schema of other properties.
-    """
-    properties = [writer.mapping(node, "properties") for node in plain]
-    required = [_required(writer, node) for node in plain]
-    every = {name: None for names in required for name in names}
-    names = {name: None for one in properties for name in one} | every
-    writer.rules.spend(len(names) * len(plain))
-    found = []
-    for name in names:
-        parts = []
-        for node, own, needed in zip(plain, properties, required, strict=True):
-            if name in own:
-                parts.append(own[name])
-            elif not node.get("patternProperties") and (keyword := _open(node)):
-                if node[keyword] is False and name in needed:
-                    why = f"{keyword} is false and properties lack this name"
-                    raise writer.document.fault(node, "required", why, name)
-                if keyword == "additionalProperties" or name in every:
-                    parts.append(node[keyword])
-        found.append(
-            (name, parts[0] if len(parts) == 1 else {"allOf": parts} if parts else True, name in every)
+
+class Members:
+    """The properties that an object may have."""
+
+    def __init__(self, writer: Writer, conjunction: Conjunction) -> None:
+        self._writer, self._conjunction = writer, conjunction
+        plain = conjunction.plain
+        self._required = [_required(writer, node) for node in plain]
+        self._nodes = {id(node): _Node(writer, node) for node in plain}
+        for node in plain:
+            if "unevaluatedProperties" in node:
+                self._nodes[id(node)].evaluators = [
+                    self._nodes[id(one)] for one in conjunction.evaluated_by(node) if one is not node
+                ]
+        self._key_schemas = [node["propertyNames"] for node in plain if "propertyNames" in node]
+        self._keys: list[str] | None = None
+        if self._key_schemas:
+            self._keys = finite_strings(writer, writer.document.conjunction(*self._key_schemas))
+
+    def named(self) -> list[tuple[str, Any, bool]]:
+        """Return name, schema and required flag of each property.
+
+        Names that are only required come last, with the schema of other properties. So do all keys of
+        a pattern or of `propertyNames` if they are few, and none of them comes twice.
+        """
+        nodes = list(self._nodes.values())
+        every = {name: None for names in self._required for name in names}
+        of_patterns = {
+            name: None
+            for one in nodes
+            for pattern in one.patterns
+            for name in finite_texts(self._writer, pattern) or ()
+        }
+        names = {name: None for one in nodes for name in one.properties} | of_patterns | every
+        names |= dict.fromkeys(self._keys or ())
+        self._writer.rules.spend(len(names) * len(nodes))
+        ordered = list(names)
+        if self._conjunction.chosen:
+            places = self._writer.document.order(self._conjunction.sources)
+            ordered.sort(key=lambda name: places.get(name, len(places)))
+        found = []
+        for name in ordered:
+            parts = [part for node in nodes for part in self._parts(node, name)]
+            if self._key_schemas and not self._is_key(name):
+                parts = [False]
+            found.append(
+                (name, parts[0] if len(parts) == 1 else {"allOf": parts} if parts else True, name in every)
+            )
+        return found
+
+    def _parts(self, node: _Node, name: str) -> list[Any]:
+        """Return the schemas that this node has for the property."""
+        parts = node.own(name)
+        if parts or not (keyword := node.open):
+            return parts
+        if keyword == "unevaluatedProperties" and any(one.evaluates(name) for one in node.evaluators):
+            return []
+        value = node.schema[keyword]
+        if value is False and name in _required(self._writer, node.schema) and not self._conjunction.chosen:
+            why = f"{keyword} is false and properties lack this name"
+            raise self._writer.document.fault(node.schema, "required", why, name)
+        return [value]
+
+    def _is_key(self, name: str) -> bool:
+        if self._keys is not None:
+            return name in self._keys
+        verdicts = [fits(self._writer, schema, name) for schema in self._key_schemas]
+        if None in verdicts:
+            self._writer.asked(self._conjunction.plain, "propertyNames")
+        return False not in verdicts
+
+    def others(self, named: dict[str, tuple[int, bool]]) -> list[Tokens] | None:
+        """Return alternatives of an unnamed property; None if there are none."""
+        writer, nodes = self._writer, list(self._nodes.values())
+        if self._keys is not None:
+            return None
+        opened = [
+            node.schema[node.open]
+            for node in nodes
+            if node.open == "additionalProperties"
+            or (node.open and not any(one.evaluates_all for one in node.evaluators))
+        ]
+        if any(node.patterns for node in nodes):
+            return self._by_pattern(opened, named)
+        if False in opened or self._is_closed(opened, len(named)):
+            return None
+        key: Tokens = [other_keys(writer, named)]
+        if self._key_schemas:
+            key = [
+                writer.of({"type": "string", **({WITHOUT: list(named)} if named else {})}, *self._key_schemas)
+            ]
+        return [[*key, '": "', writer.of(*opened)]]
+
+    def _is_closed(self, opened: list[Any], named: int) -> bool:
+        """Return whether unnamed properties are left out although the schema allows them."""
+        if (
+            self._writer.exact
+            or opened
+            or self._key_schemas
+            or any(UNNAMED in n.schema for n in self._nodes.values())
+        ):
+            return False
+        least, _ = self._writer.count(self._conjunction.plain, "minProperties", "maxProperties")
+        required = any(self._required)
+        said = required or any(
+            part is not False for node in self._nodes.values() for part in node.properties.values()
         )
-    return found
+        said = said or any(node.schema.get("properties") == {} for node in self._nodes.values())
+        return said and least <= named
+
+    def _by_pattern(self, opened: list[Any], named: dict[str, tuple[int, bool]]) -> list[Tokens]:
+        """Return keys by the patterns that they match, each with the schemas of these."""
+        writer, nodes = self._writer, list(self._nodes.values())
+        patterns = list(dict.fromkeys(pattern for node in nodes for pattern in node.patterns))
+        origin = next(node.schema for node in nodes if node.patterns)
+        if len(patterns) > MAX_PATTERNS:
+            writer.asked(self._conjunction.plain, "patternProperties")
+            return [[strings.free(writer), '": "', writer.of(*opened)]] if False not in opened else []
+        found: list[Tokens] = []
+        for size in range(0 if writer.exact or opened else 1, len(patterns) + 1):
+            for matched in combinations(patterns, size):
+                parts = [part for node in nodes for part in node.matched_by(matched)]
+                if False in parts:
+                    continue
+                others = [pattern for pattern in patterns if pattern not in matched]
+                schemas: list[Schema] = [{"type": "string", WITHOUT: list(named), UNLIKE: others}]
+                schemas += [{"pattern": pattern} for pattern in matched]
+                keys = [writer.document.made(one, origin, "patternProperties") for one in schemas]
+                found.append([writer.of(*keys, *self._key_schemas), '": "', writer.of(*parts)])
+        return found
+
+
+class _Node:
+    """The keywords of one schema about properties."""
+
+    def __init__(self, writer: Writer, schema: Schema) -> None:
+        self._writer, self.schema = writer, schema
+        self.properties = writer.mapping(schema, "properties")
+        self.patterns = writer.mapping(schema, "patternProperties")
+        self.open = next((keyword for keyword in OPEN if keyword in schema), "")
+        self.evaluators: list[_Node] = []
+
+    def own(self, name: str) -> list[Any]:
+        parts = [self.properties[name]] if name in self.properties else []
+        for pattern, part in self.patterns.items():
+            fits = fits_pattern(self._writer, pattern, name)
+            if fits is None:
+                self._writer.document.report(self.schema, "patternProperties")
+            elif fits:
+                parts.append(part)
+        return parts
+
+    def matched_by(self, patterns: Collection[str]) -> list[Any]:
+        """Return the schemas of an unnamed property whose name matches these patterns."""
+        found = [part for pattern, part in self.patterns.items() if pattern in patterns]
+        if found or not self.open:
+            return found
+        if self.open == "unevaluatedProperties":
+            for one in self.evaluators:
+                if one.evaluates_all or any(pattern in one.patterns for pattern in patterns):
+                    return []
+        return [self.schema[self.open]]
+
+    def evaluates(self, name: str) -> bool:
+        return self.evaluates_all or bool(self.own(name))
+
+    @property
+    def evaluates_all(self) -> bool:
+        return bool(self.open)
+
+
+def named(writer: Writer, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
+    """Return name, schema and required flag of each property."""
+    return Members(writer, conjunction).named()
 
 
 def _required(writer: Writer, node: Schema) -> dict[str, None]:
     value = node.get("required", [])
-    if isinstance(value, bool):  # draft 3, inside a property
+    if isinstance(value, bool) or value == {}:  # draft 3, inside a property; an empty list of PHP
         return {}
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise writer.document.fault(node, "required", "expected an array of names", value)
     writer.rules.spend(len(value))
     return dict.fromkeys(value)
-
-
-def _open(node: Schema) -> str:
-    return next((keyword for keyword in OPEN if keyword in node), "")
-
-
-def _others(
-    writer: Writer, plain: tuple[Schema, ...], named: dict[str, tuple[int, bool]]
-) -> list[Tokens] | None:
-    """Return alternatives of an unnamed property; None if there are none."""
-    patterned = [
-        (node, writer.mapping(node, "patternProperties")) for node in plain if node.get("patternProperties")
-    ]
-    opened = [node[keyword] for node in plain if (keyword := _open(node))]
-    if patterned:
-        return _by_pattern(writer, plain, patterned, opened)
-    if False in opened:
-        return None
-    least, _ = writer.count(plain, "minProperties", "maxProperties")
-    said = any("properties" in node or "required" in node for node in plain)
-    if not opened and said and least <= len(named):
-        return None
-    key: Tokens = [other_keys(writer, named)]
-    names = [node["propertyNames"] for node in plain if "propertyNames" in node]
-    if names:
-        if named:
-            writer.asked(plain, "propertyNames")
-        else:
-            key = [writer.of({"type": "string"}, *names)]
-    return [[*key, '": "', writer.of(*opened)]]
-
-
-def _by_pattern(
-    writer: Writer, plain: tuple[Schema, ...], patterned: list[tuple[Schema, Any]], opened: list[Any]
-) -> list[Tokens]:
-    """Return keys of any of the patterns. With several patterns a key could match more than one."""
-    patterns = [(pattern, schema) for _, found in patterned for pattern, schema in found.items()]
-    if len(patterns) > 1 or any(value is not False for value in opened):
-        writer.asked(plain, "patternProperties")
-    if any(value is not False for value in opened) or any("propertyNames" in node for node in plain):
-        writer.asked(plain, *OPEN, "propertyNames")
-    return [
-        [writer.of({"type": "string", "pattern": pattern}), '": "', writer.of(schema)]
-        for pattern, schema in patterns
-    ]
 
 
 def _bounds(
@@ -143,8 +266,10 @@ class _Chain:
         others: list[Tokens] | None,
         least: int,
         most: int | None,
+        fewest: int,
     ) -> None:
         self._writer, self._named, self._least, self._most = writer, list(named.items()), least, most
+        self._fewest = fewest  # unnamed properties
         self._others = None if others is None else writer.rules.add(others)
         self._cap = max(1, least, 0 if most is None else most)
 
@@ -190,7 +315,7 @@ class _Chain:
 
     def _end(self, count: int) -> Tokens | None:
         """Return other properties after `count`, and the end."""
-        least = max(self._least - count, 0)
+        least = max(self._least - count, self._fewest)
         most = None if self._most is None else self._most - count
         if self._others is None or most == 0:
             return ['"}"'] if not least else None

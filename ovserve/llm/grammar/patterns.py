@@ -1,201 +1,251 @@
-"""`pattern` of JSON schema (a regular expression of ECMA-262) as EBNF of a JSON string's content.
+"""Read a regular expression of ECMA-262 as a tree (`regular.py`), also in the spellings of other flavours.
 
-The expression matches the whole string, with its matches escaped for JSON. Look-around, back
-references, word boundaries and Unicode classes have no EBNF; a pattern with one of them is not enforced.
+What flavours read differently, or what makes the language irregular, is `Unsupported`; what no flavour reads
+is `Malformed`. Escapes and classes mean what ECMA-262 says: `\\d` and `\\w` are ASCII.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ovserve.llm.grammar.repetition import repeated
-from ovserve.llm.grammar.text import LAST, Ranges, complement, in_string
+from ovserve.llm.grammar.categories import category, folded
+from ovserve.llm.grammar.regular import (
+    EMPTY,
+    MAX_COUNT,
+    Alternatives,
+    Boundary,
+    Chars,
+    Edge,
+    Look,
+    Repeat,
+    Sequence,
+    Tree,
+)
+from ovserve.llm.grammar.text import LAST, Ranges, complement
 
 MAX_DEPTH = 50  # of groups
-MAX_COUNT = 100_000
 
 _DIGIT: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
-_SPACE: Ranges = [(0x09, 0x0D), (0x20, 0x20)]
-_ALL_SPACE: Ranges = [
-    *_SPACE, (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
+_SPACE: Ranges = [
+    (0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
     (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
 ]  # fmt: skip
-_NON_ASCII: Ranges = [(0x80, LAST)]  # flavours differ on whether a letter of these is a \w
 _CLASSES: dict[str, Ranges] = {
     "d": _DIGIT,
-    "D": complement([*_DIGIT, *_NON_ASCII]),
+    "D": complement(_DIGIT),
     "w": _WORD,
-    "W": complement([*_WORD, *_NON_ASCII]),
+    "W": complement(_WORD),
     "s": _SPACE,
-    "S": complement(_ALL_SPACE),
+    "S": complement(_SPACE),
 }
 _DOT = complement([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
-_CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0}
+_ANY: Ranges = [(0, LAST)]
+_CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
+_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Unsupported(Exception):
-    """A valid expression, as far as it was read, that EBNF cannot express."""
+    """A valid expression, as far as it was read, that cannot be held; the message says which part."""
 
 
 class Malformed(Exception):
     """The text is not a regular expression; the message is the reason."""
 
 
-def expression(pattern: str, named: Callable[[str], str]) -> str | None:
-    """EBNF of the texts that match as a whole; None if there are none. Raises Unsupported, Malformed.
-
-    `named` gives a rule of that text a name."""
-    reader = _Reader(pattern, named)
+def read(pattern: str) -> Tree:
+    """Return the tree of the expression. Raises Unsupported, Malformed."""
+    reader = _Reader(pattern)
     found = reader.alternatives(0)
     if reader.at < len(pattern):
         raise Malformed("unmatched )")
+    if reader.unsupported:
+        raise Unsupported(reader.unsupported)
     return found
 
 
 class _Reader:
-    def __init__(self, pattern: str, named: Callable[[str], str]) -> None:
-        self.pattern, self.at = pattern, 0
-        self._named = named
+    """Reads to the end also after a part that cannot be held, to see whether the rest is well-formed."""
 
-    def alternatives(self, depth: int) -> str | None:
+    def __init__(self, pattern: str) -> None:
+        self.pattern, self.at = pattern, 0
+        self.unsupported = ""
+        self._ignore_case = self._dot_all = False
+
+    def alternatives(self, depth: int) -> Tree:
         if depth > MAX_DEPTH:
-            raise Unsupported
+            raise Unsupported(f"more than {MAX_DEPTH} groups in each other")
         found = [self._sequence(depth)]
         while self._take("|"):
             found.append(self._sequence(depth))
-        some = list(dict.fromkeys(one for one in found if one is not None))
-        if not some:
-            return None
-        return some[0] if len(some) == 1 else " | ".join(one or '""' for one in some)
+        some = tuple(dict.fromkeys(found))
+        return some[0] if len(some) == 1 else Alternatives(some)
 
-    def _sequence(self, depth: int) -> str | None:
-        """Return EBNF; "" for the empty text, None if no text matches."""
-        parts: list[str] = []
-        alive, first, ended = True, True, False
+    def _sequence(self, depth: int) -> Tree:
+        parts: list[Tree] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
-            if self._take("^"):
-                if not first or depth:  # an anchor inside requires more than a group can express
-                    raise Unsupported
-                continue
-            if self._take("$"):
-                ended = True
-                continue
-            if ended or (depth and ended):
-                raise Unsupported
-            first = False
-            part = self._quantified(self._atom(depth))
-            alive = alive and part is not None
-            parts.append(part or "")
-        if ended and depth:
-            raise Unsupported
-        return " ".join(part for part in parts if part) if alive else None
+            parts += self._quantified(*self._atom(depth))
+        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
-    def _atom(self, depth: int) -> str | None:
-        """Return a single element, in parentheses if needed; "" for an empty group."""
+    def _atom(self, depth: int) -> tuple[Tree, bool]:
+        """Return a single element, and whether it may be repeated."""
         char = self._next()
+        if char in "^$":
+            return Edge(char == "^"), False
         if char == "(":
-            self._group_kind()
-            inner = self.alternatives(depth + 1)
-            if not self._take(")"):
-                raise Malformed("missing )")
-            return f"({inner})" if inner else inner
+            return self._group(depth)
         if char == "[":
-            return in_string(self._class())
+            return Chars(tuple(self._class())), True
         if char == ".":
-            return in_string(_DOT)
+            return Chars(tuple(_ANY if self._dot_all else _DOT)), True
         if char in "*+?":
             raise Malformed(f"nothing to repeat at {self.at - 1}")
-        return in_string(self._escape() if char == "\\" else [(ord(char), ord(char))])
+        if char == "\\" and (self._take("b") or self._take("B")):
+            return Boundary(self.pattern[self.at - 1] == "b"), False
+        found = self._escape() if char == "\\" else [(ord(char), ord(char))]
+        return Chars(tuple(folded(found) if self._ignore_case else found)), True
 
-    def _group_kind(self) -> None:
-        if not self._take("?"):
-            return
-        if self._take(":"):
-            return
-        if self.pattern.startswith("<", self.at) and self.pattern[self.at + 1 : self.at + 2] not in (
-            "=",
-            "!",
-        ):
-            end = self.pattern.find(">", self.at)
-            if end < 0 or not self.pattern[self.at + 1 : end].isidentifier():
+    def _group(self, depth: int) -> tuple[Tree, bool]:
+        flags = self._ignore_case, self._dot_all
+        kind = self._group_kind()
+        if kind == "flags":  # they hold for the rest of the enclosing group, which restores them
+            return EMPTY, False
+        inner = self.alternatives(depth + 1)
+        if not self._take(")"):
+            raise Malformed("missing )")
+        self._ignore_case, self._dot_all = flags
+        if kind in ("=", "!"):
+            return Look(inner, kind == "="), True
+        return inner, True
+
+    def _group_kind(self) -> str:
+        """Read what follows the parenthesis; return "=" or "!" of a look-ahead, "flags" if it ends there."""
+        if self._take("*"):
+            self._unsupported("verbs (*...)")
+        if not self._take("?") or self._take(":"):
+            return ""
+        for text, why in (("<=", "look-behind"), ("<!", "look-behind"), (">", "atomic groups"),
+                          ("|", "branch reset"), ("#", "comments"), ("(", "conditions")):  # fmt: skip
+            if self._take(text):
+                self._unsupported(f"{why} (?{text}...)")
+                return ""
+        for text in "=!":
+            if self._take(text):
+                return text
+        if self._take("P=") or self._take("P>"):
+            self._unsupported("references to groups")
+            return ""
+        if self._take("P<") or self._take("<") or self._take("'"):
+            end = self.pattern.find("'" if self.pattern[self.at - 1] == "'" else ">", self.at)
+            if end < 0 or not self.pattern[self.at : end].replace("$", "_").isidentifier():
                 raise Malformed("bad name of a group")
             self.at = end + 1
-            return
-        if self.pattern.startswith(("=", "!", "<=", "<!"), self.at):
-            raise Unsupported
-        raise Malformed("unknown kind of group")
+            return ""
+        return self._flags()
 
-    def _quantified(self, atom: str | None) -> str | None:
-        least, most = 1, 1
-        counted = False
-        if self._take("*"):
-            least, most, counted = 0, -1, True
-        elif self._take("+"):
-            least, most, counted = 1, -1, True
-        elif self._take("?"):
-            least, most, counted = 0, 1, True
-        elif (counts := self._counts()) is not None:
-            (least, most), counted = counts, True
-        if not counted:
-            return atom
-        self._take("?")  # lazy and greedy are the same language
+    def _flags(self) -> str:
+        on = True
+        while self.at < len(self.pattern) and self.pattern[self.at] not in ":)":
+            flag = self._next()
+            if flag == "-":
+                on = False
+            elif flag == "i":
+                self._ignore_case = on
+            elif flag == "s":
+                self._dot_all = on
+            elif flag in "amuxULnJ":
+                if on and flag in "mxULnJ":
+                    self._unsupported(f"the flag {flag}")
+            else:
+                raise Malformed("unknown kind of group")
+        if self._take(":"):
+            return ""
+        if self.at >= len(self.pattern):
+            raise Malformed("missing )")
+        self.at += 1
+        return "flags"
+
+    def _quantified(self, atom: Tree, repeatable: bool) -> tuple[Tree, ...]:
+        start = self.at
+        counts = self._counts()
+        if counts is None:
+            return (atom,)
+        if not repeatable:
+            raise Malformed(f"nothing to repeat at {start}")
+        if isinstance(atom, Look):
+            self._unsupported("repeated look-ahead")
+        least, most = counts
+        possessive = not self._take("?") and self._take("+")  # lazy and greedy are the same language
         if self.pattern.startswith(("*", "+", "?"), self.at):
             raise Malformed(f"nothing to repeat at {self.at}")
-        if atom is None:
-            return None if least else ""
-        if not atom or most == 0:
-            return ""
-        if most >= 0:
-            return repeated(atom, least, most, self._named)
-        if least < 2:
-            return atom + "*+"[least]
-        return f"{repeated(atom, least, least, self._named)} {atom}*"
+        found = Repeat(atom, least, most)
+        if not possessive:
+            return (found,)
+        if not isinstance(atom, Chars) or most is not None:
+            self._unsupported("possessive repetition of more than one character")
+        return found, Look(atom, ahead=False)
 
-    def _counts(self) -> tuple[int, int] | None:
-        """Read `{2}`, `{2,}` or `{2,5}`; any other brace is literal."""
+    def _counts(self) -> tuple[int, int | None] | None:
+        """Read a quantifier: `*`, `+`, `?`, `{2}`, `{2,}` or `{2,5}`; any other brace is literal."""
+        for text, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(text):
+                return counts
         end = self.pattern.find("}", self.at, self.at + 24)
         if not self.pattern.startswith("{", self.at) or end < 0:
             return None
         low, comma, high = self.pattern[self.at + 1 : end].partition(",")
-        if not (low.isascii() and low.isdigit() and (not high or (high.isascii() and high.isdigit()))):
+        if comma and not low and _is_number(high):
+            self._unsupported("{,n}, which flavours read differently")
+        if not _is_number(low) or (high and not _is_number(high)):
             return None
         self.at = end + 1
-        least, most = int(low), int(high) if high else -1 if comma else int(low)
-        if 0 <= most < least:
+        least, most = int(low), int(high) if high else None if comma else int(low)
+        if most is not None and most < least:
             raise Malformed(f"{{{low},{high}}} is out of order")
-        if max(least, most) > MAX_COUNT:
-            raise Unsupported
+        if max(least, most or 0) > MAX_COUNT:
+            self._unsupported(f"counts above {MAX_COUNT}")
+            return 0, 1
         return least, most
+
+    # ---- classes
 
     def _class(self) -> Ranges:
         negated = self._take("^")
+        if self.pattern.startswith("]", self.at) and "]" in self.pattern[self.at + 1 :]:
+            self._unsupported("a class that begins with ], which flavours read differently")
         found: Ranges = []
         while not self._take("]"):
             low = self._member()
-            if self.pattern.startswith("-", self.at) and not self.pattern.startswith("-]", self.at):
+            if self.pattern.startswith("-", self.at) and self.pattern[self.at + 1 : self.at + 2] not in (
+                "",
+                "]",
+            ):
                 self.at += 1
                 high = self._member()
-                if len(low) == 1 and len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]:
+                if len(low) == len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]:
                     if low[0][0] > high[0][0]:
                         raise Malformed("range of characters out of order")
                     found.append((low[0][0], high[0][0]))
                     continue
-                raise Malformed("a class of characters cannot end a range")
+                low = [*low, (0x2D, 0x2D), *high]  # next to a class of characters the hyphen is one of them
             found += low
+        if self._ignore_case:
+            found = folded(found)
         return complement(found) if negated else complement(complement(found))
 
     def _member(self) -> Ranges:
         if self.at >= len(self.pattern):
             raise Malformed("missing ]")
         char = self._next()
-        if char == "[" or self.pattern.startswith(("&&", "--"), self.at):
-            raise Unsupported  # flavours with nested classes read it differently
+        if (char == "[" and self.pattern[self.at : self.at + 1] in (":", ".", "=")) or (
+            char in "&-~" and self.pattern.startswith(char, self.at)
+        ):
+            self._unsupported("operators in a class, which flavours read differently")
         if char != "\\":
             return [(ord(char), ord(char))]
         if self._take("b"):
             return [(8, 8)]
         return self._escape()
+
+    # ---- escapes
 
     def _escape(self) -> Ranges:
         """Read the characters of an escape, after its backslash."""
@@ -204,30 +254,66 @@ class _Reader:
         char = self._next()
         if char in _CLASSES:
             return _CLASSES[char]
-        if char in "bBpPk" or (char.isdigit() and char != "0"):
-            raise Unsupported
-        if char == "0" and self.pattern[self.at : self.at + 1].isdigit():
-            raise Unsupported
-        if char in _CONTROLS:
+        if char in "pP":
+            return self._property(char == "P")
+        if char == "0" and not self.pattern[self.at : self.at + 1].isdigit():
+            code = 0
+        elif char.isdigit() or char == "k":
+            return self._unsupported("references to groups")
+        elif char in _CONTROLS:
             code = _CONTROLS[char]
+        elif char == "c" and self.pattern[self.at : self.at + 1].isalpha():
+            code = ord(self._next()) % 32
         elif char in "xu":
-            code = self._hex(2 if char == "x" else 4)
+            code = self._code(2 if char == "x" else 4)
         elif char.isascii() and char.isalnum():
-            raise Unsupported
+            return self._unsupported(f"the escape \\{char}")
         else:
             code = ord(char)
-        if 0xD800 <= code <= 0xDFFF:
-            raise Unsupported
+        if not self.unsupported and 0xD800 <= code <= 0xDFFF:
+            return self._unsupported("single surrogates")
         return [(code, code)]
 
-    def _hex(self, count: int) -> int:
-        digits = self.pattern[self.at : self.at + count]
-        if len(digits) < count or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
-            raise Unsupported
-        self.at += count
-        return int(digits, 16)
+    def _property(self, negated: bool) -> Ranges:
+        end = self.pattern.find("}", self.at) if self._take("{") else self.at + 1
+        name = self.pattern[self.at : end] if end > 0 else ""
+        found = category(name)
+        if not name:
+            raise Malformed("bad name of a property")
+        self.at = end + self.pattern.startswith("}", end)
+        if found is None:
+            return self._unsupported(f"the property {name}")
+        return complement(found) if negated else found
+
+    def _code(self, count: int) -> int:
+        if self._take("{"):
+            end = self.pattern.find("}", self.at, self.at + 8)
+            digits = self.pattern[self.at : max(end, self.at)]
+            self.at = max(end + 1, self.at)
+        else:
+            digits = self.pattern[self.at : self.at + count]
+            self.at += len(digits)
+            if len(digits) != count:
+                digits = ""
+        if not digits or not _HEX.issuperset(digits):
+            raise Malformed(f"expected hex digits at {self.at}")
+        code = int(digits, 16)
+        if code > LAST:
+            raise Malformed(f"no character has the code {digits}")
+        if 0xD800 <= code < 0xDC00 and self._take("\\u"):
+            low = self._code(4)
+            if not 0xDC00 <= low <= 0xDFFF:
+                self._unsupported("single surrogates")
+            return 0x10000 + (code - 0xD800) * 0x400 + (low - 0xDC00)
+        return code
+
+    def _unsupported(self, what: str) -> Ranges:
+        self.unsupported = self.unsupported or what
+        return []
 
     def _next(self) -> str:
+        if self.at >= len(self.pattern):
+            raise Malformed("it ends too early")
         self.at += 1
         return self.pattern[self.at - 1]
 
@@ -236,3 +322,7 @@ class _Reader:
             return False
         self.at += len(text)
         return True
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -6,12 +6,18 @@ The text is counted while rules are added, so an oversized grammar is rejected b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.budget import MAX_STEPS, budget
 
 MAX_BYTES = 256 * 1024  # of grammar text; sixty tools of a coding agent are 70 KB
+MAX_STATES = 1000  # of automata: each takes 2 ms to compile, with 49,152 tokens
 STEP_BYTES = 3  # of grammar text that take as long to write as a step
+
+
+class TooLarge(InvalidArgument):
+    """The grammar has more text than is allowed."""
 
 
 class Repeat:
@@ -43,6 +49,9 @@ class Rules:
         self._bytes = 0
         self._budget = budget()
         self.properties = 0  # of the largest object, for the message
+        self.made: dict[Any, Any] = {}  # by what was asked, for those who write the same thing again
+        self.noted: dict[str, None] = {}  # names of formats without a meaning here
+        self._states = MAX_STATES
 
     def new(self) -> int:
         self._bodies.append([])
@@ -75,17 +84,27 @@ class Rules:
         self._recursive.setdefault(name, text)
         return name
 
+    def take_states(self, count: int) -> bool:
+        """Take room for states that are a rule each; return False if there is too little."""
+        if count > self._states:
+            return False
+        self._states -= count
+        return True
+
     def spend(self, steps: int = 1) -> None:
         if not self._budget.spend(steps):
-            raise InvalidArgument(f"{self._what}: takes more than {MAX_STEPS} steps to read; make it simpler")
+            raise InvalidArgument(
+                f"{self._what}: takes more than {MAX_STEPS} steps to read; make it simpler", param=self._what
+            )
 
     def _grow(self, size: int) -> None:
         self._bytes += size
         self.spend(size // STEP_BYTES + 1)
         if self._bytes > MAX_BYTES:
-            raise InvalidArgument(
+            raise TooLarge(
                 f"{self._what}: makes more than {MAX_BYTES} bytes of grammar, the limit; make it simpler"
-                f" (its largest object has {self.properties} properties)"
+                f" (its largest object has {self.properties} properties)",
+                param=self._what,
             )
 
     def write(self, root: int) -> str | None:

@@ -24,7 +24,7 @@ ESCAPE = (
     f'["\\\\/bfnrt] | "u" ([0-9a-cA-CefEF] {HEX} {HEX} {HEX} | [dD] [0-7] {HEX} {HEX}'
     f' | [dD] [89abAB] {HEX} {HEX} "\\\\u" [dD] [c-fC-F] {HEX} {HEX})'
 )
-PLAIN = '[^"\\\\\\x00-\\x1f\\x7f]'  # characters that stand for themselves
+PLAIN = '[^"\\\\\\u0000-\\u001f\\u007f]'  # characters that stand for themselves
 CHARACTER = f'{PLAIN} | "\\\\" ({ESCAPE})'
 
 
@@ -65,33 +65,50 @@ def intersection(one: Iterable[tuple[int, int]], other: Ranges) -> Ranges:
 
 
 def in_string(ranges: Ranges) -> str | None:
-    """Return one character of these in its JSON string form; None if there is none.
-
-    Of a class of nearly all characters, those that must be escaped are quotes, backslash and white space.
-    """
+    """Return one character of these in its JSON string form; None if there is none."""
     return _in_string(tuple(ranges)) if len(ranges) <= REMEMBERED else _in_string.__wrapped__(tuple(ranges))
 
 
 @lru_cache(maxsize=1024)
 def _in_string(ranges: tuple[tuple[int, int], ...]) -> str | None:
     safe = intersection(ranges, complement(_UNSAFE))
-    wide = len(safe) > 0 and sum(high - low + 1 for low, high in safe) > 0x1000
-    wanted = _SHORT if wide else range(0x80)
-    codes = [code for code in wanted if any(low <= code <= high for low, high in ranges)]
-    escaped = [
-        quoted(_SHORT.get(code) or f"\\u{code:04x}")
-        for code in codes
-        if any(a <= code <= b for a, b in _UNSAFE)
+    codes = [
+        code
+        for low, high in intersection(ranges, _UNSAFE)
+        for code in range(low, min(high, 0x7F) + 1)  # a single surrogate is not a character
     ]
-    found = [character_class(safe), *escaped] if safe else escaped
-    return None if not found else found[0] if len(found) == 1 else f"({' | '.join(found)})"
+    found = [character_class(safe)] if safe else []
+    found += [quoted(_SHORT[code]) for code in codes if code in _SHORT]
+    by_first: dict[str, str] = {}
+    for code in codes:
+        if code not in _SHORT:
+            by_first[f"{code >> 4:x}"] = by_first.get(f"{code >> 4:x}", "") + f"{code & 15:x}"
+    found += [f'"\\\\u00{first}" [{digits}]' for first, digits in by_first.items()]
+    return (
+        None
+        if not found
+        else found[0]
+        if len(found) == 1 and " " not in found[0]
+        else f"({' | '.join(found)})"
+    )
+
+
+def is_wide(ranges: Ranges) -> bool:
+    """Return whether these are so many characters that a mask of their tokens takes long."""
+    return sum(high - low + 1 for low, high in ranges) > 0x1000
 
 
 def character_class(ranges: Ranges) -> str:
+    if ranges and ranges[0][0] == 0x5E:  # the older library takes an escaped ^ in the first place as negation
+        after = [(0x5F, ranges[0][1])] if ranges[0][1] > 0x5E else []
+        ranges = [*after, *ranges[1:], (0x5E, 0x5E)]
+        if len(ranges) == 1:
+            return '"^"'
     return "[" + "".join(_code(a) if a == b else f"{_code(a)}-{_code(b)}" for a, b in ranges) + "]"
 
 
 def _code(code: int) -> str:
     if chr(code).isascii() and chr(code).isalnum():
         return chr(code)
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    # The library reads all hex digits that follow `\x`, but exactly 4 of `\u` and 8 of `\U`.
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

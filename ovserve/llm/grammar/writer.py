@@ -12,11 +12,15 @@ from typing import Any
 import msgspec
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar import arrays, numbers, objects, strings, text
-from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
-from ovserve.llm.grammar.enums import admitted
-from ovserve.llm.grammar.exclusive import exclusive
-from ovserve.llm.grammar.rules import STEP_BYTES, Repeat, Rules
+from ovserve.llm.grammar import arrays, numbers, objects, text
+from ovserve.llm.grammar.conditions import FRACTION
+from ovserve.llm.grammar.conjunction import Conjunction, Document, Enforced, Schema
+from ovserve.llm.grammar.constraint import JSON_MARK
+from ovserve.llm.grammar.enums import common
+from ovserve.llm.grammar.exclusive import one_each
+from ovserve.llm.grammar.judge import admitted
+from ovserve.llm.grammar.keys import strings_without
+from ovserve.llm.grammar.rules import STEP_BYTES, Repeat, Rules, TooLarge
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OBJECT_SIGNS = frozenset(
@@ -26,42 +30,68 @@ _OBJECT_SIGNS = frozenset(
     )
 )  # fmt: skip
 _ARRAY_SIGNS = frozenset(("items", "prefixItems", "unevaluatedItems"))
-_ALWAYS_OPEN = ("not", "if", "$dynamicRef", "$recursiveRef")  # never enforced
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
-_VALUES = frozenset(("enum", "const"))
 WRITING = 20  # steps that the smallest schema takes
 PARAMETER = 15  # steps that a parameter written apart takes
+COMPARISONS = 4000  # of conjunctions, in all unions of a schema
+MAX_WHOLE = 2**53  # up to which a double is one integer
 DIGIT = 4  # characters of a number's text that take as long as a step
 
 
 class Written(msgspec.Struct, frozen=True):
     grammar: str  # EBNF; the rule `root` is an instance
     unenforced: list[str]  # paths of keywords without effect, such as "properties.age.not"
+    noted: list[str] = []  # formats of unknown names, which only annotate, such as "format: colour"
 
 
-def write(schema: Any, *, root: Any = None, what: str = "schema", report: bool = True) -> Written:
+def write(
+    schema: Any, *, root: Any = None, what: str = "schema", report: bool = True, exact: bool = True
+) -> Written:
     """Write the schema. `root` is the document that references point into, by default `schema` itself.
 
-    `report` lists what is left out, which takes another walk.
+    `report` lists what is left out, which takes another walk. `exact` admits all that the schema allows;
+    otherwise unnamed properties and items, and other types, only where the schema mentions them.
 
     Raises InvalidArgument for an invalid schema, or one without instances, or too large.
     """
-    writer = Writer(schema if root is None else root, what)
-    writer.rules.spend(WRITING)
-    first = writer.of(schema)
-    writer.finish()
-    grammar = writer.rules.write(first)
-    if grammar is None:
-        raise InvalidArgument(f"{what}: no value is valid under the schema", param=what)
-    return Written(grammar, writer.document.reported if report else [])
+    document = schema if root is None else root
+    # Partial negations may leave nothing; without strict, a schema may contradict itself by its conditions.
+    levels: list[Enforced] = ["narrowly", "exactly"] if exact else ["narrowly", "exactly", "not"]
+    while levels:
+        writer = Writer(document, what, exact=exact, conditions=levels.pop(0))
+        try:
+            grammar = writer.grammar(schema)
+        except TooLarge:
+            if not writer.document.conditions:
+                raise
+            levels = ["not"]  # negations take the most text
+            continue
+        if grammar is not None:
+            reported = writer.document.reported if report else []
+            return Written(grammar, reported, [*writer.rules.noted])
+    raise InvalidArgument(f"{what}: no value is valid under the schema", param=what)
 
 
 class Writer:
-    def __init__(self, root: Any, what: str) -> None:
+    """`conditions`: how `oneOf`, `not`, `if` and the dependent keywords are enforced."""
+
+    def __init__(
+        self, root: Any, what: str, *, exact: bool = True, conditions: Enforced = "narrowly"
+    ) -> None:
+        self.exact = exact
+        self.comparisons = COMPARISONS  # left for finding out which branches exclude each other
         self.rules = Rules(what)
-        self.document = Document(root, self.rules, what)
+        self.document = Document(root, self.rules, what, conditions)
         self._known: dict[Any, tuple[int, Conjunction]] = {}  # holds the objects whose ids are the key
         self._todo: list[tuple[int, Conjunction]] = []
+
+    def grammar(self, schema: Any) -> str | None:
+        """Return EBNF of the schema's instances; None if there are none."""
+        self.rules.spend(WRITING)
+        first = self.of(schema)
+        self.finish()
+        grammar = self.rules.write(first)
+        return None if grammar is None else JSON_MARK + grammar
 
     def rule(self, conjunction: Conjunction | None) -> int:
         """Return the rule of these subschemas, written later; for None, a rule that matches no text."""
@@ -130,23 +160,25 @@ class Writer:
         plain = conjunction.plain
         if conjunction.unions:
             branches = conjunction.unions[0]
-            self.rules.spend(len(branches))
-            one_of = self.document.one_of.get(id(branches))
-            if one_of is not None and not exclusive(self, branches):
-                self.document.report(one_of, "oneOf")
+            self.rules.spend(len(branches) + 1)
+            if (one_of := self.document.one_of.get(id(branches))) is not None:
+                branches = one_each(self, conjunction, one_of)
             return [[self.rule(self.document.branch(conjunction, one))] for one in branches]
         self.rules.spend(len(plain))
-        self.asked(plain, *_ALWAYS_OPEN)
-        if any(node.keys() & _VALUES for node in plain):
-            return [[self.literal(value)] for value in admitted(self, plain)]
+        if (values := common(self, plain)) is not None:
+            return [
+                [self.literal(form)]
+                for value in admitted(self, conjunction, values)
+                for form in _forms(value)
+            ]
         kinds = self.kinds(plain)
         body: list[list[str | int | Repeat]] = []
         if "object" in kinds:
-            body += objects.body(self, plain)
+            body += objects.body(self, conjunction)
         if "array" in kinds:
-            body += arrays.body(self, plain)
+            body += arrays.body(self, conjunction)
         if "string" in kinds:
-            body += strings.body(self, plain)
+            body += strings_without(self, plain)
         if "number" in kinds or "integer" in kinds:
             body += self._number(plain, integer="number" not in kinds)
         if "boolean" in kinds:
@@ -163,30 +195,41 @@ class Writer:
                 continue
             value = node["type"]
             kinds = [value] if isinstance(value, str) else value
+            if isinstance(kinds, list):  # YAML reads an unquoted null in a list as null
+                kinds = ["null" if kind is None else kind for kind in kinds]
             if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
                 raise self.document.fault(node, "type", "expected a type or an array of types", value)
             for kind in kinds:
                 if kind not in KINDS:
                     raise self.document.fault(node, "type", f"expected one of {', '.join(KINDS)}", kind)
             found &= {*kinds, "integer"} if "number" in kinds else set(kinds)
-        if any("type" in node for node in plain):
+        if self.exact or any("type" in node for node in plain):
             return found
         if any(node.keys() & _OBJECT_SIGNS for node in plain):
             return {"object"}
         return {"array"} if any(node.keys() & _ARRAY_SIGNS for node in plain) else found
 
     def _number(self, plain: tuple[Schema, ...], *, integer: bool) -> list[list[str | int | Repeat]]:
+        fraction = any(FRACTION in node for node in plain)
+        if fraction and integer:
+            return []
+
+        def expression(range_: numbers.Range) -> str | None:
+            if fraction:
+                return numbers.fraction(range_, self.rules)
+            return numbers.expression(range_, integer=integer, home=self.rules)
+
         range_ = numbers.Range()
         try:
-            self._bounds(plain, range_)
-            found = numbers.expression(range_, integer=integer, home=self.rules)
+            self.bounds(plain, range_)
+            found = expression(range_)
         except numbers.Inexpressible:
             self.asked(plain, *_BOUNDS)
-            found = numbers.expression(numbers.Range(), integer=integer, home=self.rules)
+            found = expression(numbers.Range())
         self.rules.spend(len(found or "") // DIGIT)
         return [] if found is None else [[self.rules.text(found)]]
 
-    def _bounds(self, plain: tuple[Schema, ...], range_: numbers.Range) -> None:
+    def bounds(self, plain: tuple[Schema, ...], range_: numbers.Range) -> None:
         for node in plain:  # in draft 4 a boolean makes a bound exclusive
             for keyword, other, take in (
                 ("minimum", "exclusiveMinimum", range_.at_least),
@@ -204,6 +247,12 @@ class Writer:
             range_.multiple_of(value)
 
 
+def _forms(value: Any) -> list[Any]:
+    """Return the value, and 2 for 2.0."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < MAX_WHOLE
+    return [value, int(value)] if whole else [value]
+
+
 def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
     """Return name, schema and required flag of each parameter, for arguments that are written separately.
 
@@ -211,7 +260,6 @@ def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
     """
     writer = Writer(schema, what)
     conjunction = writer.document.conjunction(schema)
-    plain = conjunction.plain if conjunction is not None else ()
-    found = objects.named(writer, plain)
+    found = objects.named(writer, conjunction) if conjunction is not None else []
     writer.rules.spend(PARAMETER * len(found))
     return found

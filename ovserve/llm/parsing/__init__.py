@@ -1,7 +1,6 @@
 """Parse answers into content, reasoning and tool calls, for every dialect, streamed or whole with the same
-result. `events` what comes out, `scanner` the one scanner, `cursor` and `output` its two ends, `dialect` what
-a new format subclasses, `tools/` and `reasoning/` the formats, `registry` their names; the rest is what
-formats share: `jsonscan`, `jsoncall`, `framed`, `xmlcall`, `pythonic`, `literal`, `typed`, `frames`.
+result. `events.py`: what comes out; `core/`: the scanner, what a new format subclasses, the names of formats;
+`tools/` and `reasoning.py`: the formats; `json/` and `syntax/`: what these share.
 """
 
 from __future__ import annotations
@@ -80,15 +79,19 @@ def detect(template: str, model: str = "") -> tuple[str | None, str | None]:
     return default().detect(template, model)
 
 
-def implicit_reasoning_start(reasoning: str | None, rendered_prompt: str) -> bool:
+def implicit_reasoning_start(reasoning: str | None, rendered_prompt: str, prefill: str = "") -> bool:
     """Return whether the prompt ends inside the reasoning. For chat prompts only: a raw prompt is the user's
-    text."""
+    text. `prefill` is the beginning of the answer, if the client wrote it; the prompt ends with it."""
     dialect = default().reasoning(reasoning)
-    return dialect is not None and dialect.implicit(rendered_prompt)
+    if dialect is None:
+        return False
+    return dialect.begun(prefill) if prefill.strip() else dialect.implicit(rendered_prompt)
 
 
-def reasoning_closed(reasoning: str | None, rendered_prompt: str) -> bool:
-    """Return whether the prompt closes the reasoning, as templates do to disable it. For chat prompts
-    only."""
+def reasoning_closed(reasoning: str | None, rendered_prompt: str, prefill: str = "") -> bool:
+    """Return whether the answer goes on after the reasoning: the prompt closes it, as templates do to disable
+    it, or the client began the answer proper. For chat prompts only."""
     dialect = default().reasoning(reasoning)
-    return dialect is not None and dialect.closed(rendered_prompt)
+    if dialect is None:
+        return False
+    return not dialect.begun(prefill) if prefill.strip() else dialect.closed(rendered_prompt)

@@ -15,22 +15,12 @@ import msgspec
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.prompt import generic_tools
+from ovserve.llm.prompt.arrange import arrange
+from ovserve.llm.prompt.expectations import Expectations
 
 ToolPrompt = Literal["template", "generic"]
 
 RESERVED = ("messages", "tools", "bos_token", "eos_token", "pad_token")
-
-
-@dataclass(frozen=True)
-class Expectations:
-    """The form that a template expects of its messages; `template_probe.py` detects it."""
-
-    tools: bool = False  # it shows tools to the model
-    bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
-    object_arguments: bool = False  # tool call arguments as an object rather than JSON text
-    reasoning_field: str = "reasoning_content"
-    developer: bool = False  # it supports the role
-    content_parts: bool = False  # content as a list of parts; it would drop plain text
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -41,6 +31,13 @@ class Conversation(msgspec.Struct, frozen=True):
     tools: Sequence[Mapping[str, Any]] | None = None
     continue_final_message: bool = False  # the prompt ends inside the last message
     param: str = "messages"  # the API style's name of the field, for errors
+    adapted: tuple[str, ...] = ()  # what `arrange` changed, reported in a header
+
+    @property
+    def prefill(self) -> str:
+        """Return the beginning of the answer that the client wrote, if any."""
+        content = self.messages[-1].get("content") if self.continue_final_message else ""
+        return content if isinstance(content, str) else ""
 
 
 class EncodedConversation(msgspec.Struct, frozen=True):
@@ -48,11 +45,14 @@ class EncodedConversation(msgspec.Struct, frozen=True):
 
     json: bytes
     param: str
+    adapted: tuple[str, ...] = ()
+    prefill: str = ""
 
     @classmethod
     def of(cls, conversation: Conversation) -> EncodedConversation:
         """Encode it. Raises UnicodeEncodeError or RecursionError for values that JSON cannot hold."""
-        return cls(msgspec.json.encode(conversation), conversation.param)
+        encoded = msgspec.json.encode(conversation)
+        return cls(encoded, conversation.param, conversation.adapted, conversation.prefill)
 
 
 @dataclass(frozen=True)
@@ -118,4 +118,5 @@ class ChatTemplate:
             )
         if self.tool_prompt == "generic":
             messages, tools = generic_tools.describe(messages, tools), None
-        return Conversation(messages, variables, tools or None, continue_final_message, param)
+        messages, adapted = arrange(messages, self.expects)
+        return Conversation(messages, variables, tools or None, continue_final_message, param, adapted)

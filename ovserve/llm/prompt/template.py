@@ -22,7 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Expectations
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation
+from ovserve.llm.prompt.expectations import Expectations
 from ovserve.llm.prompt.template_probe import Messages, adapt, probe
 
 # Exceptions of templates on unexpected messages. ArithmeticError includes OverflowError.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
-from ovserve.llm.prompt.chat_template import Expectations
+from ovserve.llm.prompt.expectations import Expectations, SystemPlace
 
 NEEDLE = "ovserve-probe"
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
@@ -35,13 +35,21 @@ def probe(source: str, render: Render) -> Expectations:
             return plain([{**m, "content": _as_parts(m["content"])} for m in messages], tools)
 
     tools, bare = _shows_tools(render) if _reads(source, "tools") else (False, False)
+    objects = _reads(source, "tool_calls") and _wants_objects(render)
+    dropped = _shows(render, "system", "user") and not _shows(render, "developer", "user")
+    developer = _reads(source, "developer") and not dropped
+    system = _system_place(render, ("system", "developer") if developer else ("system",))
+    needs_user = system == "first" and not _shows(render, "system") and _shows(render, "system", "user")
     return Expectations(
         tools=tools,
         bare_tools=bare,
-        object_arguments=_reads(source, "tool_calls") and _wants_objects(render),
+        object_arguments=objects,
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
-        developer=_reads(source, "developer"),
+        developer=developer,
         content_parts=parts,
+        system=system,
+        needs_user=needs_user,
+        **_turns(render, {} if objects else "{}"),
     )
 
 
@@ -95,6 +103,52 @@ def _wants_parts(render: Render) -> bool:
         return NEEDLE in (render([{"role": "user", "content": content}]) or "")
 
     return not shown(NEEDLE) and shown(_as_parts(NEEDLE))
+
+
+def _shows(render: Render, *roles: str) -> bool:
+    """Return whether it renders the text of each message of these roles."""
+    turns = [{"role": role, "content": f"{NEEDLE}-{i}."} for i, role in enumerate(roles)]
+    text = render(turns)
+    return text is not None and all(turn["content"] in text for turn in turns)
+
+
+def _system_place(render: Render, roles: Sequence[str]) -> SystemPlace:
+    """Return where a system message is shown. A template that drops one is like one that refuses it."""
+    if not _shows(render, "user") or not _shows(render, "user", "assistant", "user"):
+        return "any"  # unlike any other template: the client's order is the best one
+    if not _shows(render, "system", "user"):
+        return "none"
+    for role in roles:
+        for later in (
+            ("user", "assistant", role, "user"),
+            ("user", "assistant", "user", role),
+            ("system", role, "user"),
+            ("user", role),
+        ):
+            if not _shows(render, *later):
+                return "first"
+    return "any"
+
+
+class _Turns(TypedDict):
+    user_first: bool
+    merged_roles: tuple[str, ...]
+    tools_before_assistant: bool
+
+
+def _turns(render: Render, arguments: Any) -> _Turns:
+    """Return which orders of turns it refuses, as fields of Expectations."""
+    if not _shows(render, "user", "assistant", "user"):
+        return {"user_first": False, "merged_roles": (), "tools_before_assistant": False}
+    repeated = {"user": ("user", "user"), "assistant": ("user", "assistant", "assistant", "user")}
+    called = [*_call(arguments), {"role": "tool", "content": "x", "tool_call_id": "call00001"}]
+    user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
+    return {
+        "user_first": not _shows(render, "assistant", "user"),
+        "merged_roles": tuple(role for role, turns in repeated.items() if not _shows(render, *turns)),
+        "tools_before_assistant": render([*called, user]) is None
+        and render([*called, assistant, user]) is not None,
+    }
 
 
 def _shows_tools(render: Render) -> tuple[bool, bool]:

@@ -15,7 +15,7 @@ import msgspec
 
 from ovserve.engine.protocol.frames import encode
 from ovserve.engine.protocol.speech import RATE, SAMPLE_BYTES
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.sandbox.audio.messages import AudioResult, DecodeAudio, UndecodableAudio
 from ovserve.sandbox.children import ChildEnded, ChildPool, ChildTimeout
 
@@ -81,7 +81,10 @@ class AudioLoader:
     async def load(self, source: Path, param: str) -> Recording:
         """Decode a file. Raises InvalidArgument naming `param` for one that cannot be used, Unavailable when
         no process becomes free in time."""
-        descriptor, target = tempfile.mkstemp(prefix=PREFIX)
+        try:
+            descriptor, target = tempfile.mkstemp(prefix=PREFIX)
+        except OSError as error:
+            raise Unavailable(f"the server cannot store decoded audio: {error.strerror}") from error
         try:
             answer = await self._ask(DecodeAudio(str(source), target, self.bounds.seconds))
             if isinstance(answer, UndecodableAudio):

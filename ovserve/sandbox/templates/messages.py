@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ovserve.llm.prompt.chat_template import ChatTemplate, Expectations
+from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.prompt.expectations import Expectations
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):

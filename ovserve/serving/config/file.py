@@ -2,8 +2,8 @@
 
 Paths: `base_path` is absolute or relative to the directory of the file, and by default the folder there with
 the entry's name. `graph_path` and `subconfig` are absolute or relative to `base_path`, by default graph.pbtxt
-and, if there is one, subconfig.json. An entry of `model_config_list` without a graph file may have it in
-`base_path`/1, as KServe's ModelMesh lays it out; else it is a plain model if one is there, or if it has
+and, if there is one, subconfig.json. An entry of `model_config_list` may have its graph in `base_path`/1, as
+in KServe's ModelMesh, with config.json as subconfig; else it is a plain model if one is there, or if it has
 options of one (`models.py`). Of two entries with one name the first counts.
 """
 
@@ -16,16 +16,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ovserve.engine.model.files import cloud_fault
 from ovserve.engine.model.tensor_files import SUFFIXES
 from ovserve.errors import LoadError
-from ovserve.serving.config.models import looks_plain, model_specs
+from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, option_fault
 from ovserve.serving.config.schema import FILE, uses
 from ovserve.serving.config.subconfig import SUBCONFIG_FILE, Found, checked, items, with_models
 from ovserve.serving.config.text import Value
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
-MESH_FOLDER = "1"
-MODEL_KEYS = frozenset(("shape", "batch_size", "layout", "model_version_policy", "nireq"))
+MESH_FOLDER, MESH_SUBCONFIG = "1", "config.json"  # the other one with this name is of the model on the hub
+MODEL_KEYS = frozenset(FLAGS)
 TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
 
 
@@ -73,6 +74,17 @@ class ConfigFile:
         listed = metrics.get("metrics_list")
         return Monitoring(metrics.get("enable"), None if listed is None else tuple(listed))
 
+    def option_faults(self) -> dict[str, str]:
+        """Return why options of plain models are refused, by their path in the file."""
+        entries = [item.data["config"] for item in items(self._value(), "model_config_list")]
+        return {
+            entry.data[key].path: fault
+            for entry in entries
+            if self.is_plain(entry)
+            for key in entry.data
+            if (fault := option_fault(key, entry.plain[key]))
+        }
+
     # -- parts
 
     def _value(self, text: bytes | None = None) -> Value:
@@ -101,7 +113,12 @@ class ConfigFile:
         return is_plain(self._spec(entry, mesh=True), entry)
 
     def _entries(self, value: Value) -> Iterator[list[ServableSpec]]:
-        """Yield the specifications of each entry."""
+        """Yield the specifications of each entry. Its own values win over those of the file."""
+        idle = value.plain.get("idle_unload_timeout_seconds")
+        for specs in self._specs(value):
+            yield [replace(s, idle_seconds=idle) if s.idle_seconds is None else s for s in specs]
+
+    def _specs(self, value: Value) -> Iterator[list[ServableSpec]]:
         for item in items(value, "model_config_list"):
             yield self._of_entry(item.data["config"])
         for item in items(value, "mediapipe_config_list"):
@@ -129,13 +146,17 @@ class ConfigFile:
         if mesh and not graph.is_file() and (base / MESH_FOLDER / GRAPH_FILE).is_file():
             base = base / MESH_FOLDER
             graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
+            if not subconfig.is_file() and _lists_models(base / MESH_SUBCONFIG):
+                subconfig = base / MESH_SUBCONFIG
         named = "subconfig" in given or subconfig.is_file()
+        fault = cloud_fault(given.get("base_path", "")) or cloud_fault(given.get("graph_path", ""))
         return ServableSpec(
             given["name"],
             base,
             graph,
             subconfig if named else None,
             self._at(entry),
+            fault,
             group=given.get("group_name", ""),
             idle_seconds=given.get("idle_unload_timeout_seconds"),
             warmup=base / given["warmup_file"] if "warmup_file" in given else None,
@@ -150,3 +171,10 @@ def is_plain(spec: ServableSpec, entry: Value) -> bool:
     if spec.graph.is_file() or {"graph_path", "subconfig"} & entry.data.keys():
         return False
     return looks_plain(spec.base) or bool(MODEL_KEYS & entry.data.keys()) or spec.base.suffix in SUFFIXES
+
+
+def _lists_models(path: Path) -> bool:
+    try:
+        return b'"model_config_list"' in path.read_bytes()
+    except OSError:
+        return False

@@ -1,32 +1,61 @@
 """An entry of `model_config_list` that is a plain model: its options, and the versions to serve of it.
 
 The keys are OVMS's. Each version is a specification of its own under one name: it loads, fails and retires
-by itself. Versions are the folders of `base_path` with a number for a name. A single file, and a directory
-with one model and without such folders, are version 1.
+by itself. Versions are the folders of `base_path` with a number for a name, as TensorFlow's exporters write
+it too: 00000001. A single file, and a directory with one model and without such folders, are version 1.
+
+A version that is not whole, because its files still arrive, has a fault, and does not count as the newest.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ovserve.engine.model.tensor_files import is_model_file, model_file
-from ovserve.engine.protocol.tensors import TensorSpec
-from ovserve.errors import LoadError
+from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault
+from ovserve.engine.model.tensor_files import is_model_file, model_file, unfinished
+from ovserve.engine.protocol.tensors import KSERVE_TYPES, TensorSpec
+from ovserve.errors import InvalidArgument, LoadError
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.serving.status import VERSION
 
 MAX_BATCH, MAX_DELAY = 1024, 1_000_000  # rows, microseconds
 MAX_NIREQ = 100_000
-_VERSION = re.compile("[1-9][0-9]{0,17}")  # gRPC carries versions in 64 bits
+_VERSION = re.compile("0*[1-9][0-9]{0,17}")  # gRPC carries versions in 64 bits
 _DIMENSION = r"(-1|[0-9]+(\s*:\s*[0-9]+)?)"
 _SIZE = re.compile(rf"auto|{_DIMENSION}", re.IGNORECASE)
 _SHAPE = re.compile(rf"auto|[(\[]?\s*({_DIMENSION}\s*(,\s*{_DIMENSION}\s*)*,?\s*)?[)\]]?", re.IGNORECASE)
 _SCALARS = (str, bool, int, float)
+_COLOURS = ("BGR", "RGB")
+# By the names of OpenVINO and of KServe's protocol.
+PRECISIONS = {
+    alias: kind
+    for kind, name in KSERVE_TYPES.items()
+    if kind not in ("string", "boolean")
+    for alias in (kind.upper(), name)
+}
+
+# The keys of an entry that are flags too, with their help; `target_device` and `plugin_config` are those of
+# graphs.
+FLAGS = {
+    "shape": "shape of the input, such as (1,3,200:500,-1) or auto; or a JSON object of shapes by input",
+    "batch_size": "size of the batch: a number, -1 for any, a range such as 1:8, or auto",
+    "layout": "layout, or those of client and model, such as NHWC:NCHW; or a JSON object by tensor",
+    "precision": "type of the input that clients send, such as FP32 or U8; or a JSON object by input",
+    "color_format": "order of the colours: BGR or RGB, or those of client and model, such as RGB:BGR",
+    "mean": "number that is subtracted from the input, or a JSON list for its channels",
+    "scale": "number that the input is divided by after that, or a JSON list for its channels",
+    "model_version_policy": 'versions that are served, such as {"latest": {"num_versions": 2}}',
+    "nireq": "infer requests; 0: as many as the device recommends",
+}
+DEVICE_FLAGS = ("target_device", "plugin_config")
+_DECODED = ("model_version_policy", "plugin_config", "mean", "scale", "nireq")  # are JSON on a command line
 
 
 @dataclass(frozen=True)
@@ -49,9 +78,10 @@ def looks_plain(base: Path) -> bool:
         return is_model_file(base)
     if not base.is_dir() or (base / GRAPH_FILE).is_file():
         return False
-    if any((folder / GRAPH_FILE).is_file() for folder in _versions(base).values()):
+    versions, _ = _versions(base)
+    if any((folder / GRAPH_FILE).is_file() for folder in versions.values()):
         return False
-    return bool(_versions(base)) or _has_model(base)
+    return bool(versions) or _has_model(base)
 
 
 def model_specs(name: str, base: Path, given: Mapping[str, Any], origin: str) -> list[ServableSpec]:
@@ -61,19 +91,52 @@ def model_specs(name: str, base: Path, given: Mapping[str, Any], origin: str) ->
     """
     try:
         options, policy = _options(given), _policy(given.get("model_version_policy"))
-        places = _places(base)
-        wanted = policy.of(list(places))
+        places, warnings = _places(base)
     except LoadError as error:
         return [_spec(name, base, VERSION, None, origin, error.reason)]
+    faults = {version: fault for version, path in places.items() if (fault := unfinished(path))}
+    wanted = {*policy.of([version for version in places if version not in faults])}
+    wanted |= {version for version in policy.of(list(places)) if version in faults}
     found = []
-    for version in wanted:
+    for version in sorted(wanted):
         if version in places:
-            path = places[version]
-            found.append(_spec(name, path, version, TensorSpec(str(path), **options), origin))
+            path, fault = places[version], faults.get(version, "")
+            spec = _spec(name, path, version, TensorSpec(str(path), **options), origin, fault)
+            found.append(replace(spec, warnings=warnings))
         else:
             fault = f"{base} has no version {version}; it has {', '.join(map(str, sorted(places)))}"
             found.append(_spec(name, base / str(version), version, None, origin, fault))
     return found
+
+
+def option_fault(key: str, value: Any) -> str:
+    """Return why the value of an option is refused; "" if it is not."""
+    try:
+        _options({key: value})
+        if key == "model_version_policy":
+            _policy(value)
+    except LoadError as error:
+        return error.reason
+    return ""
+
+
+def entry_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an entry of config.json that flags of a command line stand for.
+
+    Raises InvalidArgument that names the flag.
+    """
+    entry: dict[str, Any] = {}
+    for name, value in flags.items():
+        if name not in FLAGS and name not in DEVICE_FLAGS:
+            raise InvalidArgument(f"--{name}: it is for graphs, and this is a plain model")
+        entry[name] = value
+        if isinstance(value, str) and (name in _DECODED or value.lstrip().startswith("{")):
+            with suppress(ValueError):  # the check below says what is expected
+                entry[name] = json.loads(value)
+    for name, value in entry.items():
+        if fault := option_fault(name, value):
+            raise InvalidArgument(f"--{fault}")
+    return entry
 
 
 def _spec(
@@ -82,13 +145,19 @@ def _spec(
     return ServableSpec(name, base, base / GRAPH_FILE, None, origin, fault, model, version, plain=True)
 
 
-def _versions(base: Path) -> dict[int, Path]:
-    """Return the folders by version. 01 is not a version: it would be a second name of 1."""
-    found = {}
-    for folder in base.iterdir():
-        if _VERSION.fullmatch(folder.name) and folder.is_dir():
-            found[int(folder.name)] = folder
-    return found
+def _versions(base: Path) -> tuple[dict[int, Path], tuple[str, ...]]:
+    """Return the folders by version, and warnings of folders with a number for a name that are none."""
+    found: dict[int, Path] = {}
+    warnings = []
+    numbered = [folder for folder in base.iterdir() if folder.name.isdecimal() and folder.is_dir()]
+    for folder in sorted(numbered, key=lambda folder: (len(folder.name), folder.name)):
+        if not _VERSION.fullmatch(folder.name):
+            warnings.append(f"{folder} is not served: versions are numbers from 1 to {10**18 - 1}")
+        elif (version := int(folder.name)) in found:
+            warnings.append(f"{folder} is not served: {found[version]} is version {version} too")
+        else:
+            found[version] = folder
+    return found, tuple(warnings)
 
 
 def _has_model(directory: Path) -> bool:
@@ -99,21 +168,39 @@ def _has_model(directory: Path) -> bool:
     return True
 
 
-def _places(base: Path) -> dict[int, Path]:
-    """Return the versions there are. Raises LoadError."""
+def _places(base: Path) -> tuple[dict[int, Path], tuple[str, ...]]:
+    """Return the versions there are, and warnings. Raises LoadError."""
     if base.is_file():
         if not is_model_file(base):
             raise LoadError(f"base_path: {base} is not a model file")
-        return {VERSION: base}
+        return {VERSION: base}, ()
     if not base.is_dir():
-        raise LoadError(f"base_path: {base} does not exist; neither a graph nor a model is there")
-    if found := _versions(base):
-        return found
+        nothing = "" if cloud_fault(base) else "; neither a graph nor a model is there"
+        raise LoadError(f"base_path: {absent(base)}{nothing}")
+    found, warnings = _versions(base)
+    if found:
+        return found, warnings
     if _has_model(base):
-        return {VERSION: base}
-    raise LoadError(
-        f"base_path: {base} has no {GRAPH_FILE}, no folder named by a version (1, 2, ...) and no model"
-    )
+        return {VERSION: base}, ()
+    raise LoadError("base_path: " + "; ".join((nothing_served(base), *warnings)))
+
+
+def absent(base: Path) -> str:
+    """Return that a path does not exist, and what may be meant."""
+    if fault := cloud_fault(base):
+        return fault
+    meant = "" if "\\" not in str(base) else "; folders are separated by '/' here, and not by '\\'"
+    return f"{base} does not exist{meant}"
+
+
+def nothing_served(base: Path) -> str:
+    """Return what a directory lacks to be served."""
+    if any((base / name).is_file() for name in LANGUAGE_MODELS):
+        return (
+            f"{base} has a language model and no {GRAPH_FILE}: `ovserve serve {base}` serves it alone, and "
+            f"`ovserve new graph NAME --model {base}` writes a graph for a configuration"
+        )
+    return f"{base} has no {GRAPH_FILE}, no folder named by a version (1, 2, ...) and no model"
 
 
 def _policy(given: Any) -> Policy:
@@ -148,6 +235,8 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(batch, str) and not _whole(batch):
         raise LoadError(f"batch_size: expected a number, a range such as 1:8 or auto, got {batch!r}")
     config = given.get("plugin_config", {})
+    if not isinstance(config, dict):
+        raise LoadError(f"plugin_config: expected a JSON object, got {json.dumps(config)}")
     for key, value in config.items():
         if not isinstance(value, _SCALARS):
             raise LoadError(
@@ -166,9 +255,6 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     fixed = given.get("fixed_shapes", True)
     if not isinstance(fixed, bool):
         raise LoadError(f"fixed_shapes: expected true or false, got {json.dumps(fixed)}")
-    colours = str(given.get("color_format", "BGR")).upper()
-    if colours not in ("BGR", "RGB"):
-        raise LoadError(f"color_format: expected BGR or RGB, got {given['color_format']!r}")
     return {
         "device": given.get("target_device") or "CPU",
         "properties": json.dumps(config, sort_keys=True),
@@ -177,11 +263,51 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         # As in OVMS, a shape wins over a batch size, and 0 means the model's own.
         "batch_size": "" if shapes or str(batch).strip() == "0" else str(batch),
         "nireq": nireq,
-        "color_format": colours,
+        **_preprocessing(given),
         "isolation": isolation,
         "fixed_shapes": fixed,
         **_batching(given.get("dynamic_batching")),
     }
+
+
+def _preprocessing(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of what is done to inputs. Raises LoadError."""
+    colours = str(given.get("color_format", "BGR")).upper().split(":")
+    if len(colours) > 2 or not {*colours} <= {*_COLOURS}:
+        raise LoadError(
+            f"color_format: expected BGR or RGB, got {given['color_format']!r}; those of client and model "
+            "are written BGR:RGB"
+        )
+    precisions = []
+    for name, text in _by_name(given.get("precision"), "precision"):
+        if (kind := PRECISIONS.get(text.strip().upper())) is None:
+            known = ", ".join(name for kind, name in KSERVE_TYPES.items() if kind in PRECISIONS.values())
+            raise LoadError(f"precision: expected one of {known}, got {text!r}")
+        precisions.append((name, kind))
+    return {
+        "color_format": colours[0],
+        "model_color_format": colours[-1] if colours[-1] != colours[0] else "",
+        "means": _by_channel(given.get("mean"), "mean"),
+        "scales": _by_channel(given.get("scale"), "scale"),
+        "precisions": tuple(precisions),
+    }
+
+
+def _by_channel(value: Any, key: str) -> tuple[tuple[str, str], ...]:
+    """Return pairs of an input and a number, or a list of numbers, as JSON."""
+    if isinstance(value, str) and value:  # OVMS's command line writes lists as text
+        with suppress(ValueError):
+            value = json.loads(value)
+    if value is None or value == "":
+        return ()
+    by_input = value if isinstance(value, dict) else {"": value}
+    for one in by_input.values():
+        numbers = one if isinstance(one, list) else [one]
+        if not numbers or not all(_number(number) and (number or key != "scale") for number in numbers):
+            wanted = "a number, a list for the channels such as [123.7,116.3,103.5], or an object of these"
+            zero = ", and not 0" if key == "scale" else ""
+            raise LoadError(f"{key}: expected {wanted} by input{zero}; got {json.dumps(value)}")
+    return tuple(sorted((name, json.dumps(one)) for name, one in by_input.items()))
 
 
 def _batching(given: Any) -> dict[str, Any]:
@@ -215,6 +341,10 @@ def _by_name(value: Any, key: str) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise LoadError(f"{key}: expected text, or an object of text by tensor, got {json.dumps(value)}")
     return tuple(sorted(value.items()))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _whole(value: Any) -> bool:

@@ -6,12 +6,13 @@ file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ovserve.errors import LoadError
-from ovserve.serving.config.models import looks_plain, model_specs
+from ovserve.serving.config.models import looks_plain, model_specs, nothing_served
 from ovserve.serving.config.subconfig import Found as Found
 from ovserve.serving.config.subconfig import graph_spec, with_models
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
@@ -29,20 +30,22 @@ class Repository(Protocol):
 
 @dataclass(frozen=True)
 class SingleGraph:
-    """The one graph of a command line, in a directory or made in memory."""
+    """The one graph of a command line, in a directory or made in memory; or a plain model, with the `entry`
+    that it would have in a configuration."""
 
     spec: ServableSpec
+    entry: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self) -> Found:
         base = self.spec.base.absolute()
         if self.spec.text:
             return Found((self.spec,))
         if looks_plain(base):
-            return Found(tuple(model_specs(self.spec.name, base, {}, "--model_path")))
+            return with_models([model_specs(self.spec.name, base, self.entry, "--model_path")], [])
         return with_models([[graph_spec(self.spec.name, base, self.spec.origin)]], [])
 
     def digest(self) -> str:
-        return repr([(spec.key, spec.base) for spec in self.read().specs])
+        return repr([(spec.key, spec.base, spec.fault) for spec in self.read().specs])
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,10 @@ class GraphsDirectory:
         others = [f for f in folders if f not in graphs and f not in plain]
         entries = [[graph_spec(f.name, f, str(f))] for f in graphs]
         entries += [model_specs(f.name, f, {}, str(f)) for f in plain]
-        return with_models(
-            entries, [f"{f} has no {GRAPH_FILE} and no model, and is not served" for f in others]
-        )
+        return with_models(entries, [f"not served: {nothing_served(f)}" for f in others])
 
     def digest(self) -> str:
         try:
-            return repr([spec.key for spec in self.read().specs])
+            return repr([(spec.key, spec.fault) for spec in self.read().specs])
         except LoadError as error:
             return str(error)

@@ -55,7 +55,6 @@ class Key:
 _PLAIN = "it is for plain models, and this entry is a graph"
 _LOADER = "there are no custom loaders here"
 _REMOVED = "OVMS 2026.3 has removed it; a model's state lasts for one request"
-_OWN = "a plain model takes its tensors as they are: put this into the model or the client"
 _NODE = "a graph has it in its graph.pbtxt: the field `{}` of the node's options"
 _NO_DAG = "there are no DAG pipelines here; write the graph as graph.pbtxt"
 
@@ -80,6 +79,9 @@ ENTRY = Object(
                 "isolation",
                 "dynamic_batching",
                 "fixed_shapes",
+                "mean",
+                "scale",
+                "precision",
             ),
             Key(object, effect=_PLAIN),
         ),
@@ -88,7 +90,6 @@ ENTRY = Object(
             ("stateful", "low_latency_transformation", "max_sequence_number", "idle_sequence_cleanup"),
             Key(object, effect=_REMOVED, plain=_REMOVED),
         ),
-        **dict.fromkeys(("mean", "scale", "precision"), Key(object, effect=_PLAIN, plain=_OWN)),
     },
     ("name",),
 )
@@ -98,6 +99,7 @@ FILE = Object(
     {
         "model_config_list": _MODELS,
         "mediapipe_config_list": Key(List(Object(_GRAPH_KEYS, ("name",)))),
+        "idle_unload_timeout_seconds": Key(int),
         "monitoring": Key(Object({"metrics": Key(_METRICS)})),
         "pipeline_config_list": Key(List(object), effect=_NO_DAG),
         "custom_loader_config_list": Key(List(object), effect=_LOADER),
@@ -136,7 +138,8 @@ def _faults(value: Value, schema: Object | List | type) -> Iterator[Fault]:
                 yield Fault(value.line, f"{value.path or 'the file'}: {name!r} is required")
     elif isinstance(schema, List):
         if not isinstance(value.data, list):
-            yield _wrong(value, "a list")
+            fault = _wrong(value, "a list")
+            yield fault._replace(text=f"{fault.text}{_example(schema)}")
             return
         for inner in value.data:
             yield from _faults(inner, schema.item)
@@ -157,6 +160,14 @@ def _uses(value: Value, schema: Object | List | type, is_plain: Callable[[Value]
     elif isinstance(schema, List):
         for inner in value.data:
             yield from _uses(inner, schema.item, is_plain)
+
+
+def _example(schema: List) -> str:
+    if not isinstance(schema.item, Object) or not schema.item.required:
+        return ""
+    (name, *_) = schema.item.required
+    inner = '{"name": "m", "base_path": "m"}' if isinstance(schema.item.keys[name].holds, Object) else '"m"'
+    return f'; an example is [{{"{name}": {inner}}}]'
 
 
 def _bool_for_int(data: Any, schema: type) -> bool:

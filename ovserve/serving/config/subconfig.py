@@ -47,6 +47,7 @@ def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> F
             warnings.append(f"{found[0].origin}: {name!r} is already defined; the first counts")
             return
         names.update(spec.name for spec in found)
+        warnings.extend(dict.fromkeys(warning for spec in found for warning in spec.warnings))
         specs.update((spec.key, spec) for spec in found)
 
     for found in entries:

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ovserve.engine.host.cpu import Processor, processor
-from ovserve.engine.host.memory import memory
+from ovserve.engine.host.memory import Memory, memory
+from ovserve.pull.recommend import fitting, read_bandwidth
 from ovserve.tools.doctor.finding import Finding
 
 MEGABYTE = 1 << 20
 LITTLE_MEMORY, NO_MEMORY = 4 << 30, 1 << 30  # a model of 1.5 B parameters in 4 bits and its cache; any model
 LITTLE_SHARED = 256 << 20  # a container's default is 64 MB, less than one large tensor
+FORMS = ("Q4_0", "Q4_K_M", "Q8_0")
 BUSY = 1.0  # running processes per core
 
 # From fast to slow; the first one that a processor has is shown.
@@ -36,6 +38,7 @@ def check_machine(connections: int, system: Path = Path("/sys")) -> Iterator[Fin
     if advice := _governor(system):
         yield Finding("governor", "slow", "powersave", advice)
     yield check_memory(*_memory())
+    yield check_models_of(memory(), read_bandwidth())
     if (shared := Path("/dev/shm")).is_dir():
         yield check_shared_memory(shutil.disk_usage(shared).free)
     yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections)
@@ -78,6 +81,24 @@ def check_memory(available: int, limit: str) -> Finding:
         )
         return Finding("memory", "warning", shown, advice)
     return Finding("memory", "ok", shown)
+
+
+def check_models_of(available: Memory, bandwidth: float) -> Finding:
+    """Say which models fit, and how fast they can be. `bandwidth` in bytes per second."""
+    speed = f"memory is read at {bandwidth / 1e9:.1f} GB/s"
+    if not (sizes := fitting(available)):
+        return Finding(
+            "model sizes", "warning", f"none of 1B or more fits; {speed}", "`ovserve pull smollm2` has 135M"
+        )
+    largest = [
+        max((s for s in sizes if s.form == form), key=lambda s: s.memory, default=None) for form in FORMS
+    ]
+    texts = [
+        f"{s.parameters} in {s.form} (at most {bandwidth / s.per_token / 1e9:.1f} tokens/s)"
+        for s in largest
+        if s
+    ]
+    return Finding("model sizes", "ok", f"up to {', '.join(texts)}; {speed}", "`ovserve pull` lists all")
 
 
 def check_shared_memory(free: int) -> Finding:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ovserve.calculators.options.llm import LlmOptions
 from ovserve.graph.calculator import Calculator
 from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.serving.loader import Checked
@@ -52,12 +53,16 @@ class Diagram:
 def diagram(checked: Checked) -> Diagram:
     plan = checked.graph.plan
     layers = _layers(plan)
-    boxes = [_box(node, layers[i]) for i, node in enumerate(plan.nodes)]
+    engines = {
+        engine.node.name: str(engine.options.engine.engine)
+        for engine in checked.engines.values()
+        if isinstance(engine.options, LlmOptions)
+    }
+    boxes = [_box(node, layers[i], engines.get(node.node.name, "")) for i, node in enumerate(plan.nodes)]
     order = sorted(range(len(boxes)), key=lambda i: (layers[i], i))
-    engines = len(checked.engines)
     title = (
         f"{checked.spec.graph}: takes {checked.interface.value}, {_count(len(boxes), 'node')}, "
-        f"{_count(engines, 'engine')}"
+        f"{_count(len(checked.engines), 'engine')}"
     )
     return Diagram(
         title,
@@ -85,14 +90,17 @@ def _layers(plan: GraphPlan) -> list[int]:
     return [layer(i) for i in range(len(plan.nodes))]
 
 
-def _box(plan: NodePlan, layer: int) -> NodeBox:
+def _box(plan: NodePlan, layer: int, engine: str) -> NodeBox:
+    """`engine`: which one generates the node's text, and why; empty: none does."""
     ins = [PortRow(_tag(p.port), _type(p.port.type), p.stream, p.back_edge) for p in plan.inputs]
     ins += [PortRow(_tag(port), _type(port.type), name, side=True) for port, name in plan.side_packets]
     outs = [PortRow(_tag(p.port), _type(p.port.type), p.stream) for p in plan.outputs]
     outs += [PortRow(_tag(port), _type(port.type), name, side=True) for port, name in plan.side_outputs]
     connected: set[object] = {p.port for p in plan.inputs} | {p.port for p in plan.outputs}
     connected |= {port for port, _ in plan.side_packets}
-    contract = plan.contract
+    contract, options = plan.contract, {**_options(plan)}
+    if engine:
+        options.pop("engine", None)
     ins += [_unused(p) for p in (*contract.inputs, *contract.side_packets) if p not in connected]
     outs += [_unused(p) for p in contract.outputs if p not in connected]
     return NodeBox(
@@ -101,7 +109,10 @@ def _box(plan: NodePlan, layer: int) -> NodeBox:
         _summary(plan.cls),
         tuple(ins),
         tuple(outs),
-        tuple((name, _short(value)) for name, value in _options(plan).items()),
+        (
+            *((name, _short(value)) for name, value in options.items()),
+            *([("engine", engine)] if engine else []),
+        ),
         layer,
     )
 

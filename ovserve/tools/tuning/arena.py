@@ -10,9 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.host.memory import cpu_seconds
+from ovserve.engine.host.memory import cpu_seconds, is_runnable, waiting_seconds
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.llm.request import GenerateRequest
+from ovserve.serving.engines import convert_spec
+from ovserve.serving.settings import Convert
 from ovserve.tools.tuning.load import Round, answer, play
 from ovserve.tools.tuning.prompts import Prompts
 
@@ -29,16 +31,26 @@ Ask = Callable[[str], Awaitable[GenerateRequest]]
 
 
 async def settled(pid: int, seconds: float = MOST_SETTLING) -> bool:
-    """Wait until a process uses less than IDLE_SHARE of a core; return False if it still does in the end."""
+    """Wait until a process wants less than IDLE_SHARE of a core; return False if it still does in the end.
+
+    The time that it waits for a core counts too, or on a busy machine it would seem idle. The kernel counts a
+    wait when it ends, so a process that is ready to run is not idle either: at a load of 20 on two cores it
+    may wait for longer than a look.
+    """
     until = time.monotonic() + seconds
-    before = cpu_seconds(pid)
+    before = _wanted_seconds(pid)
     while before is not None and time.monotonic() < until:
         await asyncio.sleep(LOOK_SECONDS)
-        now = cpu_seconds(pid)
-        if now is None or now - before < IDLE_SHARE * LOOK_SECONDS:
+        now = _wanted_seconds(pid)
+        if now is None or (now - before < IDLE_SHARE * LOOK_SECONDS and not is_runnable(pid)):
             return True
         before = now
     return before is None
+
+
+def _wanted_seconds(pid: int) -> float | None:
+    used = cpu_seconds(pid)
+    return None if used is None else used + waiting_seconds(pid)
 
 
 class Benchmark:
@@ -49,8 +61,11 @@ class Benchmark:
 
     ask: Ask
 
-    def __init__(self, prompts: Prompts, streams: Sequence[int], together: int) -> None:
+    def __init__(
+        self, prompts: Prompts, streams: Sequence[int], together: int, convert: Convert | None = None
+    ) -> None:
         self._prompts = prompts
+        self._convert = convert
         self._streams = tuple(streams)
         self._together = together
         self._loaded: dict[TextSpec, TextClient] = {}  # the most recent one is last
@@ -65,7 +80,7 @@ class Benchmark:
             while len(self._loaded) >= self._together:
                 await self._loaded.pop(next(iter(self._loaded))).stop()
             began = time.monotonic()
-            found = await TextClient.start(spec)
+            found = await TextClient.start(await convert_spec(spec, self._convert))
             await settled(found.pid)
             self.load_seconds = time.monotonic() - began
         self._loaded[spec] = found

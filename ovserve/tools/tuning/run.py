@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ovserve import __version__
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, LoadError
 from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.serving.engines import FIELD
 from ovserve.serving.model_size import GIGABYTE, model_size
+from ovserve.serving.settings import Convert
 from ovserve.tools.tuning.arena import LEAST_REQUESTS, Benchmark
 from ovserve.tools.tuning.asker import Asker
 from ovserve.tools.tuning.choices import Dimension, dimensions
@@ -41,6 +43,7 @@ class Wish:
     prompts: Sequence[str] = ()
     weights: Sequence[str] = ()
     only: Sequence[str] = ()  # names of dimensions; none for all
+    convert: Convert | None = None
 
 
 async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
@@ -55,10 +58,16 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
             f"{most} streams are more than the graph's max_num_seqs {target.spec.max_num_seqs}"
         )
     templates = TemplatePool()
-    arena = Benchmark(Prompts(wish.prompts), wish.streams, _together(target.spec))
+    arena = Benchmark(Prompts(wish.prompts), wish.streams, _together(target.spec), wish.convert)
     try:
         tell(0.0, "loading the graph as it is")
-        facts = (await arena.engine(target.spec)).facts
+        try:
+            facts = (await arena.engine(target.spec)).facts
+        except LoadError as error:
+            if error.field != FIELD or (fallback := target.parsed.engine.fallback) is None:
+                raise
+            target = replace(target, spec=fallback)
+            facts = (await arena.engine(fallback)).facts
         arena.ask = (await Asker.of(target, facts, templates)).request
         choices = dimensions(
             target.spec,

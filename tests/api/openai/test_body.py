@@ -40,7 +40,6 @@ REFUSED = [
     ("top_p", 0, "top_p", "0"),
     ("top_p", 1.01, "top_p", "1.01"),
     ("min_p", 1, "min_p", "1"),
-    ("top_k", 0, "top_k", "0"),
     ("top_k", -2, "top_k", "-2"),
     ("top_k", 1.5, "top_k", "1.5"),
     ("frequency_penalty", 2.01, "frequency_penalty", "2.01"),

@@ -99,7 +99,7 @@ def test_an_enum_deep_in_a_list() -> None:
 
 
 def test_item_types_are_listed() -> None:
-    error = fault("responses", input=[{"type": "zork"}])
+    error = fault("responses", input=[{"type": "zork", "role": "user"}])
     assert error.param == "input[0].type"
     assert "function_call_output" in str(error)
 

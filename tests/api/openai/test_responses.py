@@ -165,7 +165,7 @@ def test_items_of_tools_at_openai_are_dropped_and_reported() -> None:
         ([{"role": "user", "content": "x"}, {"type": "function_call", "call_id": "c", "arguments": "{}"}], "input[1].name"),
         ([{"type": "function_call", "name": "f", "arguments": "{}"}], "input[0].call_id"),
         ([{"type": "function_call", "call_id": "c", "name": "f"}], "input[0].arguments"),
-        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}], "input[0].arguments"),
+        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": [1]}], "input[0].arguments"),
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id"),
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].id"),
         ("nothing else", None),
@@ -311,8 +311,8 @@ def test_a_template_that_refuses_names_the_input() -> None:
 
 def test_tools_in_both_forms_are_one_list() -> None:
     clean = tools.clean_tools([FUNCTION, {"type": "mcp"}, NESTED], None)
-    assert [f["name"] for f in clean.functions] == ["f", "g"]
-    assert clean.functions[0] == FUNCTION | {"description": None}
+    assert [f["name"] for f in clean.listed] == ["f", "g"]
+    assert clean.listed[0] == FUNCTION | {"description": None}
     assert clean.policy is not None
     assert clean.policy.shown[1] == {"type": "function", "function": {"name": "g", "description": "d"}}
     assert clean.ignored == ("tools[1].type=mcp",)

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from ovserve.api.anthropic.messages import Messages
 from ovserve.api.openai.chat import ChatCompletions
+from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.tools import check_model, function_tool, narrow_tools, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.core.choice import ParserChoice
-from ovserve.llm.prompt.chat_template import ChatTemplate, Expectations
+from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.prompt.expectations import Expectations
 from ovserve.llm.tooling import ToolPolicy
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -92,7 +95,7 @@ def test_malformed_tools(tools: Any, param: str, says: str) -> None:
     [
         ("any", "tool_choice", "'any'"),
         (5, "tool_choice", "got 5"),
-        ({"type": "custom", "name": "f"}, "tool_choice.type", "'custom'"),
+        ({"type": "mcp", "name": "f"}, "tool_choice.type", "'mcp'"),
         ({"type": "function", "function": {"name": "h"}}, "tool_choice.function.name", "'h' is not one of the tools: f, g"),
         ({"type": "function", "name": None}, "tool_choice.name", "None"),
         ({"type": "function"}, "tool_choice.name", "None"),
@@ -139,3 +142,27 @@ def test_a_model_that_cannot_be_given_tools(model: ModelContext, why: str | None
         check_model(auto, model)
     assert caught.value.param == "tools"
     assert {c.status for c in narrow_tools(model).values()} == {"rejected"}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_formats_without_a_meaning_are_reported_of_functions_that_are_held(strict: bool) -> None:
+    """In every dialect, as of an answer's format; not of a function whose arguments are free."""
+    schema = {
+        "type": "object",
+        "properties": {"c": {"type": "string", "format": "colour"}},
+        "required": ["c"],
+        "additionalProperties": False,
+    }
+    messages = [{"role": "user", "content": "hi"}]
+    choice = "auto" if strict else "required"
+    flat = {"type": "function", "name": "f", "parameters": schema, "strict": strict}
+    name = "tools:f:format: colour"
+    body = {"model": "m", "messages": messages, "tools": [flat], "tool_choice": choice}
+    assert name in ChatCompletions().decode(json.dumps(body).encode()).ignored
+    assert name in clean_tools([flat], choice).ignored
+    tool = {"name": "f", "input_schema": schema, "strict": strict}
+    anthropic = {"model": "m", "max_tokens": 5, "messages": messages, "tools": [tool]}
+    anthropic["tool_choice"] = {"type": "auto" if strict else "any"}
+    assert name in Messages().decode(json.dumps(anthropic).encode()).ignored
+    free = {**body, "tools": [{**flat, "strict": False}], "tool_choice": "auto"}
+    assert name not in ChatCompletions().decode(json.dumps(free).encode()).ignored

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from ovserve.calculators.library import AnswerCheck, Cascade, PromptCheck, PromptInsertion, Switch, TextFilter
-from ovserve.calculators.library.answer_append import AnswerAppend
-from ovserve.calculators.library.answer_cache import (
-    AnswerCache,
-    AnswerCacheFill,
-    AnswerCacheOptions,
-    AnswerStore,
-    key_of,
+from ovserve.calculators.library import (
+    AnswerCheck,
+    Answerer,
+    Cascade,
+    Exchange,
+    Observer,
+    PromptCheck,
+    PromptInsertion,
+    Question,
+    Switch,
+    TextFilter,
 )
+from ovserve.calculators.library.answer_append import AnswerAppend
 from ovserve.calculators.library.cascade import LimitCascade, WithLogprobs
-from ovserve.calculators.library.counter import PacketCounter
-from ovserve.calculators.library.gate import Gate
-from ovserve.calculators.library.limiter import Limiter
 from ovserve.calculators.library.merge import Merge
 from ovserve.calculators.library.messages import prompt_text, question, with_system_text
-from ovserve.calculators.library.prompt_insertion import FixedPromptInsertion
 from ovserve.calculators.library.text_filter import PatternFilter
 from ovserve.calculators.llm_resource import LlmResources
-from ovserve.errors import ContentFiltered, InvalidArgument, LoadError, NodeError, RateLimited
-from ovserve.graph import Context, Packet, Registry, calculator
-from ovserve.graph.graph import Graph
+from ovserve.errors import InvalidArgument, LoadError, NodeError
+from ovserve.graph import Context, Packet, calculator
+from ovserve.graph.loading import MAX_FOLLOW_UPS, FollowUps
 from ovserve.graph.testing import CalculatorRunner
+from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Content, Parsed, ToolCallDelta
 from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, TopToken
+from ovserve.llm.tooling import ToolPolicy
 
 
 def options(text: str) -> str:
@@ -61,7 +63,7 @@ def folded(packets: list[Packet]) -> Completion:
     return answer
 
 
-# ---- switch, merge, gate, limiter, counter
+# ---- switch, merge
 
 
 @calculator("EvenCalculator")
@@ -91,75 +93,6 @@ async def test_a_merge_takes_packets_as_they_come() -> None:
     assert [p.value for p in (await runner.run({"b": ["only"]}))["c"]] == ["only"]
     with pytest.raises(LoadError, match="a merge needs inputs"):
         CalculatorRunner(Merge, 'output_stream: "OUT:c"')
-
-
-async def test_a_gate_drops_or_rejects() -> None:
-    node = 'input_stream: "IN:a" input_stream: "ALLOW:ok" output_stream: "OUT:b"'
-    runner = CalculatorRunner(Gate, node)
-    out = await runner.run({"a": [1, 2, Packet(5, 3)], "ok": [True, False]})
-    assert [p.value for p in out["b"]] == [1]
-    assert runner.events.values == {("GateCalculator", "closed"): 2}
-    with pytest.raises(NodeError) as error:
-        await CalculatorRunner(Gate, node + options('message: "not now"')).run({"a": [1], "ok": [False]})
-    assert isinstance(error.value.public_error, ContentFiltered)
-    assert str(error.value.public_error) == "not now"
-
-
-@asynccontextmanager
-async def limited(seconds: float) -> AsyncIterator[Graph]:
-    node = f'node {{ calculator: "LimiterCalculator" input_stream: "IN:a" output_stream: "OUT:b" {options(f"max_running: 1 max_seconds: {seconds}")} }}'
-    registry = Registry()
-    registry.add(Limiter)
-    graph = Graph.parse(f'input_stream: "a" output_stream: "b" {node}', registry)
-    await graph.load_nodes()
-    yield graph
-    await graph.unload_nodes()
-
-
-async def test_a_limiter_rejects_what_has_no_place_and_gives_places_back() -> None:
-    async with limited(0) as graph:
-        async with graph.start() as first:
-            await first.send("a", 1)
-            assert (await first.read("b")) is not None
-            async with graph.start() as second:
-                await second.send("a", 1)
-                with pytest.raises(NodeError) as error:
-                    await second.read("b")
-            assert isinstance(error.value.public_error, RateLimited)
-            assert error.value.public_error.retry_after == 1.0
-        async with graph.start() as third:
-            await third.send("a", 1)
-            assert (await third.read("b")) is not None
-
-
-async def test_a_limiter_waits_for_a_place() -> None:
-    async with limited(5) as graph:
-        async with graph.start() as first:
-            await first.send("a", 1)
-            await first.read("b")
-
-            async def wait(graph: Graph = graph) -> None:
-                async with graph.start() as second:
-                    await second.send("a", 1)
-                    assert (await second.read("b")) is not None
-
-            waiting = asyncio.create_task(wait())
-            await asyncio.sleep(0.01)
-            assert not waiting.done()
-            gone = asyncio.create_task(wait())
-            await asyncio.sleep(0.01)
-            gone.cancel()  # a client that leaves takes no place along
-            await asyncio.gather(gone, return_exceptions=True)
-        await waiting
-        assert graph.states[0].value._value == 1
-
-
-async def test_a_counter_counts() -> None:
-    runner = CalculatorRunner(PacketCounter, 'input_stream: "IN:a"' + options('event: "seen"'))
-    await runner.run({"a": [1, 2]})
-    assert runner.events.values == {("CounterCalculator", "seen"): 2}
-    with pytest.raises(LoadError, match="event: expected str matching regex"):
-        CalculatorRunner(PacketCounter, 'input_stream: "IN:a"' + options('event: "With Blanks"'))
 
 
 # ---- text filter
@@ -307,78 +240,6 @@ async def test_logprobs_are_asked_for_except_of_beams() -> None:
     assert [p.value.sampling.logprobs for p in out["b"]] == [True, False]
 
 
-# ---- answer cache
-
-CACHED = """
-input_stream: "g" input_stream: "a" output_stream: "miss" output_stream: "b"
-node { calculator: "AnswerCacheCalculator" input_stream: "GENERATE:g" output_stream: "GENERATE:miss" output_stream: "ANSWER:hit"
-  output_side_packet: "CACHE:cache" node_options { [type.googleapis.com/google.protobuf.Struct] { max_entries: 2 } } }
-node { calculator: "AnswerCacheFillCalculator" input_stream: "PARSED:a" input_stream: "ANSWER:hit" output_stream: "PARSED:b"
-  input_side_packet: "CACHE:cache" }
-"""
-
-
-async def ask(graph: Graph, wanted: GenerateRequest, answer: list[Parsed]) -> tuple[bool, Completion]:
-    """Whether the model was asked, and the answer."""
-    async with graph.start() as run:
-        await run.send("g", wanted)
-        run.close_input("g")
-        missed = await run.read("miss") is not None
-        if missed:
-            for packet in answer:
-                await run.send("a", packet)
-        run.close_input("a")
-        return missed, folded([packet async for packet in run.output("b")])
-
-
-async def test_the_same_request_is_answered_once() -> None:
-    registry = Registry()
-    for cls in (AnswerCache, AnswerCacheFill):
-        registry.add(cls)
-    graph = Graph.parse(CACHED, registry)
-    await graph.load_nodes()
-    first = await ask(graph, request("x", temperature=0), stream("an", "swer"))
-    again = await ask(graph, request("x", temperature=0), [])
-    assert (first[0], again[0]) == (True, False)
-    assert again[1].choices[0].content == first[1].choices[0].content == "answer"
-    assert (again[1].prompt_tokens, again[1].cached_tokens) == (5, 5)
-    assert (await ask(graph, request("x", temperature=0, max_tokens=3), stream("other")))[0]
-    assert (await ask(graph, request("x", temperature=0.5), stream("other")))[0]
-    assert (await ask(graph, request("x", temperature=0.5), stream("other")))[0], (
-        "it would be another one each time"
-    )
-    assert (await ask(graph, request("z", temperature=0), stream("third")))[0]
-    assert (await ask(graph, request("x", temperature=0), stream("anew")))[0], "two entries are kept"
-    assert graph.states[0].facts()["answers"] == 2
-    node = "AnswerCacheCalculator"
-    assert graph.states[0].counts.values == {(node, "hit"): 1, (node, "miss"): 4, (node, "uncacheable"): 2}
-
-
-def test_the_cache_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = AnswerStore(AnswerCacheOptions(max_megabytes=0.002, ttl_seconds=10))
-    for key in (b"1", b"2", b"3"):
-        store.put(key, stream("x" * 500))
-    assert [store.get(key) is not None for key in (b"1", b"2", b"3")] == [False, True, True]
-    store.put(b"4", stream("x" * 3000))
-    assert store.get(b"4") is None
-    monkeypatch.setattr("time.monotonic", lambda: 1e9)
-    assert store.get(b"3") is None
-
-
-def test_the_key_is_all_that_decides_the_answer() -> None:
-    defaults = AnswerCacheOptions()
-    base = request("x", temperature=0)
-    same = msgspec.structs.replace(base, id="another")
-    others = [
-        request("y", temperature=0),
-        request("x", temperature=0, stop=("s",)),
-        msgspec.structs.replace(base, add_special_tokens=True),
-    ]
-    assert key_of(base, defaults) == key_of(same, defaults)
-    assert len({key_of(each, defaults) for each in (base, *others)}) == 4
-    assert key_of(request("x", seed=3), AnswerCacheOptions(greedy_only=False)) is not None
-
-
 # ---- prompts
 
 
@@ -472,15 +333,6 @@ async def test_insertion_and_check() -> None:
     assert (error.value.public_error.param, error.value.kind) == ("prompt", "invalid_argument")
 
 
-async def test_inserted_text_of_the_graph(tmp_path: Any) -> None:
-    out = await inserting(FixedPromptInsertion, options('text: "X"')).run({"a": [request("hi")]})
-    assert out["b"][0].value.prompts == ("X\n\nhi",)
-    with pytest.raises(LoadError, match="give one of text and text_path"):
-        inserting(FixedPromptInsertion, options('text: "X" text_path: "y"'))
-    with pytest.raises(LoadError, match="text_path: cannot be read"):
-        await inserting(FixedPromptInsertion, options('text_path: "no/file"')).run({"a": []})
-
-
 def inserting(cls: Any, more: str = "") -> CalculatorRunner:
     return CalculatorRunner(cls, CONVERSATION + more, {"llm": resources()})
 
@@ -498,3 +350,100 @@ async def test_text_is_appended_to_answers_that_end_by_themselves() -> None:
     out = await runner.run({"g": [request()], "t": ["!"], "a": stream("a", "b", end="tool_calls")})
     assert folded(out["b"]).choices[0].content == "ab"
     assert folded((await runner.run({"g": [request()], "a": stream("a")}))["b"]).choices[0].content == "a"
+
+
+# ---- observer, answerer
+
+WATCHED = 'input_stream: "GENERATE:g" input_stream: "PARSED:a" output_stream: "PARSED:b"'
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_observer_sees_each_whole_answer(waits: bool) -> None:
+    seen: list[Exchange] = []
+
+    @calculator("SeeingCalculator")
+    class Seeing(Observer):
+        def observe(self, cc: Context, exchange: Exchange) -> None:
+            seen.append(exchange)
+            cc.count("seen")
+
+    @calculator("WaitingCalculator")
+    class Waiting(Observer):
+        async def observe(self, cc: Context, exchange: Exchange) -> None:
+            seen.append(exchange)
+            cc.count("seen")
+
+    runner = CalculatorRunner(Waiting if waits else Seeing, WATCHED)
+    packets = stream("an", "swer")
+    out = await runner.run({"g": [request("hi")], "a": packets})
+    assert [p.value for p in out["b"]] == packets
+    await runner.run({"g": [request("cut")], "a": packets[:1]})
+    whole, cut = seen
+    assert (whole.prompt, whole.answer.choices[0].content, whole.complete) == ("hi", "answer", True)
+    assert (cut.prompt, cut.answer.choices[0].content, cut.complete) == ("cut", "an", False)
+    assert whole.first_token_seconds is not None
+    assert 0 <= whole.first_token_seconds <= whole.seconds
+    assert sum(runner.events.values.values()) == 2
+
+
+async def test_a_failing_observer_does_not_reach_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    @calculator("FailingCalculator")
+    class Failing(Observer):
+        def observe(self, cc: Context, exchange: Exchange) -> None:
+            raise OSError("disk full")
+
+    runner = CalculatorRunner(Failing, WATCHED)
+    out = await runner.run({"g": [request()], "a": stream("a")})
+    assert folded(out["b"]).choices[0].content == "a"
+    assert runner.events.values == {("FailingCalculator", "failed"): 1}
+    assert "observe() failed: OSError: disk full" in caplog.text
+
+
+async def test_follow_ups_are_bounded_and_lost_ones_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_ups, released, done = FollowUps(), asyncio.Event(), []
+
+    async def work() -> None:
+        await released.wait()
+        done.append(1)
+
+    assert all(follow_ups.add(work) for _ in range(MAX_FOLLOW_UPS))
+    assert not follow_ups.add(work)
+    monkeypatch.setattr("ovserve.graph.loading.UNLOAD_SECONDS", 0.01)
+    assert await follow_ups.drain() == MAX_FOLLOW_UPS
+    assert not done
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+async def test_an_answerer_writes_the_answer(pieces: bool, tmp_path: Path) -> None:
+    @calculator("WholeCalculator")
+    class Whole(Answerer):
+        async def answer(self, cc: Context, question: Question) -> str:
+            return "re: " + question.messages[-1]["content"]
+
+    @calculator("PiecesCalculator")
+    class Pieces(Answerer):
+        async def answer(self, cc: Context, question: Question) -> AsyncGenerator[str]:
+            for piece in ("re: ", question.messages[-1]["content"]):
+                yield piece
+
+    node = (
+        'input_stream: "CONVERSATION:a" output_stream: "PARSED:b" input_side_packet: "LLM_NODE_RESOURCES:llm"'
+    )
+    (model := tmp_path / "model.script.json").write_text("{}")
+    engine = f'[type.googleapis.com/mediapipe.LLMCalculatorOptions] {{ models_path: "{model}" }}'
+    node += f" node_options {{ {engine} }}"
+    runner = CalculatorRunner(Pieces if pieces else Whole, node, {"llm": resources()})
+    for asked in (request("hi"), chatting({"role": "user", "content": "hi"})):
+        out = (await runner.run({"a": [asked]}))["b"]
+        assert len(out) == (3 if pieces else 1)
+        (choice,) = folded(out).choices
+        assert (choice.content, choice.finish_reason, out[-1].value.last) == ("re: hi", "stop", True)
+    refused = {
+        "n": request("hi", n=2),
+        "tools": msgspec.structs.replace(request("hi"), tools=ToolPolicy(({},), "auto", ("f",))),
+        "response_format": request("hi", constraint=Constraint("{}", "response_format")),
+    }
+    for param, asked in refused.items():
+        with pytest.raises(NodeError) as error:
+            await runner.run({"a": [asked]})
+        assert error.value.public_error.param == param

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from ovserve.calculators.library import TextMap
-from ovserve.calculators.library.text_map import TextReplace
 from ovserve.errors import LoadError, NodeError
 from ovserve.graph import Context, calculator
 from ovserve.graph.testing import CalculatorRunner
@@ -138,39 +137,6 @@ async def test_matches_are_counted_once() -> None:
     tokens = [TokenLogprob("41111111", b"41111111", -1.0)]
     await runner.run({"a": [Parsed((Content("41111111"),), 1, "stop", logprobs=tokens, last=True)]})
     assert runner.events.values == {("MaskCardsCalculator", "matched"): 1}
-
-
-OPTIONS = NODE + "node_options { [type.googleapis.com/google.protobuf.Struct] { %s } }"
-
-
-async def test_rules_in_the_graph() -> None:
-    rules = (
-        r'rules { pattern: "[a-z]+@[a-z]+" replacement: "[mail]" } rules { pattern: "@" replacement: " at " }'
-    )
-    out = await CalculatorRunner(TextReplace, OPTIONS % rules).run(
-        {"a": [Parsed((Content("jo@"),)), Parsed((Content("x or @"),), 1, "stop", last=True)]}
-    )
-    assert folded([p.value for p in out["b"]]).choices[0].content == "[mail] or  at "
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("", "rules: required by TextReplaceOptions, but missing"),
-        ("rules: []", "rules: expected array of length >= 1"),
-        (
-            r'rules { pattern: "a(" }',
-            r"rules[0]: pattern 'a(': missing ), unterminated subpattern at position 1",
-        ),
-        (r'rules { pattern: "a*" }', "rules[0]: pattern 'a*' also matches empty text"),
-        (r'rules { pattern: "a" } window: 0', "window: expected int >= 1, got 0"),
-        (r'rules { patern: "a" }', "rules[0].patern: ReplaceRule has no such field; did you mean pattern?"),
-    ],
-)
-def test_wrong_rules_are_load_errors(options: str, says: str) -> None:
-    with pytest.raises(LoadError) as error:
-        CalculatorRunner(TextReplace, OPTIONS % options)
-    assert says in str(error.value)
 
 
 async def test_a_mask_that_would_mask_nothing_fails_instead() -> None:

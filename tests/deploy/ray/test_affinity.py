@@ -13,7 +13,7 @@ from tests.conftest import MODEL, ROOT
 from tests.deploy.ray.conftest import DATA_PLANE, Ray, plan_for, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
-NAME = "talk"  # deployments that the proxy knew before reject requests for an instant: docs/ray.md
+NAME = "talk"  # deployments that the proxy knew before reject requests for an instant: docs/clusters.md
 TURNS = 5
 TOPICS = ("ships", "birds", "bread", "clocks", "rivers")  # odd: turns in rotation are not affinity
 

@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ovserve.engine.backends.paged.blocks import BlockPool
+from ovserve.engine.backends.paged.blocks import GROWTH_BLOCKS, BlockPool
 from ovserve.engine.backends.paged.model import BLOCK
 
 SIZE = 12
+
+
+def no_copy(source: int, target: int) -> None:
+    raise AssertionError("nothing was forked")
 
 
 def ids_of(tokens: list[int]) -> array[int]:
@@ -24,7 +28,7 @@ class Pool(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(SIZE, caches=True)
+        self.pool = BlockPool(SIZE, caches=True, copy=no_copy)
         self.sequences: list[tuple[list[int], array[int]]] = []
         self.written: dict[int, list[int]] = {}  # what each block was last filled with, from the beginning
 
@@ -72,7 +76,7 @@ TestPool = Pool.TestCase
 
 @given(st.integers(1, 3 * BLOCK))
 def test_the_last_token_is_never_found(tokens: int) -> None:
-    pool, ids = BlockPool(4, caches=True), array("q", [1] * tokens)
+    pool, ids = BlockPool(4, caches=True, copy=no_copy), array("q", [1] * tokens)
     before = 0
     for at in range(tokens // BLOCK):
         block = pool.take()
@@ -82,7 +86,7 @@ def test_the_last_token_is_never_found(tokens: int) -> None:
 
 
 def test_without_a_cache_nothing_is_found() -> None:
-    pool, ids = BlockPool(4, caches=False), array("q", [1] * 3 * BLOCK)
+    pool, ids = BlockPool(4, caches=False, copy=no_copy), array("q", [1] * 3 * BLOCK)
     block = pool.take()
     assert block is not None
     pool.publish(block, 0, ids[:BLOCK])
@@ -90,7 +94,7 @@ def test_without_a_cache_nothing_is_found() -> None:
 
 
 def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> None:
-    pool = BlockPool(4, caches=True)
+    pool = BlockPool(4, caches=True, copy=no_copy)
     first, second = ids_of([1, 2]), ids_of([3, 4])
     for ids in (first, second):
         blocks, before = array("i"), 0
@@ -102,3 +106,35 @@ def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> No
         pool.release(blocks)
     assert pool.take() is not None
     assert [len(pool.find(ids + array("q", [0]))) for ids in (first, second)] == [1, 2]
+
+
+def test_blocks_that_memory_has_no_room_for_are_withheld_until_it_has() -> None:
+    room = [3]
+    pool = BlockPool(1000, caches=False, copy=no_copy, room=lambda: room[0])
+    assert not pool.has(4)
+    assert pool.has(3)
+    blocks = array("i", [block for _ in range(3) if (block := pool.take()) is not None])
+    room[0] = 0  # another model has been loaded
+    assert not pool.has(1)
+    assert pool.take() is None
+    assert (pool.used, pool.withheld) == (3, 997)
+    pool.release(blocks[:1])
+    assert pool.has(1)
+    assert pool.take() == 0, "what was touched has its memory"
+    room[0] = 1000
+    assert pool.has(997)
+
+
+def test_memory_is_measured_as_the_pool_grows_and_not_for_each_block() -> None:
+    measured: list[int] = []
+
+    def room() -> int:
+        measured.append(1)
+        return 10_000
+
+    pool = BlockPool(1000, caches=False, copy=no_copy, room=room)
+    for _ in range(1000):
+        assert pool.has(1)
+        pool.take()
+    assert len(measured) <= 1000 / GROWTH_BLOCKS + 1
+    assert not pool.has(1)

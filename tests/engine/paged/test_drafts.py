@@ -41,7 +41,7 @@ def test_a_rate_follows_what_came_with_and_without_candidates_in_the_step() -> N
     assert lookup.chosen(*after(lookup)) == ()
     higher = lookup.find()[1]
     assert higher > first
-    lookup.checked(3, 0, 1.0)
+    lookup.verified(3, 0, 1.0)
     assert lookup.find()[1] < higher
 
 
@@ -65,10 +65,10 @@ def test_what_loses_is_on_paper_again() -> None:
     ids = array("q", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5])
     lookup = Lookup(ids, 2)
     for _ in range(10):
-        lookup.checked(2, 2, 0.5)
+        lookup.verified(2, 2, 0.5)
     found, _rate = lookup.find()
     assert lookup.chosen(found, 2, 0.5) == found
-    lookup.checked(2, 0, 5.0)
+    lookup.verified(2, 0, 5.0)
     assert lookup.chosen(found, 2, 0.5) == ()
 
 
@@ -76,16 +76,16 @@ def test_what_a_grammar_forces_needs_no_paper() -> None:
     lookup = Lookup(array("q", [1, 2, 3]), 4)
     found, _rate = lookup.forced([7, 8])
     assert lookup.chosen(found, 2, 1.0) == (7, 8)
-    lookup.checked(2, 0, 1.0)
+    lookup.verified(2, 0, 1.0)
     assert lookup.chosen(found, 2, 1.0) == ()
 
 
 def test_counts_of_one_step() -> None:
     lookup = Lookup(array("q", [1, 2, 3]), 3)
     assert lookup.read([5], 1) == (0, 0)
-    lookup.checked(3, 2, 0.0)
+    lookup.verified(3, 2, 0.0)
     assert lookup.read([5, 6, 7], 3) == (3, 2)
-    lookup.checked(3, 2, 0.0)
+    lookup.verified(3, 2, 0.0)
     assert lookup.read([5, 6, 7], 1) == (3, 1), "the rest is after the end of the answer"
     assert lookup.read([5], 1) == (0, 0)
 
@@ -100,6 +100,20 @@ def test_steps_that_take_longer_are_not_worth_it() -> None:
             costs.measured(1, rows, 0.1)
     assert costs.best(1, 0.9, 4) == 0
     assert costs.best(1, 0.0, 4) == 0
+
+
+def test_what_the_load_measured_is_assumed() -> None:
+    large = StepCosts({1: 0.100, 2: 0.110, 4: 0.120, 8: 0.130, 16: 0.200})
+    assert large.ratio(1, 4) == pytest.approx(1.2)
+    assert large.ratio(2, 4) == pytest.approx(0.120 / 0.110)
+    assert large.ratio(1, 6) == pytest.approx(1.25)
+    assert large.best(1, 0.5, MOST) > StepCosts().best(1, 0.5, MOST) == 0
+
+
+def test_what_a_busy_machine_measured_is_bounded() -> None:
+    busy = StepCosts({1: 0.1, 2: 0.9, 4: 0.1, 8: 0.1, 16: 0.1})
+    assert busy.ratio(1, 2) == pytest.approx(1 + CHANGE + ROW)
+    assert StepCosts({1: 0.9, 2: 0.1, 4: 0.1, 8: 0.1, 16: 0.1}).ratio(1, 4) == 1
 
 
 def test_one_slow_step_changes_little() -> None:
@@ -183,7 +197,7 @@ def speed(machine: Machine, prompt: list[int], text: list[int]) -> float:
         while right < len(drafted) and text[done + right : done + right + 1] == [drafted[right]]:
             right += 1
         if drafted:
-            lookup.checked(len(drafted), right, costs.tokens(1, 1 + len(drafted)))
+            lookup.verified(len(drafted), right, costs.tokens(1, 1 + len(drafted)))
         ids.extend(text[done : done + right + 1])
         done += right + 1
     return len(text) / seconds

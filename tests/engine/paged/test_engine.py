@@ -17,9 +17,11 @@ from ovserve.engine.protocol.messages import Add, Compiled, StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument
 from ovserve.llm.grammar.compact import compact
-from ovserve.llm.grammar.constraint import Format, constrain, either, literal, structural_tag
+from ovserve.llm.grammar.constraint import Format, constrain, either, literal, structural_tag, tag
 from ovserve.llm.request import Sampling, TokenLogprob
+from tests.breadth import examples
 from tests.engine.real import CHAT, EXACT, FRANCE, LIST, STORY, Result, add, generate, run
+from tests.schemas import FEW_KEYS, distinct
 
 pytestmark = pytest.mark.long
 
@@ -203,8 +205,10 @@ class TestDrafts:
         assert len(texts) == 1
 
     def test_a_stop_inside_a_draft_ends_there(self, engine: PagedEngine) -> None:
-        prompt = "one two three. one two three. one two three. one two"
-        assert generate(engine, prompt, stop=("e.",), max_tokens=40).text == " thre"
+        prompt = "the cat sat on the mat. the dog sat on the log. " * 6 + "the cat"
+        free = generate(engine, prompt, max_tokens=40).text
+        stop = free[10:14]
+        assert generate(engine, prompt, stop=(stop,), max_tokens=40).text == free[: free.index(stop)]
 
     def test_nobody_drafts_beside_many(self, engine: PagedEngine) -> None:
         for id_ in range(6):
@@ -223,6 +227,13 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+MAPS: dict[str, Any] = {
+    "map": FEW_KEYS,
+    "maps": {**FEW_KEYS, "patternProperties": {"^[ab]+$": FEW_KEYS}, "maxProperties": 4},
+    "array": {"type": "array", "items": FEW_KEYS, "minItems": 2, "maxItems": 3},
+    "free keys": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 4},
+}
+
 
 def constrained(engine: PagedEngine, form: Format | None = None, **sampling: Any) -> Result:
     constraint = constrain(form or compact(SCHEMA), "response_format")
@@ -239,6 +250,16 @@ class TestGrammars:
         result = constrained(engine, temperature=2.0, seed=seed, logprobs=True, top_logprobs=3)
         assert result.finish == "stop"
         jsonschema.validate(json.loads(result.text), SCHEMA)
+
+    @pytest.mark.parametrize("name", MAPS)
+    @pytest.mark.parametrize("call", ["", '{"name": "f", "arguments": '])
+    def test_hot_maps_have_no_key_twice(self, engine: PagedEngine, name: str, call: str) -> None:
+        form = tag(call, compact(MAPS[name]), "}") if call else compact(MAPS[name])
+        for seed in range(examples(2)):
+            result = constrained(engine, form, temperature=1.5, seed=seed)
+            if result.finish == "stop" or name == "map":
+                value = json.loads(result.text, object_pairs_hook=distinct)
+                jsonschema.validate(value["arguments"] if call else value, MAPS[name])
 
     @pytest.mark.usefixtures("paying")
     def test_what_must_follow_is_drafted_and_the_text_stays(self, engine: PagedEngine) -> None:
@@ -312,7 +333,9 @@ class TestLimits:
             ({"temperature": 1.0, "top_p": 0.0}, "top_p"),
             ({"temperature": 1.0, "top_k": -5}, "top_k"),
             ({"repetition_penalty": -1.0}, "repetition_penalty"),
-            ({"beams": 4, "n": 2}, "best_of"),
+            ({"beams": 4, "n": 5}, "num_return_sequences"),
+            ({"beams": 4, "frequency_penalty": 1.0}, "frequency_penalty"),
+            ({"beams": 4, "length_penalty": float("nan")}, "length_penalty must be a finite number"),
             ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ],
     )
@@ -342,6 +365,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(model_directory: str) -> No
     assert ended == [2, 1]
 
 
+def test_prompts_are_computed_whole_without_split_fuse(model_directory: str, engine: PagedEngine) -> None:
+    spec = PagedTextSpec(
+        model_directory, properties=EXACT, max_num_batched_tokens=64, dynamic_split_fuse=False
+    )
+    whole = PagedEngine(spec)
+    with pytest.raises(InvalidArgument, match="65 tokens; with dynamic_split_fuse off this graph takes 64"):
+        add(whole, 1, (28,) * 65)
+    prompts = (FRANCE, STORY, (28,) * 64, LIST)
+    alone = [generate(engine, prompt, max_tokens=12).text for prompt in prompts]
+    for id_, prompt in enumerate(prompts):
+        add(whole, id_, prompt, max_tokens=12)
+    assert [result.text for _, result in sorted(run(whole).items())] == alone
+
+
 def test_more_answers_than_a_step_takes_all_end(model_directory: str) -> None:
     engine = PagedEngine(PagedTextSpec(model_directory, max_num_batched_tokens=4))
     for id_ in range(10):
@@ -354,7 +391,7 @@ def test_drafts_that_fill_a_step_leave_prompts_waiting(
 ) -> None:
     engine = PagedEngine(PagedTextSpec(model_directory, properties=EXACT, max_num_batched_tokens=4))
     monkeypatch.setattr(engine._costs, "ratio", lambda requests, rows: 1.0)
-    repeating = "one two three. one two three. one two three. one two"
+    repeating = "the cat sat on the mat. the dog sat on the log. " * 6 + "the cat"
     alone = generate(engine, repeating, max_tokens=40, ignore_eos=True)
     add(engine, 1, repeating, max_tokens=40, ignore_eos=True)
     for _ in range(12):

@@ -4,6 +4,7 @@ AMX are tried everywhere."""
 from __future__ import annotations
 
 import collections
+import re
 from pathlib import Path
 
 import openvino
@@ -11,10 +12,12 @@ import pytest
 
 from ovserve.engine.backends.paged import PagedEngine, loaded
 from ovserve.engine.backends.paged import model as paged_model
-from ovserve.engine.backends.paged.model import FEW, PagedModel, Runner
+from ovserve.engine.backends.paged.model import FEW, MEASURED_TOKENS, PagedModel, Runner
 from ovserve.engine.host.cpu import Processor
+from ovserve.engine.host.memory import Memory
 from ovserve.engine.protocol.specs import PagedTextSpec
-from tests.engine.real import FRANCE, add, generate, run
+from ovserve.errors import InvalidArgument
+from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
 
 pytestmark = pytest.mark.long
 
@@ -113,3 +116,63 @@ def test_no_request_gets_the_block_that_a_first_token_is_computed_in(model_path:
     assert pool.touched == 0
     assert [pool.take() for _ in range(5)] == [0, 1, 2, 3, None]
     assert {cache.shape[0] for cache in model._cache.values()} == {5}
+
+
+def test_no_copy_of_the_weights_where_memory_is_short(
+    model_path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paged_model, "memory", lambda: Memory(200 << 20, "container"))
+    assert forms(model_path, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
+    said = capfd.readouterr().err  # which form is laid depends on the processor, so the size does
+    found = re.search(r"another copy of the weights takes (\d+) MB, of 200 MB of memory left", said)
+    assert found is not None, said
+    assert 80 < int(found[1]) < 160
+
+
+def test_a_large_model_is_measured_at_load(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = PagedTextSpec(str(Path(model_path).parent))
+    assert PagedEngine(spec)._costs._curve == {}
+    monkeypatch.setattr(paged_model, "SMALL", 0)
+    monkeypatch.setattr(loaded, "processor", Processor)
+    engine = PagedEngine(spec)
+    assert tuple(engine._costs._curve) == MEASURED_TOKENS
+    add(engine, 1, FRANCE, max_tokens=8)
+    assert run(engine)
+
+
+FACTS = CHAT.format(" ".join(f"{i} times {i} is {i * i}." for i in range(60)) + " List these squares.")
+
+
+def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str) -> None:
+    directory = str(Path(model_path).parent)
+    uncached = PagedEngine(PagedTextSpec(directory, deterministic=True))
+    engine = PagedEngine(PagedTextSpec(directory, deterministic=True, enable_prefix_caching=True))
+
+    def scores(engine: PagedEngine, prompt: str | tuple[int, ...]) -> tuple[object, ...]:
+        done = generate(engine, prompt, max_tokens=40, logprobs=True)
+        assert not done.drafted
+        return done.text, *done.logprobs
+
+    expected = scores(uncached, FACTS)
+    # Beside another stream, parts of the prompt share steps with it.
+    add(engine, 0, FACTS, max_tokens=8)
+    add(engine, 1, STORY, max_tokens=8)
+    run(engine)
+    repeats = [scores(engine, FACTS) for _ in range(3)]
+    accepted = add(engine, 0, FACTS)
+    assert accepted.prompt_tokens > accepted.cached_tokens == 3 * 256
+    run(engine)
+    add(engine, 0, FACTS + STORY, max_tokens=8)
+    add(engine, 1, FACTS.replace("59 times", "58 times"), max_tokens=8)
+    run(engine)
+    repeats += [*(scores(engine, FACTS) for _ in range(3)), scores(uncached, FACTS), scores(uncached, FACTS)]
+    assert repeats == [expected] * 8
+    # What an answer left in the cache was computed one token at a time.
+    add(engine, 0, tuple(engine.tokenize((STORY + FACTS,), False)[0][:250]), max_tokens=80, ignore_eos=True)
+    turn = engine._scheduler.running[0]
+    run(engine)
+    following = (*turn.ids, *turn.ids[:20])
+    assert scores(engine, following) == scores(uncached, following)
+    with pytest.raises(InvalidArgument, match="num_assistant_tokens: 3 is not possible"):
+        add(engine, 0, FACTS, num_assistant_tokens=3)
+    assert not engine.busy

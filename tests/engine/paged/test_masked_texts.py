@@ -13,12 +13,13 @@ from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.formats import EXPRESSIONS
 from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.tooling import ToolPolicy
 from tests.breadth import examples
 from tests.engine.paged.conftest import Masks
 from tests.engine.test_genai_grammar import PIECES
 from tests.engine.test_schema_grammar import NUMBERS, OTHERS
 from tests.engine.test_tool_grammars import AUTO, DIALECTS, NAMED, REQUIRED, check_arguments, forced, read
-from tests.schemas import EXAMPLES, SCHEMAS
+from tests.schemas import EXAMPLES, FEW_KEYS, SCHEMAS, distinct, obj
 
 ODD: dict[str, dict[str, Any]] = {
     "special characters": {"enum": ['a"b\\c', "é\u2028 😀", "\x7f\t", "</tool_call>", "<|im_end|>", ""]},
@@ -106,6 +107,19 @@ def test_a_json_object(masks: Masks) -> None:
     assert masks.admits(c.json_object(), '{"é": [1.5e3, null, {"x": "\\u00e9\\n"}],\n  "b": ""}'.encode())
     for wrong in (b'{"a": "\n"}', b'{"a": 01}', b'["a"]', b'{"a" : 1}', b'{"a": 1,}'):
         assert not masks.admits(c.json_object(), wrong), wrong
+
+
+@pytest.mark.parametrize("dialect", ["hermes3", "mistral", "llama3", "devstral", "qwen3coder", "pythonic"])
+def test_maps_of_calls_have_no_key_twice(masks: Masks, dialect: str) -> None:
+    """Of 16 calls, up to 5 had one."""
+    tool: Any = {"type": "function", "function": {"name": "count", "parameters": obj(counts=FEW_KEYS)}}
+    tools = ToolPolicy((tool,), "required", ("count",), parallel=False)
+    form = json.loads(forced(tools, dialect).format)
+    for seed in range(examples(16)):
+        text, ended = masks.anything(form, seed)
+        assert ended
+        [counts] = re.findall(r'\{"[ab]+": \d[^{}]+\}', text.decode())
+        assert len(json.loads(counts, object_pairs_hook=distinct)) >= 4
 
 
 @pytest.mark.parametrize(("form", "pattern"), [*PIECES, *MORE_PIECES])

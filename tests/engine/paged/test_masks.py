@@ -136,6 +136,88 @@ def test_more_logits_than_tokens_are_forbidden(masks: Masks) -> None:
     assert not allowed[-45:].any()
 
 
+MAP = compact({"type": "object", "additionalProperties": {"type": "integer"}})
+NESTED = compact(
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": {"type": "integer"}},
+        },
+    }
+)
+CALL = c.triggered(["<call>"], [c.tag('<call>{"f": ', MAP, "}</call>")], only_one=False)
+THOUGHT = {**c.tag("", c.any_text(), ""), "end": ["</think>"]}
+WHOLE = (b'"a": 1, "b', b'1, "a": ', b'{"a": 1, "a": 2', b'}, "a": ', b'a": 1, "', b'a": 1, "a"', b'\\u0061"')
+
+
+@pytest.mark.parametrize(
+    ("form", "begun", "refused", "allowed"),
+    [
+        (MAP, '{"a": 1, "a', '"|":', "b|a|\\\\"),
+        (MAP, '{"a": 1, "', 'a": 1, "|\\u0061"', 'a|b|"|é'),
+        (MAP, '{"a": 1, ', '"a": 1, "b', '"'),
+        (MAP, '{"a": ', '1, "a": ', "1"),
+        (MAP, "", '{"a": 1, "a": 2', "{|{}"),
+        (MAP, '{"', 'a": 1, "a"', 'a": 1, "|"|a'),
+        (MAP, '{"a": 1, "\\u006', "", "1|2"),
+        (MAP, '{"a": 1, "\\u0061', '"|":', "a"),
+        (MAP, '{"\\u0061": 1, "a', '"|":', "a"),
+        (MAP, '{"\\ud83d\\ude00": 1, "😀', '"', "a"),
+        (MAP, '{"a\\"": 1, "a', "", '":|"'),
+        (MAP, '{"a\\"": 1, "a\\"', '":|"', "a"),
+        (MAP, '{"a\\\\": 1, "a\\\\', '":|"', "a"),
+        (MAP, '{"": 1, "', '":|"', "a"),
+        (NESTED, '[{"a": {"a', "", '"|":'),
+        (NESTED, '[{"a": {"b": 1, "b', '"|":', "a"),
+        (NESTED, '[{"a": {"b": 1}, "a', '"|":', "b"),
+        (NESTED, '[{"a": {"b": 1', '}, "a": ', "}"),
+        (c.json_object(), '{"a": ["a", "a", {"x": "a"}], "a', '"|":', "b"),
+        (c.json_object(), '{"a": "\\\\", "a', '"|":', "b"),
+        (CALL, '{"a": 1, "a": 1} <call>{"f": {"a": 1, "a', '"|":', "b"),
+        (CALL, '<call>{"f": {"a": 1}}</call> "a', "", '"|":'),
+        (CALL, '<call>{"f": {"a": 1}}</call><call>{"f": {"a', "", '"'),
+        (c.sequence(THOUGHT, c.regex("[ \\n]{0,3}"), MAP), '"{</think>\n\n{"a": 1, "a', '"|":', "b"),
+        (c.either([c.literal("none"), MAP]), '{"a": 1, "a', '"|":', "b"),
+        (c.ebnf('root ::= "{\\"a\\": 1, \\"a" "\\": 2}"'), '{"a": 1, "a', "", '"|":'),
+    ],
+)  # fmt: skip
+def test_a_key_that_its_object_has_is_not_completed(
+    masks: Masks, form: c.Format, begun: str, refused: str, allowed: str
+) -> None:
+    tokens = [*WHOLE, *masks.vocabulary.texts[len(WHOLE) :]]  # the first are markers
+    odd = Masks(masks.vocabulary._replace(texts=tokens, eos_ids=(len(WHOLE),)))
+    matcher = odd.matcher(form)
+    for byte in begun.encode():
+        assert matcher.accept(odd.id_of[bytes([byte])])
+    for _ in range(2):
+        mask = odd.allowed(matcher)
+        for texts, good in ((refused, False), (allowed, True)):
+            for text in filter(None, texts.split("|")):
+                token = odd.id_of.get(text.encode(), odd.id_of[text.encode()[:1]])
+                assert mask[token] == good, text
+                assert matcher.allowed_prefix([token]) == good
+
+
+def test_keys_are_taken_back(masks: Masks) -> None:
+    matcher, [quote] = masks.matcher(MAP), masks.tokens(b'"')
+    for token in masks.tokens(b'{"a": 1, '):
+        assert matcher.accept(token)
+    rest = [masks.id_of[bytes([byte])] for byte in b'"b": 2, "b']
+    for _ in range(2):
+        assert matcher.allowed_prefix([*rest, quote]) == len(rest)
+        assert all(map(matcher.accept, rest))
+        assert not masks.allowed(matcher)[quote]
+        matcher.rollback(len(rest))
+        assert matcher.allowed_prefix(masks.tokens(b'"b": 1}')) > 1
+
+
+def test_where_a_grammar_admits_no_other_key_the_mask_stays(masks: Masks) -> None:
+    matcher = masks.matcher(c.ebnf(c.JSON_MARK + 'root ::= "{\\"a\\": 1, \\"a" "\\": 2}"'))
+    assert all(map(matcher.accept, masks.tokens(b'{"a": 1, "a')))
+    assert masks.allowed(matcher).nonzero()[0].tolist() == sorted(masks.id_of[text] for text in (b'"', b'":'))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.4, 0.6, 0.999, 1.0])
 @pytest.mark.parametrize("count", [96, 100, 49152])
 def test_apply(share: float, count: int) -> None:

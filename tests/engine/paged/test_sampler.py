@@ -103,7 +103,7 @@ def test_penalties(
     )
     choice, row = Choice(sampling, prompt, ()), logits(3)[:31].copy()
     for token in answer:
-        choice.took(token)
+        choice.append(token)
     expected = row.astype(np.float64)
     for id_ in {*prompt, *answer}:
         expected[id_] = expected[id_] / repetition if expected[id_] > 0 else expected[id_] * repetition
@@ -133,7 +133,7 @@ def test_stop_tokens_are_forbidden_until_the_minimum() -> None:
     for _ in range(2):
         token, _scored = choice.choose(row.copy())
         assert token != end
-        choice.took(token)
+        choice.append(token)
     assert choice.choose(row.copy())[0] == end
 
 

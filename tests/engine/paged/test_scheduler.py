@@ -10,9 +10,10 @@ from ovserve.engine.backends.paged.blocks import BlockPool
 from ovserve.engine.backends.paged.budget import TARGET, PromptBudget
 from ovserve.engine.backends.paged.running import Running
 from ovserve.engine.backends.paged.sampler import Choice
-from ovserve.engine.backends.paged.scheduler import Scheduler
+from ovserve.engine.backends.paged.scheduler import GENTLE_TOKENS, Scheduler
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.llm.request import Sampling
+from tests.engine.paged.test_blocks import no_copy
 
 MOST = 1024
 ROOM = 200  # tokens of prompts in a step next to answers
@@ -21,20 +22,23 @@ ROOM = 200  # tokens of prompts in a step next to answers
 class Steps:
     """Requests and steps, whose costs are known: ROOM tokens take the TARGET."""
 
-    def __init__(self, sequences: int = 64, blocks: int = 2000) -> None:
-        self.scheduler = Scheduler(BlockPool(blocks, caches=False), MOST, sequences, PromptBudget())
+    def __init__(self, sequences: int = 64, blocks: int = 2000, *, splits: bool = True) -> None:
+        self.scheduler = Scheduler(
+            BlockPool(blocks, caches=False, copy=no_copy), MOST, sequences, PromptBudget(), splits=splits
+        )
         self.scheduler.budget.measured(0, ROOM, 0, TARGET)
         self.scheduler.budget.measured(1, 0, 0, 0.0)
         self._ids = count(1)
 
-    def add(self, tokens: int, *, answers: bool = False) -> Running:
+    def add(self, tokens: int, *, answers: bool = False, batch: bool = False) -> Running:
         id_ = next(self._ids)
         sampling = Sampling(temperature=0.0)
         ids = [id_] * tokens
         sequence = Sequence(None, id_, sampling, tokens, frozenset(), frozenset())
         running = Running(sequence, ids, Choice(sampling, ids, frozenset(), None), 0)
+        running.batch = batch
         self.scheduler.add(running)
-        while answers and running.unread > 1:
+        while answers and running.num_new_tokens > 1:
             self.step()
         return running
 
@@ -42,11 +46,39 @@ class Steps:
         """Return the tokens of each request."""
         turns = self.scheduler.plan(lambda running: ())
         for turn in turns:
-            running, read = turn.running, turn.running.computed + turn.tokens == len(turn.running.ids)
-            self.scheduler.computed(running, turn.tokens)
+            running, read = (
+                turn.running,
+                turn.running.num_computed_tokens + turn.tokens == len(turn.running.ids),
+            )
+            self.scheduler.record_computed(running, turn.tokens)
             if read:
-                running.gain(1, None)
+                running.append(1, None)
         return {turn.running.id: turn.tokens for turn in turns}
+
+
+def test_whole_prompts_are_not_split() -> None:
+    steps = Steps(splits=False)
+    steps.add(10, answers=True)
+    steps.add(MOST)
+    steps.add(90)
+    steps.add(30)
+    assert steps.step() == {1: 1, 2: MOST}, "next to answers too, which leave no step of that length"
+    assert not steps.scheduler.can_schedule(MOST - 100)
+    assert steps.scheduler.can_schedule(MOST - 120)
+    assert steps.step() == {1: 1, 2: 1, 3: 90, 4: 30}
+
+
+def test_a_preempted_answer_may_be_longer_than_a_step() -> None:
+    steps = Steps(splits=False)
+    older = steps.add(10, answers=True)
+    running = steps.add(MOST, answers=True)
+    for _ in range(40):
+        steps.step()
+    steps.scheduler._preempt_for(older, 1, {})
+    assert (running.num_computed_tokens, running.num_new_tokens) == (0, MOST + 41)
+    assert steps.step()[running.id] == MOST
+    assert steps.step()[running.id] == 41
+    assert running.num_new_tokens == 1
 
 
 def test_alone_prompts_fill_a_step() -> None:
@@ -120,6 +152,58 @@ def test_a_stopped_request_counts_as_waiting() -> None:
     first, second = (steps.add(100, answers=True) for _ in range(2))
     while second.id in steps.scheduler._started:
         steps.step()
-    assert (first.unread, second.computed) == (1, 0)
+    assert (first.num_new_tokens, second.num_computed_tokens) == (1, 0)
     steps.scheduler.coming = 3
     assert steps.scheduler._room(MOST) == 4 * ROOM, "four wait, one answers"
+
+
+def test_no_line_of_a_batch_is_in_a_step_of_another_request() -> None:
+    steps = Steps()
+    answering, reading = steps.add(10, answers=True, batch=True), steps.add(3000, batch=True)
+    assert steps.step().keys() == {answering.id, reading.id}
+    live = steps.add(500)
+    assert steps.step() == {live.id: 500}, "its prompt has the whole step"
+    for _ in range(20):
+        assert steps.step() == {live.id: 1}
+    second = steps.add(100)
+    assert steps.scheduler.can_schedule(50)
+    assert not steps.scheduler.can_schedule(50, batch=True)
+    assert steps.step().keys() == {live.id, second.id}
+    steps.scheduler.remove(live.id)
+    steps.scheduler.remove(second.id)
+    assert steps.step().keys() == {answering.id, reading.id}, "they go on where they were"
+
+
+def test_a_prompt_does_not_wait_for_prompts_of_batches() -> None:
+    steps = Steps()
+    steps.add(900, batch=True)
+    assert steps.scheduler.can_schedule(MOST)
+    assert not steps.scheduler.can_schedule(MOST, batch=True)
+
+
+def test_a_request_takes_the_blocks_and_the_places_of_lines_of_batches() -> None:
+    steps = Steps(sequences=2, blocks=13)
+    lines = [steps.add(100, answers=True, batch=True) for _ in range(2)]
+    live = steps.add(200)
+    assert steps.step() == {live.id: 200}
+    assert not lines[1].block_table, "the one that started last has given its blocks back"
+    assert lines[0].block_table
+    for _ in range(100):
+        assert steps.step() == {live.id: 1}
+    assert not lines[0].block_table, "the answer has grown into those of the other"
+    steps.scheduler.remove(live.id)
+    for _ in range(3):
+        steps.step()
+    assert all(line.block_table for line in lines), "both are computed again"
+
+
+def test_steps_of_batches_are_short_after_another_request() -> None:
+    steps = Steps()
+    lines = [steps.add(10, answers=True, batch=True) for _ in range(20)]
+    assert len(steps.step()) == len(lines)
+    steps.scheduler.gentle = True
+    turns = [steps.step() for _ in range(5)]
+    assert {sum(step.values()) for step in turns} == {GENTLE_TOKENS}
+    assert {id_ for step in turns for id_ in step} == {line.id for line in lines}, "all take turns"
+    live = steps.add(500)
+    assert steps.step() == {live.id: 500}

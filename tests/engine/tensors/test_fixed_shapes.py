@@ -105,7 +105,7 @@ def test_a_compilation_on_which_a_call_fails_is_given_up(tmp_path: Path) -> None
         assert not fixed(made).open
 
 
-def test_shapes_that_cannot_be_compiled_leave_others_theirs(
+def test_shapes_that_do_not_go_together_are_not_compiled(
     plain_models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with engine(plain_models / "product/1") as made:
@@ -115,14 +115,14 @@ def test_shapes_that_cannot_be_compiled_leave_others_theirs(
         assert not found._making, "none for tensors without elements"
         wrong = np.ones((2, 3), np.float32), np.ones((5, 4), np.float32)
         for _ in range(OFTEN):
-            with pytest.raises(InvalidArgument, match="incompatible"):
+            with pytest.raises(InvalidArgument, match="(?i)incompatible"):
                 infer(made, *wrong)
         wait_until(lambda: not found._making)
-        for seed in range(OFTEN * REPLACED):
+        for seed in range(OFTEN):
             check_product(made, 2, seed)
         wait_until(lambda: rows_of(found) == [2])
         check_product(made, 2, 0)
-    assert "not compiled for [2,3], [5,4]" in capfd.readouterr().out
+    assert "not compiled" not in capfd.readouterr().out, "the model was asked before"
 
 
 def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_models: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_
         assert compiled.proven
         assert compiled.uses == 10
         assert [*found._made] == [((2, 3), (3, 4))]
-        with pytest.raises(InvalidArgument, match="incompatible"):
+        with pytest.raises(InvalidArgument, match="(?i)incompatible"):
             infer(made, np.ones((2, 3), np.float32), np.ones((5, 4), np.float32))
         check_product(made, 2, 1)
 

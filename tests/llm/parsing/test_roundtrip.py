@@ -281,8 +281,8 @@ def test_a_call_cut_anywhere_loses_no_text(name: str) -> None:
             assert len(calls) <= 2
             if not framed:
                 assert content.startswith("Before."[:end])
-            if calls and not limit and name not in ("devstral", "gptoss"):
-                assert all(isinstance(json.loads(a), dict) for _, a in calls)
+            # Of the last call an answer may have ended within a string, which the client is to see.
+            assert all(isinstance(json.loads(a), dict) for _, a in calls[:-1])
             assert not re.search(r"\x00", content)
 
 

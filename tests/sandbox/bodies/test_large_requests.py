@@ -26,7 +26,8 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Parsed
 from ovserve.llm.parsing.core.choice import ParserChoice
 from ovserve.llm.prompt import generic_tools
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation, Expectations
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
+from ovserve.llm.prompt.expectations import Expectations
 from ovserve.llm.request import GenerateRequest, Presentation
 
 TEMPLATE = ChatTemplate("{{ messages }}{{ tools }}", expects=Expectations(tools=True))

@@ -7,11 +7,19 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ovserve.engine.host.memory import cpu_seconds
+import pytest
+
+from ovserve.engine.host.memory import cpu_seconds, is_runnable
+from ovserve.tools.tuning import arena
 from ovserve.tools.tuning.arena import settled
 
 BUSY_SECONDS = 1.5  # of CPU time, after which it sleeps
-SCRIPT = "import time\nwhile time.process_time() < {busy}: pass\nprint(flush=True)\ntime.sleep(600)"
+SCRIPT = """
+import time
+print(flush=True)
+while time.process_time() < {busy}: pass
+time.sleep(600)
+"""
 
 
 @asynccontextmanager
@@ -19,6 +27,8 @@ async def process(busy: float) -> AsyncIterator[asyncio.subprocess.Process]:
     script = SCRIPT.format(busy=busy)
     made = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     try:
+        assert made.stdout is not None
+        assert await made.stdout.readline(), "it computes from now on"
         yield made
     finally:
         made.kill()
@@ -37,3 +47,15 @@ async def test_it_gives_up_on_one_that_never_rests_and_on_one_that_is_gone() -> 
     async with process(1e9) as busy:
         assert not await settled(busy.pid, seconds=1.5)
     assert await settled(busy.pid)
+
+
+async def test_a_process_that_waits_for_a_core_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with process(1e9) as busy:
+        # As on a machine so busy that it gets no core during a look: the kernel has counted nothing yet.
+        monkeypatch.setattr(arena, "_wanted_seconds", lambda _: 1.0)
+        assert is_runnable(busy.pid)
+        assert not await settled(busy.pid, seconds=0.1)
+        monkeypatch.undo()
+    async with process(0) as idle:
+        assert await settled(idle.pid)
+        assert not is_runnable(idle.pid)

@@ -72,18 +72,20 @@ class Transcribe:
 
 
 class TranscriptSegment(msgspec.Struct):
-    """One segment of verbose_json. OpenAI's scores are there for its clients; the engine reports none."""
+    """One segment of verbose_json.
+
+    OpenAI's `tokens`, `avg_logprob` and `no_speech_prob` are absent, because the library does not report
+    them. With a constant 0 a client's filter of bad segments would keep everything. OpenAI's client reads
+    absent ones as None.
+    """
 
     id: int
     seek: int
     start: float
     end: float
     text: str
-    tokens: list[int]
     temperature: float
-    avg_logprob: float
     compression_ratio: float
-    no_speech_prob: float
 
 
 class TranscriptWord(msgspec.Struct):

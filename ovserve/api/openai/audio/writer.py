@@ -34,7 +34,6 @@ class Timed(msgspec.Struct, frozen=True):
     start: float
     end: float
     text: str
-    tokens: list[int] = []
 
 
 @dataclass
@@ -121,11 +120,8 @@ def _segments(asked: Transcribe, made: Transcript) -> list[TranscriptSegment]:
             start=round(s.start, 3),
             end=round(s.end, 3),
             text=s.text,
-            tokens=s.tokens,
             temperature=asked.temperature,
-            avg_logprob=0.0,
             compression_ratio=_ratio(s.text),
-            no_speech_prob=0.0,
         )
         for i, s in enumerate(made.segments)
     ]

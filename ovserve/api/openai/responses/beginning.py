@@ -52,7 +52,7 @@ def new_response(request: GenerateRequest, shown: ResponsePresentation) -> Respo
         frequency_penalty=sampling.frequency_penalty,
         text=text,
         tool_choice=decoded.tools.choice,
-        tools=list(decoded.tools.functions),
+        tools=list(decoded.tools.listed),
         top_logprobs=body.top_logprobs or 0,
         truncation=body.truncation or "disabled",
         user=body.user,

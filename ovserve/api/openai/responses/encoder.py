@@ -21,7 +21,14 @@ from ovserve.api.openai.responses.events import (
     ResponseEnded,
     ResponseEvent,
 )
-from ovserve.api.openai.responses.objects import FunctionCall, Logprob, OutputItem, Reasoning, Response
+from ovserve.api.openai.responses.objects import (
+    CustomToolCall,
+    FunctionCall,
+    Logprob,
+    OutputItem,
+    Reasoning,
+    Response,
+)
 
 
 class Event(msgspec.Struct, gc=False):
@@ -50,6 +57,12 @@ class ArgumentsDelta(Event, gc=False):
     item_id: str
     output_index: int
     call_id: str
+    delta: str
+
+
+class InputDelta(Event, gc=False):
+    item_id: str
+    output_index: int
     delta: str
 
 
@@ -86,7 +99,7 @@ class EventEncoder:
     def opened(self, index: int, item: OutputItem) -> bytes:
         """An item begins, empty: the item itself, and its one part."""
         out = self._event("response.output_item.added", {"output_index": index, "item": _empty(item)})
-        if isinstance(item, FunctionCall):
+        if isinstance(item, FunctionCall | CustomToolCall):
             return out
         if isinstance(item, Reasoning):
             where = {"item_id": item.id, "output_index": index, "summary_index": 0}
@@ -103,6 +116,9 @@ class EventEncoder:
         if isinstance(item, FunctionCall):
             type_ = "response.function_call_arguments.delta"
             return _frame(type_, ArgumentsDelta(type_, number, item.id, index, item.call_id, text))
+        if isinstance(item, CustomToolCall):
+            type_ = "response.custom_tool_call_input.delta"
+            return _frame(type_, InputDelta(type_, number, item.id, index, text))
         if isinstance(item, Reasoning):
             type_ = "response.reasoning_summary_text.delta"
             return _frame(type_, SummaryDelta(type_, number, item.id, index, 0, text))
@@ -115,6 +131,9 @@ class EventEncoder:
             where: dict[str, Any] = {"item_id": item.id, "output_index": index}
             more = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
             out = self._event("response.function_call_arguments.done", where | more)
+        elif isinstance(item, CustomToolCall):
+            where = {"item_id": item.id, "output_index": index, "input": item.input}
+            out = self._event("response.custom_tool_call_input.done", where)
         elif isinstance(item, Reasoning):
             where = {"item_id": item.id, "output_index": index, "summary_index": 0}
             summary = item.summary[0]
@@ -140,9 +159,12 @@ def _frame(type_: str, value: Any) -> bytes:
 
 def _empty(item: OutputItem) -> dict[str, Any]:
     shared = {"id": item.id, "status": "in_progress"}
-    if isinstance(item, FunctionCall):
-        call = {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": ""}
-        return shared | call
+    if isinstance(item, FunctionCall | CustomToolCall):
+        type_, field = ("function_call", "arguments")
+        if isinstance(item, CustomToolCall):
+            type_, field = ("custom_tool_call", "input")
+        call = {"type": type_, "call_id": item.call_id, "name": item.name, field: ""}
+        return shared | call | ({"namespace": item.namespace} if item.namespace else {})
     if isinstance(item, Reasoning):
         return shared | {"type": "reasoning", "summary": []}
     return shared | {"type": "message", "role": "assistant", "content": []}

@@ -5,14 +5,13 @@ The graph answers with response events, also for a unary answer, which is the fo
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
+from ovserve.api.openai.effort import effort_variables
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.responses.decoded import DecodedResponses, ResponsePresentation
-from ovserve.api.openai.responses.items import as_items, check_items, to_messages
+from ovserve.api.openai.responses.items import as_items, check_items, loosen_items, to_messages
 from ovserve.api.openai.responses.request import (
     RESPONSES_UNSUPPORTED,
     ResponseRequest,
@@ -21,7 +20,7 @@ from ovserve.api.openai.responses.request import (
 )
 from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.responses.writer import ResponseEventWriter
-from ovserve.api.openai.sampling import check_sampling, to_sampling, unused_assistance
+from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model
 from ovserve.errors import InvalidArgument
@@ -29,7 +28,6 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest
 
 OWN = "ovserve"
-EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking", "thinking")  # what templates read of an effort
 
 _decoder = msgspec.json.Decoder(ResponseRequest)
 
@@ -40,7 +38,7 @@ class Responses:
     name = "responses"
 
     def decode(self, body: bytes) -> DecodedResponses:
-        request, unknown = decode_body(body, _decoder)
+        request, unknown = decode_body(body, _decoder, loosen_items)
         if OWN in unknown:
             raise InvalidArgument(f"{OWN}: this field is the server's own", param=OWN)
         refuse_unsupported(unknown, RESPONSES_UNSUPPORTED)
@@ -62,7 +60,8 @@ class Responses:
         messages = to_messages([*history, *decoded.items], body.instructions, images, len(history))
         if not messages:
             raise InvalidArgument("input: expected at least one message, got none", param="input")
-        kwargs, ignored = _template_kwargs(body, model)
+        effort = body.reasoning.effort if body.reasoning else None
+        kwargs, ignored = effort_variables(effort, model, body.chat_template_kwargs, "reasoning.effort")
         return GenerateRequest(
             id=decoded.context.id,
             prompts=(),
@@ -77,10 +76,10 @@ class Responses:
                 endpoint=self.name,
                 model=body.model,
                 created=decoded.context.created,
-                stream=True,
+                stream=bool(body.stream),
                 requested_max_tokens=body.max_output_tokens,
                 top_logprobs=body.top_logprobs or 0,
-                ignored_params=(*decoded.ignored, *ignored, *unused_assistance(body, model)),
+                ignored_params=(*decoded.ignored, *ignored, *idle_fields(body, model)),
                 decoded=decoded,
             ),
             tells_admission=True,  # a response is queued, and can be followed, before it says anything
@@ -93,19 +92,3 @@ class Responses:
 
     def writer(self, request: GenerateRequest) -> ResponseEventWriter:
         return ResponseEventWriter(request)
-
-
-def _template_kwargs(body: ResponseRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
-    """Return chat_template_kwargs with reasoning.effort in them, and the fields that the template ignores.
-
-    As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself.
-    """
-    kwargs = dict(body.chat_template_kwargs or {})
-    effort = body.reasoning.effort if body.reasoning else None
-    if effort is None:
-        return kwargs, []
-    assert model.template is not None
-    known = [n for n in EFFORT_VARIABLES if model.template.mentions(n)]
-    for name in known:
-        kwargs.setdefault(name, effort if name == "reasoning_effort" else effort not in ("none", "minimal"))
-    return kwargs, [] if known else ["reasoning.effort"]

@@ -14,7 +14,7 @@ import msgspec
 
 from ovserve.api.openai.responses.objects import Failure, Incomplete, Logprob, Response, Usage
 
-ItemKind = Literal["message", "reasoning", "function_call"]
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Status = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
@@ -37,13 +37,14 @@ class GenerationStarted(msgspec.Struct, frozen=True):
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
-    """An output item begins, empty. `call_id` and `name` belong to function calls."""
+    """An output item begins, empty. `call_id`, `name` and `namespace` belong to calls."""
 
     index: int
     kind: ItemKind
     id: str
     call_id: str = ""
     name: str = ""
+    namespace: str = ""
 
 
 class ItemDelta(msgspec.Struct, frozen=True, gc=False):

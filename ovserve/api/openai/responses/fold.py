@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.events import (
@@ -21,6 +22,7 @@ from ovserve.api.openai.responses.events import (
 )
 from ovserve.api.openai.responses.objects import (
     TERMINAL,
+    CustomToolCall,
     Failure,
     FunctionCall,
     Logprob,
@@ -47,6 +49,8 @@ class _OpenItem:
         self.texts = [text]
         if isinstance(item, FunctionCall):
             item.arguments = text
+        elif isinstance(item, CustomToolCall):
+            item.input = text
         elif isinstance(item, Reasoning):
             item.summary[0].text = text
         else:
@@ -142,7 +146,13 @@ class ResponseFold:
             case "reasoning":
                 output.append(Reasoning(event.id, "in_progress", [SummaryText()]))
             case "function_call":
-                output.append(FunctionCall(event.id, "in_progress", event.call_id, event.name))
+                call = FunctionCall(event.id, "in_progress", event.call_id, event.name)
+                call.namespace = event.namespace or UNSET
+                output.append(call)
+            case "custom_tool_call":
+                custom = CustomToolCall(event.id, "in_progress", event.call_id, event.name)
+                custom.namespace = event.namespace or UNSET
+                output.append(custom)
 
     def _end(self, event: ResponseEnded) -> None:
         response = self.response

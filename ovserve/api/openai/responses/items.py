@@ -7,7 +7,6 @@ must give the same prompt as the same items sent again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,24 +14,17 @@ import msgspec
 
 from ovserve.api.openai import messages as chat
 from ovserve.api.openai.common import new_id
+from ovserve.api.openai.custom_tools import input_arguments, shown_name
 from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.faults import explain
 from ovserve.api.openai.images import DETAIL, FILE, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
 from ovserve.errors import InvalidArgument
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 IMAGE_PART, FILE_PART = "input_image", "input_file"
+OUTPUT_PARTS = (*TEXT_PARTS, "refusal", IMAGE_PART, FILE_PART)  # an output with others is any JSON
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
-# Made by tools that run at OpenAI; nothing a model here could read. Dropped and reported.
-HOSTED = (
-    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
-    "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
-    "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
-    "mcp_approval_response", "mcp_call", "compaction", "tool_search_call", "tool_search_output",
-    "additional_tools", "program", "program_output",
-)  # fmt: skip
-
-
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
     "reasoning", "item_reference",
@@ -71,7 +63,10 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: Annotated[str | None, doc("kept")] = None
     call_id: Annotated[str | None, doc("joins a call and its output")] = None
     name: Annotated[str | None, doc("of the function called")] = None
-    arguments: Annotated[str | None, doc("of a function_call: JSON text")] = None
+    namespace: Annotated[str | None, doc("of the function or custom tool called")] = None
+    arguments: Annotated[str | dict[str, Any] | None, doc("of a function_call: JSON text or an object")] = (
+        None
+    )
     input: Annotated[str | None, doc("of a custom_tool_call: text")] = None  # of a custom tool's call
     output: Annotated[Any, doc("text, parts of text, or any JSON")] = None
     summary: Annotated[list[ContentPart] | None, doc("of reasoning without content")] = None
@@ -105,10 +100,10 @@ def check_items(items: Sequence[Item]) -> list[str]:
             _output(item.output, f"{where}.output", Pictures())
         elif kind == "reasoning":
             _text(item.content, f"{where}.content", Pictures(TEXT_ONLY_HERE))
-        elif kind in HOSTED:
-            dropped.append(f"{where}.type={kind}")
         elif kind == "item_reference":
             raise InvalidArgument(f"{where}.id: item {item.id!r} is not stored here", param=f"{where}.id")
+        elif kind and item.role is None:  # made by a tool that runs at OpenAI: nothing for this model
+            dropped.append(f"{where}.type={kind}")
         else:
             raise _wrong(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
     return dropped
@@ -116,7 +111,17 @@ def check_items(items: Sequence[Item]) -> list[str]:
 
 def listed(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The items as GET input_items shows them and as the store keeps them."""
-    return [_listed(item) for item in items if item.kind not in HOSTED]
+    return [_listed(item) for item in items if item.kind in KINDS]
+
+
+def loosen_items(body: Any) -> None:
+    """Reduce items that only other servers know to their type, whatever their fields hold."""
+    items = body.get("input") if isinstance(body, dict) else None
+    if isinstance(items, list):
+        body["input"] = [
+            {"type": item["type"], "role": item.get("role")} if chat.is_foreign(item, KINDS) else item
+            for item in items
+        ]
 
 
 def _listed(item: Item) -> dict[str, Any]:
@@ -150,9 +155,10 @@ def _listed(item: Item) -> dict[str, Any]:
             output = _output(output, "output", Pictures())
         return plain | {"id": item.id or new_id("fco_"), "call_id": item.call_id, "output": output}
     field = "arguments" if item.kind == "function_call" else "input"
-    value = item.arguments if item.kind == "function_call" else item.input
+    value = _arguments(item) if item.kind == "function_call" else item.input
     call_id = item.call_id or item.id
-    return plain | {"id": item.id or new_id("fc_"), "call_id": call_id, "name": item.name, field: value}
+    plain |= {"id": item.id or new_id("fc_"), "call_id": call_id, "name": item.name, field: value}
+    return plain | ({"namespace": item.namespace} if item.namespace else {})
 
 
 class _Turn:
@@ -203,8 +209,8 @@ def to_messages(
                 flush()
             turn.content = _text(item.content, f"{where}.content", images)
         elif kind in ("function_call", "custom_tool_call"):
-            arguments = item.arguments if kind == "function_call" else json.dumps({"input": item.input})
-            call = chat.FunctionCall(item.name or "", arguments or "{}")
+            arguments = _arguments(item) if kind == "function_call" else input_arguments(item.input)
+            call = chat.FunctionCall(shown_name(item.namespace, item.name or ""), arguments or "{}")
             turn.calls.append(chat.ToolCallItem(call, item.call_id or item.id))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             flush()
@@ -218,6 +224,11 @@ def to_messages(
             messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", images)))
     flush()
     return [chat.template_message(m, i, images) for i, m in enumerate(messages)]
+
+
+def _arguments(item: Item) -> str | None:
+    given = item.arguments
+    return given if given is None or isinstance(given, str) else msgspec.json.encode(given).decode()
 
 
 def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
@@ -260,7 +271,7 @@ def _is_parts(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in value)
+        and all(isinstance(p, dict) and p.get("type") in OUTPUT_PARTS for p in value)
     )
 
 
@@ -269,7 +280,12 @@ def _output(value: Any, where: str, images: Pictures) -> str:
     if isinstance(value, str):
         return value
     if _is_parts(value):
-        return _text(msgspec.convert(value, list[ContentPart]), where, images)
+        try:
+            parts = msgspec.convert(value, list[ContentPart])
+        except msgspec.ValidationError as exc:
+            fault = explain(str(exc), msgspec.json.encode(value), list[ContentPart])
+            raise InvalidArgument(f"{where}{fault}", param=f"{where}{fault.param}") from None
+        return _text(parts, where, images)
     return "" if value is None else msgspec.json.encode(value).decode()
 
 

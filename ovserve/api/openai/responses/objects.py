@@ -58,9 +58,19 @@ class FunctionCall(msgspec.Struct, tag="function_call"):
     call_id: str
     name: str
     arguments: str = ""
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = Message | Reasoning | FunctionCall
+class CustomToolCall(msgspec.Struct, tag="custom_tool_call"):
+    id: str
+    status: str
+    call_id: str
+    name: str
+    input: str = ""
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
 
 
 class InputDetails(msgspec.Struct, gc=False):
@@ -91,6 +101,7 @@ class Failure(msgspec.Struct):
 
 class Incomplete(msgspec.Struct):
     reason: str
+    stop_reason: str | UnsetType = UNSET  # as in chat/completions
 
 
 class Response(msgspec.Struct, kw_only=True):

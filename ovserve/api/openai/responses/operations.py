@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import IGNORED, Operation, Override
+from ovserve.api.openai.describe.operation import Operation, Override
+from ovserve.api.openai.effort import narrow_effort
 from ovserve.api.openai.responses.encoder import Event
-from ovserve.api.openai.responses.endpoint import EFFORT_VARIABLES
 from ovserve.api.openai.responses.objects import Response
 from ovserve.api.openai.responses.request import REPORTED_FIELDS, RESPONSES_UNSUPPORTED, ResponseRequest
 from ovserve.api.openai.sampling import DEFAULTS, FIXED_DEFAULTS, narrow_length, narrow_sampling
@@ -37,9 +37,7 @@ class ItemPage(msgspec.Struct, kw_only=True):
 
 def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_output_tokens") | narrow_tools(model)
-    if model.template is not None and not any(map(model.template.mentions, EFFORT_VARIABLES)):
-        why = "this model's chat template reads none of " + ", ".join(EFFORT_VARIABLES)
-        narrowed["reasoning.effort"] = Override(status=IGNORED, why=why)
+    narrowed |= narrow_effort(model, "reasoning.effort")
     return narrowed
 
 

@@ -14,6 +14,7 @@ import msgspec
 from ovserve.api.openai.common import DONE, encode
 from ovserve.api.openai.responses.encoder import EventEncoder
 from ovserve.api.openai.responses.objects import (
+    CustomToolCall,
     Failure,
     FunctionCall,
     Logprob,
@@ -62,8 +63,7 @@ def events_of(body: bytes, after: int | None = None) -> bytes:
         elif isinstance(item, Reasoning):
             text, logprobs = item.summary[0].text, []
         else:
-            assert isinstance(item, FunctionCall)
-            text, logprobs = item.arguments, []
+            text, logprobs = item.arguments if isinstance(item, FunctionCall) else item.input, []
         if text:
             out += events.delta(index, item, text, logprobs)
         out += events.closed(index, item)
@@ -167,6 +167,8 @@ def _item(seen: dict[str, Any]) -> OutputItem:
 def _grow(item: OutputItem, event: _Seen) -> None:
     if isinstance(item, FunctionCall):
         item.arguments += event.delta
+    elif isinstance(item, CustomToolCall):
+        item.input += event.delta
     elif isinstance(item, Reasoning):
         item.summary[0].text += event.delta
     else:

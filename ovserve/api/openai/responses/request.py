@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import Refused, doc
+from ovserve.api.openai.effort import DOC, Effort
 from ovserve.api.openai.responses.items import Item
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
 from ovserve.errors import InvalidArgument
@@ -20,8 +21,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 class ReasoningOptions(msgspec.Struct):
     effort: Annotated[
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
-        doc("given to templates that read it, enable_thinking or thinking; ignored by others"),
+        Effort | None,
+        doc(DOC),
     ] = None
     summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
     generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
@@ -78,10 +79,12 @@ class ResponseRequest(SamplingFields, kw_only=True):
     text: Annotated[TextOptions | None, doc("format constrains the answer; verbosity is ignored")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
-        doc("function tools; tools that run at OpenAI are dropped and reported"),
+        doc(
+            "function and custom tools, in a namespace too; those that run at OpenAI are dropped and reported"
+        ),
     ] = None
     tool_choice: Annotated[
-        str | dict[str, Any] | None, doc("none, auto, required, one function, or allowed_tools with a mode")
+        str | dict[str, Any] | None, doc("none, auto, required, one tool, or allowed_tools with a mode")
     ] = None
     parallel_tool_calls: Annotated[bool | None, doc("false: one call at most")] = None
     logprobs: Annotated[bool | None, doc("of each token of the text, streamed too")] = None

@@ -1,45 +1,135 @@
-"""The `tools` and `tool_choice` of a responses body: function tools as a policy, the rest reported.
+"""The `tools` and `tool_choice` of a responses body: the client's tools as a policy, the rest reported.
 
-Agents send tools that only OpenAI can run (web_search, namespace, mcp ...) in every request; those are
-dropped and named in a header, never rejected (W5). The same for a tool_choice that names one.
+Agents send tools that only OpenAI can run (web_search, mcp ...) in every request; those are dropped and named
+in a header, never rejected (W5). The same for a tool_choice that names one. Custom tools and the tools of a
+namespace are the client's own (`api/openai/custom_tools.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from ovserve.api.openai.custom_tools import ClientTool, custom_function, shown_name
 from ovserve.api.openai.tools import function_tool, tool_policy
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.tooling import ToolPolicy
+
+OWN = ("function", "custom", "namespace")  # types of tools that run at the client
 
 
 @dataclass(frozen=True)
 class Tools:
-    functions: tuple[dict[str, Any], ...]  # flat, in the form of the response
+    listed: tuple[dict[str, Any], ...]  # in the form of the response
     choice: str | dict[str, Any]  # as the response echoes it
     policy: ToolPolicy | None
     ignored: tuple[str, ...]
+    names: Mapping[str, ClientTool] = field(default_factory=dict)  # by the name that the model is shown
+
+
+@dataclass
+class _Found:
+    """The tools of a body so far."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list)  # in chat's form
+    listed: list[dict[str, Any]] = field(default_factory=list)
+    names: dict[str, ClientTool] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+
+    def add(self, tool: Any, where: str) -> None:
+        type_ = _type_of(tool, where)
+        if type_ == "namespace":
+            self._add_namespace(tool, where)
+            self.listed.append({"description": "", **tool})
+        elif self._add_own(tool, type_, where):
+            self.listed.append(tool if type_ == "custom" else _flat(self.functions[-1]))
+
+    def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
+        name, tools = namespace.get("name"), namespace.get("tools")
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(
+                f"{where}.name: expected a non-empty string, got {shortened(repr(name))}",
+                param=f"{where}.name",
+            )
+        if not isinstance(tools, list):
+            raise InvalidArgument(
+                f"{where}.tools: expected an array, got {shortened(repr(tools))}", param=f"{where}.tools"
+            )
+        about, before = namespace.get("description"), len(self.functions)
+        for i, tool in enumerate(tools):
+            at = f"{where}.tools[{i}]"
+            self._add_own(tool, _type_of(tool, at), at, name, about if isinstance(about, str) else None)
+        if len(self.functions) == before:
+            self.ignored.append(f"{where}.type=namespace")
+
+    def _add_own(
+        self, tool: dict[str, Any], type_: str, where: str, namespace: str = "", about: str | None = None
+    ) -> bool:
+        """Add a function or a custom tool; others are ignored."""
+        if type_ not in ("function", "custom"):
+            self.ignored.append(f"{where}.type={type_}")
+            return False
+        custom = type_ == "custom"
+        made = custom_function(tool, where, self.ignored) if custom else function_tool(tool, where)
+        function = made["function"]
+        own = ClientTool(function["name"], namespace, custom)
+        shown = shown_name(namespace, own.name)
+        if about and not function.get("description"):
+            function["description"] = about
+        function["name"] = shown
+        if namespace or custom:
+            self.names[shown] = own
+        self.functions.append(made)
+        return True
 
 
 def clean_tools(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None = None
 ) -> Tools:
-    """Raises InvalidArgument for a malformed function tool or choice."""
-    functions, ignored = [], []
+    """Raises InvalidArgument for a malformed tool of the client or choice."""
+    found = _Found()
     for i, tool in enumerate(tools or ()):
-        type_ = tool.get("type")
-        if not isinstance(type_, str):
-            raise InvalidArgument(
-                f"tools[{i}].type: expected a string, got {type_!r}", param=f"tools[{i}].type"
-            )
-        if type_ == "function":
-            functions.append(function_tool(tool, f"tools[{i}]"))
-        else:
-            ignored.append(f"tools[{i}].type={type_}")
-    wanted, dropped = _without_hosted(choice, only_hosted=bool(tools) and not functions)
-    policy = tool_policy(functions, wanted, parallel)
-    return Tools(tuple(map(_flat, functions)), _echo(wanted), policy, (*ignored, *dropped))
+        found.add(tool, f"tools[{i}]")
+    wanted, dropped = _without_hosted(choice, only_hosted=bool(tools) and not found.functions)
+    policy = tool_policy(found.functions, _shown_choice(wanted, found.names), parallel)
+    ignored = (*found.ignored, *dropped, *(policy.unenforced if policy is not None else ()))
+    return Tools(tuple(found.listed), _echo(wanted), policy, ignored, found.names)
+
+
+def _type_of(tool: Any, where: str) -> str:
+    type_ = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(type_, str):
+        raise InvalidArgument(f"{where}.type: expected a string, got {type_!r}", param=f"{where}.type")
+    return type_
+
+
+def _shown_choice(
+    choice: str | dict[str, Any] | None, names: Mapping[str, ClientTool]
+) -> str | dict[str, Any] | None:
+    """Return the choice with the names that the model is shown."""
+    if not isinstance(choice, dict) or not names:
+        return choice
+    listed = choice.get("tools")
+    if choice.get("type") == "allowed_tools" and isinstance(listed, list):
+        shown = [one for tool in listed for one in _shown_tools(tool, names)]
+        return choice | {"tools": shown}
+    if choice.get("type") == "namespace":
+        tools = _shown_tools(choice, names)
+        return {"type": "allowed_tools", "mode": "required", "tools": tools}
+    named: dict[str, Any] = _shown_tools(choice, names)[0]
+    return named
+
+
+def _shown_tools(tool: Any, names: Mapping[str, ClientTool]) -> list[Any]:
+    """Return a tool of a choice, or all of a namespace, with the names that the model is shown."""
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        return [tool]
+    name, space = tool["name"], tool.get("namespace")
+    if tool.get("type") == "namespace":
+        own = [shown for shown, one in names.items() if one.namespace == name]
+        return [{"type": "function", "name": shown} for shown in own] or [tool]
+    return [{**tool, "name": shown_name(space if isinstance(space, str) else None, name)}]
 
 
 def _without_hosted(
@@ -52,13 +142,13 @@ def _without_hosted(
         return choice, []
     type_ = choice.get("type")
     if type_ == "allowed_tools" and isinstance(choice.get("tools"), list):
-        kept = [t for t in choice["tools"] if not isinstance(t, dict) or t.get("type") in (None, "function")]
+        kept = [t for t in choice["tools"] if not isinstance(t, dict) or t.get("type") in (None, *OWN)]
         gone = len(choice["tools"]) - len(kept)
         if gone and kept:
             return choice | {"tools": kept}, ["tool_choice.tools"]
         if gone:
             return "none", ["tool_choice.tools"]
-    elif type_ not in ("function", "allowed_tools", None):
+    elif type_ not in (*OWN, "allowed_tools", None):
         return None, [f"tool_choice.type={type_}"]
     return choice, []
 
@@ -67,7 +157,8 @@ def _echo(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
     if isinstance(choice, dict) and choice.get("type") != "allowed_tools":
         inner = choice.get("function")
         name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
-        return {"type": "function", "name": name}
+        space = {"namespace": choice["namespace"]} if choice.get("namespace") else {}
+        return {"type": choice.get("type", "function"), "name": name, **space}
     return choice or "auto"
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from ovserve.api.openai.common import UsageCounter, new_id
+from ovserve.api.openai.common import UsageCounter, new_id, stop_reason
+from ovserve.api.openai.custom_tools import ClientTool, InputReader
 from ovserve.api.openai.logprobs import MISSING, top_of
 from ovserve.api.openai.responses.beginning import new_response, usage_of
 from ovserve.api.openai.responses.decoded import ResponsePresentation
@@ -30,9 +31,15 @@ from ovserve.api.openai.responses.objects import Incomplete, Logprob, TopLogprob
 from ovserve.errors import Internal
 from ovserve.llm import output as parts
 from ovserve.llm.output import Parsed
-from ovserve.llm.request import GenerateRequest, TokenLogprob
+from ovserve.llm.request import GenerateRequest, TokenLogprob, shown_token
 
-ID_PREFIX: dict[ItemKind, str] = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+ID_PREFIX: dict[ItemKind, str] = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "custom_tool_call": "ctc_",
+}
+NO_TOOL = ClientTool("")
 # The reason of an incomplete response, by the finish reason of a choice.
 CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -44,6 +51,7 @@ class _OpenItem:
         self.index, self.kind, self.call = index, kind, call
         self.texts: list[str] = []
         self.logprobs: list[Logprob] = []
+        self.input = InputReader() if kind == "custom_tool_call" else None
 
 
 class ResponseEventWriter:
@@ -63,7 +71,7 @@ class ResponseEventWriter:
         self._messages: dict[int, list[int]] = {}
         self._answered: set[int] = set()  # choices that have a message or a call
         self._created = self._started = False
-        self._cut: str | None = None  # why a choice is incomplete
+        self._cut: Incomplete | None = None  # why a choice is incomplete
 
     def events(self, parsed: Parsed) -> ResponseEvents | None:
         """The events of one delta, the admission delta first; None for a unary answer in between.
@@ -74,7 +82,7 @@ class ResponseEventWriter:
         self._begin(parsed)
         self._grow(parsed)
         if parsed.finish_reason is not None:
-            self._finish_choice(parsed.index, parsed.finish_reason)
+            self._finish_choice(parsed, parsed.finish_reason)
         if parsed.last:
             self._finish()
         if not self._events and not self._followed:
@@ -123,12 +131,13 @@ class ResponseEventWriter:
         if part.id is not None:
             call = self._calls.get(choice, 0)
             self._calls[choice] = call + 1
-            self._next(choice, "function_call", call, part.id, part.name or "")
+            self._next_call(choice, call, part.id, part.name or "")
         open_ = self._open.get(choice)
         if open_ is None or open_.call != part.index:
             raise Internal(f"arguments for tool call {part.index}, which is not the open one")
-        if part.arguments:
-            self._add(open_, part.arguments, [])
+        text = part.arguments if open_.input is None else open_.input.feed(part.arguments)
+        if text:
+            self._add(open_, text, [])
 
     def _retract(self, choice: int, call: int) -> None:
         open_ = self._open.get(choice)
@@ -136,8 +145,18 @@ class ResponseEventWriter:
             self._close(choice, "incomplete")
             self._events.append(ItemRetracted(open_.index))
 
+    def _next_call(self, choice: int, call: int, call_id: str, shown: str) -> None:
+        tool = self._shown.decoded.tools.names.get(shown) or ClientTool(shown)
+        kind: ItemKind = "custom_tool_call" if tool.custom else "function_call"
+        self._next(choice, kind, call, call_id, tool)
+
     def _next(
-        self, choice: int, kind: ItemKind, call: int | None = None, call_id: str = "", name: str = ""
+        self,
+        choice: int,
+        kind: ItemKind,
+        call: int | None = None,
+        call_id: str = "",
+        tool: ClientTool = NO_TOOL,
     ) -> _OpenItem:
         """Close the open item and add one."""
         self._close(choice, "completed")
@@ -146,7 +165,8 @@ class ResponseEventWriter:
             self._answered.add(choice)
         if kind == "message":
             self._messages.setdefault(choice, []).append(index)
-        self._events.append(ItemAdded(index, kind, new_id(ID_PREFIX[kind]), call_id, name))
+        id_ = new_id(ID_PREFIX[kind])
+        self._events.append(ItemAdded(index, kind, id_, call_id, tool.name, tool.namespace))
         open_ = self._open[choice] = _OpenItem(index, kind, call)
         return open_
 
@@ -161,22 +181,23 @@ class ResponseEventWriter:
         open_ = self._open.pop(choice, None)
         if open_ is None:
             return
+        if open_.input is not None and (rest := open_.input.finish()):
+            self._add(open_, rest, [])
         if open_.texts:
             self._events.append(ItemDelta(open_.index, "".join(open_.texts), open_.logprobs))
         self._events.append(ItemDone(open_.index, status))
 
-    def _finish_choice(self, choice: int, reason: str) -> None:
-        cut = CUT.get(reason)
+    def _finish_choice(self, end: Parsed, reason: str) -> None:
+        choice, cut = end.index, CUT.get(reason)
         if cut is not None:
-            self._cut = cut
+            self._cut = Incomplete(cut, stop_reason(end))
         elif choice not in self._answered:  # an empty answer is an empty message
             self._next(choice, "message")
         self._close(choice, "incomplete" if cut else "completed")
 
     def _finish(self) -> None:
         if self._cut:
-            why = Incomplete(self._cut)
-            self._events.append(ResponseEnded("incomplete", incomplete_details=why))
+            self._events.append(ResponseEnded("incomplete", incomplete_details=self._cut))
         else:
             self._events.append(ResponseEnded("completed", completed_at=int(time.time())))
 
@@ -185,6 +206,8 @@ class ResponseEventWriter:
         for token in tokens:
             value = MISSING if token.logprob is None else token.logprob
             tops = top_of(token, self._shown.top_logprobs)
-            top = [TopLogprob(one.text, list(one.utf8), one.logprob) for one in tops]
-            made.append(Logprob(token.text, list(token.utf8), value, top))
+            top = [
+                TopLogprob(shown_token(one.text, one.utf8, ""), list(one.utf8), one.logprob) for one in tops
+            ]
+            made.append(Logprob(shown_token(token.text, token.utf8, ""), list(token.utf8), value, top))
         return made

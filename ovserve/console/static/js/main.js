@@ -11,6 +11,7 @@ const PAGES = [
   { name: "graph", word: "Graph", load: () => import("./graph/page.js") },
   { name: "metrics", word: "Metrics", load: () => import("./metrics/page.js") },
   { name: "requests", word: "Requests", load: () => import("./requests/page.js") },
+  { name: "batches", word: "Batches", load: () => import("./batches/page.js") },
   { name: "server", word: "Server", load: () => import("./server/page.js"), admin: true },
 ];
 const AHEAD = 3000; // ms after which the other pages' code is loaded too: a page opens at once, and without the server

@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
 import { seconds } from "./format.js";
 import { Icon } from "./icons.js";
+import { session, useStore } from "./session.js";
 
 export { Icon };
 
@@ -10,8 +11,13 @@ export const Pill = ({ tone = "", children, title }) => html`<span class="pill $
 
 export const STATE_TONES = { AVAILABLE: "good", LOADING: "warn", RESTARTING: "warn", FAILED: "bad" };
 const STATE_WORDS = { AVAILABLE: "ready", LOADING: "loading", RESTARTING: "engine restarting", UNLOADED: "idle", FAILED: "failed" };
-export const StatePill = ({ state, reason }) =>
-  html`<${Pill} tone=${STATE_TONES[state] || ""} title=${reason}><i class="dot"></i>${STATE_WORDS[state] || state?.toLowerCase()}<//>`;
+
+/** The state of a model as the server reported it last; not known while the server does not answer. */
+export function StatePill({ state, reason }) {
+  const { modelsError } = useStore(session);
+  if (modelsError) return html`<${Pill} title=${modelsError.message}><i class="dot"></i>not known<//>`;
+  return html`<${Pill} tone=${STATE_TONES[state] || ""} title=${reason}><i class="dot"></i>${STATE_WORDS[state] || state?.toLowerCase()}<//>`;
+}
 
 export const IconButton = ({ icon, label, active, ...rest }) =>
   html`<button type="button" class="icon-button ${active ? "active" : ""}" aria-label=${label} title=${label} ...${rest}>
@@ -109,7 +115,7 @@ function stayInside(event, box) {
 }
 
 /** A panel at the right. Escape and a click beside it close it; the focus goes in and comes back. */
-export function Drawer({ title, onClose, children, wide, side = "right" }) {
+export function Drawer({ title, onClose, children, wide, side = "right", actions }) {
   const box = useRef();
   useEffect(() => {
     const before = document.activeElement;
@@ -128,10 +134,25 @@ export function Drawer({ title, onClose, children, wide, side = "right" }) {
     <aside class="drawer ${side} ${wide ? "wide" : ""}" role="dialog" aria-modal="true" aria-label=${title} tabindex="-1" ref=${box}>
       <header class="drawer-head">
         <h2>${title}</h2>
+        ${actions}
         <${IconButton} icon="close" label="Close" onClick=${onClose} />
       </header>
       <div class="drawer-body">${children}</div>
     </aside>`;
+}
+
+/** A question before what others would notice. Escape is no. */
+export function Confirm({ title, action, onYes, onNo, children }) {
+  const box = useRef();
+  useEffect(() => box.current.showModal(), []);
+  return html`<dialog class="confirm" ref=${box} aria-label=${title} onClose=${onNo}>
+    <h2>${title}</h2>
+    <div class="muted">${children}</div>
+    <div class="row">
+      <button type="button" class="button" autofocus onClick=${() => box.current.close()}>Cancel</button>
+      <button type="button" class="button danger" onClick=${onYes}>${action}</button>
+    </div>
+  </dialog>`;
 }
 
 export const Tabs = ({ tabs, value, onChange, label }) => {

@@ -34,6 +34,15 @@ export function useStore(source) {
   return value;
 }
 
+/** Calls `load` now and every `ms` while the page is visible. */
+export function usePolling(load, ms) {
+  useEffect(() => {
+    load();
+    const timer = setInterval(() => document.hidden || load(), ms);
+    return () => clearInterval(timer);
+  }, []);
+}
+
 export const session = store({ who: null, error: null, needsKey: "", models: null, modelsError: null });
 export const place = store(readPlace());
 export const theme = store(localStorage.getItem("ovserve.theme") || "system");

@@ -61,6 +61,7 @@ class EmbeddingBackend(EncoderBackend):
         self.facts = EmbeddingFacts(
             **self.common_facts(),
             max_length=self.limit,
+            max_seq_length=files.sequence_length,
             dimensions=self.dimensions,
             pooling=pooling,
             normalized=spec.normalize,
@@ -125,7 +126,9 @@ class EmbeddingBackend(EncoderBackend):
 
     def _rows(self, asked: EmbedArguments, invocation: Invocation) -> tuple[list[Row], int]:
         """Return the ids of each input within the limit, and how many were cut."""
-        most = min(asked.truncate or self.limit, self.limit)
+        own = self.files.sequence_length
+        most = min(asked.truncate or own, self.limit)
+        longest = own if asked.whole else self.limit
         if asked.tokens:
             given = decoded(invocation.blobs[0], list[list[int]])
             rows: list[Row] = [np.array(ids, np.int64) for ids in given]
@@ -138,10 +141,10 @@ class EmbeddingBackend(EncoderBackend):
         for i, row in enumerate(rows):
             if not row.size:
                 raise InvalidArgument(f"input[{i}]: has no tokens", param=f"input[{i}]")
-            if asked.truncate is None and len(row) > self.limit:
+            if asked.truncate is None and len(row) > longest:
                 raise ContextLengthExceeded(
-                    f"Input length {len(row)} longer than allowed {self.limit}: input[{i}] has {len(row)} "
-                    f"tokens, and this model reads at most {self.limit}",
+                    f"Input length {len(row)} longer than allowed {longest}: input[{i}] has {len(row)} "
+                    f"tokens, and this model reads at most {longest}",
                     param=f"input[{i}]",
                 )
         fitting = [self.framed.fit(row, most) for row in rows]

@@ -14,9 +14,11 @@ from ovserve.engine.backends.calls import Invocation
 from ovserve.engine.backends.embeddings.pool import Job
 from ovserve.engine.backends.embeddings.runner import Runner
 from ovserve.engine.backends.embeddings.tokens import Framed, Row, open_tokenizer
+from ovserve.engine.decoding.token_bytes import token_bytes
 from ovserve.engine.model.encoder_files import read_encoder_files
-from ovserve.engine.protocol.encoders import DETOKENIZE, TOKENIZE, TokenizeArguments
+from ovserve.engine.protocol.encoders import DETOKENIZE, TOKENIZE, DetokenizeArguments, TokenizeArguments
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.llm.request import shown_token
 
 CALLS = 64  # at a time: each waits on a thread of its own while streams run its rows
 LOOK = 0.1  # seconds between two looks at whether a caller has left
@@ -63,16 +65,24 @@ class EncoderBackend:
                 [[row.tolist() for row in self.tokenizer.encode(asked.texts, asked.add_special_tokens)]]
             )
         if invocation.method == DETOKENIZE:
-            skip, rows = invocation.arguments(tuple[bool, list[list[int]]])
-            check = [np.array(row, np.int64) for row in rows]
-            for row in check:
+            wanted = invocation.arguments(DetokenizeArguments)
+            for row in (np.array(row, np.int64) for row in wanted.rows):
                 if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
                     raise InvalidArgument(
                         f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
                         param="tokens",
                     )
-            return iter([self.tokenizer.decode(rows, skip)])
+            texts = self.tokenizer.decode(wanted.rows, wanted.skip_special_tokens)
+            return iter([self._shown(wanted.rows, texts) if wanted.escaped else texts])
         return None
+
+    def _shown(self, rows: list[list[int]], texts: list[str]) -> list[str]:
+        """Return these texts of rows of one token, or the bytes of those that are parts of characters."""
+        values = (
+            token_bytes(text, self.tokenizer.vocabulary_bytes(id_))
+            for [id_], text in zip(rows, texts, strict=True)
+        )
+        return [shown_token(text, value) for text, value in zip(texts, values, strict=True)]
 
     def tokenized(
         self, texts: Sequence[str], limit: int, param: str, *, special: bool = True, listed: bool = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from openvino import opset13 as op
 
 from ovserve.engine.backends.embeddings.tokens import Row
 from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.model.encoder_files import model_file
 from ovserve.errors import LoadError
 
@@ -182,7 +182,7 @@ def usable_cores() -> int:
 
 def properties_of(text: str, device: str) -> dict[str, Any]:
     """Return the properties that a graph gives, with f32 on a CPU that is slower in bf16."""
-    found: dict[str, Any] = json.loads(text)
+    found = device_properties(text, device)
     if device == "CPU" and not set(OWN_PRECISION) & set(found) and processor().bf16_is_slower:
         found["INFERENCE_PRECISION_HINT"] = "f32"
     return found

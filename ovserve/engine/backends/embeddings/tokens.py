@@ -7,16 +7,19 @@ it, and is used for directories that have no tokenizer.json.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.decoding.token_bytes import byte_of_character
 from ovserve.engine.model.encoder_files import FAST, TOKENIZER, TOKENIZER_IR
 from ovserve.errors import InvalidArgument, LoadError
 
 Row = NDArray[np.signedinteger[Any]]  # token ids of one input
+BYTES = byte_of_character()
 SHORT = 1000  # characters
 AT_ONCE = 64  # texts per call: the library keeps about 100 bytes per token until they are copied
 
@@ -29,6 +32,8 @@ class TextTokenizer(Protocol):
     def decode(self, rows: Sequence[Sequence[int]], skip_special: bool) -> list[str]: ...
 
     def token(self, id_: int) -> str: ...
+
+    def vocabulary_bytes(self, id_: int) -> bytes: ...
 
     def id_of(self, token: str) -> int | None: ...
 
@@ -70,6 +75,12 @@ class FastTokenizer:
     def token(self, id_: int) -> str:
         return self._inner.id_to_token(id_) or ""
 
+    def vocabulary_bytes(self, id_: int) -> bytes:
+        token = self.token(id_)
+        if BYTES.keys() >= {*token}:
+            return bytes(BYTES[character] for character in token)
+        return token.encode()
+
     def id_of(self, token: str) -> int | None:
         found: int | None = self._inner.token_to_id(token)
         return found
@@ -99,6 +110,13 @@ class IRTokenizer:
 
     def token(self, id_: int) -> str:
         return str(self._inner.decode([id_], skip_special_tokens=False))
+
+    def vocabulary_bytes(self, id_: int) -> bytes:
+        return self._vocabulary.get(id_, b"")
+
+    @cached_property
+    def _vocabulary(self) -> dict[int, bytes]:
+        return {id_: token for token, id_ in self._inner.get_vocab().items()}
 
     def id_of(self, token: str) -> int | None:
         found = self._inner.get_vocab().get(token)

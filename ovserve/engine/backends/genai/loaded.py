@@ -11,27 +11,19 @@ import msgspec
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.backends.genai.accounts import Accounts, prefix_account, token_budget
 from ovserve.engine.backends.genai.facts import engine_facts
 from ovserve.engine.backends.genai.grammar import CompilesGrammars, GrammarCompiler, Grammars, prepare
 from ovserve.engine.backends.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.engine.backends.genai.quirks.capacity import cache_tokens
-from ovserve.engine.backends.genai.quirks.dropped import Dropped
-from ovserve.engine.backends.genai.quirks.eviction import eviction_room
-from ovserve.engine.backends.genai.quirks.left_out import CutAlike, drafting_room
-from ovserve.engine.backends.genai.quirks.overtaking import Overtaking
 from ovserve.engine.backends.genai.quirks.poisoned_step import prompt_limit
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
-from ovserve.engine.backends.genai.quirks.uncached import Uncached
-from ovserve.engine.backends.genai.quirks.unwritten import Unwritten
 from ovserve.engine.backends.genai.request import generation_config
+from ovserve.engine.backends.genai.reservation import CacheReservation
 from ovserve.engine.backends.genai.text import Text, prove_tokens
 from ovserve.engine.backends.genai.vision import Beside, VisionInput
-from ovserve.engine.decoding.echo_order import EchoOrder
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.decoding.token_bytes import TokenBytes
-from ovserve.engine.model.files import ModelFiles, read_model_files
-from ovserve.engine.protocol.messages import Failed
+from ovserve.engine.model.files import ModelFiles, read_model_files, refuse_for_library
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
@@ -47,11 +39,12 @@ class LoadedPipeline(CompilesGrammars):
     def __init__(self, spec: TextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
+        refuse_for_library(spec.model_path, files)
         self._live: dict[int, Sequence] = {}
-        self._fading: list[Sequence] = []  # aborted, but not cancelled yet: see quirks/unwritten.py
-        self._refused: list[Failed] = []  # dropped requests that cannot be added again
+        self._held: dict[int, Sequence] = {}  # in the library: also aborted ones, see quirks/half_read.py
         self._mode = spec.decoding
         self._prompt_limit = prompt_limit(spec)
+        self._cache_grows = not (spec.cache_size or spec.num_kv_blocks)
         try:
             tokenizer, table, compiler = self._load(spec, files)
             defaults = self._pipeline.get_config()
@@ -66,25 +59,11 @@ class LoadedPipeline(CompilesGrammars):
                 self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
                 self.facts = self._vision.facts(self.facts)
             self._grammars = Grammars()
-            room = self._bound_context(spec)
-            evicts = (
-                eviction_room(spec, self._cache_tokens(spec)) if spec.cache_eviction is not None else None
-            )
-            prefix = prefix_account(spec, room) if self._vision is None else None
-            plans = self._vision is None and spec.decoding == "plain"
-            self._accounts = Accounts(prefix, token_budget(spec), evicts, plans=plans)
-            self._echo_order = EchoOrder(spec.max_num_batched_tokens)
-            self._drafting = drafting_room(spec, room)
-            resumes = room is not None or self._drafting is not None
-            self._dropped = Dropped(block_tokens(spec.device), room or 0) if resumes else None
-            self._leaving = self._left_before = False  # a cancelled request keeps its blocks for a step
             self._caches = spec.enable_prefix_caching
-            self._uncached = self._proven_uncached() if self._caches and self._vision is None else None
-            self._unwritten = Unwritten(
-                caches=self._caches, bounded=room is not None, proven=self._uncached is not None
-            )
-            self._cut_alike = CutAlike(spec, self._uncached)
-            self._overtaking = Overtaking(self._pipeline, self._unwritten)
+            room = self._cache_tokens(spec)
+            self._reservation = CacheReservation(spec, room)
+            if spec.cache_eviction is None:  # with which prompts may be longer than the cache
+                self._bound_context(room)
             # Others do not report whether they use what was compiled for them.
             if spec.decoding == "plain":
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size, compiler)
@@ -126,50 +105,35 @@ class LoadedPipeline(CompilesGrammars):
                     loaded.set()
             return tokenizer, table.result(), None if compiler is None else compiler.result()
 
-    def _bound_context(self, spec: TextSpec) -> int | None:
-        """Bound the context by the cache, where that is smaller. Return the tokens that the cache holds, if
-        known.
-
-        A cache that evicts takes longer prompts than it has room for.
-        """
-        if spec.cache_eviction is not None:
-            return None
-        room, limit = self._cache_tokens(spec), self.facts.max_length
+    def _bound_context(self, room: int | None) -> None:
+        """Bound the context by the tokens that the cache holds, if that is known and smaller."""
+        limit = self.facts.max_length
         self.facts = msgspec.structs.replace(self.facts, cache_tokens=room or 0)
         if room is not None and (limit is None or room < limit):
             of_model = "" if limit is None else f", and the model could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
-        return room
 
     def _cache_tokens(self, spec: TextSpec) -> int | None:
         """Tokens for which a bounded cache has room, if that is known."""
-        if not (spec.cache_size or spec.num_kv_blocks) or self._vision is not None:
+        if self._cache_grows:
             return None
         two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
         config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
-        return cache_tokens(self._pipeline, config, block_tokens(spec.device))
-
-    def _proven_uncached(self) -> Uncached | None:
-        sampling = Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True, echo=True, logprobs=True)
-        config = generation_config(
-            self._mode, filled(self._mode, sampling), 1, (), self.facts, self._grammars.admitted
-        )
-        uncached = Uncached()
-        return uncached if uncached.proven(self._pipeline, config, self._accounts.prefix) else None
+        added = None if self._vision is None else self._vision.added
+        return cache_tokens(self._pipeline, config, block_tokens(spec.device), added)
 
     def _answer(self, ids: openvino.Tensor, config: ov_genai.GenerationConfig) -> ov_genai.PerfMetrics:
         """Outside of the loop, while it is idle."""
         if self._vision is not None:
             return self._vision.answer(config)
         [answer] = self._pipeline.generate([ids], [config])
-        if (prefix := self._accounts.prefix) is not None:
-            [tokens] = answer.m_generation_ids
-            prefix.replay(ids.data.tobytes(), tokens, cut=False)
         return answer.perf_metrics
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         return self._text.tokenize(texts, add_special_tokens)
 
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
-        return self._text.detokenize(rows, skip_special_tokens)
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
+        return self._text.detokenize(rows, skip_special_tokens, escaped)

@@ -5,16 +5,17 @@ Whatever the library says no to becomes a LoadError that names the option of the
 
 from __future__ import annotations
 
-import msgspec
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
+from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.model.lora import compressed, unusable
 from ovserve.engine.protocol.specs import (
     CacheEviction,
     DraftSpec,
     GenerationSpec,
     LoraAdapter,
+    PagedTextSpec,
     SparseAttention,
     TextSpec,
 )
@@ -73,10 +74,10 @@ def _sparse_attention(wanted: SparseAttention) -> ov_genai.SparseAttentionConfig
 def properties(spec: GenerationSpec) -> dict[str, object]:
     """Options of the device, and the library's own that choose how to decode."""
     try:
-        found = msgspec.json.decode(spec.properties or "{}", type=dict[str, object])
-    except msgspec.MsgspecError as error:
+        found: dict[str, object] = device_properties(spec.properties, spec.device)
+    except ValueError as error:
         raise LoadError(f"not a JSON object: {error}", field="plugin_config") from error
-    if not isinstance(spec, TextSpec):
+    if not isinstance(spec, TextSpec) or isinstance(spec, PagedTextSpec):
         return found
     if spec.prompt_lookup:
         found["prompt_lookup"] = True
@@ -105,7 +106,7 @@ def _adapters(spec: TextSpec, adapter: LoraAdapter) -> object:
 
 
 def _draft_model(spec: TextSpec, draft: DraftSpec) -> object:
-    more: dict[str, object] = {}
+    more: dict[str, object] = device_properties("", draft.device)
     if draft.eagle3:
         more["eagle3_mode"] = True
     if draft.cache_size is not None or draft.max_num_seqs is not None:

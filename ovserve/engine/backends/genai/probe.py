@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import openvino
@@ -35,8 +36,15 @@ def fault(core: openvino.Core, device: str, properties: dict[str, Any]) -> tuple
     try:
         core.compile_model(model, device, tried)
     except (RuntimeError, TypeError, ValueError) as error:
-        return "plugin_config", sentence(error)
+        return "plugin_config", f"{sentence(error)}{_nearest(core, device, tried)}"
     return "", ""
+
+
+def _nearest(core: openvino.Core, device: str, properties: dict[str, Any]) -> str:
+    """Return a hint for each property that the device does not know and that is near one it knows."""
+    known = list(core.get_property(device, "SUPPORTED_PROPERTIES"))
+    near = {key: get_close_matches(key, known, n=1) for key in properties if key not in known}
+    return "".join(f"; {key}: did you mean {names[0]}?" for key, names in near.items() if names)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from ovserve.engine.backends.genai.text import Text
 from ovserve.engine.backends.genai.vision import VisionInput, tensors
 from ovserve.engine.decoding.prefill_estimate import PrefillEstimate
 from ovserve.engine.decoding.sequence import Part, Sequence
-from ovserve.engine.model.files import read_model_files
+from ovserve.engine.model.files import read_model_files, refuse_for_library
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
@@ -48,6 +48,7 @@ class StatefulEngine(CompilesGrammars):
     def __init__(self, spec: StatefulTextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
+        refuse_for_library(spec.model_path, files)
         self._live: dict[int, Sequence] = {}
         self._waiting: deque[_Run] = deque()
         self._running: _Run | None = None
@@ -94,13 +95,7 @@ class StatefulEngine(CompilesGrammars):
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         return {} if self._vision else self._text.encode_prompts(requests)
 
-    def can_schedule(self, encoded: openvino.Tensor) -> bool:
-        return True
-
-    def overtakes(self, encoded: openvino.Tensor) -> bool:
-        return False
-
-    def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
+    def can_schedule(self, request: Add, encoded: openvino.Tensor | None) -> bool:
         return True
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
@@ -140,8 +135,10 @@ class StatefulEngine(CompilesGrammars):
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         return self._text.tokenize(texts, add_special_tokens)
 
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
-        return self._text.detokenize(rows, skip_special_tokens)
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
+        return self._text.detokenize(rows, skip_special_tokens, escaped)
 
     def step(self) -> None:
         """Returns when the answer under way has gained something, at the latest after POLL. Raises what

@@ -21,13 +21,13 @@ import openvino_genai as ov_genai
 from ovserve.engine.backends.genai.options import sentence
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.decoding.sequence import Scored
-from ovserve.engine.decoding.token_bytes import TokenBytes, validate
+from ovserve.engine.decoding.token_bytes import TokenBytes, token_bytes, validate
 from ovserve.engine.decoding.whole_text import WholeText
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.messages import Add
 from ovserve.engine.protocol.specs import Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.request import Sampling, TokenLogprob, TopToken
+from ovserve.llm.request import Sampling, TokenLogprob, TopToken, shown_token
 
 FILLER = 2**31 - 1
 # What normalizers of texts change:
@@ -40,6 +40,7 @@ class Text:
         self._tokenizer = tokenizer
         self._vocab_size = facts.vocab_size
         self._token_bytes: TokenBytes | None = None
+        self._vocabulary: dict[int, bytes] | None = None  # read for the first part of a character
         self._whole = WholeText(self._encode_ids, facts.max_length)
         self._can_fill = self._filler_decodes_to_nothing()
         self._ends = frozenset(facts.eos_token_ids)
@@ -148,9 +149,14 @@ class Text:
     def prompt_text(self, prompt: str | tuple[int, ...]) -> str:
         return prompt if isinstance(prompt, str) else self.decode([list(prompt)])[0]
 
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
         for row in rows:
             self._check_ids(row, "tokens")
+        if escaped:
+            pieces = self._pieces([*{id_ for row in rows for id_ in row}])
+            return ["".join([shown_token(*pieces[id_]) for id_ in row]) for row in rows]
         hidden = self.hidden(skip_special_tokens)
         return self.decode([[id_ for id_ in row if id_ not in hidden] for row in rows])
 
@@ -182,10 +188,16 @@ class Text:
         if self._token_bytes is not None:
             pieces = [self._token_bytes.of(id_) for id_ in ids]
         else:
-            pieces = [text.encode() for text in self.decode([[id_] for id_ in ids])]
+            texts = self.decode([[id_] for id_ in ids])
+            pieces = [self._part(id_, text) for id_, text in zip(ids, texts, strict=True)]
         return {
             id_: (piece.decode("utf-8", "replace"), piece) for id_, piece in zip(ids, pieces, strict=True)
         }
+
+    def _part(self, id_: int, text: str) -> bytes:
+        if self._vocabulary is None:
+            self._vocabulary = {id_: token for token, id_ in self._tokenizer.get_vocab().items()}
+        return token_bytes(text, self._vocabulary.get(id_, b""))
 
     def _decode_by_length(self, rows: list[list[int]]) -> list[str]:
         return _decode_by_length(self._tokenizer, rows)

@@ -91,6 +91,10 @@ class VisionInput:
             ids += [*self._encode(text, False), *[IMAGE] * self._tokens_of(image)]
         return ids_tensor(ids + self._encode(last, False))
 
+    def knows(self, images: Sequence[Image]) -> bool:
+        """Return whether the tokens of the images are known without a measurement."""
+        return self.tokens is not None or all((i.width, i.height) in self._sizes for i in images)
+
     def facts(self, of_model: TextFacts) -> TextFacts:
         """Add the findings about images."""
         return msgspec.structs.replace(of_model, image_tokens=self.tokens, added_tokens=self.added)

@@ -5,7 +5,6 @@ The library cannot clone a pipeline from Python, so one image is drawn at a time
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from ovserve.engine.backends.images.adapters import Adapters
 from ovserve.engine.backends.images.drawing import Drawing
 from ovserve.engine.backends.images.errors import load_error, refused
 from ovserve.engine.backends.images.prompts import Prompts
+from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.model.image_files import pipeline_class, text_encoders
 from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageSpec, Task
 from ovserve.errors import InvalidArgument
@@ -100,7 +100,8 @@ def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
 
 
 def _read(kind: Any, spec: ImageSpec, adapters: Adapters) -> Any:
-    properties = json.loads(spec.properties) | adapters.properties
+    devices = set(spec.devices or (spec.device,))
+    properties = device_properties(spec.properties, *devices) | adapters.properties
     if spec.shape is None and not spec.devices:
         return kind(spec.model_path, spec.device, **properties)
     pipeline = kind(spec.model_path)

@@ -4,9 +4,10 @@ A round of the loop:
 
 - `scheduler.py` decides which tokens of which requests the next step computes, and gives them blocks of the
   KV cache (`blocks.py`), which also finds prompts that begin like earlier ones.
-- `drafts.py` adds candidates that may follow, where that has paid so far.
+- `drafts.py` adds candidates that may follow, where that pays; `draft_model.py` has those of another model.
 - `model.py` computes the step.
 - `sampler.py` chooses tokens from the logits; `masks.py` forbids those that a grammar does not allow.
+- `beams.py` chooses several continuations for a request with `best_of`; the scheduler forks block tables.
 
 `engine.py` puts them together. Texts, stop conditions and facts are those of `genai/` and `engine/decoding`.
 The library's pipeline cannot do what its step loop does not let out: other tokens' log-probabilities, biases,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Iterator
+from itertools import islice
 from typing import NoReturn
 
 import msgspec
 import openvino
 
 from ovserve.engine.backends.genai.request import generation_config
-from ovserve.engine.backends.paged.drafts import MOST, MOST_STREAMS, Lookup
+from ovserve.engine.backends.paged.beams import BeamSearch, CompletesStop
+from ovserve.engine.backends.paged.drafts import MOST, MOST_STREAMS, Lookup, ModelDrafts
 from ovserve.engine.backends.paged.loaded import LoadedModel
 from ovserve.engine.backends.paged.model import Floats
 from ovserve.engine.backends.paged.running import Running, Turn
@@ -20,10 +23,13 @@ from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.errors import Internal, InvalidArgument
+from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
 
+CALM_SECONDS = 5.0  # after the last live request, the steps of batches need not be short any more
 FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; MOST tokens of it are drafted
+NO_MEMORY = "the KV cache of this prompt needs more memory than the machine or container has left"
 NOTHING_ALLOWED = "the grammar and the biases of this request leave no token that could follow"
 
 
@@ -39,18 +45,12 @@ class PagedEngine(LoadedModel):
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         encoded = self._text.encode_prompts(requests)
-        self._coming.update(encoded)
+        self._coming.update(add.id for add in requests if add.id in encoded and not add.batch)
         self._scheduler.coming = len(self._coming)
         return encoded
 
-    def can_schedule(self, encoded: openvino.Tensor) -> bool:
-        return self._scheduler.can_schedule(encoded.shape[1])
-
-    def overtakes(self, encoded: openvino.Tensor) -> bool:
-        return False  # the scheduler itself lets short prompts pass
-
-    def can_schedule_first(self, encoded: openvino.Tensor) -> bool:
-        return True  # log-probabilities of prompts disturb no others here
+    def can_schedule(self, request: Add, encoded: openvino.Tensor | None) -> bool:
+        return encoded is None or self._scheduler.can_schedule(encoded.shape[1], batch=request.batch)
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
@@ -60,20 +60,30 @@ class PagedEngine(LoadedModel):
         sampling = request.sampling
         tensor = self._text.encode_prompt(request) if encoded is None else encoded
         ids: list[int] = tensor.data[0].tolist()
-        most = admit(len(ids), self.facts.max_length, sampling, mode="paged")
+        most = admit(len(ids), self.facts.max_length, sampling, self._prompt_limit, "paged")
         stop_ids = self._text.stop_ids(sampling)
         self._check(sampling, most, stop_ids)
         hidden = self._text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(None, request.id, sampling, len(ids), stop_ids, hidden)
         if sampling.echo:
-            sequence.branches[0].output.echo(self._text.prompt_text(request.prompt))
+            for branch in sequence.branches:
+                branch.output.echo(self._text.prompt_text(request.prompt))
         form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
         matcher = None if form is None else self._grammars.matcher(form)
         choice = Choice(sampling, ids, stop_ids, matcher)
         # Of no token but the prompt one is computed all the same, as `Sequence` expects it.
         asked = most or int(sampling.max_tokens == 0)
         running = Running(sequence, ids, choice, asked)
-        if sampling.num_assistant_tokens != 0:
+        running.batch = request.batch
+        if sampling.beams > 1:
+            completes_stop = self._completes_stop(sampling.stop, hidden)
+            running.search = BeamSearch(sampling, len(ids), choice, stop_ids, completes_stop)
+        elif self._spec.deterministic:
+            pass  # a step of drafts rounds otherwise
+        elif sampling.num_assistant_tokens != 0 and self._draft_model is not None:
+            most_drafted = sampling.num_assistant_tokens or DEFAULT_ASSISTANT_TOKENS
+            running.model_drafts = sequence.drafts = ModelDrafts(most_drafted)
+        elif sampling.num_assistant_tokens != 0:
             running.lookup = sequence.drafts = Lookup(running.ids, sampling.num_assistant_tokens or MOST)
         cached = self._scheduler.add(running)
         return Accepted(request.id, len(ids), most, cached)
@@ -84,15 +94,19 @@ class PagedEngine(LoadedModel):
 
     def step(self) -> None:
         began = time.perf_counter()
+        if self._scheduler.live:
+            self._last_live = began
+        self._scheduler.gentle = began - self._last_live < CALM_SECONDS
         streams = self._scheduler.answering()
-        turns = self._scheduler.plan(self._draft if streams <= MOST_STREAMS else _no_draft)
+        turns = self._plan(streams)
         if not turns:
+            self._fail_without_memory()
             return
         tokens, depth = sum(turn.tokens for turn in turns), self._scheduler.depth
         alone = tokens == 1 == turns[0].rows
         logits = self._inputs_for(tokens, alone).run(turns, self._scheduler.version)
         seconds = time.perf_counter() - began
-        read = sum(turn.tokens for turn in turns if turn.running.unread > 1)
+        read = sum(turn.tokens for turn in turns if turn.running.num_new_tokens > 1)
         self._candidate = 0.0
         if streams == len(turns):
             self._costs.measured(streams, tokens, seconds)
@@ -118,9 +132,9 @@ class PagedEngine(LoadedModel):
 
     def usage(self) -> Usage:
         pool, running = self._scheduler.pool, self._scheduler.running.values()
-        unread = tuple((r.id, r.unread) for r in running if r.unread > 1)
-        size = pool.touched * self._model.block_bytes
-        return Usage(len(running), self._scheduled, pool.used / pool.size, size, unread)
+        to_prefill = tuple((r.id, r.num_new_tokens) for r in running if r.num_new_tokens > 1)
+        size = pool.touched * self.block_bytes
+        return Usage(len(running), self._scheduled, pool.used / pool.size, size, to_prefill)
 
     def _came(self, id_: int) -> None:
         self._coming.discard(id_)
@@ -128,6 +142,12 @@ class PagedEngine(LoadedModel):
 
     def _check(self, sampling: Sampling, most: int, stop_ids: frozenset[int]) -> None:
         """Raises InvalidArgument for values that the library would reject, in its words, and unknown ids."""
+        if self._spec.deterministic and sampling.num_assistant_tokens:
+            raise InvalidArgument(
+                f"num_assistant_tokens: {sampling.num_assistant_tokens} is not possible: the graph is "
+                "`deterministic`, and drafts change the rounding; leave it out",
+                param="num_assistant_tokens",
+            )
         plain = msgspec.structs.replace(sampling, constraint=None, num_assistant_tokens=None)
         generation_config("plain", plain, most, stop_ids, self.facts, no_grammar)
         for id_, bias in sampling.logit_bias:
@@ -138,7 +158,32 @@ class PagedEngine(LoadedModel):
                     param="logit_bias",
                 )
 
+    def _completes_stop(self, stops: tuple[str, ...], hidden: frozenset[int]) -> CompletesStop | None:
+        if not stops:
+            return None
+        most = max(len(stop.encode()) for stop in stops) + 1  # each token is a byte or more; one before them
+
+        def completes_stop(answers: list[array[int]]) -> list[bool]:
+            shown = ((id_ for id_ in reversed(answer) if id_ not in hidden) for answer in answers)
+            texts = self._text.decode([[*islice(ids, most)][::-1] for ids in shown])
+            return [any(stop in text for stop in stops) for text in texts]
+
+        return completes_stop
+
     # ---- a step
+
+    def _plan(self, streams: int) -> list[Turn]:
+        if (draft_model := self._draft_model) is None:
+            return self._scheduler.plan(self._draft if streams <= MOST_STREAMS else _no_draft)
+        proposals = draft_model.propose(self._scheduler.reserve_drafts(_most_drafts))
+
+        def draft(running: Running) -> tuple[int, ...]:
+            proposal, matcher = proposals.get(running.id, ()), running.choice.matcher
+            return proposal if matcher is None else proposal[: matcher.allowed_prefix(proposal)]
+
+        turns = self._scheduler.plan(draft)
+        draft_model.prefill(turns)
+        return turns
 
     def _draft(self, running: Running) -> tuple[int, ...]:
         """Return candidates for the tokens after the next one, if they are worth a longer step."""
@@ -161,18 +206,21 @@ class PagedEngine(LoadedModel):
         return lookup.chosen(found, count, self._costs.tokens(streams, streams + count))
 
     def _choose(self, turns: list[Turn], logits: Floats) -> None:
-        self._scheduled = len(turns)
+        self._scheduled = sum(turn.width > 0 for turn in turns)
         plain = all(turn.running.choice.plain and turn.rows for turn in turns)
         best = logits.argmax(1).tolist() if plain else None
         at = 0
         for turn in turns:
             running, rows = turn.running, turn.rows
-            if running.scores and running.computed < running.prompt:
+            if running.scores and running.num_computed_tokens < running.prompt:
                 self._score_prompt(turn, logits[at : at + rows])
-            finished = running.computed + turn.tokens >= len(running.ids)
+            finished = running.num_computed_tokens + turn.tokens >= len(running.ids)
             first = at + rows - 1 - len(turn.drafted)
             if not finished:
-                self._scheduler.computed(running, turn.tokens)
+                self._scheduler.record_computed(running, turn.tokens)
+            elif running.search is not None:
+                if turn.width:
+                    self._search(running, running.search, logits[first : first + turn.width])
             elif best is not None:
                 self._keep_plain(turn, best[first : at + rows])
             else:
@@ -181,24 +229,24 @@ class PagedEngine(LoadedModel):
 
     def _keep_plain(self, turn: Turn, best: list[int]) -> None:
         running, right = turn.running, 0
-        read = len(running.ids) - running.computed
+        read = len(running.ids) - running.num_computed_tokens
         while right < len(turn.drafted) and best[right] == turn.drafted[right]:
             right += 1
         for token in best[: right + 1]:
-            running.gain(token, None)
+            running.append(token, None)
         self._kept(turn, read, right)
 
     def _keep(self, turn: Turn, logits: Floats) -> None:
         """Choose a token from each row as long as the candidates agree with it."""
         running, right = turn.running, 0
-        read = len(running.ids) - running.computed
+        read = len(running.ids) - running.num_computed_tokens
         for row, candidate in zip(logits, (*turn.drafted, None), strict=True):
             token, scored = running.choice.choose(row)
             if token < 0:
                 self._fail(running)
                 return
-            running.gain(token, scored)
-            running.choice.took(token)
+            running.append(token, scored)
+            running.choice.append(token)
             if token != candidate:
                 break
             right += 1
@@ -207,18 +255,40 @@ class PagedEngine(LoadedModel):
     def _kept(self, turn: Turn, read: int, right: int) -> None:
         running = turn.running
         if turn.drafted and running.lookup is not None:
-            running.lookup.checked(len(turn.drafted), right, self._candidate * len(turn.drafted))
-        self._scheduler.computed(running, read + right)
+            running.lookup.verified(len(turn.drafted), right, self._candidate * len(turn.drafted))
+        if turn.drafted and running.model_drafts is not None:
+            running.model_drafts.verified(len(turn.drafted))
+        self._scheduler.record_computed(running, read + right)
+        # The draft has computed wrong candidates too.
+        running.num_drafted_tokens = min(running.num_drafted_tokens, running.num_computed_tokens)
+
+    def _search(self, running: Running, search: BeamSearch, logits: Floats) -> None:
+        """Go on from the beams, or from the prompt, with the candidates that the search chooses."""
+        if running.beams:
+            for beam in running.beams:
+                self._scheduler.record_computed(beam, 1)
+        else:
+            self._scheduler.record_computed(running, running.num_new_tokens)
+            root = running.root()
+            running.follow([root])
+            search.start(root)
+        self._scheduler.fork(running, search.advance(running.beams, logits))
+        running.searched = not running.beams or running.left == 0
 
     def _score_prompt(self, turn: Turn, logits: Floats) -> None:
         running = turn.running
-        start = running.computed + 1
+        start = running.num_computed_tokens + 1
         following = running.ids[start : min(start + len(logits), running.prompt)]
         running.echo([running.choice.score(row, id_) for row, id_ in zip(logits, following, strict=False)])
 
-    def _fail(self, running: Running) -> None:
+    def _fail(self, running: Running, kind: str = "invalid_argument", why: str = NOTHING_ALLOWED) -> None:
         self._scheduler.remove(running.id)
-        self._failed.append(Failed(running.id, "invalid_argument", NOTHING_ALLOWED))
+        self._failed.append(Failed(running.id, kind, why))
+
+    def _fail_without_memory(self) -> None:
+        """End the first request if nothing runs that could free the blocks that it needs."""
+        if self._scheduler.running and self._scheduler.pool.withheld:
+            self._fail(next(iter(self._scheduler.running.values())), "resource_exhausted", NO_MEMORY)
 
     def _advance(self, running: Running, texts: Iterator[str]) -> list[StepItem | Failed]:
         sequence = running.sequence
@@ -234,6 +304,12 @@ class PagedEngine(LoadedModel):
 
 def no_grammar(constraint: Constraint) -> NoReturn:
     raise Internal("grammars are not the library's here")
+
+
+def _most_drafts(running: Running) -> int:
+    """Return how many candidates a draft model may propose."""
+    most = 0 if running.model_drafts is None else running.model_drafts.most
+    return most if running.left is None else min(most, running.left - 1)
 
 
 def _no_draft(running: Running) -> tuple[int, ...]:

@@ -24,19 +24,26 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ovserve.engine.backends.paged.bindings import Library, library
-from ovserve.engine.backends.paged.masks import Mask, Matcher, mask_of
+from ovserve.engine.backends.paged.masks import JsonBegins, JsonKeys, Mask, Matcher, mask_of, quoting_tokens
 from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.errors import Internal, LoadError
-from ovserve.llm.grammar.constraint import digest
+from ovserve.llm.grammar.constraint import JSON_MARK, digest
 from ovserve.llm.grammar.cost import NO_TEXT, TOO_MUCH_MEMORY
 
 RAW = 0  # the kind of a vocabulary whose tokens are the bytes that they stand for
 _WHERE = re.compile(r"^\[[\d:]+\] \S+\.(?:cc|h):\d+: ")
 _CHECK = re.compile(r"^Check failed: .*? is (?:false|true): ")
+
+
+class Grammar(NamedTuple):
+    native: Any
+    json_begins: JsonBegins | None  # None: no answer has JSON
 
 
 class Compiler:
@@ -52,12 +59,14 @@ class Compiler:
         texts = [*texts[:logits], *[b""] * (logits - len(texts))]
         info = self._library.tokenizer_info(texts, RAW, logits, ends, False)
         self._native = self._library.compiler(info, 1, False, -1)  # on this thread, without a cache
+        self._quoting = quoting_tokens(texts)
         self.logits = logits
 
-    def compile(self, structural_tag: str) -> tuple[Any, str]:
+    def compile(self, structural_tag: str) -> tuple[Grammar | None, str]:
         """Return the compiled grammar and the error, or ""."""
         try:
-            grammar = self._native.compile_structural_tag(structural_tag)
+            native = self._native.compile_structural_tag(structural_tag)
+            grammar = Grammar(native, json_begins(structural_tag))
             if not self.matcher(grammar).alive():
                 return None, NO_TEXT
         except MemoryError:
@@ -66,8 +75,10 @@ class Compiler:
             return None, said(error)
         return grammar, ""
 
-    def matcher(self, grammar: Any) -> Matcher:
-        return Matcher(self._library.matcher(grammar, None, False, -1, None), self.stops)
+    def matcher(self, grammar: Grammar) -> Matcher:
+        begins = grammar.json_begins
+        keys = None if begins is None else JsonKeys(self._quoting, begins)
+        return Matcher(self._library.matcher(grammar.native, None, False, -1, None), self.stops, keys)
 
 
 class Grammars:
@@ -85,8 +96,8 @@ class Grammars:
         except LoadError as error:
             self._missing = error.message
         self._thread = ThreadPoolExecutor(1, "grammar", initializer=below_the_steps)
-        self._running: dict[int, tuple[str, Future[tuple[Any, str]]]] = {}
-        self._held: dict[bytes, Any] = {}
+        self._running: dict[int, tuple[str, Future[tuple[Grammar | None, str]]]] = {}
+        self._held: dict[bytes, Grammar] = {}
 
     # ---- the verbs of an engine
 
@@ -104,11 +115,11 @@ class Grammars:
         for id_ in [id_ for id_, (_, future) in self._running.items() if future.done()]:
             tag, future = self._running.pop(id_)
             grammar, fault = future.result()
-            if fault:
+            if grammar is None:
                 words.append(Failed(id_, "invalid_argument", fault))
             else:
                 self._held[digest(tag)] = grammar
-                words.append(Compiled(id_, int(grammar.memory_size_bytes())))
+                words.append(Compiled(id_, int(grammar.native.memory_size_bytes())))
         return words
 
     def forget_grammars(self) -> None:
@@ -124,8 +135,48 @@ class Grammars:
             raise Internal("this grammar was not compiled before")
         return self._compiler.matcher(grammar)
 
-    def _compile(self, structural_tag: str) -> tuple[Any, str]:
+    def _compile(self, structural_tag: str) -> tuple[Grammar | None, str]:
         return (None, self._missing) if self._compiler is None else self._compiler.compile(structural_tag)
+
+
+def json_begins(structural_tag: str) -> JsonBegins | None:
+    """Return where the answers of a valid structural tag have JSON, which the server's schemas mark."""
+    before: set[str] = set()
+    _follow(msgspec.json.decode(structural_tag).get("format"), {""}, before)
+    if not before:
+        return None
+    texts = sorted((text.encode() for text in before if text), key=len, reverse=True)
+    pattern = re.compile(b"|".join(map(re.escape, texts)) or b"(?!)")
+    return JsonBegins("" in before, pattern, max(map(len, texts), default=0))
+
+
+def _follow(form: Any, before: set[str], before_json: set[str]) -> set[str]:
+    """Return the texts that what follows the format comes after, with those that the format itself comes
+    after; "" is the start of the answer. Add to `before_json` those of JSON."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_schema" or (kind == "grammar" and str(form.get("grammar")).startswith(JSON_MARK)):
+        before_json |= before
+        return set()
+    if kind == "sequence":
+        for element in form["elements"]:
+            before = _follow(element, before, before_json)
+        return before
+    if kind == "tag":
+        after = _follow(form["content"], _texts(form.get("begin")) or before, before_json)
+        return _texts(form.get("end")) or after
+    if kind in ("or", "triggered_tags", "tags_with_separator"):
+        before = before | _texts(form.get("separator"))
+        elements = form["elements" if kind == "or" else "tags"]
+        return set().union(*(_follow(element, before, before_json) for element in elements))
+    if kind == "const_string":
+        return _texts(form.get("value")) or before
+    return before if kind in ("grammar", "regex") else set()  # which may be a gap, or nothing
+
+
+def _texts(value: Any) -> set[str]:
+    return {
+        text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text
+    }
 
 
 def said(error: Exception) -> str:

@@ -3,19 +3,38 @@ place."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
-from ovserve.engine.backends.paged.model import Floats, Runner
+from ovserve.engine.backends.paged.model import Floats, Ints, Runner
 from ovserve.engine.backends.paged.running import Turn
+
+
+class StepTokens(NamedTuple):
+    """The tokens of a sequence that a step computes."""
+
+    ids: array[int]
+    start: int  # tokens of the sequence before them
+    rows: int  # of the last ones of them the logits are needed
+    block_table: array[int]
+
+
+class Bound(NamedTuple):
+    """The arrays that the runtime reads."""
+
+    ids: Ints
+    positions: Ints
+    past: Ints
 
 
 class Inputs:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._ids = self._positions = np.zeros(0, np.int64)
-        self._past = np.zeros(0, np.int32)
+        self._bound: Bound | None = None
         self._decoding: list[int] = []  # who was in the last step, if each had one token
         self._version = -1
 
@@ -28,48 +47,51 @@ class Inputs:
             if all(turn.tokens == 1 == turn.rows for turn in turns)
             else []
         )
-        if decoding and decoding == self._decoding:
+        if decoding and decoding == self._decoding and self._bound is not None:
             if version != self._version:
-                self._bind_blocks(turns)
-            past = [turn.running.computed for turn in turns]
-            self._ids[:] = [turn.running.ids[-1] for turn in turns]
-            self._positions[:] = self._past[:] = past
+                bind_blocks(self._runner, [turn.sequence.block_table for turn in turns])
+            self._bound.ids[:] = [turn.sequence.ids[-1] for turn in turns]
+            past = [turn.sequence.num_computed_tokens for turn in turns]
+            self._bound.positions[:] = self._bound.past[:] = past
         else:
-            self._bind(turns)
-            self._bind_blocks(turns)
+            self._bound = bind_tokens(self._runner, map(_tokens_of, turns))
         self._decoding, self._version = decoding, version
-        return self._runner.run(max(turn.running.computed + turn.tokens for turn in turns))
+        return self._runner.run(max(turn.sequence.num_computed_tokens + turn.tokens for turn in turns))
 
-    def _bind(self, turns: list[Turn]) -> None:
-        runner, ids = self._runner, bytearray()
-        for running, count, drafted in turns:
-            start = running.computed
-            ids += running.ids[start : start + count].tobytes()
-            if drafted:
-                ids += np.array(drafted, np.int64).tobytes()
-        counts = [turn.tokens for turn in turns]
-        begins = _sums(counts)
-        self._ids = np.frombuffer(ids, np.int64)
-        self._past = np.array([turn.running.computed for turn in turns], np.int32)
-        self._positions = np.concatenate(
-            [np.arange(at, at + count) for at, count in zip(self._past.tolist(), counts, strict=True)]
-        )
-        rows = [
-            np.arange(end - turn.rows, end, dtype=np.int32)
-            for turn, end in zip(turns, begins[1:].tolist(), strict=True)
-            if turn.rows
-        ]
-        runner.bind("input_ids", self._ids)
-        runner.bind("position_ids", self._positions)
-        runner.bind("past_lens", self._past)
-        runner.bind("subsequence_begins", begins)
-        # Without any the layer is computed for one, because not every kernel takes none.
-        runner.bind("rows", np.concatenate(rows) if rows else np.zeros(1, np.int32))
 
-    def _bind_blocks(self, turns: list[Turn]) -> None:
-        tables = [turn.running.blocks for turn in turns]
-        self._runner.bind("block_indices", np.frombuffer(bytearray().join(tables), np.int32))
-        self._runner.bind("block_indices_begins", _sums([len(table) for table in tables]))
+def _tokens_of(turn: Turn) -> StepTokens:
+    sequence, start = turn.sequence, turn.sequence.num_computed_tokens
+    ids = sequence.ids[start : start + turn.tokens]
+    ids.extend(turn.drafted)
+    return StepTokens(ids, start, turn.rows, sequence.block_table)
+
+
+def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:
+    parts = list(parts)
+    ends = _sums([len(part.ids) for part in parts])
+    bound = Bound(
+        np.frombuffer(bytearray().join(part.ids for part in parts), np.int64),
+        np.concatenate([np.arange(part.start, part.start + len(part.ids)) for part in parts]),
+        np.array([part.start for part in parts], np.int32),
+    )
+    rows = [
+        np.arange(end - part.rows, end, dtype=np.int32)
+        for part, end in zip(parts, ends[1:].tolist(), strict=True)
+        if part.rows
+    ]
+    runner.bind("input_ids", bound.ids)
+    runner.bind("position_ids", bound.positions)
+    runner.bind("past_lens", bound.past)
+    runner.bind("subsequence_begins", ends)
+    # Without any the layer is computed for one, because not every kernel takes none.
+    runner.bind("rows", np.concatenate(rows) if rows else np.zeros(1, np.int32))
+    bind_blocks(runner, [part.block_table for part in parts])
+    return bound
+
+
+def bind_blocks(runner: Runner, tables: list[array[int]]) -> None:
+    runner.bind("block_indices", np.frombuffer(bytearray().join(tables), np.int32))
+    runner.bind("block_indices_begins", _sums([len(table) for table in tables]))
 
 
 def _sums(counts: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +18,11 @@ from ovserve.engine.backends.genai.text import Text, prove_tokens
 from ovserve.engine.backends.genai.vocabulary import vocabulary
 from ovserve.engine.backends.paged.blocks import BlockPool
 from ovserve.engine.backends.paged.budget import PromptBudget
+from ovserve.engine.backends.paged.draft_model import FIELD, DraftModel
 from ovserve.engine.backends.paged.drafts import StepCosts
 from ovserve.engine.backends.paged.grammars import Grammars
 from ovserve.engine.backends.paged.inputs import Inputs
-from ovserve.engine.backends.paged.model import BLOCK, FEW, PagedModel
+from ovserve.engine.backends.paged.model import BLOCK, FEW, FILE, PagedModel
 from ovserve.engine.backends.paged.scheduler import Scheduler
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
@@ -30,8 +32,8 @@ from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
 
 GIGABYTE = 1 << 30
-SHARE = 0.5  # of the memory that is free at load, for a cache that grows as needed
-FILE = "openvino_model.xml"
+SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
+RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
 
 
 class LoadedModel:
@@ -56,7 +58,12 @@ class LoadedModel:
                 grammars = thread.submit(lambda: Grammars(*vocabulary(tokenizer, ends, model.vocabulary)))
                 thread.submit(model.read_forms)
                 model.compile()
-            model.allocate(self._blocks(spec))
+            self._draft_model = None if spec.draft is None else DraftModel(spec, spec.draft, tiles)
+            blocks = self._blocks(spec)
+            model.allocate(blocks)
+            if self._draft_model is not None:
+                check_draft_tokens(spec, tokenizer, self._draft_model.vocabulary)
+                self._draft_model.allocate(blocks, model.vocabulary)
             loaded = round(time.monotonic() - began, 3)
             self.facts = msgspec.structs.replace(self.facts, load_seconds=loaded)
             self._text = Text(tokenizer, self.facts)
@@ -71,23 +78,54 @@ class LoadedModel:
             longest_token=self._text.longest_token(),
             compiles_grammars=True,
         )
-        pool = BlockPool(self._model.blocks, caches=spec.enable_prefix_caching)
-        self._scheduler = Scheduler(pool, spec.max_num_batched_tokens, spec.max_num_seqs, PromptBudget())
+        copy = self._model.copy_block
+        pool = BlockPool(self._model.blocks, caches=spec.enable_prefix_caching, copy=copy, room=self._room)
+        self._scheduler = Scheduler(
+            pool,
+            spec.max_num_batched_tokens,
+            spec.max_num_seqs,
+            PromptBudget(),
+            splits=spec.dynamic_split_fuse,
+            deterministic=spec.deterministic,
+        )
+        self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
+        self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
         self._coming: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
         self._inputs = Inputs(self._model.runner)
         self._few: Inputs | None = None
         self._single: Inputs | None = None
-        self._costs = StepCosts()
+        self._costs = StepCosts(model.step_seconds())
         self._candidate = 0.0  # what each one costs in this step, in tokens
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
         model.start_forms()
+        if spec.deterministic:  # else the first steps would be computed in another form
+            model.wait()
 
     def _blocks(self, spec: PagedTextSpec) -> int:
+        available = memory().available
+        self._reserve = min(RESERVE_BYTES, int(available * (1 - SHARE)))
         if spec.num_kv_blocks:
             return spec.num_kv_blocks
-        size: int = spec.cache_size * GIGABYTE or int(memory().available * SHARE)
-        return max(2, size // self._model.block_bytes)
+        size: int = spec.cache_size * GIGABYTE or int(available * SHARE)
+        if spec.draft is None or self._draft_model is None:
+            return max(2, size // self._model.block_bytes)
+        if spec.draft.cache_size is None:
+            return max(2, size // self.block_bytes)
+        of_draft = spec.draft.cache_size * GIGABYTE // self._draft_model.block_bytes
+        return max(2, min(size // self._model.block_bytes, of_draft))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in the caches of both models."""
+        return self._model.block_bytes + (self._draft_model.block_bytes if self._draft_model else 0)
+
+    def _room(self) -> int:
+        """Return for how many more blocks there is memory: other models or programs may have taken some."""
+        available = memory().available
+        if not available:
+            return self._model.blocks
+        return max(0, available - self._reserve) // self.block_bytes
 
     def _bound_context(self, spec: PagedTextSpec) -> None:
         """The context is no longer than the cache."""
@@ -120,8 +158,10 @@ class LoadedModel:
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         return self._text.tokenize(texts, add_special_tokens)
 
-    def detokenize(self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool) -> list[str]:
-        return self._text.detokenize(rows, skip_special_tokens)
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
+        return self._text.detokenize(rows, skip_special_tokens, escaped)
 
     @property
     def compiling(self) -> bool:
@@ -135,3 +175,14 @@ class LoadedModel:
 
     def forget_grammars(self) -> None:
         self._grammars.forget_grammars()
+
+
+def check_draft_tokens(spec: PagedTextSpec, tokenizer: ov_genai.Tokenizer, vocabulary: int) -> None:
+    """Raises LoadError for a draft whose tokens are others. One without a tokenizer is trusted."""
+    assert spec.draft is not None, "it was loaded"
+    own = tokenizer.get_vocab()
+    if vocabulary <= max(own.values(), default=-1):
+        raise LoadError(f"the draft model has {vocabulary} tokens, and the model has {len(own)}", field=FIELD)
+    path = Path(spec.draft.model_path)
+    if (path / "openvino_tokenizer.xml").is_file() and ov_genai.Tokenizer(path).get_vocab() != own:
+        raise LoadError("the tokenizers of the draft model and of the model differ", field=FIELD)

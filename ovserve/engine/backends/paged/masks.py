@@ -7,12 +7,19 @@ tokens so far, so it may be made on another thread while the model computes: the
 of 151,936 logits of which few are allowed, here 42. `make bench-masks` measures it: 17 and 15 us for a row of
 49,152 with few allowed and with few forbidden, 1.2 and 0.9 ms for 64 rows; 42 and 33 us, 3.4 and 2.2 ms for
 151,936.
+
+A grammar cannot say that the keys of an object differ. `JsonKeys` follows the JSON of an answer, and the mask
+also forbids the tokens that would complete a key which its object already has. That takes 12 to 30 us per
+token of an answer with many keys.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +29,10 @@ Logits = NDArray[np.float32]
 
 WORD = 32
 FORBIDDEN = np.float32(-np.inf)
+QUOTE, BACKSLASH = b'"\\'
+ESCAPE = re.compile(rb"\\.", re.DOTALL)
+OUTSIDE_STRINGS = frozenset(b" \t\n\r:,{}[]+-.0123456789abcdefghijklmnopqrstuvwxyzE")
+MAX_QUOTES = 5  # that a token needs to complete two keys, which begins within a value
 
 
 def words(logits: int) -> int:
@@ -29,14 +40,200 @@ def words(logits: int) -> int:
     return -(-logits // WORD)
 
 
+class QuotingTokens(NamedTuple):
+    """The tokens of a vocabulary that can complete a key."""
+
+    texts: Sequence[bytes]
+    by_count: Sequence[NDArray[np.int64]]  # with this many quotes or more, up to MAX_QUOTES
+    by_head: dict[bytes, list[int]]  # by the text before the quote, which has no escape
+    others: NDArray[np.int64]  # those that may complete a key in another way
+
+
+def quoting_tokens(texts: Sequence[bytes]) -> QuotingTokens:
+    counts = np.array([text.count(QUOTE) for text in texts], np.int64)
+    by_count = [np.flatnonzero(counts >= least) for least in range(MAX_QUOTES + 1)]
+    by_head: dict[bytes, list[int]] = {}
+    others = []
+    for token in by_count[1].tolist():
+        head = texts[token].partition(b'"')[0]
+        if QUOTE not in ESCAPE.sub(b"", texts[token]):
+            continue
+        if BACKSLASH in head or counts[token] > 2:  # of which the second begins a value
+            others.append(token)
+        else:
+            by_head.setdefault(head, []).append(token)
+    return QuotingTokens(texts, by_count, by_head, np.array(others, np.int64))
+
+
+class JsonBegins(NamedTuple):
+    """The texts of a grammar after which an answer has JSON. `longest`: its bytes."""
+
+    at_start: bool
+    pattern: re.Pattern[bytes]
+    longest: int
+
+
+class _Container:
+    """An open object with its keys in order, or an array, which has none. `within_object`: at any depth."""
+
+    __slots__ = ("keys", "parent", "within_object")
+
+    def __init__(self, parent: _Container | None, keys: list[bytes] | None) -> None:
+        self.parent, self.keys = parent, keys
+        self.within_object: bool = parent is not None and (parent.keys is not None or parent.within_object)
+
+
+class _Place(NamedTuple):
+    """The place in an answer's JSON after the text so far."""
+
+    in_json: bool
+    container: _Container | None = None
+    string: int = -1  # where the string begins that is being written
+    escaped: bool = False  # the next byte of it
+    is_key: bool = False  # this string is a key, or the next one
+    repeated: int = 0  # keys so far
+
+
+class JsonKeys:
+    """The keys of the objects that are open in one answer, by its tokens so far."""
+
+    def __init__(self, tokens: QuotingTokens, begins: JsonBegins) -> None:
+        self._tokens, self._begins = tokens, begins
+        self._text = bytearray()
+        self._place = _Place(begins.at_start)
+        # Of each token: the place and the size before it, and the keys that it added to objects.
+        self._accepted: list[tuple[_Place, int, list[tuple[list[bytes], bytes]]]] = []
+
+    def accept(self, token: int) -> None:
+        text, place, start = self._tokens.texts[token], self._place, len(self._text)
+        added: list[tuple[list[bytes], bytes]] = []
+        self._accepted.append((place, start, added))
+        self._text += text
+        if place.string >= 0 and not place.escaped and QUOTE not in text and BACKSLASH not in text:
+            return
+        at = start
+        while at < len(self._text):
+            if not place.in_json:
+                if (at := self._next_json(at)) < 0:
+                    break
+                place = _Place(True, repeated=place.repeated)
+                continue
+            place = self._read(place, at, added)
+            # A byte outside JSON may belong to the text that begins some.
+            at += place.in_json or self._text[at] in OUTSIDE_STRINGS
+        self._place = place
+
+    def rollback(self, count: int) -> None:
+        for _ in range(count):
+            self._place, size, added = self._accepted.pop()
+            del self._text[size:]
+            for keys, key in added:
+                del keys[bisect_left(keys, key)]
+
+    @property
+    def repeated(self) -> int:
+        """The number of keys that their objects already had."""
+        return self._place.repeated
+
+    def repeats(self, token: int) -> bool:
+        """Return whether the token completes a key that its object already has."""
+        before = self.repeated
+        self.accept(token)
+        repeats = self.repeated > before
+        self.rollback(1)
+        return repeats
+
+    def repeating(self, mask: Mask) -> list[int]:
+        """Return the tokens of the mask, and maybe more, that complete a key which its object already has."""
+        place, container = self._place, self._place.container
+        if not place.in_json:
+            return []
+        quotes = 2 if place.string < 0 else 1 if place.is_key else 3
+        if container is None or not (container.keys or container.within_object):
+            quotes += 2  # it has to write the key that it repeats
+        ids, found = self._tokens.by_count[quotes], []
+        if quotes == 1 and container is not None and BACKSLASH not in (key := self._text[place.string :]):
+            found = self._closing(bytes(key), container.keys or [])
+            ids = self._tokens.others
+        if len(ids):
+            ids = ids[(mask[ids // WORD] >> (ids % WORD) & 1).astype(np.bool_)]
+        return found + [token for token in ids.tolist() if self.repeats(token)]
+
+    def _closing(self, key: bytes, keys: list[bytes]) -> list[int]:
+        """Return the tokens that complete one of `keys`, of which `key` is written."""
+        by_head, size = self._tokens.by_head, len(key)
+        first, end = bisect_left(keys, key), bisect_left(keys, key + b"\xff")
+        if end - first < len(by_head):
+            return [token for each in keys[first:end] for token in by_head.get(each[size:], ())]
+        return [token for head, ids in by_head.items() if _has(keys, key + head) for token in ids]
+
+    def _next_json(self, at: int) -> int:
+        """Return where JSON begins, after `at`; -1: not in the text so far."""
+        start = max(0, at + 1 - self._begins.longest)
+        while (match := self._begins.pattern.search(self._text, start)) is not None:
+            if match.end() > at:
+                return match.end()
+            start = match.start() + 1
+        return -1
+
+    def _read(self, place: _Place, at: int, added: list[tuple[list[bytes], bytes]]) -> _Place:
+        byte, container = self._text[at], place.container
+        if place.string >= 0:
+            if byte == QUOTE and not place.escaped:
+                repeated = place.repeated + (place.is_key and self._complete_key(place, at, added))
+                return _Place(container is not None, container, repeated=repeated)
+            return place._replace(escaped=byte == BACKSLASH and not place.escaped)
+        if byte == QUOTE:
+            return place._replace(string=at + 1)
+        if byte not in OUTSIDE_STRINGS:
+            return _Place(False, repeated=place.repeated)
+        if byte in b"{[":
+            inner = _Container(container, [] if byte == ord("{") else None)
+            return _Place(True, inner, is_key=inner.keys is not None, repeated=place.repeated)
+        if byte in b"}]":
+            outer = None if container is None else container.parent
+            return _Place(outer is not None, outer, repeated=place.repeated)
+        if byte == ord(","):
+            return place._replace(is_key=container is not None and container.keys is not None)
+        return place
+
+    def _complete_key(self, place: _Place, at: int, added: list[tuple[list[bytes], bytes]]) -> bool:
+        """Return whether the object has the key already."""
+        container, key = place.container, bytes(self._text[place.string : at])
+        assert container is not None
+        assert container.keys is not None, "an array has no keys"
+        if BACKSLASH in key:
+            key = _decode(key)
+        if _has(container.keys, key):
+            return True
+        insort(container.keys, key)
+        added.append((container.keys, key))
+        return False
+
+
+def _has(keys: list[bytes], key: bytes) -> bool:
+    at = bisect_left(keys, key)
+    return at < len(keys) and keys[at] == key
+
+
+def _decode(key: bytes) -> bytes:
+    """Return a key without escapes. A surrogate alone stays one."""
+    try:
+        text: str = json.loads(b'"%s"' % key, strict=False)
+    except ValueError:  # the string is of some other language
+        return key
+    return text.encode("utf-8", "surrogatepass")
+
+
 class Matcher:
-    """The state of one answer in its grammar. `stops`: a mask of the tokens that end an answer.
+    """The state of one answer in its grammar. `stops`: a mask of the tokens that end an answer. `keys`: None
+    if the grammar has no JSON.
 
     Not thread-safe.
     """
 
-    def __init__(self, native: Any, stops: Mask) -> None:
-        self._native, self.stops = native, stops
+    def __init__(self, native: Any, stops: Mask, keys: JsonKeys | None = None) -> None:
+        self._native, self.stops, self._keys = native, stops, keys
         self._mask = np.empty_like(stops)
         self._restricts = self._known = False  # of `_mask`: some token is forbidden; it is of this state
 
@@ -89,6 +286,8 @@ class Matcher:
             return False
         if not self._native.accept_token(token, False):
             return False
+        if self._keys is not None:
+            self._keys.accept(token)
         self._known = False
         return True
 
@@ -96,6 +295,8 @@ class Matcher:
         """Take back the last accepted tokens."""
         if count:
             self._native.rollback(count)
+            if self._keys is not None:
+                self._keys.rollback(count)
             self._known = False
 
     @property
@@ -124,7 +325,13 @@ class Matcher:
             return error.object[: error.start].decode()
 
     def _goes_on(self, token: int) -> bool:
-        return not _bit(self.stops, token) and self.accept(token)
+        repeated = 0 if self._keys is None else self._keys.repeated
+        if _bit(self.stops, token) or not self.accept(token):
+            return False
+        if self._keys is not None and self._keys.repeated > repeated:
+            self.rollback(1)
+            return False
+        return True
 
     def _update(self) -> bool:
         if not self._known:
@@ -133,8 +340,20 @@ class Matcher:
                 self._restricts = True
             else:
                 self._restricts = bool(self._native.fill_next_token_bitmask(self._mask, 0, False))
+                if self._restricts and self._keys is not None:
+                    self._forbid_repeated_keys(self._keys)
             self._known = True
         return self._restricts
+
+    def _forbid_repeated_keys(self, keys: JsonKeys) -> None:
+        """A mask that would become empty stays as it is: the grammar admits no other key."""
+        if tokens := keys.repeating(self._mask):
+            mask = self._mask.copy()
+            bits = mask.view(np.uint32)
+            for token in tokens:
+                bits[token // WORD] &= ~np.uint32(1 << token % WORD)
+            if mask.any():
+                self._mask = mask
 
 
 def apply(logits: NDArray[np.float32], masks: NDArray[np.int32], rows: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +21,13 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from ovserve.engine.backends.genai.options import sentence
+from ovserve.engine.host.memory import memory
 from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 
+FILE = "openvino_model.xml"
 BLOCK = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
 CACHES = ("key_cache.", "value_cache.")
 INPUTS = {
@@ -41,6 +45,9 @@ ONE_TOKEN = {"input_ids": 1, "position_ids": 1, "rows": 1, "past_lens": 1} | dic
 )
 SMALL = 256 << 20  # bytes of weights
 FEW = 16  # tokens of a step
+COPY_SIZE = 1.2  # memory of a compiled model, over its file
+COPY_SHARE = 0.5  # of the memory that is left, for copies of the weights; the other half is the cache's
+MEASURED_TOKENS = 1, 2, 4, 8, 16  # of steps, to know what candidates cost
 PRECISION = {"INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT"}  # an operator's choice is for every step
 # What may follow the output layer, element by element: scaling, a soft cap, a conversion.
 ELEMENTWISE = ("Add", "Convert", "Divide", "Multiply", "Subtract", "Tanh")
@@ -54,18 +61,21 @@ def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
     model = core.read_model(file)
     if not any(sink.get_type_name() == "Assign" for sink in model.get_sinks()):
         raise LoadError(f"{file.name} keeps no KV cache, so it cannot have paged attention", field="engine")
-    paged_attention_transformation(model)
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise LoadError(
+            f"this model cannot have paged attention: {sentence(error)}", field="engine"
+        ) from error
     names = {port.any_name for port in model.inputs} | {"rows"}
     if strange := sorted(name for name in names - INPUTS if not name.startswith(CACHES)):
-        raise LoadError(
-            f"engine: the paged engine does not know this model's inputs {strange}", field="engine"
-        )
+        raise LoadError(f"the paged engine does not know this model's inputs {strange}", field="engine")
     result = model.outputs[0].get_node()
     layer = result.input_value(0).get_node()
     while layer.get_type_name() in ELEMENTWISE:
         layer = layer.input_value(0).get_node()
     if layer.get_type_name() != "MatMul":
-        raise LoadError("engine: no output layer is found in this model", field="engine")
+        raise LoadError("no output layer is found in this model", field="engine")
     rows = ops.parameter([-1], np.int32, name="rows")
     rows.output(0).get_tensor().set_names({"rows"})
     hidden = layer.input(0)
@@ -85,24 +95,22 @@ class Runner:
         self._ports = {port.any_name: port for port in model.inputs}
         self._bound: dict[str, Ints] = {}
         self._longest = np.zeros((), np.int32)
-        for name, cache in caches.items():
-            self._request.set_tensor(self._ports[name], cache)
+        self.use(caches)
         self.bind("max_context_len", self._longest)
 
-    def warm(self, block: int) -> None:
-        """Compute a token in a block that no sequence has. The first inference lays out the weights, which
+    def use(self, caches: Mapping[str, openvino.Tensor]) -> None:
+        for name, cache in caches.items():
+            self._request.set_tensor(self._ports[name], cache)
+
+    def warm(self, block: int, tokens: int = 1) -> None:
+        """Compute tokens in a block that no sequence has. The first inference lays out the weights, which
         takes SmolLM2 0.3 s, and a later one 0.01 s."""
-        for name in ("input_ids", "position_ids"):
-            self.bind(name, np.zeros(1, np.int64))
-        for name, values in (
-            ("past_lens", [0]),
-            ("subsequence_begins", [0, 1]),
-            ("block_indices", [block]),
-            ("block_indices_begins", [0, 1]),
-            ("rows", [0]),
-        ):
+        self.bind("input_ids", np.zeros(tokens, np.int64))
+        self.bind("position_ids", np.arange(tokens))
+        places = {"past_lens": [0], "subsequence_begins": [0, tokens], "block_indices": [block]}
+        for name, values in (places | {"block_indices_begins": [0, 1], "rows": range(tokens)}).items():
             self.bind(name, np.array(values, np.int32))
-        self.run(1)
+        self.run(tokens)
 
     def bind(self, name: str, array: Ints) -> None:
         """The runtime reads the array in each step, so that later changes of its values need no further
@@ -161,21 +169,35 @@ class PagedModel:
                 self._form_read = file, read_paged(self._core, file)
 
     def compile(self) -> None:
-        """Raises RuntimeError for properties that the device does not know."""
+        """Compile, and compute a first token with a cache of one block. That takes most of the memory, 1.9 of
+        2.6 GB for 3 B parameters, so what is left for a cache is known only afterwards.
+
+        Raises RuntimeError for properties that the device does not know.
+        """
         self.compiled = self._core.compile_model(self._read, self._device, self._properties)
         del self._read
         self._shapes = _caches(self.compiled)
         # With a cache in bf16 the plugin computes in nothing but bf16.
         self._in_f32 &= all(kind.size == 1 for kind, _ in self._shapes.values())
         self.block_bytes = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
+        self.runner = Runner(self.compiled, self.make_cache(1))
+        self.runner.warm(0)
 
     def allocate(self, blocks: int) -> None:
-        """Make the cache, and compute a first token. The kernel gives memory to a block when it is first
-        written, so a cache may be as large as it could ever become."""
+        """Make the cache. The kernel gives memory to a block when it is first written, so a cache may be as
+        large as it could ever become."""
         self.blocks = blocks
-        self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm`
-        self.runner = Runner(self.compiled, self._cache)
-        self.runner.warm(blocks)
+        self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm` of the forms
+        self.runner.use(self._cache)
+
+    def step_seconds(self) -> dict[int, float]:
+        """Return the seconds of steps of a few tokens, if one has no form of its own."""
+        seconds: dict[int, float] = {}
+        for tokens in () if self._has_forms else np.repeat(MEASURED_TOKENS, 2).tolist():  # the first prepares
+            began = time.perf_counter()
+            self.runner.warm(self.blocks, tokens)
+            seconds[tokens] = time.perf_counter() - began
+        return seconds
 
     def start_forms(self) -> None:
         """Begin to compile the forms for steps of few tokens, on a thread of less priority than the steps."""
@@ -192,6 +214,11 @@ class PagedModel:
             name: openvino.Tensor(kind, openvino.Shape([blocks, *sizes]))
             for name, (kind, sizes) in self._shapes.items()
         }
+
+    def copy_block(self, source: int, target: int) -> None:
+        for cache in self._cache.values():
+            data = cache.data  # bf16 comes as float16 of the same bits
+            data[target] = data[source]
 
     def wait(self) -> None:
         """Wait until all forms are compiled."""
@@ -212,14 +239,20 @@ class PagedModel:
         return self._small or self._in_f32
 
     def _compile_forms(self) -> None:
-        properties = dict(self._properties)
-        if self._in_f32:
-            properties["INFERENCE_PRECISION_HINT"] = "f32"
+        properties = self._properties | ({"INFERENCE_PRECISION_HINT": "f32"} if self._in_f32 else {})
         read, self._form_read = self._form_read, None
         if not self._has_forms:
             return
+        file, available = self._form_file, memory().available
+        copy = int(file.with_suffix(".bin").stat().st_size * COPY_SIZE)
+        if available and copy > available * COPY_SHARE:
+            print(  # noqa: T201  this process's log
+                "steps of few tokens use the form for many: another copy of the weights takes "
+                f"{copy >> 20} MB, of {available >> 20} MB of memory left",
+                file=sys.stderr,
+            )
+            return
         try:
-            file = self._form_file
             model = read[1] if read is not None and read[0] == file else read_paged(self._core, file)
             del read
             if self._in_f32:

@@ -30,7 +30,7 @@ def prover(model_path: str) -> Callable[[str], str]:
 
     def prove(structural_tag: str) -> str:
         grammar, fault = compiler.compile(structural_tag)
-        if fault:
+        if grammar is None:
             return fault
         began = time.process_time()
         fault = _probe(compiler.matcher(grammar), compiler.logits)

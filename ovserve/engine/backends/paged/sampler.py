@@ -64,10 +64,10 @@ class Choice:
             self._bias = np.array(ids), np.array(values, np.float32)
         self._penalty = Penalty(sampling, prompt) if _penalised(sampling) else None
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
-        self._generated = 0
+        self.generated = 0  # tokens of the answer so far
         self._minimum = sampling.min_tokens
         self.plain = self._greedy and not (
-            self._scores or self._bias or self._penalty or self._minimum or matcher
+            self._scores or self._bias or self._penalty or self._minimum or matcher or sampling.beams > 1
         )
 
     def score(self, row: Row, token: int) -> Scored:
@@ -78,8 +78,8 @@ class Choice:
 
     def choose(self, row: Row) -> tuple[int, Scored | None]:
         """Return a token, -1 if none is allowed; `row` is changed."""
-        raw = row.copy() if self._scores and not self._unchanged else row
-        self._change(row)
+        raw = row.copy() if self._scores and self.changes_rows else row
+        self.change(row)
         token = int(row.argmax())
         if row[token] == FORBIDDEN:
             return -1, None
@@ -87,25 +87,26 @@ class Choice:
             token = self._draw(row, float(row[token]))
         return token, self.score(raw, token) if self._scores else None
 
-    def took(self, token: int) -> None:
+    def append(self, token: int) -> None:
         """Record that a token is in the answer."""
-        self._generated += 1
+        self.generated += 1
         if self.matcher is not None:
             self.matcher.accept(token)
         if self._penalty is not None:
-            self._penalty.took(token)
+            self._penalty.append(token)
 
     @property
-    def _unchanged(self) -> bool:
+    def changes_rows(self) -> bool:
         restricted = self._bias is not None or self._penalty is not None or self.matcher is not None
-        return not restricted and self._generated >= self._minimum
+        return restricted or self.generated < self._minimum
 
-    def _change(self, row: Row) -> None:
+    def change(self, row: Row) -> None:
+        """Apply what the request asks for, but the choice."""
         if self._bias is not None:
             row[self._bias[0]] += self._bias[1]
         if self._penalty is not None:
             self._penalty.change(row)
-        if self._generated < self._minimum:
+        if self.generated < self._minimum:
             row[self._stop_ids] = FORBIDDEN
         if self.matcher is not None and self._mask is not None and self.matcher.fill(self._mask):
             restrict(row, self._mask)
@@ -114,7 +115,7 @@ class Choice:
         sampling, temperature = self.sampling, self.sampling.temperature
         depth = temperature * (FAR if not sampling.min_p else min(FAR, -math.log(sampling.min_p)))
         if sampling.top_k is not None:
-            ids = _best(row, peak, min(sampling.top_k, len(row)))
+            ids = best_ids(row, peak, min(sampling.top_k, len(row)))
             ids = ids[row[ids] >= peak - depth]
         elif depth > SHALLOW:
             return self._draw_of_many(row, peak, depth)
@@ -157,7 +158,7 @@ class Choice:
     def _top(self, row: Row, peak: float, total: float) -> tuple[tuple[int, float], ...]:
         if not self.sampling.top_logprobs:
             return ()
-        best = _best(row, peak, min(self.sampling.top_logprobs, len(row)))
+        best = best_ids(row, peak, min(self.sampling.top_logprobs, len(row)))
         return tuple((int(id_), float(row[id_]) - total) for id_ in best)
 
 
@@ -173,7 +174,7 @@ class Penalty:
         self._counted = _Ids(())
         self._counts = np.zeros(len(self._counted.buffer), np.float32)
 
-    def took(self, token: int) -> None:
+    def append(self, token: int) -> None:
         if self._repetition != 1:
             self._seen.add(token)
         if (place := self._places.get(token)) is None:
@@ -223,7 +224,7 @@ def _penalised(sampling: Sampling) -> bool:
     )
 
 
-def _best(row: Row, peak: float, count: int) -> Places:
+def best_ids(row: Row, peak: float, count: int) -> Places:
     """Return the ids of the most likely tokens, the best first and of equal ones the lowest id."""
     depth = FIRST_DEPTH
     while len(ids := np.flatnonzero(row >= peak - depth)) < count and depth < DEEPEST:

@@ -2,35 +2,63 @@
 
 A step has `max_num_batched_tokens`. Answers come first, a token each and its candidates; prompts take the
 rest in their order, or as much of it as `PromptBudget` allows next to answers. A prompt longer than that
-leaves half of it to short ones behind it, so that these do not wait until it is read.
+leaves half of it to short ones behind it, so that these do not wait until it is read. With
+`dynamic_split_fuse: false` a prompt is computed whole.
 
 A prompt starts when there are blocks for all of it. An answer takes blocks as it grows. When none is left,
 the request that started last gives its blocks back, and later computes its tokens again.
+
+A beam search starts when there are blocks for all that its beams may become, or alone, because it would begin
+again where it lost its blocks. Its beams share the blocks of what they have in common.
+
+A line of a batch is computed only in steps without other requests, and keeps its blocks until one of those
+needs them. Shortly after another request such steps are small (`gentle`), because the next one waits for the
+end of the step in which it comes.
+
+A deterministic scheduler reads prompts in parts of one size. Only parts that a step computed alone are found
+in the cache, so that a lone prompt is computed in the same steps, or their results reused, whatever ran
+before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from ovserve.engine.backends.paged.blocks import BlockPool
+from ovserve.engine.backends.paged.beams import Beam, Candidate
+from ovserve.engine.backends.paged.blocks import BlockPool, TokenSequence
 from ovserve.engine.backends.paged.budget import PromptBudget
 from ovserve.engine.backends.paged.model import BLOCK
 from ovserve.engine.backends.paged.running import Running, Turn
 
-AHEAD = 0.5  # of a step's room for prompts, to short ones behind a long one
+SHORT_SHARE = 0.5  # of a step's room for prompts, to short ones behind a long one
 SHORT = 0.5  # of what is left of the long one, at most
+GENTLE_TOKENS = 8  # of a step
 LEAST_PART = 0.25  # of a step's room: no prompt waits for the step after it while so much is free
 
 Draft = Callable[[Running], tuple[int, ...]]
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, tokens: int, sequences: int, budget: PromptBudget) -> None:
-        """`tokens`, `sequences`: most of one step."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        tokens: int,
+        sequences: int,
+        budget: PromptBudget,
+        *,
+        splits: bool = True,
+        deterministic: bool = False,
+    ) -> None:
+        """`tokens`, `sequences`: most of one step. `splits`: a prompt may be computed in several steps."""
         self.pool = pool
         self.budget = budget
-        self.coming = 0  # requests that will be added
+        self.coming = 0  # requests that will be added, without lines of batches
+        self.live = 0  # requests that are not lines of batches
+        self.gentle = False
         self._tokens = tokens
+        self._splits = splits
+        self._part_tokens = (tokens // BLOCK * BLOCK or tokens) if deterministic else 0  # of prompts; 0: any
+        self._alone = True  # the last step computed one sequence
         self._most = sequences
         self.running: dict[int, Running] = {}  # in the order of arrival
         self._started: dict[int, Running] = {}  # in the order of their start
@@ -42,89 +70,164 @@ class Scheduler:
     def add(self, running: Running) -> int:
         """Return the tokens of its prompt that are in the cache."""
         self.running[running.id] = running
+        self.live += not running.batch
         self._find(running)
-        return running.computed
+        return running.num_computed_tokens
 
     def remove(self, id_: int) -> Running | None:
         running = self.running.pop(id_, None)
         if running is not None:
+            self.live -= not running.batch
             self._started.pop(id_, None)
-            self.pool.release(running.forget())
-            self.version += 1
+            self._release(running)
         return running
 
-    def can_schedule(self, tokens: int) -> bool:
+    def can_schedule(self, tokens: int, *, batch: bool = False) -> bool:
         """Return whether a prompt should be added before the next step, and not look for its beginning in the
-        cache later."""
-        unread = [r.unread for r in self.running.values() if r.unread > 1]
-        if not unread:
+        cache later. `batch`: it is that of a line of a batch."""
+        if batch and self.live:
+            return False
+        others = [r for r in self.running.values() if batch or not r.batch]
+        new_tokens = [r.num_new_tokens for r in others if r.num_new_tokens > 1]
+        if not new_tokens:
             return True
-        room = self._room(self._tokens - (len(self.running) - len(unread)))
-        short = self._short(unread[0], room)
+        if not self._splits:
+            return tokens <= self._tokens - sum(new_tokens)
+        decoding = sum(r.width for r in others if r.num_new_tokens <= 1)
+        room = self._room(self._tokens - decoding)
+        short = self._short(new_tokens[0], room)
         if short and not short < tokens <= self._tokens:
-            left = int(room * AHEAD) - sum(tokens for tokens in unread if tokens <= short)
+            left = int(room * SHORT_SHARE) - sum(tokens for tokens in new_tokens if tokens <= short)
         else:
-            left = room - sum(unread)
+            left = room - sum(new_tokens)
         return tokens <= left or left >= room * LEAST_PART
 
     # ---- a step
 
     def plan(self, draft: Draft) -> list[Turn]:
         """Return what to compute, the answers first."""
-        turns: dict[int, Turn] = {}
+        turns: dict[int, list[Turn]] = {}
         for running in self._answering():
             if running.id not in self._started:  # it has just lost its blocks
                 continue
+            if running.beams:
+                if self._allocate_beams(running, turns):
+                    turns[running.id] = [
+                        Turn(running, 1, (), beam, 0 if at else running.width)
+                        for at, beam in enumerate(running.beams)
+                    ]
+                continue
             drafted = draft(running)
-            if self._grow(running, len(running.ids) + len(drafted), turns):
-                turns[running.id] = Turn(running, 1 + len(drafted), drafted)
-        left = max(self._tokens - sum(turn.tokens for turn in turns.values()), 0)  # drafts may exceed a step
-        for running, count in self._reading(self._room(left)).items():
-            turns[running.id] = Turn(running, count)
-        return list(turns.values())
+            if self._allocate(running, len(running.ids) + len(drafted), turns):
+                turns[running.id] = [Turn(running, 1 + len(drafted), drafted)]
+        planned = [turn for of_request in turns.values() for turn in of_request]
+        left = max(self._step_tokens - sum(turn.tokens for turn in planned), 0)  # drafts may exceed a step
+        prefill = self._prefill(self._room(left)) if self._splits else self._whole_prompts()
+        planned += [Turn(running, count) for running, count in prefill.items()]
+        self._alone = len(planned) == 1
+        return planned
+
+    def reserve_drafts(self, most: Callable[[Running], int]) -> dict[Running, int]:
+        """Give answers blocks for tokens that a draft model will propose; return how many of each.
+
+        `most`: of one answer. All fit into a step, and no other request is preempted for them."""
+        answers = [running for running in self._eligible(self._started) if running.num_new_tokens == 1]
+        each = self._tokens // max(sum(running.width for running in answers), 1) - 1
+        counts: dict[Running, int] = {}
+        for running in answers:
+            count = 0 if running.search is not None else min(most(running), each)
+            if count > 0 and self._take_blocks(running, self._missing_blocks(running, count)):
+                counts[running] = count
+        return counts
 
     def answering(self) -> int:
-        """Return how many requests have their prompt in the cache."""
-        return sum(running.unread == 1 for running in self._started.values())
+        """Return how many sequences have their prompt in the cache, without those that are paused."""
+        return sum(running.width for running in self._eligible(self._started) if running.num_new_tokens == 1)
 
     @property
     def depth(self) -> int:
         """Tokens of a prompt that is being read, before its next ones: of the longest."""
-        return max((r.computed for r in self.running.values() if r.unread > 1), default=0)
+        running = self._eligible(self.running)
+        return max((r.num_computed_tokens for r in running if r.num_new_tokens > 1), default=0)
 
-    def computed(self, running: Running, count: int) -> None:
+    def record_computed(self, sequence: TokenSequence, count: int) -> None:
         """Record that so many more of its tokens are in the cache for good."""
-        running.computed += count
-        contents = running.contents
-        while (end := (len(contents) + 1) * BLOCK) <= running.computed:
+        if (part := self._part_tokens) and not (
+            self._alone and count == part and sequence.num_computed_tokens % part == 0
+        ):
+            sequence.publishes = False
+        sequence.num_computed_tokens += count
+        contents = sequence.contents
+        while sequence.publishes and (end := (len(contents) + 1) * BLOCK) <= sequence.num_computed_tokens:
             before = contents[-1] if contents else 0
-            block, ids = running.blocks[len(contents)], running.ids[end - BLOCK : end]
+            block, ids = sequence.block_table[len(contents)], sequence.ids[end - BLOCK : end]
             contents.append(self.pool.publish(block, before, ids))
 
+    def fork(self, running: Running, candidates: list[Candidate]) -> None:
+        """Replace the beams of a request by these, each of which has its parent's blocks."""
+        last = {candidate.parent: at for at, candidate in enumerate(candidates)}
+        beams: list[Beam] = []
+        for at, candidate in enumerate(candidates):
+            parent, beam = candidate.parent, Beam(candidate.ids, candidate.score, candidate.scored)
+            beam.num_computed_tokens, beam.contents = parent.num_computed_tokens, parent.contents[:]
+            beam.block_table = (
+                parent.block_table if last[parent] == at else self.pool.fork(parent.block_table)
+            )
+            candidate.group.beams.append(beam)
+            beams.append(beam)
+        for beam in running.beams:
+            if beam not in last:
+                self.pool.release(beam.block_table)
+        running.follow(beams)
+        self.version += 1
+
     def _answering(self) -> list[Running]:
-        answers = [running for running in self._started.values() if running.unread == 1]
-        if len(answers) <= self._tokens:
+        answers = [running for running in self._eligible(self._started) if running.num_new_tokens == 1]
+        if sum(running.width for running in answers) <= self._step_tokens:
             return answers
         at = self._behind % len(answers)
-        self._behind = at + self._tokens
-        return [*answers[at:], *answers[:at]][: self._tokens]
+        chosen: list[Running] = []
+        left = self._step_tokens
+        for running in [*answers[at:], *answers[:at]]:
+            if chosen and running.width > left:  # a wide one is not split, and may exceed a step
+                break
+            chosen.append(running)
+            left -= running.width
+        self._behind = at + len(chosen)
+        return chosen
 
-    def _reading(self, left: int) -> dict[Running, int]:
+    def _prefill(self, left: int) -> dict[Running, int]:
         """Return how many tokens of which prompts are computed, `left` in all."""
         prompts = list(self._prompts())
         counts: dict[Running, int] = {}
-        if prompts and (short := self._short(prompts[0].unread, left)):
-            ahead = int(left * AHEAD)
+        if prompts and (short := self._short(prompts[0].num_new_tokens, left)):
+            short_room = int(left * SHORT_SHARE)
             for running in prompts[1:]:
-                if ahead and running.unread <= short:
-                    counts[running] = min(running.unread, ahead)
-                    ahead -= counts[running]
+                if short_room and running.num_new_tokens <= short:
+                    counts[running] = min(running.num_new_tokens, short_room)
+                    short_room -= counts[running]
         left -= sum(counts.values())
         for running in prompts:
             given = counts.get(running, 0)
-            if more := min(left, running.unread - given):
+            most = running.num_new_tokens - given
+            if part := self._part_tokens:
+                most = min(most, part - (running.num_computed_tokens + given) % part)
+            if more := min(left, most):
                 counts[running] = given + more
                 left -= more
+        return counts
+
+    def _whole_prompts(self) -> dict[Running, int]:
+        """Return prompts of a step's tokens, next to the answers: otherwise a long one would never fit."""
+        counts: dict[Running, int] = {}
+        left = self._tokens
+        for running in self._prompts():
+            # With its answer, a preempted one may be longer than a step.
+            count = min(running.num_new_tokens, self._tokens)
+            if count > left:
+                break
+            counts[running] = count
+            left -= count
         return counts
 
     def _short(self, first: int, room: int) -> int:
@@ -134,17 +237,20 @@ class Scheduler:
     def _room(self, most: int) -> int:
         """Return how many tokens of prompts the next step reads, up to `most`."""
         answering = self.answering()
-        return self.budget.tokens(answering, len(self.running) - answering + self.coming, self.depth, most)
+        waiting = (self.live or len(self.running)) - answering + self.coming
+        return self.budget.tokens(answering, waiting, self.depth, most)
 
     def _prompts(self) -> Iterator[Running]:
         """Start those that have room; return all that have started and are not read."""
-        first = next(iter(self.running.values()), None)
-        if first is not None and not self._started and self._lacks(first) > self.pool.available:
+        eligible = self._eligible(self.running)
+        first = next(iter(eligible), None)
+        alone = first is not None and not self._eligible(self._started)
+        if first is not None and alone and self._missing_blocks(first) > self.pool.available:
             self._free_waiting(first)
         waits = False
-        for running in self.running.values():
+        for running in eligible:
             if running.id in self._started:
-                if running.unread > 1:
+                if running.num_new_tokens > 1:
                     yield running
             elif not waits:
                 waits = not self._start(running)
@@ -152,66 +258,137 @@ class Scheduler:
                     yield running
 
     def _start(self, running: Running) -> bool:
-        if len(self._started) >= self._most:
+        if len(self._started) >= self._most and not self._displace_batch(running):
             return False
-        if running.forgotten:
+        if running.preempted:
             self._find(running)
-        needed = self._lacks(running)
-        spare = len(self._started)  # a block for each answer to grow
-        if self._started and needed + spare > self.pool.available:
-            return False
-        if not self._extend(running, needed):
-            return False
+        started = self._eligible(self._started)
+        spare = sum(map(self._spare, started))
+        missing = self._missing_blocks(running)
+        needed = missing if running.search is None else self._spare(running)
+        while started and needed + spare > self.pool.available:
+            if not self._displace_batch(running):
+                return False
+        while not self._take_blocks(running, missing):
+            if not self._displace_batch(running):
+                return False
         self._started[running.id] = running
         return True
 
+    def _eligible(self, requests: dict[int, Running]) -> Collection[Running]:
+        """Return those that the next step may compute."""
+        if not self.live or self.live == len(self.running):
+            return requests.values()
+        return [running for running in requests.values() if not running.batch]
+
+    @property
+    def _step_tokens(self) -> int:
+        gentle = self.gentle and not self.live and not self._part_tokens
+        return min(GENTLE_TOKENS, self._tokens) if gentle else self._tokens
+
+    def _displace_batch(self, running: Running) -> bool:
+        """Take the blocks of a line of a batch for another request; return False if there is none."""
+        if running.batch or (last := self._last_batch()) is None:
+            return False
+        del self._started[last.id]
+        self._release(last)
+        return True
+
+    def _last_batch(self) -> Running | None:
+        return next((running for running in reversed(self._started.values()) if running.batch), None)
+
     def _find(self, running: Running) -> None:
-        running.forgotten = False
+        running.preempted = False
         if running.scores:
             return  # the log-probabilities of the prompt are computed from its tokens
         for block, content in self.pool.find(running.ids):
-            running.blocks.append(block)
+            running.block_table.append(block)
             running.contents.append(content)
-        running.computed = len(running.blocks) * BLOCK
+        if part := self._part_tokens:
+            self._keep_whole_parts(running, part)
+        running.num_computed_tokens = running.num_drafted_tokens = len(running.block_table) * BLOCK
         self.version += 1
 
-    def _lacks(self, running: Running) -> int:
-        return blocks_of(len(running.ids)) - len(running.blocks)
+    def _keep_whole_parts(self, running: Running, part: int) -> None:
+        """Let go of blocks behind the last whole part that was found."""
+        running.publishes = True
+        kept = len(running.block_table) * BLOCK // part * part // BLOCK
+        self.pool.release(running.block_table[kept:])
+        del running.block_table[kept:], running.contents[kept:]
+
+    def _spare(self, running: Running) -> int:
+        """Return the blocks that a request should find later: one of an answer, all of a beam search."""
+        if running.search is None:
+            return 1
+        shared = running.prompt // BLOCK
+        beam = blocks_of(running.prompt + running.most) - shared
+        tables = [running.block_table, *(beam.block_table for beam in running.beams)]
+        held = len({block for table in tables for block in table})
+        return max(shared + running.sequence.sampling.beams * beam - held, 0)
+
+    def _missing_blocks(self, running: Running, drafted: int = 0) -> int:
+        return blocks_of(len(running.ids) + drafted) - len(running.block_table)
 
     def _free_waiting(self, keeps: Running) -> None:
         """Let go of blocks that other requests have found but cannot use yet."""
         for running in self.running.values():
-            if running is not keeps and running.id not in self._started and running.blocks:
-                self.pool.release(running.forget())
+            if running is not keeps and running.id not in self._started and running.block_table:
+                self._release(running)
 
-    def _grow(self, running: Running, tokens: int, turns: dict[int, Turn]) -> bool:
+    def _allocate(self, running: Running, tokens: int, turns: dict[int, list[Turn]]) -> bool:
         """Give an answer room for so many tokens; return False if it is not in this step."""
-        while (missing := blocks_of(tokens) - len(running.blocks)) > 0:
-            if self._extend(running, missing):
+        while (missing := blocks_of(tokens) - len(running.block_table)) > 0:
+            if self._take_blocks(running, missing):
                 break
-            last = next(reversed(self._started.values()))
-            if last is running and len(self._started) == 1:
-                self._free_waiting(running)
-                running.full = not self._extend(running, missing)
-                return not running.full
-            turns.pop(last.id, None)
-            self._stop(last)
-            if last is running:
+            if not self._preempt_for(running, missing, turns):
                 return False
         return True
 
-    def _stop(self, running: Running) -> None:
-        del self._started[running.id]
-        self.pool.release(running.forget())
+    def _allocate_beams(self, running: Running, turns: dict[int, list[Turn]]) -> bool:
+        """Give each beam a block of its own for its next token; return False if it is not in this step."""
+        for beam in running.beams:
+            while not self._allocate_beam(beam):
+                if not self._preempt_for(running, 1, turns):
+                    return False
+        return True
+
+    def _allocate_beam(self, beam: Beam) -> bool:
+        if beam.num_computed_tokens // BLOCK == len(beam.block_table):
+            return self._take_blocks(beam, 1)
+        last = beam.block_table[-1]
+        own = self.pool.own(last)
+        if own is None:
+            return False
+        if own != last:
+            beam.block_table[-1] = own
+            self.version += 1
+        return True
+
+    def _preempt_for(self, running: Running, missing: int, turns: dict[int, list[Turn]]) -> bool:
+        """Take the blocks of the request that started last, of lines of batches first; return False if that
+        is this one, or if there is no other to take them from."""
+        last = (None if running.batch else self._last_batch()) or next(reversed(self._started.values()))
+        if last is running and len(self._started) == 1:
+            self._free_waiting(running)
+            running.full = self.pool.available < missing
+            return not running.full
+        turns.pop(last.id, None)
+        del self._started[last.id]
+        self._release(last)
+        return last is not running
+
+    def _release(self, running: Running) -> None:
+        for table in running.drop_blocks():
+            self.pool.release(table)
         self.version += 1
 
-    def _extend(self, running: Running, count: int) -> bool:
-        if count > self.pool.available:
+    def _take_blocks(self, sequence: TokenSequence, count: int) -> bool:
+        if not self.pool.has(count):
             return False
         for _ in range(count):
             block = self.pool.take()
             assert block is not None
-            running.blocks.append(block)
+            sequence.block_table.append(block)
             self.version += 1
         return True
 

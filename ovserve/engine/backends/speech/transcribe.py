@@ -6,7 +6,6 @@ long recording is many calls, between which those of others take their turn.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import threading
@@ -23,6 +22,7 @@ import openvino_genai as ov_genai
 from ovserve.engine.backends.calls import Invocation
 from ovserve.engine.backends.speech.cutting import Cut, cut
 from ovserve.engine.backends.speech.vad import Samples, VoiceActivity
+from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.model.speech_files import read_speech_files
 from ovserve.engine.protocol.speech import (
     RATE,
@@ -53,7 +53,7 @@ class SpeechBackend:
     def __init__(self, spec: SpeechToTextSpec) -> None:
         directory = Path(spec.model_path)
         self._files = read_speech_files(directory)
-        properties: dict[str, Any] = json.loads(spec.properties)
+        properties = device_properties(spec.properties, spec.device)
         count = int(properties.pop(STREAMS, 1))
         if count > 1:
             threads = len(os.sched_getaffinity(0))
@@ -171,9 +171,7 @@ def _text(result: Any) -> str:
 def _span(chunk: Any, found: Cut, seconds: float) -> Span:
     """The library ends an unfinished chunk at -1."""
     end = seconds if chunk.end_ts < 0 else min(chunk.end_ts, seconds)
-    return Span(
-        found.seconds(min(chunk.start_ts, end)), found.seconds(end), chunk.text, list(chunk.token_ids or [])
-    )
+    return Span(found.seconds(min(chunk.start_ts, end)), found.seconds(end), chunk.text)
 
 
 def _generate(pipeline: Any, speech: Samples, config: Any, say: Say) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
+
+from ovserve.engine.host.device_properties import device_properties
 
 MODEL = Path(__file__).with_name("silero_vad_16k_sequence.onnx")
 FRAME, CONTEXT, STATE = 512, 64, 128  # samples, samples of the frame before, width of the state
@@ -24,7 +25,10 @@ Samples = NDArray[np.float32]
 class VoiceActivity:
     def __init__(self) -> None:
         core = ov.Core()
-        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        settings = device_properties("", "CPU") | {
+            "INFERENCE_NUM_THREADS": 1,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
         self._request = core.compile_model(core.read_model(MODEL), "CPU", settings).create_infer_request()
         self._lock = threading.Lock()  # a request object serves one thread at a time
 

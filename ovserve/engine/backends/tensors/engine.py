@@ -1,9 +1,9 @@
 """The engine of a plain model: a pool of infer requests, one for each call that runs.
 
-A failed inference may leave the library's state broken: on CPU, with OpenVINO 2026.4.1, a dynamic model that
-was given shapes which do not go together rejects right ones afterwards, on every infer request of its
-stream. So a call that fails on a model on which another has failed before is tried again on one that was
-compiled anew. Callbacks of asynchronous requests do not learn of failures, so each call waits on its thread.
+A failed inference breaks its compilation (`Compiled`). So the model is compiled anew after it, and calls that
+ran meanwhile run again. Once that was so, shapes that have not been seen are tried on the model first, which
+costs no compilation. Callbacks of asynchronous requests do not learn of failures, so each call waits on its
+thread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import openvino as ov
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.tensors.batching import FIELD as DYNAMIC_BATCHING
 from ovserve.engine.backends.tensors.batching import Batcher, check_ports
-from ovserve.engine.backends.tensors.compiled import Compiled, Given, infer
+from ovserve.engine.backends.tensors.compiled import Broken, Compiled, Given, Shapes, shapes_of
 from ovserve.engine.backends.tensors.fixed_shapes import FixedShapes
 from ovserve.engine.backends.tensors.model import Model
 from ovserve.engine.backends.tensors.values import given, result, shape_of
 from ovserve.engine.protocol.tensors import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
-from ovserve.errors import InvalidArgument, LoadError, NotFound
+from ovserve.errors import Internal, InvalidArgument, LoadError, NotFound
 
 MOST_BATCH_SIZES = 4  # that have a compilation of their own
+MOST_KNOWN_SHAPES = 1000
+MOST_REPEATS = 3  # of a call whose compilation others broke; the last one runs alone
 
 
 class TensorEngine:
@@ -42,6 +44,8 @@ class TensorEngine:
                 raise LoadError("a model with state cannot be batched", field=DYNAMIC_BATCHING)
         self._compiled = Compiled(model.compile(), spec.nireq)
         self._compiling = threading.Lock()
+        self._distrustful = False  # an inference has failed
+        self._known_shapes: set[Shapes] = set()  # that the model can have
         sizes = min(spec.max_batch_size.bit_length(), MOST_BATCH_SIZES) or 1
         self._fixed = FixedShapes(model, self._compiled.count, sizes) if spec.fixed_shapes else None
         self._batcher: Batcher | None = None
@@ -77,18 +81,8 @@ class TensorEngine:
             for one, blob in zip(asked.inputs, invocation.blobs, strict=True)
         ]
         wait = time.monotonic()
-        compiled = self._fitting(tensors)
-        request = compiled.idle.get()
+        compiled, request, seconds = self._infer(tensors)
         try:
-            try:
-                seconds = infer(request, tensors)
-            except RuntimeError as error:
-                if not self._may_be_broken(compiled):
-                    raise _refused(error) from error
-                compiled.idle.put(request)
-                compiled = self._fresh(compiled)
-                request = compiled.idle.get()
-                seconds = _again(compiled, request, tensors)
             outputs = [request.get_output_tensor(i) for i in asked.outputs]
             shapes = tuple(map(shape_of, outputs))
             waited = (wait - invocation.arrived) * 1e6
@@ -109,49 +103,67 @@ class TensorEngine:
         compiled = self._fitting(tensors)
         request = compiled.idle.get()
         try:
-            then(request, infer(request, tensors))
-        except RuntimeError:
-            self._may_be_broken(compiled)
+            then(request, compiled.infer(request, tensors))
+        except Broken:
+            self._leave(compiled)
             raise
         finally:
             compiled.idle.put(request)
 
+    def _infer(self, tensors: Given) -> tuple[Compiled, ov.InferRequest, float]:
+        """Run one inference; return its request, which is the caller's to put back, and the seconds."""
+        if self._distrustful:
+            self._check_shapes(tensors)
+        for repeat in range(MOST_REPEATS + 1):
+            alone = repeat == MOST_REPEATS
+            compiled = self._compile(1) if alone else self._fitting(tensors)
+            request = compiled.idle.get()
+            try:
+                return compiled, request, compiled.infer(request, tensors)
+            except Broken:
+                compiled.idle.put(request)
+                self._leave(compiled)
+            except RuntimeError as error:
+                compiled.idle.put(request)
+                self._distrustful = True
+                raise _refused(error) from error
+        raise AssertionError("a compilation of its own is not broken by others")
+
+    def _check_shapes(self, tensors: Given) -> None:
+        """Raises InvalidArgument for shapes that do not go together."""
+        shapes = shapes_of(tensors)
+        if shapes in self._known_shapes:
+            return
+        try:
+            self._model.reshaped(shapes)
+        except RuntimeError as error:
+            raise _refused(error) from error
+        if len(self._known_shapes) >= MOST_KNOWN_SHAPES:
+            self._known_shapes.clear()
+        self._known_shapes.add(shapes)
+
     def _fitting(self, tensors: Given) -> Compiled:
         """Return the compilation for tensors of these shapes."""
-        own = self._compiled
+        with self._compiling:
+            if self._compiled.failed:
+                self._compiled = self._compile(self._compiled.count)
+            own = self._compiled
         return (self._fixed.find(tensors, own) if self._fixed is not None else None) or own
 
-    def _may_be_broken(self, compiled: Compiled) -> bool:
-        """Note that an inference has failed; return whether the compilation may be to blame.
-
-        One of fixed shapes may break too, where values decide about shapes within the model. It is given up.
-        """
-        failed_before, compiled.failed = compiled.failed, True
+    def _leave(self, compiled: Compiled) -> None:
+        """Give one of fixed shapes up, which breaks where values decide about shapes within the model."""
         if compiled.fixed and self._fixed is not None:
             self._fixed.drop()
-        return failed_before or compiled.fixed
 
-    def _fresh(self, after: Compiled) -> Compiled:
-        """Return a compilation that is not `after`, and on which no inference has failed."""
-        with self._compiling:
-            if self._compiled is after or self._compiled.failed:
-                try:
-                    self._compiled = Compiled(self._model.compile(), after.count)
-                except LoadError as error:
-                    raise RuntimeError(f"the model cannot be compiled again: {error}") from error
-            return self._compiled
-
-
-def _again(compiled: Compiled, request: ov.InferRequest, tensors: Given) -> float:
-    try:
-        return infer(request, tensors)
-    except RuntimeError as error:
-        compiled.failed = True
-        raise _refused(error) from error
+    def _compile(self, count: int) -> Compiled:
+        try:
+            return Compiled(self._model.compile(), count)
+        except LoadError as error:
+            raise Internal(f"the model cannot be compiled again: {error}") from error
 
 
 def _refused(error: RuntimeError) -> InvalidArgument:
     """Return the error of a request whose tensors fit one by one, and not together."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(line for line in lines if not line.startswith("Exception from"))
+    said = " ".join(line for line in lines if not line.startswith(("Exception from", "Check '")))
     return InvalidArgument(f"inputs: the model rejects them: {said[:600]}", param="inputs")

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from operator import itemgetter
 
 import numpy as np
 import openvino as ov
 
-from ovserve.engine.backends.tensors.compiled import Compiled, Given, infer
+from ovserve.engine.backends.tensors.compiled import Compiled, Given, Shapes, shapes_of
 from ovserve.engine.backends.tensors.model import Model
 from ovserve.engine.backends.tensors.ports import Port
 from ovserve.errors import LoadError
-
-Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
 
 OFTEN = 64  # calls with the same shapes. The models of graphs/ocr are compiled in 0.2 to 0.3 s
 REPLACED = 4  # times as many calls, each time that one takes the place of another or cannot be made
@@ -61,7 +58,7 @@ class FixedShapes:
         """
         if not self.open:
             return None
-        shapes = tuple(tensor.data.shape for _, tensor in sorted(tensors, key=itemgetter(0)))
+        shapes = shapes_of(tensors)
         made = self._made.get(shapes)
         if made is None:
             self._count_call(tensors, shapes)
@@ -121,11 +118,11 @@ class FixedShapes:
         mine, other = own.idle.get(), made.compiled.idle.get()
         try:
             try:
-                infer(mine, tensors)
+                own.infer(mine, tensors)
             except RuntimeError:
                 return False  # the call's fault; the caller reports it
             try:
-                infer(other, tensors)
+                made.compiled.infer(other, tensors)
                 made.proven = all(
                     alike(port, mine.get_output_tensor(i), other.get_output_tensor(i), own.precision)
                     for i, port in enumerate(self._model.outputs)

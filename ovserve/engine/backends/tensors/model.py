@@ -1,4 +1,4 @@
-"""Compiles a plain model by its options: read, set layouts, reshape, compile."""
+"""Compiles a plain model by its options: read, preprocess, reshape, compile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import openvino as ov
 
 from ovserve.engine.backends.tensors.options import dimension, layout_pair, partial_shape
-from ovserve.engine.backends.tensors.ports import KSERVE_TYPES, Port, narrow, ports
+from ovserve.engine.backends.tensors.ports import Port, narrow, ports
+from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.model.tensor_files import Mapping, model_file, read_mapping
 from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
@@ -35,7 +36,7 @@ class Model:
         except RuntimeError as error:
             raise LoadError(f"{self.file} cannot be read: {_short(error)}", field="base_path") from error
         self.rt_info, self.framework = _info(self._model, "model_info"), _info(self._model, "framework")
-        self._model = self._with_layouts(self._model)
+        self._model = self._preprocessed(self._model)
         self._reshape(self._model)
         self.inputs, self.outputs = self._ports()
         if self.device == "CPU":
@@ -56,19 +57,22 @@ class Model:
     def compile(self, shapes: Sequence[Sequence[int]] = ()) -> Any:
         """Compile it, with `shapes` for inputs of these alone. Raises LoadError, and RuntimeError for shapes
         that the model cannot have."""
-        properties = json.loads(self._spec.properties)
+        properties = device_properties(self._spec.properties, self._spec.device)
         if not {HINT, "NUM_STREAMS"} & properties.keys():
             properties[HINT] = "THROUGHPUT"  # on CPU 1.6 times less work per inference than LATENCY
-        model = self._model
-        if shapes:
-            model = model.clone()
-            model.reshape({i: ov.PartialShape(list(shape)) for i, shape in enumerate(shapes)})
+        model = self.reshaped(shapes) if shapes else self._model
         try:
             return self._core.compile_model(model, self._spec.device, properties)
         except RuntimeError as error:
             field = "plugin_config" if "property" in str(error).lower() else "target_device"
             text = f"it cannot be compiled for {self._spec.device}: {_short(error)}"
             raise LoadError(text, field=field) from error
+
+    def reshaped(self, shapes: Sequence[Sequence[int]]) -> ov.Model:
+        """Return a copy for inputs of these shapes. Raises RuntimeError for shapes that it cannot have."""
+        model = self._model.clone()
+        model.reshape({i: ov.PartialShape(list(shape)) for i, shape in enumerate(shapes)})
+        return model
 
     def _ports(self) -> tuple[list[Port], list[Port]]:
         found = ports(self._model, self.mapping)
@@ -78,27 +82,71 @@ class Model:
                 raise LoadError(f"two {kind}s have one name: {', '.join(sorted(names))}")
         return found
 
-    def _with_layouts(self, model: ov.Model) -> ov.Model:
-        """Return the model with the layouts of the configuration, which may transpose."""
-        if not self._spec.layouts:
+    def _preprocessed(self, model: ov.Model) -> ov.Model:
+        """Return the model with what the configuration says of its inputs: layouts, which may transpose,
+        the type that clients send, the order of colours, mean and scale."""
+        spec = self._spec
+        colours = ("", spec.model_color_format) if spec.model_color_format else None
+        steps = (
+            *(("layout", *pair) for pair in spec.layouts),
+            *(("precision", *pair) for pair in spec.precisions),
+            *((("color_format", *colours),) if colours else ()),
+            *(("mean", *pair) for pair in spec.means),
+            *(("scale", *pair) for pair in spec.scales),
+        )
+        if not steps:
             return model
         inputs, outputs = ports(model, self.mapping)
         changed = ov.preprocess.PrePostProcessor(model)
-        for name, text in self._spec.layouts:
-            of_client, of_model = layout_pair(text)
-            port = self._named(inputs if not name else [*inputs, *outputs], name, "layout")
+        layouts: dict[int, str] = {}  # of the model's inputs, by index
+        for field, name, text in steps:
+            both = field == "layout" and name
+            port = self._named([*inputs, *outputs] if both else inputs, name, field)
             try:
-                end = changed.input(port.index) if port in inputs else changed.output(port.index)
-                end.tensor().set_layout(ov.Layout(of_client))
-                end.model().set_layout(ov.Layout(of_model))
+                if field == "layout":
+                    of_client, of_model = layout_pair(text)
+                    end = changed.input(port.index) if port in inputs else changed.output(port.index)
+                    end.tensor().set_layout(ov.Layout(of_client))
+                    end.model().set_layout(ov.Layout(of_model))
+                    if port in inputs:
+                        layouts[port.index] = of_model
+                elif field == "precision":
+                    changed.input(port.index).tensor().set_element_type(getattr(ov.Type, text))
+                else:
+                    end = changed.input(port.index)
+                    if port.index not in layouts and port.info.layout:
+                        layouts[port.index] = port.info.layout
+                        end.tensor().set_layout(ov.Layout(port.info.layout))
+                        end.model().set_layout(ov.Layout(port.info.layout))
+                    self._convert(end, port, layouts.get(port.index, ""), field, text)
             except RuntimeError as error:
-                raise LoadError(
-                    f"{text!r} for {port.info.name!r}: {_short(error)}", field="layout"
-                ) from error
+                raise LoadError(f"{text!r} for {port.info.name!r}: {_short(error)}", field=field) from error
         try:
             return changed.build()
         except RuntimeError as error:
-            raise LoadError(f"{dict(self._spec.layouts)}: {_short(error)}", field="layout") from error
+            fields = list(dict.fromkeys(field for field, _, _ in steps))
+            values = ", ".join(f"{name or 'the input'}: {text}" for _, name, text in steps)
+            raise LoadError(f"{values}: {_short(error)}", field=", ".join(fields)) from error
+
+    def _convert(self, end: Any, port: Port, layout: str, field: str, text: str) -> None:
+        """Add a step on an input: the order of its colours, mean or scale. Raises LoadError."""
+        channels = layout.replace(",", "").strip("[]").find("C")
+        value = json.loads(text) if field != "color_format" else text
+        if channels < 0 and (field == "color_format" or isinstance(value, list)):
+            raise LoadError(f"which axis of {port.info.name!r} has the channels? give layout", field=field)
+        if field == "color_format":
+            formats = ov.preprocess.ColorFormat
+            end.tensor().set_color_format(getattr(formats, self._spec.color_format))
+            end.preprocess().convert_color(getattr(formats, text))
+            return
+        if isinstance(value, list):
+            dims = port.info.dims or ()
+            low, high = dims[channels] if channels < len(dims) else (0, -1)
+            if low == high != len(value):
+                count = f"{len(value)} numbers for the {low} channels of {port.info.name!r}"
+                raise LoadError(count, field=field)
+        end.preprocess().convert_element_type(ov.Type.f32)
+        getattr(end.preprocess(), field)(value if isinstance(value, list) else float(value))
 
     def _reshape(self, model: ov.Model) -> None:
         inputs, _ = ports(model, self.mapping)
@@ -150,6 +198,3 @@ def _short(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     kept = [line for line in lines if line and not line.startswith(("Exception from src", "Check '"))]
     return " ".join(kept)[:600] or (lines[0] if lines else type(error).__name__)
-
-
-__all__ = ["KSERVE_TYPES", "Model"]

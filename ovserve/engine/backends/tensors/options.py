@@ -43,12 +43,7 @@ def partial_shape(text: str, own: Any) -> ov.PartialShape:
     inner = text.strip()
     if inner[:1] in "([" and inner[-1:] in ")]":
         inner = inner[1:-1]
-    dims = [dimension(part, "shape") for part in inner.split(",") if part.strip()]
-    if own.rank.is_static and own.rank.get_length() != len(dims):
-        raise LoadError(
-            f"{text!r} has {len(dims)} dimensions, the input {own.rank.get_length()}: {own}", field="shape"
-        )
-    return ov.PartialShape(dims)
+    return ov.PartialShape([dimension(part, "shape") for part in inner.split(",") if part.strip()])
 
 
 def layout_pair(text: str) -> tuple[str, str]:

@@ -10,14 +10,9 @@ from typing import Any
 import openvino as ov
 
 from ovserve.engine.model.tensor_files import Mapping
-from ovserve.engine.protocol.tensors import UNBOUNDED, TensorInfo
+from ovserve.engine.protocol.tensors import KSERVE_TYPES, UNBOUNDED, TensorInfo
 from ovserve.errors import LoadError
 
-KSERVE_TYPES = {
-    "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16", "boolean": "BOOL", "string": "BYTES",
-    "i8": "INT8", "i16": "INT16", "i32": "INT32", "i64": "INT64",
-    "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64",
-}  # fmt: skip
 MOST_FLOAT = 3.4028234663852886e38  # of 32 bits
 COLOURS = (1, 3)  # channels of an image
 

@@ -19,7 +19,7 @@ from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.backends.text_to_speech.encode import encoder_of, installed_formats
 from ovserve.engine.backends.text_to_speech.pipeline import Pipeline
 from ovserve.engine.protocol.text_to_speech import SPEAK, SpeakArguments, Spoken, TextToSpeechSpec
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.sentences import sentences
 
 MAX_CALLS = 8  # that take turns; more wait in the server's queue, which is fair among callers
@@ -58,6 +58,7 @@ class TextToSpeechBackend:
         began = time.monotonic()
         self._pipeline = Pipeline(spec)
         self._turns = Turns()
+        self._reloading = threading.Lock()
         self.facts = msgspec.structs.replace(
             self._pipeline.facts,
             formats=installed_formats(),
@@ -73,7 +74,7 @@ class TextToSpeechBackend:
         encoder = encoder_of(wanted.format, self.facts.sample_rate)
         silent = 0
         arrived, spoke = invocation.arrived, False
-        for sentence in sentences(wanted.text):
+        for sentence in sentences(self._pipeline.in_words(wanted.text, wanted.language)):
             with self._turns.turn():
                 if invocation.cancelled:
                     return
@@ -96,4 +97,18 @@ class TextToSpeechBackend:
         if silent:
             language = wanted.language
             sys.stderr.write(f"{silent} sentences had nothing that can be spoken in {language!r}\n")
+        if self._pipeline.has_grown:
+            threading.Thread(target=self._reload, name="reload", daemon=True).start()
         yield Result(Spoken(), (encoder.finish(),), last=True)
+
+    def _reload(self) -> None:
+        """Load the model again between two sentences. If that fails, the old one stays."""
+        if not self._reloading.acquire(blocking=False):
+            return
+        try:
+            with self._turns.turn():
+                self._pipeline.reload()
+        except LoadError as error:
+            sys.stderr.write(f"the model was not loaded again to free memory: {error.message}\n")
+        finally:
+            self._reloading.release()

@@ -16,12 +16,19 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.backends.text_to_speech.espeak import find_espeak
+from ovserve.engine.backends.text_to_speech.normalize import fold, normalize
+from ovserve.engine.backends.text_to_speech.pronounce import Pronunciation
+from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.memory import resident
 from ovserve.engine.protocol.text_to_speech import TextToSpeechFacts, TextToSpeechSpec
 from ovserve.errors import InvalidArgument, LoadError
 
 KOKORO_RATE, SPEECHT5_RATE = 24_000, 16_000
 ENGLISH = ("en-us", "en-gb")
 BY_ESPEAK = ("es", "fr-fr", "hi", "it", "pt-br")  # Kokoro's other languages, whose phonemes it makes
+# Bytes since the load. The longest sentences take 0.7 GB, and one of a new length leaves up to 2 MB for good,
+# even with the bound of `device_properties` (60 sentences on an EPYC without AVX-512, 2026-11-27).
+MAX_GROWTH = 1_250_000_000
 WARM_UP = "Ready."  # the first inference compiles kernels: 1.5 s, which no client shall wait for
 
 THROWN = "Exception from"  # in messages of the runtime, and not of the part that makes phonemes
@@ -34,14 +41,14 @@ class Pipeline:
         directory = Path(spec.model_path)
         self._kokoro = is_kokoro(directory)
         espeak = find_espeak() if self._kokoro else None
+        rules = self._kokoro and espeak is None
+        self._pronunciations = {
+            language: Pronunciation(directory / "data", language) for language in (ENGLISH if rules else ())
+        }
         if espeak is not None:
             os.environ.update(espeak)
-        try:
-            self._pipeline = ov_genai.Text2SpeechPipeline(
-                directory, spec.device, **json.loads(spec.properties)
-            )
-        except RuntimeError as error:
-            raise LoadError(_first_line(error), file=spec.model_path) from error
+        self._directory, self._spec = directory, spec
+        self._load()
         self._shape = [int(n) for n in self._pipeline.get_speaker_embedding_shape()]
         self._voices = self._read_voices(directory, spec)
         if self._kokoro and not self._voices:
@@ -58,6 +65,32 @@ class Pipeline:
             speeds=self._kokoro,
         )
         self.speak(WARM_UP, next(iter(self.facts.voices), ""), "en-us", 1.0)
+        self._memory = resident(os.getpid())
+
+    def _load(self) -> None:
+        """Raises LoadError; what was loaded before stays then."""
+        spec = self._spec
+        try:
+            self._pipeline = ov_genai.Text2SpeechPipeline(
+                self._directory, spec.device, **device_properties(spec.properties, spec.device)
+            )
+        except RuntimeError as error:
+            raise LoadError(_first_line(error), file=spec.model_path) from error
+
+    @property
+    def has_grown(self) -> bool:
+        return resident(os.getpid()) - self._memory > MAX_GROWTH
+
+    def reload(self) -> None:
+        """Load the model again, which frees what the runtime keeps of each length. Raises LoadError."""
+        try:
+            self._load()
+        finally:
+            self._memory = resident(os.getpid())
+
+    def in_words(self, text: str, language: str) -> str:
+        """Return the text as it is spoken: in English without digits and signs."""
+        return normalize(text) if language in ("", *ENGLISH) else fold(text)
 
     def speak(self, text: str, voice: str, language: str, speed: float) -> np.ndarray[Any, Any]:
         """Return float32 samples, none if nothing in the text can be spoken.
@@ -68,6 +101,8 @@ class Pipeline:
             raise InvalidArgument(f"voice: {voice!r} is not one of the model's", param="voice")
         options: dict[str, Any] = {"language": language, "speed": speed} if self._kokoro else {}
         embedding = self._voices[voice] if voice else None
+        if (pronunciation := self._pronunciations.get(language)) is not None:
+            text = pronunciation.complete(text)
         try:
             result = self._pipeline.generate(text, embedding, **options)
         except RuntimeError as error:

@@ -1,7 +1,7 @@
 """A child process that compiles grammars on trial.
 
 It is the engine's worker with a `GrammarSpec`: a tokenizer, no model, 150 MB. The kernel limits the CPU time
-of one trial, which does not depend on how busy the machine is, and the memory (`worker/proving.py`). A
+of one trial, which does not depend on how busy the machine is, and the memory (`worker/grammars.py`). A
 process that runs out of CPU time, or crashes, does so because of the grammar. One that was killed or stopped
 from outside says nothing about the grammar, which is tried once more in another process.
 """

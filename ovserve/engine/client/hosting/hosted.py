@@ -82,7 +82,7 @@ class HostedModel:
             raise HostEnded
         if isinstance(first, LoadFailed):
             self._end()
-            raise LoadError(first.message, field=first.field)
+            raise LoadError(first.message, field=first.field, transient=first.transient)
         self.loaded = True
         facts: Facts = msgspec.msgpack.decode(first.facts, type=self.spec.facts_type)
         return facts

@@ -61,16 +61,20 @@ class Texts:
         ids = await self._pending.call(process.send, lambda id_: Tokenize(id_, all_, add_special_tokens))
         return ids
 
-    async def detokenize(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+    async def detokenize(
+        self, rows: Sequence[Sequence[int]], skip_special_tokens: bool, escaped: bool = False
+    ) -> list[str]:
         all_ = tuple(map(tuple, rows))
         texts: list[str]
         if sum(map(len, all_)) > LONG_IDS and not self._counts_words:
             texts = await self.process.call(
-                self._facts(), lambda id_: Detokenize(id_, all_, skip_special_tokens)
+                self._facts(), lambda id_: Detokenize(id_, all_, skip_special_tokens, escaped)
             )
             return texts
         process = await self._engine()
-        texts = await self._pending.call(process.send, lambda id_: Detokenize(id_, all_, skip_special_tokens))
+        texts = await self._pending.call(
+            process.send, lambda id_: Detokenize(id_, all_, skip_special_tokens, escaped)
+        )
         return texts
 
     async def stop(self) -> None:

@@ -129,8 +129,11 @@ class Cursor:
         self.furthest = max(self.furthest, self.offset)
         text = "".join(self._log[mark[1] :])
         del self._log[mark[1] :]
-        self.buf = text + self.buf[self.pos :]
-        self.pos = 0
+        if len(text) <= self.pos:  # still in the buffer
+            self.pos -= len(text)
+        else:
+            self.buf = text + self.buf[self.pos :]
+            self.pos = 0
         self.offset -= len(text)
         self.release(mark)
         return len(text)
@@ -155,11 +158,11 @@ class Cursor:
             yield
         return self.buf[self.pos]
 
-    def space(self) -> Steps[str]:
-        """Read white space, if any."""
+    def space(self, pattern: re.Pattern[str] = _SPACE) -> Steps[str]:
+        """Read white space, if any; `pattern` is the kind."""
         read = ""
         while True:
-            match = _SPACE.match(self.buf, self.pos)
+            match = pattern.match(self.buf, self.pos)
             read += self.advance(match.end() - self.pos) if match else ""
             if self.pos < len(self.buf) or self.ended:
                 return read

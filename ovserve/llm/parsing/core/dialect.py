@@ -92,6 +92,11 @@ class ReasoningDialect:
         prompt = prompt.rstrip()
         return any(prompt.endswith((start + self.label).rstrip()) for start in self.starts)
 
+    def begun(self, prefill: str) -> bool:
+        """Return whether an answer that begins with this text is inside the reasoning where the text ends."""
+        text = prefill.lstrip()
+        return text.startswith(self.starts) and not any(end in text for end in self.ends)
+
     def closed(self, prompt: str) -> bool:
         """Return whether this rendered prompt closes the reasoning, so that the answer holds no end of it."""
         return prompt.rstrip().endswith(self.ends)

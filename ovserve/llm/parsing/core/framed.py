@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.json.scan import JsonScan, NotJson
+from ovserve.llm.parsing.json.loose import value
 
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;=|]+")
 _MAX_HEADER = 512
@@ -32,63 +32,52 @@ def header(cur: Cursor, markers: Markers) -> Steps[tuple[str, str]]:
     return "".join(parts), marker
 
 
-def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers, *, may_end: bool) -> Steps[None]:
-    """Read a call's arguments up to a closer (not read), or to the end of the text if it `may_end` there.
+def arguments(cur: Cursor, sink: Callable[[str], object], closers: Markers) -> Steps[None]:
+    """Read a call's arguments up to a closer (not read), or to the end of the text.
 
     Text that is not JSON is passed on unchanged, up to the closer. Between complete JSON and the closer only
     white space is expected; other text is left unread.
     """
     yield from cur.space()
     char = yield from cur.peek()
-    if char == "{" and (yield from _json(cur, sink, may_end=may_end)):
-        return
+    wrote = False
+
+    def pass_on(text: str) -> None:
+        nonlocal wrote
+        wrote = wrote or bool(text)
+        sink(text)
+
+    if char == "{":
+        try:
+            yield from value(cur, pass_on, closers, as_written=True)
+            return
+        except EndOfText:
+            if cur.cut:
+                raise
+            return
+        except NotACall:
+            pass
     held: list[str] = []  # white space before the closer is not part of the arguments
-    wrote = char == "{"
 
     def collect(text: str) -> None:
-        nonlocal wrote
         body = text.rstrip()
         if body:
-            sink("".join(held) + body)
+            pass_on("".join(held) + body)
             held.clear()
-            wrote = True
         if len(body) < len(text):
             held.append(text[len(body) :])
 
     marker = yield from cur.until(closers, collect)
-    if not marker and (cur.cut or not may_end):
+    if not marker and cur.cut:
         raise EndOfText
     if not wrote:
         sink("{}")
 
 
-def _json(cur: Cursor, sink: Callable[[str], object], *, may_end: bool) -> Steps[bool]:
-    """Read a JSON object, or its part at an end that it `may_end` at; return False if it is not JSON."""
-    scan = JsonScan()
-    while not scan.done:
-        try:
-            end = scan.scan(cur.buf, cur.pos)
-        except NotJson:
-            sink(scan.take())
-            cur.advance(scan.stop - cur.pos)
-            return False
-        sink(scan.take())
-        cur.advance(end - cur.pos)
-        if not scan.done and cur.ended:
-            if may_end and not cur.cut:
-                return True
-            raise EndOfText
-        if not scan.done:
-            yield
-    return True
-
-
-def call(
-    cur: Cursor, out: Output, name: str, closers: Markers, *, id: str | None = None, may_end: bool = False
-) -> Steps[None]:
+def call(cur: Cursor, out: Output, name: str, closers: Markers, *, id: str | None = None) -> Steps[None]:
     """Read one call from its arguments on; its closer is left unread."""
     if not good_name(name):
         raise NotACall
     out.start_call(name, id)
-    yield from arguments(cur, out.arguments, closers, may_end=may_end)
+    yield from arguments(cur, out.arguments, closers)
     out.end_call()

@@ -94,7 +94,7 @@ class FramedDialect(ToolDialect):
             body = self.body(cur, out, tools, route.name, self._stops) if tools is not None else None
             if body is not None and (yield from attempt(cur, out, body)):
                 cur.release(mark)
-                yield from self._text(cur, out.content)  # the rest of the message after the call
+                yield from self._rest(cur, out)
             elif cur.cut and cur.come == cur.offset:
                 cur.release(mark)  # only the header arrived
             else:
@@ -125,6 +125,15 @@ class FramedDialect(ToolDialect):
             stop = yield from cur.until(self._stops, sink)
         if stop in self.enders:
             cur.advance(len(stop))
+
+    def _rest(self, cur: Cursor, out: Output) -> Steps[None]:
+        """Read the rest of the message after a call, which may be cut inside a token."""
+        if cur.cut:
+            at, token = self._stops.find(cur.buf, cur.pos, ended=False)
+            if token is None:
+                out.content(cur.advance(at - cur.pos))
+                cur.advance_all()
+        yield from self._text(cur, out.content)
 
     def _plain(self, cur: Cursor, out: Output) -> Steps[None]:
         """Read text without a header, up to a token that may begin one."""

@@ -25,18 +25,19 @@ from ovserve.llm.grammar.constraint import (
     tag,
     within_limit,
 )
+from ovserve.llm.grammar.whole_text import bare_string
 from ovserve.llm.grammar.writer import parameters
 
 Schema = Mapping[str, Any]
-Arguments = Callable[[Schema], Format]
+Arguments = Callable[[Schema, bool], Format]  # a schema, and whether all that it allows is admitted
 
 
 PARAM = "tools"
 MAX_REFS = 8
 
 
-def json_arguments(schema: Schema) -> Format:
-    return compact(schema, what=PARAM)
+def json_arguments(schema: Schema, exact: bool) -> Format:
+    return compact(schema, what=PARAM, exact=exact)
 
 
 class Guide(msgspec.Struct, frozen=True):
@@ -55,36 +56,37 @@ class Guide(msgspec.Struct, frozen=True):
     arguments: Arguments = json_arguments
     single: bool = False  # the model stops after a call, so there is one at most
 
-    def call(self, name: str, schema: Schema) -> Format:
-        return self._call(self.begin, name, schema)
+    def call(self, name: str, schema: Schema, *, exact: bool = False) -> Format:
+        return self._call(self.begin, name, schema, exact)
 
-    def calls_inside(self, name: str, schema: Schema) -> list[Format]:
+    def calls_inside(self, name: str, schema: Schema, *, exact: bool = False) -> list[Format]:
         """Return the guided formats that begin at each of `inside`."""
-        return [self._call(begin, name, schema) for begin in self.inside]
+        return [self._call(begin, name, schema, exact) for begin in self.inside]
 
-    def _call(self, begin: str, name: str, schema: Schema) -> Format:
+    def _call(self, begin: str, name: str, schema: Schema, exact: bool) -> Format:
         try:
-            return tag(begin.replace("NAME", name), self.arguments(schema), self.end)
+            return tag(begin.replace("NAME", name), self.arguments(schema, exact), self.end)
         except InvalidArgument as error:
             said = error.message.removeprefix(f"{PARAM}: ")
             raise InvalidArgument(f"{PARAM}: parameters of {name}: {said}", param=PARAM) from None
 
 
-def tagged(parameter: str, end: str, *, text: str = "") -> Arguments:
+def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...] = ()) -> Arguments:
     """Return arguments as a sequence of `parameter` (NAME in it is the key), value and `end`.
 
-    `text` replaces `parameter` for strings, if the format marks them.
+    `text` replaces `parameter` for strings, if the format marks them. No string has a text of
+    `without`, which the parser could read as markup.
     """
 
-    def piece(key: str, part: Any, must: bool, root: Schema) -> Format:
-        bare = bare_text(part, root)
+    def piece(key: str, part: Any, must: bool, root: Schema, exact: bool) -> Format:
+        bare = bare_text(part, root, without, exact=exact)
         begin = ((text if bare else "") or parameter).replace("NAME", key)
-        made = tag(begin, bare or compact(part, root, PARAM), end)
+        made = tag(begin, bare or compact(part, root, PARAM, exact=exact), end)
         return made if must else optional(made)
 
-    def arguments(schema: Schema) -> Format:
+    def arguments(schema: Schema, exact: bool) -> Format:
         found = parameters(schema, PARAM)
-        pieces = within_limit((piece(key, part, must, schema) for key, part, must in found), PARAM)
+        pieces = within_limit((piece(key, part, must, schema, exact) for key, part, must in found), PARAM)
         return sequence(*pieces) if pieces else literal("")
 
     return arguments
@@ -96,16 +98,16 @@ def listed(parameter: str, separator: str, quotes: str = "") -> Arguments:
     `quotes` surround strings; "": they are JSON.
     """
 
-    def value(key: str, part: Any, root: Schema) -> Format:
+    def value(key: str, part: Any, root: Schema, exact: bool) -> Format:
         begin = parameter.replace("NAME", key)
-        bare = bare_text(part, root) if quotes else None
+        bare = bare_text(part, root, (quotes,), exact=exact) if quotes else None
         if bare is not None:
             return tag(begin + quotes, bare, quotes)
-        return sequence(literal(begin), compact(part, root, PARAM))
+        return sequence(literal(begin), compact(part, root, PARAM, exact=exact))
 
-    def arguments(schema: Schema) -> Format:
+    def arguments(schema: Schema, exact: bool) -> Format:
         found = parameters(schema, PARAM)
-        forms = within_limit((value(key, part, schema) for key, part, _ in found), PARAM)
+        forms = within_limit((value(key, part, schema, exact) for key, part, _ in found), PARAM)
         return members([(form, must) for form, (_, _, must) in zip(forms, found, strict=True)], separator)
 
     return arguments
@@ -130,10 +132,13 @@ def _some(forms: list[Format], separator: str) -> Format:
     return either([sequence(_some(left, separator), *following), _some(right, separator)])
 
 
-def bare_text(schema: Any, root: Any = None) -> Format | None:
+def bare_text(
+    schema: Any, root: Any = None, without: tuple[str, ...] = (), *, exact: bool = False
+) -> Format | None:
     """Return the format of a bare value of this schema: one of its texts, or any text.
 
-    None: only JSON, because a string is not allowed. `root` is what its references point into.
+    None: only JSON, because a string is not allowed. `root` is what its references point into. Free text has
+    none of `without`. Raises InvalidArgument if `exact` and a pattern, format or length is not enforced.
     """
     document = schema if root is None else root
     todo, seen = [schema], set()
@@ -146,13 +151,35 @@ def bare_text(schema: Any, root: Any = None) -> Format | None:
         texts = [value for value in values if isinstance(value, str)]
         if texts:
             plain = len(texts) == len(values) and len(seen) == 1
-            return either(literal(text) for text in texts) if plain else any_text()
+            return either(literal(text) for text in texts) if plain else any_text(without)
         kind = found.get("type")
         if kind == "string" or (isinstance(kind, list) and "string" in kind):
-            return any_text()
+            alone = len(seen) == 1 and not todo and kind in ("string", ["string"])
+            return _string(found, without, alone=alone, exact=exact) or any_text(without)
         for union in ("anyOf", "oneOf", "allOf"):
             if isinstance(found.get(union), list):
                 todo += found[union]
+    return None
+
+
+def _string(found: Schema, without: tuple[str, ...], *, alone: bool, exact: bool) -> Format | None:
+    """Return the format of a string with a pattern, format or length; None for any text.
+
+    `alone`: other values than strings are not allowed."""
+    try:
+        form = bare_string(found, without, PARAM)
+    except InvalidArgument:
+        if exact:
+            raise
+        return None
+    if form is None or alone:
+        return form
+    if exact:
+        raise InvalidArgument(
+            f"{PARAM}: a string with a pattern, format or length cannot be enforced where it may be another "
+            "value too and this model writes it without quotes",
+            param=PARAM,
+        )
     return None
 
 

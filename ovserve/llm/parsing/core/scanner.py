@@ -62,7 +62,8 @@ class TextParser:
         self._in_thinking = markers_of(frozenset((*self._starts, *self._erase, *self._ends)))
         self._thinking_end = markers_of(frozenset(self._ends))
 
-        thinks = implicit_reasoning or (reasoning is not None and reasoning.always)
+        always = reasoning is not None and reasoning.always and not reasoning_closed
+        thinks = implicit_reasoning or always
         self._thought = not optional  # an end of reasoning is text from now on
         self._between = frame is not None  # a marker may begin here
         self._sought: Markers | None = None  # what text is searched for; None: elsewhere than in text
@@ -137,6 +138,15 @@ class TextParser:
         tail = self._cur.buf[self._cur.pos :].lstrip()
         least = 1 if self._out.after_call else _CERTAIN_MARKER
         return len(tail) >= least and any(marker.startswith(tail) for marker in self._markup)
+
+    def _end_in_marker(self, sought: Markers) -> None:
+        """Drop the marker that the text, which was read ahead for a call, was cut in."""
+        cur = self._cur
+        at, marker = sought.find(cur.buf, cur.pos, ended=False)
+        if marker is None:
+            self._out.content(cur.advance(at - cur.pos))
+            if self._cut_marker():
+                cur.advance_all()
 
     # -- steps
 
@@ -231,6 +241,8 @@ class TextParser:
             before = not (self._thought or out.has_call)
             self._between = True
             self._sought = self._before_text if before else self._in_text
+            if cur.cut:
+                self._end_in_marker(self._sought)
             marker = yield from cur.until(self._sought, out.content)
             self._between, self._sought = False, None
             if not marker:

@@ -48,6 +48,10 @@ class Tools:
     def __contains__(self, name: str) -> bool:
         return name in self._schemas
 
+    def lacks(self, name: str) -> bool:
+        """Return whether the tools are known, and none has this name."""
+        return bool(self._schemas) and name not in self._schemas
+
     def parameters(self, tool: str) -> Mapping[str, Any]:
         """Return the parameter names and schemas that the tool declares."""
         properties = self._resolve(tool, self._schemas.get(tool)).get("properties")

@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.dialect import attempt
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.json.scan import JsonScan, NotJson, as_json, unquote
+from ovserve.llm.parsing.json.loose import repaired, string, value
+from ovserve.llm.parsing.json.scan import as_json, unquote
 
 _BRACKETS = re.compile(r"[}\]]+")
+_WORD = re.compile(r"\w{1,64}")
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -33,6 +35,8 @@ class Keys(msgspec.Struct, frozen=True):
     marked: bool = True
     # Even with a marker an object without arguments is not a call (other JSON may follow the marker).
     needs_arguments: bool = False
+    closers: Markers | None = None  # tags that end the block of calls
+    outer: int = 1  # braces around the arguments
 
     @property
     def announced_by_name(self) -> bool:
@@ -55,6 +59,7 @@ def block(
     cur: Cursor, out: Output, keys: Keys, *, closers: tuple[str, ...] = (), forms: str = "{["
 ) -> Steps[None]:
     """Read the text after an opening tag: objects or a list, then perhaps the closing tag."""
+    keys = msgspec.structs.replace(keys, closers=markers_of(frozenset(closers))) if closers else keys
     yield from cur.space()
     char = yield from cur.peek()
     if closers and (yield from cur.either(closers)):
@@ -106,7 +111,8 @@ def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) ->
             yield from cur.space()
             if (yield from cur.literal("]")):
                 break
-            yield from cur.expect(",")
+            if (yield from cur.peek()) != "{":
+                yield from cur.expect(",")
     except EndOfText:
         if not good:
             raise
@@ -156,9 +162,18 @@ def _skip(cur: Cursor) -> Steps[None]:
 
 
 def call_object(cur: Cursor, out: Output, keys: Keys, *, nested: bool = False) -> Steps[None]:
-    """Read one call. Raises NotACall when the object is not JSON or not a call."""
+    """Read one call. Raises NotACall when the object is not a call.
+
+    After a marker and complete arguments it is a call, also if its last brace is missing. Arguments in which
+    the answer ends stay as they came: the client sees that they are incomplete.
+    """
     call = _Call(out, keys)
-    yield from _object(cur, call, nested=nested)
+    try:
+        yield from _object(cur, call, nested=nested)
+    except NotACall as failure:
+        ended = isinstance(failure, EndOfText)
+        if (ended and cur.cut) or not ((keys.marked and call.complete) or (ended and call.begun)):
+            raise
     call.end()
 
 
@@ -172,7 +187,13 @@ class _Call:
         self._id: str | None = None
         self._started = False
         self._has_arguments = False
+        self.complete = False  # name and arguments have come
         self._held: list[str] = []  # arguments that came before the name
+
+    @property
+    def begun(self) -> bool:
+        """Return whether arguments of it were passed on."""
+        return self._started and self._has_arguments
 
     def named(self, name: str) -> None:
         if not name.strip() or self._name or not self.keys.good_name(name.strip()):
@@ -199,7 +220,7 @@ class _Call:
             self._held.append(text)
 
     def arguments_end(self) -> None:
-        self._out.arguments_complete = self._started
+        self._out.arguments_complete = self.complete = self._started
 
     def _start(self) -> None:
         if not self._started:
@@ -220,80 +241,60 @@ class _Call:
 def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
     keys = call.keys
     yield from cur.expect("{")
-    yield from cur.space()
-    if (yield from cur.literal("}")):
-        return
     while True:
         yield from cur.space()
-        key = yield from string(cur)
+        if (yield from cur.literal("}")):
+            return
+        key = yield from _key(cur)
         if not keys.allowed(key):
             raise NotACall
         yield from cur.space()
         yield from cur.expect(":")
         yield from cur.space()
         char = yield from cur.peek()
-        if key in keys.name or (key == "function" and char == '"'):
+        if key in keys.name or (key == "function" and char in ('"', "'")):
             call.named((yield from string(cur)))
             cur.sure = True
         elif key in keys.arguments:
-            yield from _arguments(cur, call, char)
+            yield from _arguments(cur, call, char, keys.outer + nested)
         elif key == "function" and char == "{" and not nested:
             yield from _object(cur, call, nested=True)
-        elif key in keys.id and char == '"':
+        elif key in keys.id and char in ('"', "'"):
             call.identified((yield from string(cur)))
         else:
-            yield from value(cur, _nowhere)
+            yield from value(cur, _nowhere, keys.closers)
         yield from cur.space()
-        if (yield from cur.literal("}")):
-            return
-        yield from cur.expect(",")
+        if (yield from cur.peek()) != "}":
+            yield from cur.expect(",")
+            yield from cur.space()
+            if call.complete and (yield from cur.peek()) == "{":
+                return  # the next call of a list: this one's last brace is missing
 
 
-def _arguments(cur: Cursor, call: _Call, char: str) -> Steps[None]:
+def _key(cur: Cursor) -> Steps[str]:
+    word = yield from cur.matching(_WORD, 64)
+    return word or (yield from string(cur))
+
+
+def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:
+    closers = call.keys.closers
     if char == "{":
         call.arguments_begin()
-        yield from value(cur, call.arguments)
-    elif char == '"':  # JSON inside a string: decoded once
-        text = (yield from string(cur)).strip()
-        decoded = as_json(text, "{") if text else "{}"
+        yield from value(cur, call.arguments, closers, outer=outer)
+    else:
+        parts: list[str] = []
+        yield from value(cur, parts.append, closers, outer=outer)
+        written = "".join(parts)
+        if written.startswith('"'):  # JSON inside a string: decoded once
+            text = unquote(written).strip()
+            decoded = (as_json(text, "{") or repaired(text)) if text else "{}"
+        else:
+            decoded = "{}" if written == "null" else None
         if decoded is None:
             raise NotACall
         call.arguments_begin()
         call.arguments(decoded)
-    elif char == "n":
-        yield from value(cur, _nowhere)
-        call.arguments_begin()
-        call.arguments("{}")
-    else:
-        raise NotACall if char else EndOfText
     call.arguments_end()
-
-
-def string(cur: Cursor) -> Steps[str]:
-    """Read a JSON string; return its text."""
-    if (yield from cur.peek()) not in ('"', ""):
-        raise NotACall
-    parts: list[str] = []
-    yield from value(cur, parts.append)
-    return unquote("".join(parts))
-
-
-def value(cur: Cursor, sink: Callable[[str], object]) -> Steps[None]:
-    """Read a JSON value, passing on its text as it arrives. Raises NotACall if it is not JSON."""
-    scan = JsonScan()
-    while True:
-        try:
-            end = scan.scan(cur.buf, cur.pos)
-        except NotJson:
-            sink(scan.take())
-            cur.advance(scan.stop - cur.pos)
-            raise NotACall from None
-        if text := scan.take():
-            sink(text)
-        cur.advance(end - cur.pos)
-        if scan.done:
-            return
-        yield from cur.more()
 
 
 def _nowhere(text: str) -> None:

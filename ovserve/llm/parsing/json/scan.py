@@ -2,7 +2,8 @@
 
 It is a push-down automaton with its own stack, so a thousand
 brackets need no recursion. The text passes through unchanged (big integers, number forms, key order), except
-that raw control characters in strings are escaped: models write them, strict clients cannot read them.
+that raw control characters and backslashes that begin no escape (`C:\\path`) are escaped in strings: models
+write them, strict clients cannot read them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\]*')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _NUMBER_CHARS = re.compile(r"[0-9+\-.eE]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_UNICODE_ESCAPE = 5  # characters after the backslash
 _HEX = frozenset("0123456789abcdefABCDEF")
 _WORDS = {"t": "true", "f": "false", "n": "null"}
 
@@ -28,16 +30,15 @@ class NotJson(Exception):
 class JsonScan:
     """Scans one value. Feed it with `scan` until `done`."""
 
-    __slots__ = ("_in_key", "_left", "_number", "_out", "_stack", "_state", "done", "stop")
+    __slots__ = ("_in_key", "_left", "_number", "_out", "_stack", "_state", "done")
 
     def __init__(self) -> None:
         self.done = False
-        self.stop = 0  # after NotJson: how far the scanned text was valid and consumed
         self._state = _VALUE
         self._stack: list[str] = []
         self._out: list[str] = []
         self._in_key = False
-        self._left = ""  # rest of a literal, or number of expected hex digits
+        self._left = ""  # rest of a literal, or an escape so far
         self._number = ""
 
     def take(self) -> str:
@@ -51,13 +52,11 @@ class JsonScan:
         JSON."""
         end = len(text)
         while pos < end and not self.done:
-            self.stop = pos
             state = self._state
             if state == _STRING:
                 pos = self._string(text, pos)
             elif state in (_ESCAPE, _HEXES):
-                self._escape(text[pos])
-                pos += 1
+                pos += self._escape(text[pos])
             elif state == _NUM:
                 pos = self._digits(text, pos)
             elif state == _WORD:
@@ -79,7 +78,7 @@ class JsonScan:
 
     def end(self) -> None:
         """End the text: a bare number is complete now. Raises NotJson if the value is incomplete."""
-        if self._state == _NUM and not self._stack and _NUMBER.fullmatch(self._number):
+        if self._state == _NUM and not self._stack and JSON_NUMBER.fullmatch(self._number):
             self.done = True
         if not self.done:
             raise NotJson
@@ -152,32 +151,44 @@ class JsonScan:
         pos = match.end()
         if pos == len(text):
             return pos
-        self._out.append(text[pos])
         if text[pos] == "\\":
             self._state = _ESCAPE
-        elif self._in_key:
+            return pos + 1
+        self._out.append(text[pos])
+        if self._in_key:
             self._in_key = False
             self._state = _COLON
         else:
             self._value_ends()
         return pos + 1
 
-    def _escape(self, char: str) -> None:
+    def _escape(self, char: str) -> bool:
+        """Take a character after a backslash; return whether it belongs to the escape.
+
+        A backslash that begins no escape is one that the model did not double: it is doubled. `\\'` is
+        Python's escape of a quote.
+        """
         if self._state == _ESCAPE:
             if char == "u":
-                self._left = "0000"
+                self._left = "u"
                 self._state = _HEXES
-            elif char in '"\\/bfnrt':
-                self._state = _STRING
-            else:
-                raise NotJson
-        else:
-            if char not in _HEX:
-                raise NotJson
-            self._left = self._left[1:]
-            if not self._left:
-                self._state = _STRING
-        self._out.append(char)
+                return True
+            self._state = _STRING
+            if char == "'":
+                self._out.append(char)
+                return True
+            escape = char in '"\\/bfnrt'
+            self._out.append("\\" + char if escape else "\\\\")
+            return escape
+        if char not in _HEX:
+            self._out.append("\\\\" + self._left)
+            self._state = _STRING
+            return False
+        self._left += char
+        if len(self._left) == _UNICODE_ESCAPE:
+            self._out.append("\\" + self._left)
+            self._state = _STRING
+        return True
 
     def _digits(self, text: str, pos: int) -> int:
         match = _NUMBER_CHARS.match(text, pos)
@@ -186,8 +197,7 @@ class JsonScan:
         self._out.append(match.group())
         pos = match.end()
         if pos < len(text):
-            if not _NUMBER.fullmatch(self._number):
-                self.stop = pos
+            if not JSON_NUMBER.fullmatch(self._number):
                 raise NotJson
             self._value_ends()
         return pos

@@ -37,7 +37,7 @@ def literal(cur: Cursor, depth: int = 0) -> Steps[str]:
     if char == "{":
         return (yield from _mapping(cur, depth))
     if char and (char in "+-." or char.isdigit()):
-        return _number((yield from cur.matching(_NUMBER_CHARS)))
+        return number((yield from cur.matching(_NUMBER_CHARS)))
     if not char:
         yield from cur.more()
     word = yield from cur.matching(_WORD_CHARS, 8)
@@ -151,7 +151,8 @@ def _unescape(text: str) -> str:
     return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _number(text: str) -> str:
+def number(text: str) -> str:
+    """Return a number of Python as JSON. Raises NotACall for other text."""
     if as_json(text):
         return text
     if len(text) > _MAX_DIGITS:

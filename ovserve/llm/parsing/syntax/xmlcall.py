@@ -1,30 +1,40 @@
 """Calls written with one tag per parameter and untyped text between them, as in qwen3coder.
 
-Qwen3coder, seed_oss, minicpm5, minimax_m2, step3, onyx and deepseek_v32 differ in the
+Qwen3coder, seed_oss, minicpm5, minimax_m2, step3, onyx, glm45 and deepseek_v32 differ in the
 spelling of tags. Values are raw text (no entities, no escapes), typed by the tool's
 schema. Arguments are sent when the call is complete, because a type can need the whole value.
+
+A value may hold the format's own tags; what follows a tag decides whether it is the format's. A closing tag
+ends the value where a parameter, the end of the call or the end of the text follows. It does not where a
+second closing tag follows without a parameter in between.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.framed import good_name
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools, to_json
-from ovserve.llm.parsing.json.scan import quote
+from ovserve.llm.parsing.json.loose import repaired
+from ovserve.llm.parsing.json.scan import as_json, quote
 
 _MAX_TAG = 512
-_TAG_END = Markers((">",))
+_MAX_LOOK_AHEADS = 16  # per call, each to the next closing tags
+_MAX_TEXT_AFTER_CALL = 4096  # characters searched for a closing tag that shows that the call goes on
 _CDATA_END = Markers(("]]>",))
+_CDATA = "<![CDATA["
+_GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
+_GAP = re.compile(f"[{_GAP_CHARACTERS}]*")
 _ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*')
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The spelling. An opening tag is its prefix, a name (in quotes if `quoted`) and `>`."""
+    """The spelling. An opening tag is its prefix, a name (in quotes if `quoted`) and `tag_end`."""
 
     call: str
     call_end: str
@@ -34,6 +44,27 @@ class Form(msgspec.Struct, frozen=True):
     quoted: bool = True
     trim: bool = True  # one newline next to each tag belongs to the format
     cdata: bool = False
+    tag_end: str = ">"
+    value: str = ""  # a tag of its own before the value, which models leave out now and then
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (self.call_end, *self.closers)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Return the tags that may follow the name of a call."""
+        return (self.parameter, *self.ends)
+
+    @property
+    def ambiguous(self) -> tuple[str, ...]:
+        """Return what a grammar excludes from values, because what follows could make it the end of one."""
+        ends = [end + after for end in (self.parameter_end, self.call_end) for after in f"<{_GAP_CHARACTERS}"]
+        return (self.parameter, *ends, *([_CDATA] if self.cdata else []))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (*self.inner, self.parameter_end, self.call)
 
 
 def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
@@ -41,64 +72,306 @@ def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
     yield from cur.space()
     yield from cur.expect(form.call)
     while True:
-        closed = yield from call(cur, out, tools, form)
+        name, _ = yield from _tag(cur, form)
+        closed = yield from body(cur, out, tools, form, name)
         if closed or (yield from cur.close(*form.closers)):
             return
         if not (yield from cur.close(form.call)):
             return
 
 
-def call(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[bool]:
-    """Read one call, after the prefix of its opening tag; return whether the end of the block ended it."""
-    name, _ = yield from _tag(cur, form)
+def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps[bool]:
+    """Read one call from after its name; return whether the end of the block ended it.
+
+    A call of a tool of the request is announced as soon as a tag or an object follows its name, and stands
+    from its first parameter on: what is missing then is left out. A call of another name is announced when it
+    is complete.
+    """
     if not good_name(name):
         raise NotACall
-    out.start_call(name)
-    arguments: dict[str, str] = {}
-    key = ""
-    parts: list[str] = []
+    yield from cur.space()
+    mark = cur.mark()
+    tag = yield from cur.either(form.inner)
+    cur.rollback(mark)
+    known = not tools.lacks(name)
+    call = _Call(cur, tools, form, name)
+    if not tag and not (known and (yield from cur.peek()) == "{"):
+        rest = cur.buf[cur.pos :]
+        if not cur.ended or not any(text.startswith(rest) for text in form.inner):
+            raise NotACall
+        if cur.cut:
+            out.start_call(name)
+            out.arguments("{")
+        raise EndOfText
+    if known:
+        out.start_call(name)
     try:
-        while True:
-            yield from cur.space()
-            tag = yield from cur.either((form.parameter, form.call_end, *form.closers))
-            if not tag:
-                raise EndOfText if (yield from _cut(cur, form)) else NotACall
-            if tag != form.parameter:
-                break
-            key, is_string = yield from _tag(cur, form)
-            yield from _value(cur, tools, form, name, arguments, parts)
-            arguments[key] = _typed("".join(parts), tools, name, key, is_string)
-            parts.clear()
-            key = ""
+        yield from call.read()
+        if not (call.ended_by or (known and call.arguments)):
+            raise EndOfText
     except EndOfText:
         if cur.cut:  # send the partial value, visibly incomplete
-            rest = [f"{quote(key)}: {quote(''.join(parts).lstrip())[:-1]}"] if key else []
-            out.arguments("{" + ", ".join([*_items(arguments), *rest]))
+            if not known:
+                out.start_call(name)
+            out.arguments(call.partial())
         raise
-    out.arguments("{" + ", ".join(_items(arguments)) + "}")
+    if not known:
+        out.start_call(name)
+    text = "".join(call.text).strip()
+    instead = as_json(text, "{") or repaired(text) if not call.arguments else None
+    out.arguments(instead or "{" + ", ".join(_items(call.arguments)) + "}")
     out.end_call()
-    return tag in form.closers
+    if text and not instead:
+        out.content(text)
+    return call.ended_by in form.closers
+
+
+class _Call:
+    """The parameters of one call while they are read."""
+
+    def __init__(self, cur: Cursor, tools: Tools, form: Form, name: str) -> None:
+        self.arguments: dict[str, str] = {}  # their JSON
+        self.text: list[str] = []  # between the parameters, where there should be none
+        self.ended_by = ""
+        self._cur, self._tools, self._form, self._name = cur, tools, form, name
+        self._known = tools.parameters(name)
+        self._key = ""
+        self._parts: list[str] = []
+        self._quotes = False  # the value has opening tags that are text
+        self._quoted = 0  # those of them that are not closed yet
+        self._look_aheads = _MAX_LOOK_AHEADS
+
+    def read(self) -> Steps[None]:
+        """Read parameters up to the end of the call, or of the text if the model ended it."""
+        cur, form = self._cur, self._form
+        tags = markers_of(frozenset((*form.inner, form.call)))
+        while True:
+            yield from cur.space()
+            stop = yield from cur.until(tags, self.text.append)
+            if stop == "" and cur.cut:
+                raise EndOfText
+            if stop in ("", form.call):
+                return
+            if stop != form.parameter:
+                self.ended_by = cur.advance(len(stop))
+                return
+            mark = cur.mark()
+            cur.advance(len(stop))
+            try:
+                self._key, is_string = yield from _tag(cur, form)
+                cur.release(mark)
+            except EndOfText:
+                if cur.cut:
+                    raise
+                cur.rollback(mark)
+                self.text.append(cur.advance_all())
+                return
+            except NotACall:
+                cur.rollback(mark)
+                self.text.append(cur.advance(len(stop)))
+                continue
+            yield from self._value()
+            value = "".join(self._parts)
+            self.arguments[self._key] = _typed(value, self._tools, self._name, self._key, is_string)
+            self._parts.clear()
+            self._key = ""
+
+    def partial(self) -> str:
+        """Return the arguments as far as they have come, without their end."""
+        value = quote("".join(self._parts).lstrip())[:-1]
+        rest = [f"{quote(self._key)}: {value}"] if self._key else []
+        return "{" + ", ".join([*_items(self.arguments), *rest])
+
+    def _value(self) -> Steps[None]:
+        """Read a value and its closing tag into `_parts`; a missing one is tolerated if that is certain."""
+        cur, form, parts = self._cur, self._form, self._parts
+        if form.cdata and (yield from cur.literal(_CDATA)):
+            yield from self._cdata()
+            return
+        self._quotes, self._quoted = False, 0
+        stops = markers_of(frozenset((form.parameter_end, form.parameter, form.call_end)))
+        while True:
+            stop = yield from cur.until(stops, parts.append)
+            if not stop:
+                if cur.cut:
+                    raise EndOfText
+                break
+            mark = cur.mark()
+            cur.advance(len(stop))
+            ends = yield from self._ends_here(stop)
+            cur.rollback(mark)
+            if ends:
+                break
+            parts.append(cur.advance(len(stop)))
+            if stop == form.parameter:
+                self._quotes = True
+                self._quoted += 1
+            elif stop == form.parameter_end and self._quoted:
+                self._quoted -= 1
+        text = "".join(parts)
+        if stop == form.parameter_end:
+            cur.advance(len(stop))
+        elif form.value:
+            text = text.rstrip()
+        if form.trim:
+            start = 2 if text.startswith("\r\n") else 1 if text.startswith("\n") else 0
+            text = text[start:]
+            text = text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+        parts[:] = [text]
+
+    def _cdata(self) -> Steps[None]:
+        """Read the rest of a CDATA section and the closing tag; `]]>` elsewhere is text."""
+        cur, end = self._cur, self._form.parameter_end
+        while (yield from cur.until(_CDATA_END, self._parts.append)):
+            mark = cur.mark()
+            cur.advance(3)
+            yield from cur.space(_GAP)
+            if (yield from cur.literal(end)) and (yield from self._ends_here(end)):
+                cur.rollback(mark)
+                cur.advance(3)
+                yield from cur.close(end)
+                return
+            cur.rollback(mark)
+            self._parts.append(cur.advance(3))
+        if cur.cut:
+            raise EndOfText
+
+    def _ends_here(self, stop: str) -> Steps[bool]:
+        """Return whether this tag, which was read, ends the value."""
+        form = self._form
+        if stop != form.parameter:
+            return (yield from self._closes("" if stop == form.parameter_end else stop))
+        key = yield from self._next_key()
+        if self._known:
+            missing = key in self._known and key not in self._taken
+        else:
+            text = "".join(self._parts)
+            missing = (
+                bool(text.strip()) and text.endswith("\n") and self._form.call not in text and good_name(key)
+            )
+        return missing and not (yield from self._nested(key))
+
+    def _closes(self, end: str) -> Steps[bool]:
+        """Return whether a value ends before the tags that follow. `end`: the end of a call was read, and no
+        closing tag before it."""
+        cur, form = self._cur, self._form
+        closed, last = not end, end
+        while True:
+            yield from cur.space(_GAP)
+            tag = yield from cur.either(form.tags)
+            if tag in form.ends:
+                closed, last = closed or tag != end, tag
+                continue
+            if tag == form.parameter_end or (tag == form.parameter and last):
+                return False
+            if tag == form.parameter:
+                key = yield from self._next_key()
+                if not self._quoted:
+                    return bool(key)
+                return key not in self._taken and not (yield from self._nested(key))
+            if tag == form.call:
+                return not self._quotes or not (yield from self._goes_on())
+            if (yield from cur.peek()) == "" or (cur.cut and self._cut_tag()):
+                return True
+            return bool(last) and closed and not (yield from self._goes_on())
+
+    def _cut_tag(self) -> bool:
+        """Return whether the answer was cut inside the next tag."""
+        rest = self._cur.buf[self._cur.pos :]
+        return self._cur.ended and any(tag.startswith(rest) for tag in self._form.inner)
+
+    def _goes_on(self) -> Steps[bool]:
+        """Return whether the text after what looks like the end of a call is still within a value.
+
+        It is if a closing tag follows without its opening tag. A value that quotes one call may quote more.
+        """
+        cur, form = self._cur, self._form
+        tags = markers_of(frozenset((form.parameter_end, form.parameter, form.call)))
+        inside = False
+        left = _MAX_TEXT_AFTER_CALL
+        while left > 0:
+            start = cur.offset
+            try:
+                tag = yield from cur.until(tags, _nowhere, left)
+            except NotACall:
+                return False
+            if tag == form.parameter_end and not inside:
+                return True
+            if not tag or (tag == form.call and not self._quotes):
+                return False
+            if tag != form.call:
+                inside = tag == form.parameter
+            cur.advance(len(tag))
+            left -= cur.offset - start
+        return False
+
+    def _nested(self, key: str) -> Steps[bool]:
+        """Return whether an opening tag in the value is text: the tags after it close two parameters at once,
+        or repeat a key."""
+        if not self._look_aheads:
+            return True
+        self._look_aheads -= 1
+        cur, form = self._cur, self._form
+        seen = {*self._taken, key}
+        end = markers_of(frozenset((form.parameter_end,)))
+        while (yield from cur.until(end, _nowhere)):
+            cur.advance(len(form.parameter_end))
+            last = ""
+            while True:
+                yield from cur.space(_GAP)
+                tag = yield from cur.either(form.tags)
+                if tag == form.parameter_end:
+                    return True
+                if tag not in form.ends:
+                    break
+                last = tag
+            if last:
+                return (yield from self._goes_on())
+            if tag == form.parameter:
+                key = yield from self._next_key()
+                if key in seen:
+                    return True
+                seen.add(key)
+        return False
+
+    @property
+    def _taken(self) -> Set[str]:
+        return {*self.arguments, self._key}
+
+    def _next_key(self) -> Steps[str]:
+        """Read the rest of an opening tag; return "" if it is none."""
+        try:
+            return (yield from _tag(self._cur, self._form))[0]
+        except NotACall:
+            return ""
+
+
+def _nowhere(text: str) -> None:
+    """Discard text that is only looked at."""
 
 
 def _items(arguments: dict[str, str]) -> list[str]:
     return [f"{quote(key)}: {value}" for key, value in arguments.items()]
 
 
-def _cut(cur: Cursor, form: Form) -> Steps[bool]:
-    """Return whether the text ends inside a possible next tag."""
-    yield from cur.peek()
-    rest = cur.buf[cur.pos :]
-    tags = (form.parameter, form.call_end, *form.closers)
-    return cur.ended and any(tag.startswith(rest) for tag in tags)
-
-
 def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
     """Read the rest of an opening tag; return its name, and DeepSeek's attribute for strings."""
     parts: list[str] = []
-    if not (yield from cur.until(_TAG_END, parts.append, _MAX_TAG)):
+    ends = markers_of(frozenset((form.tag_end, form.value)))
+    stop = yield from cur.until(ends, parts.append, _MAX_TAG)
+    if not stop:
         raise EndOfText
-    cur.advance(1)
     text = "".join(parts)
+    if stop == form.tag_end:
+        cur.advance(len(stop))
+    if form.value:
+        yield from cur.space()
+        if (
+            not (yield from cur.literal(form.value))
+            and cur.ended
+            and form.value.startswith(cur.buf[cur.pos :])
+        ):
+            raise EndOfText
     if not form.quoted:
         return text.strip().strip("\"'"), ""
     match = _ATTRIBUTE.fullmatch(text)
@@ -112,54 +385,3 @@ def _typed(text: str, tools: Tools, tool: str, key: str, is_string: str) -> str:
         return quote(text)
     types = tools.types(tool, key)
     return to_json(text, types - {"string"} if is_string else types)
-
-
-def _value(
-    cur: Cursor, tools: Tools, form: Form, tool: str, given: dict[str, str], parts: list[str]
-) -> Steps[None]:
-    """Read a value and its closing tag into `parts`; a missing one is tolerated if that is certain."""
-    if form.cdata and (yield from cur.literal("<![CDATA[")):
-        if not (yield from cur.until(_CDATA_END, parts.append)):
-            raise EndOfText
-        cur.advance(3)
-        yield from cur.space()
-        yield from cur.expect(form.parameter_end)
-        return
-    stops = Markers((form.parameter_end, form.parameter, form.call_end))
-    while True:
-        stop = yield from cur.until(stops, parts.append)
-        if not stop:
-            raise EndOfText
-        if stop == form.parameter_end:
-            cur.advance(len(stop))
-            break
-        mark = cur.mark()
-        cur.advance(len(stop))
-        ends = yield from _ends_here(cur, tools, form, tool, given, parts, stop)
-        cur.rollback(mark)
-        if ends:
-            break
-        parts.append(cur.advance(len(stop)))
-    if form.trim:
-        text = "".join(parts)
-        start = 2 if text.startswith("\r\n") else 1 if text.startswith("\n") else 0
-        text = text[start:]
-        parts[:] = [text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")]
-
-
-def _ends_here(
-    cur: Cursor, tools: Tools, form: Form, tool: str, given: dict[str, str], parts: list[str], stop: str
-) -> Steps[bool]:
-    """Return whether this tag inside a value is the format's own, so that the closing tag is missing."""
-    if stop == form.call_end:
-        yield from cur.space()
-        following = yield from cur.either((form.call, *form.closers))
-        return bool(following) or (yield from cur.peek()) == ""
-    try:
-        key, _ = yield from _tag(cur, form)
-    except NotACall:
-        return False
-    known = tools.parameters(tool)
-    if known:
-        return key in known and key not in given
-    return bool(parts) and parts[-1].endswith("\n") and good_name(key)

@@ -5,12 +5,13 @@ Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0de63034526f/
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect
 from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.json.call import MARKED, Keys, call_list, string, value
+from ovserve.llm.parsing.json.call import MARKED, Keys, call_list
+from ovserve.llm.parsing.json.loose import string, value
 
 _OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
 
@@ -48,7 +49,11 @@ def _item(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
         if not name or (yield from cur.peek()) not in ("{", ""):
             raise NotACall
         out.start_call(name)
-        yield from value(cur, out.arguments)
+        try:
+            yield from value(cur, out.arguments, outer=1)
+        except EndOfText:
+            if cur.cut:
+                raise
         out.end_call()
         yield from cur.space()
         if (yield from cur.literal("}")):

@@ -34,6 +34,7 @@ class DeepseekV32(TaggedXml):
             '<｜DSML｜parameter name="NAME" string="false">',
             "</｜DSML｜parameter>\n",
             text='<｜DSML｜parameter name="NAME" string="true">',
+            without=form.ambiguous,
         ),
     )
 

@@ -59,4 +59,4 @@ class Devstral(ToolDialect):
             cur.advance(len(marker))
         elif marker != "{":
             raise NotACall
-        yield from call(cur, out, name.strip(), _NEXT, id=id and id.strip(), may_end=True)
+        yield from call(cur, out, name.strip(), _NEXT, id=id and id.strip())

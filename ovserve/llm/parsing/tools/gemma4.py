@@ -14,7 +14,7 @@ from ovserve.llm.parsing.core.framed import good_name, header
 from ovserve.llm.parsing.core.guide import Guide, listed
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.json.call import string, value
+from ovserve.llm.parsing.json.loose import string, value
 from ovserve.llm.parsing.json.scan import as_json, quote
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -64,7 +64,7 @@ def _mapping(cur: Cursor, depth: int) -> Steps[str]:
     items: dict[str, str] = {}
     while True:
         yield from cur.space()
-        if (yield from cur.literal("}")):
+        if (yield from cur.literal("}")) or (yield from _ended(cur)):
             return "{" + ", ".join(f"{quote(key)}: {item}" for key, item in items.items()) + "}"
         if (yield from cur.literal(_QUOTE)):
             key = yield from _text(cur)
@@ -91,7 +91,7 @@ def _item(cur: Cursor, depth: int) -> Steps[str]:
         items: list[str] = []
         while True:
             yield from cur.space()
-            if (yield from cur.literal("]")):
+            if (yield from cur.literal("]")) or (yield from _ended(cur)):
                 return f"[{', '.join(items)}]"
             items.append((yield from _item(cur, depth + 1)))
             yield from _comma(cur, "]")
@@ -114,14 +114,32 @@ def _word(cur: Cursor) -> Steps[str]:
 
 
 def _text(cur: Cursor) -> Steps[str]:
+    """Read the rest of a string. A delimiter ends it only before something that may follow a value."""
     parts: list[str] = []
-    if not (yield from cur.until(_STRING_END, parts.append)):
-        raise EndOfText
-    cur.advance(len(_QUOTE))
-    return "".join(parts)
+    while (yield from cur.until(_STRING_END, parts.append)):
+        mark = cur.mark()
+        cur.advance(len(_QUOTE))
+        yield from cur.space()
+        char = yield from cur.peek()
+        ends = not char or char in ",:}]" or (yield from _ended(cur))
+        cur.rollback(mark)
+        text = cur.advance(len(_QUOTE))
+        if ends:
+            return "".join(parts)
+        parts.append(text)
+    raise EndOfText
 
 
 def _comma(cur: Cursor, close: str) -> Steps[None]:
     yield from cur.space()
-    if (yield from cur.peek()) != close:
+    if (yield from cur.peek()) != close and not (yield from _ended(cur)):
         yield from cur.expect(",")
+
+
+def _ended(cur: Cursor) -> Steps[bool]:
+    """Return whether the call ends here, with brackets left open. It consumes nothing."""
+    mark = cur.mark()
+    closed = yield from cur.literal(_CLOSE)
+    at_end = cur.ended and not cur.cut and cur.pos >= len(cur.buf)
+    cur.rollback(mark)
+    return closed or at_end

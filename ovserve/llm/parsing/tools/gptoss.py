@@ -45,4 +45,4 @@ class GptOss(FramedDialect):
         return Route("reasoning" if to_tool or (channel and channel[1] == "analysis") else "content")
 
     def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
-        yield from call(cur, out, name, stops, may_end=True)
+        yield from call(cur, out, name, stops)

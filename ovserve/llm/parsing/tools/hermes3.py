@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps
+import msgspec
+
+from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
@@ -46,7 +48,8 @@ def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Step
     cur.rollback(mark)
     if doubled:
         cur.advance(1)
-        yield from block(cur, out, keys)
+        ends = markers_of(frozenset(closers))
+        yield from block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
         yield from cur.close("}")
         yield from cur.close(*closers)
     else:

@@ -25,7 +25,7 @@ class MiniCpm5(TaggedXml):
         '<function name="NAME">',
         "</function>",
         trigger='<function name="',
-        arguments=tagged('<param name="NAME">', "</param>"),
+        arguments=tagged('<param name="NAME">', "</param>", without=form.ambiguous),
     )
 
     def matches(self, template: str) -> bool:

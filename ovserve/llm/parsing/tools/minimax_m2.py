@@ -26,7 +26,7 @@ class MiniMaxM2(TaggedXml):
         "</invoke>\n",
         block=("<minimax:tool_call>\n", "</minimax:tool_call>"),
         trigger="<minimax:tool_call>",
-        arguments=tagged('<parameter name="NAME">', "</parameter>\n"),
+        arguments=tagged('<parameter name="NAME">', "</parameter>\n", without=form.ambiguous),
     )
 
     def matches(self, template: str) -> bool:

@@ -36,7 +36,7 @@ class Onyx(FramedDialect):
         "</atem:invoke>\n</atem:function_calls>",
         single=True,
         inside=('<atem:invoke name="NAME">\n',),
-        arguments=tagged('<atem:parameter name="NAME">', "</atem:parameter>\n"),
+        arguments=tagged('<atem:parameter name="NAME">', "</atem:parameter>\n", without=_FORM.ambiguous),
     )
 
     def matches(self, template: str) -> bool:

@@ -29,7 +29,7 @@ class Qwen3Coder(TaggedXml):
         "</function>\n</tool_call>",
         separator="\n",
         trigger="<tool_call>",
-        arguments=tagged("<parameter=NAME>\n", "\n</parameter>\n"),
+        arguments=tagged("<parameter=NAME>\n", "\n</parameter>\n", without=form.ambiguous),
     )
 
     def matches(self, template: str) -> bool:

@@ -22,7 +22,7 @@ class SeedOss(TaggedXml):
         "</function>\n</seed:tool_call>",
         separator="\n",
         trigger="<seed:tool_call>",
-        arguments=tagged("<parameter=NAME>", "</parameter>\n"),
+        arguments=tagged("<parameter=NAME>", "</parameter>\n", without=form.ambiguous),
     )
 
     def matches(self, template: str) -> bool:

@@ -34,7 +34,7 @@ class Step3(TaggedXml):
         f"</steptml:invoke>{_END}",
         block=(_SECTION, _SECTION_END),
         trigger=_SECTION,
-        arguments=tagged('<steptml:parameter name="NAME">', "</steptml:parameter>"),
+        arguments=tagged('<steptml:parameter name="NAME">', "</steptml:parameter>", without=form.ambiguous),
     )
 
     def matches(self, template: str) -> bool:

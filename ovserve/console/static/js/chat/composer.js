@@ -3,6 +3,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/ui.js";
 import { Icon, IconButton } from "../parts.js";
 import { bytes } from "../format.js";
+import { draft, NOTHING } from "./shared.js";
 
 const LARGEST = 20e6; // bytes of a file, as the server's default --max_image_bytes
 const LONG = 10000; // characters of a pasted text that is attached: a text box with megabytes takes seconds a key
@@ -24,6 +25,8 @@ export function Composer({ busy, disabled, placeholder, onSend, onStop, onEditLa
   const chooser = useRef();
 
   useEffect(() => area.current?.focus(), [focus]);
+  useEffect(() => draft.set({ text: text.trim(), files }), [text, files]);
+  useEffect(() => () => draft.set(NOTHING), []);
   useLayoutEffect(() => {
     area.current.style.height = "auto";
     area.current.style.height = `${Math.min(area.current.scrollHeight, 240)}px`;

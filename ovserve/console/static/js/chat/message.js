@@ -167,6 +167,7 @@ function Live({ answer }) {
     ${!busy && meta.finish && html`<span>${FINISH[meta.finish] || meta.finish}</span>`}
     ${answer.state === "stopped" && html`<span>stopped</span>`}
     ${meta.ignored && html`<span class="warn-text" title="Parameters that had no effect">ignored: ${meta.ignored}</span>`}
+    ${meta.adapted && html`<span class="warn-text" title="How messages were rearranged for the chat template">adapted: ${meta.adapted}</span>`}
     ${meta.clamped && html`<span class="warn-text" title="Values that were reduced">clamped: ${meta.clamped}</span>`}
     ${!busy && meta.id && who?.inspector !== false && html`<a href=${`#/requests/${meta.id}`} title="Open the request">request</a>`}
   </div>`;

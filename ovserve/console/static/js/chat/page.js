@@ -170,6 +170,7 @@ export default function ChatPage() {
   const last = shown.at(-1);
   const busy = anyRunning(last);
   const model = models.find((m) => m.id === chat.model);
+  const others = models.filter((m) => m.chats && m.id !== chat.model);
   const set = (part) => {
     Object.assign(chat, part);
     if (kept.chats.includes(chat)) db.put(chat).catch(() => {});
@@ -202,10 +203,10 @@ export default function ChatPage() {
         <${ModelPicker} models=${models} value=${chat.model} hotkey onPick=${pickModel} />
         ${model && model.state !== "AVAILABLE" && html`<${StatePill} state=${model.state} reason=${model.reason} />`}
         ${chat.other
-          ? html`<span class="versus">and</span><${ModelPicker} models=${models} value=${chat.other} label="Second model" none="No second model" onPick=${(id) => set({ other: id })} />`
+          ? html`<span class="versus">and</span><${ModelPicker} models=${others} value=${chat.other} label="Second model" none="No second model" onPick=${(id) => set({ other: id })} />`
           : null}
         <span class="grow"></span>
-        ${chatting && models.length > 1 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: usable(models.filter((m) => m.id !== chat.model))?.id ?? "" })} />`}
+        ${chatting && others.length > 0 && !chat.other && html`<${IconButton} icon="columns" label="Compare with a second model" onClick=${() => set({ other: usable(others).id })} />`}
         ${chatting && models.length > 0 && html`<${IconButton} icon="plus" label="New chat" onClick=${fresh} />`}
         ${chatting && models.length > 0 && html`<${IconButton} icon="sliders" label="Settings of the chat" active=${panel} aria-pressed=${panel} onClick=${togglePanel} />`}
       </header>

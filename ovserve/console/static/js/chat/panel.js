@@ -6,8 +6,10 @@ import { send } from "../api.js";
 import { CopyButton, Details, Failure, Skeleton, Tabs } from "../parts.js";
 import { count } from "../format.js";
 import { Tokens } from "../tokens.js";
+import { useStore } from "../session.js";
 import { curl, json, python } from "./code.js";
 import { Parameter } from "./parameter.js";
+import { draft } from "./shared.js";
 import { body, path } from "./tree.js";
 
 const GROUPS = [
@@ -107,17 +109,27 @@ const ToolsAndFormat = ({ chat, rows, onChange }) => {
   </div>`;
 };
 
-/** The prompt as the model's template renders it, with its tokens. */
+const writing = ({ text, files }) => Boolean(text || files.length);
+
+/** The last message of the next request: the one that is being written, or else the last of the chat. */
+function next(chat, written) {
+  const last = path(chat).at(-1) ?? chat.nodes.root;
+  return writing(written) ? { role: "user", parent: last.id, ...written } : last;
+}
+
+/** The prompt of the message that is being written, as the model's template renders it, with its tokens. */
 function Prompt({ chat, version }) {
   const [state, setState] = useState({});
-  const parent = path(chat).at(-1) ?? chat.nodes.root;
+  const written = useStore(draft);
+  const parent = next(chat, written);
   useEffect(() => {
     let current = true;
     const timer = setTimeout(async () => {
       try {
         const made = body(chat, parent);
-        if (!made.messages.length) setState({ empty: true });
-        else {
+        if (!made.messages.length) {
+          if (current) setState({ empty: true });
+        } else {
           const rendered = await send("console/api/render", { model: chat.model, endpoint: "chat/completions", body: made });
           if (current) setState({ rendered });
         }
@@ -129,14 +141,15 @@ function Prompt({ chat, version }) {
       current = false;
       clearTimeout(timer);
     };
-  }, [version, chat.id]);
-  if (state.empty) return html`<p class="muted">The prompt of the messages so far is shown here before anything is sent. Write a message, or a system prompt.</p>`;
+  }, [version, chat.id, written]);
+  if (state.empty) return html`<p class="muted">The prompt is shown here while you write, before anything is sent. Write a message, or a system prompt.</p>`;
   if (state.error) return html`<${Failure} error=${state.error} title="The prompt could not be rendered" />`;
   if (!state.rendered) return html`<${Skeleton} lines=${8} />`;
   const { rendered } = state;
   return html`<div class="prompt-view">
     <div class="row between"><span><b class="num">${count(rendered.tokens)}</b> tokens</span><${CopyButton} text=${rendered.prompt} label="Copy the prompt" /></div>
     ${rendered.ignored?.length > 0 && html`<p class="warn-text small">Without effect: ${rendered.ignored.join(", ")}</p>`}
+    ${rendered.adapted?.length > 0 && html`<p class="warn-text small">Rearranged for the chat template: ${rendered.adapted.join(", ")}</p>`}
     <${Tokens} ids=${rendered.ids} pieces=${rendered.pieces} text=${rendered.prompt} />
   </div>`;
 }
@@ -145,9 +158,10 @@ const MOST_CODE = 20000; // characters drawn; what is copied is whole
 
 function Code({ chat }) {
   const [kind, setKind] = useState("curl");
+  const written = useStore(draft);
   let made;
   try {
-    made = body(chat, path(chat).findLast((node) => node.role !== "assistant") ?? chat.nodes.root);
+    made = body(chat, writing(written) ? next(chat, written) : path(chat).findLast((node) => node.role !== "assistant") ?? chat.nodes.root);
   } catch (error) {
     return html`<${Failure} error=${error} title="The request is not complete" />`;
   }

@@ -170,6 +170,7 @@ function note(answer, headers) {
   const { meta } = answer;
   meta.id = headers.get("x-request-id") || "";
   meta.ignored = headers.get("x-ovserve-ignored-params") || "";
+  meta.adapted = headers.get("x-ovserve-adapted") || "";
   meta.clamped = headers.get("x-ovserve-clamped") || "";
   changed(answer);
 }

@@ -1,6 +1,10 @@
-// A chat that several tabs have open: what one of them writes comes to the others.
+// What parts of the page share: the message that is being written, and chats that several tabs have open.
 
+import { store } from "../session.js";
 import { isRunning } from "./run.js";
+
+export const NOTHING = { text: "", files: [] };
+export const draft = store(NOTHING); // the message in the composer
 
 const runsHere = (node) => Boolean(node.answers?.some(isRunning));
 

@@ -1,49 +1,60 @@
 // Where nodes and streams are drawn: dagre places the nodes, ports and curves are placed here. Back edges are kept
-// from dagre and drawn as arcs beside the nodes.
+// from dagre and drawn as arcs beside the nodes. A graph runs from left to right or from top to bottom.
 
 import { Graph, layout as place } from "../../vendor/dagre.js";
 
-const CHAR = { name: 7.6, small: 6.6 }; // widths of a character, a little generous
-const NODE = { least: 190, most: 300, height: 98 };
-const PORT_GAP = 12;
+const CHAR = { name: 7.9, small: 7.2, port: 7.9 }; // widths of a character, a little generous; tags are in capitals
+const LABEL = 14; // characters of a port's label; the pointer shows all
+const NODE = { least: 150, most: 300, height: 90, head: 64, row: 24 };
+const GAP = { across: 36, down: 40, least: 56, most: 120 };
 const LUG = { height: 26 };
 const STUB = 16; // of a curve at a port
 
-const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+export const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const textWidth = (text, each) => text.length * each;
+const plain = (calculator) => calculator.replace(/(.)Calculator$/, "$1");
+const inputsOf = (node) => [...node.inputs.map((p) => ({ ...p, side: false })), ...node.side_inputs.map((p) => ({ ...p, side: true }))];
+const outputsOf = (node) => [...node.outputs.map((p) => ({ ...p, side: false })), ...node.side_outputs.map((p) => ({ ...p, side: true }))];
 
-function sizeOf(node) {
-  const ports = (list) => list.reduce((sum, p) => sum + textWidth(short(p.port || "·", 24), CHAR.small) + PORT_GAP, 16);
-  const wanted = Math.max(
-    textWidth(node.name, CHAR.name) + 28,
-    textWidth(node.calculator, CHAR.small) + 28,
-    ports([...node.inputs, ...node.side_inputs.map(() => ({ port: "" }))]),
-    ports(node.outputs),
-  );
-  return { width: Math.min(NODE.most, Math.max(NODE.least, wanted)), height: NODE.height };
+function sizeOf(node, across) {
+  const widths = (list) => list.map((p) => textWidth(short(p.port || "", LABEL), CHAR.port));
+  const [ins, outs] = [widths(inputsOf(node)), widths(outputsOf(node))];
+  const sum = (list) => list.reduce((all, w) => all + w + 12, 16);
+  const ports = across ? [Math.max(0, ...ins) + Math.max(0, ...outs) + 32] : [sum(ins), sum(outs)];
+  const wanted = Math.max(textWidth(node.name, CHAR.name) + 24, textWidth(plain(node.calculator), CHAR.small) + 24, ...ports);
+  const width = Math.min(NODE.most, Math.max(NODE.least, wanted));
+  return { width, height: across ? NODE.head + NODE.row * Math.max(ins.length, outs.length) : NODE.height, short: plain(node.calculator) };
 }
 
-/** Ports along an edge, spaced by the width of their labels: [{ port, x }] relative to the node's left. */
-function spread(list, width) {
-  const room = Math.floor((width - 16) / Math.max(1, list.length) / CHAR.small - 1);
-  return list.map((port, i) => ({
-    ...port,
-    label: short(port.port || "", Math.max(3, room)),
-    x: ((i + 0.5) * width) / list.length,
-  }));
+/** Ports along an edge of a node, relative to its corner: [{ ...port, label, x, y, at }]; `at` is the label's place. */
+function spread(list, node, across, out) {
+  const room = Math.floor((node.width - 16) / Math.max(1, list.length) / CHAR.port);
+  return list.map((port, i) => {
+    if (across) {
+      const y = NODE.head + NODE.row * (i + 0.5) - 4;
+      const x = out ? node.width : 0;
+      return { ...port, label: short(port.port || "", LABEL), x, y, at: { x: out ? x - 9 : 9, y: y + 4, anchor: out ? "end" : "start" } };
+    }
+    const x = ((i + 0.5) * node.width) / list.length;
+    const y = out ? node.height : 0;
+    return { ...port, label: short(port.port || "", Math.max(3, Math.min(LABEL, room))), x, y, at: { x, y: out ? y - 7 : 15, anchor: "middle" } };
+  });
 }
 
-/** Lay a graph out: { width, height, nodes, lugs, edges }. Every stream and side packet is in `edges`. */
-export function layout(graph) {
+/** Lay a graph out: { across, width, height, nodes, lugs, edges }. Every stream and side packet is in `edges`. */
+export function layout(graph, across) {
   const g = new Graph({ multigraph: true });
-  g.setGraph({ rankdir: "TB", nodesep: 44, ranksep: 54, marginx: 24, marginy: 24 });
+  const longest = Math.max(0, ...graph.nodes.flatMap((n) => n.outputs.map((o) => textWidth(o.stream, CHAR.small) + 20)));
+  const ranksep = across ? Math.min(GAP.most, Math.max(GAP.least, longest)) : GAP.down;
+  g.setGraph({ rankdir: across ? "LR" : "TB", nodesep: GAP.across, ranksep, marginx: 16, marginy: 16 });
   g.setDefaultEdgeLabel(() => ({}));
-  const nodes = graph.nodes.map((node) => ({ ...node, id: `node:${node.name}`, ...sizeOf(node) }));
+  const nodes = graph.nodes.map((node) => ({ ...node, id: `node:${node.name}`, ...sizeOf(node, across) }));
   const lugs = [
     ...graph.inputs.map((e) => ({ id: `in:${e.stream}`, kind: "input", text: e.tag || e.stream, stream: e.stream })),
     ...graph.outputs.map((e) => ({ id: `out:${e.stream}`, kind: "output", text: e.tag || e.stream, stream: e.stream })),
     ...graph.side_packets.map((name) => ({ id: `side:${name}`, kind: "side", text: name, packet: name })),
-  ].map((lug) => ({ ...lug, width: textWidth(lug.text, CHAR.small) + 28, height: LUG.height }));
+  ].map((lug) => ({ ...lug, label: short(lug.text, LABEL), width: textWidth(short(lug.text, LABEL), CHAR.port) + 20, height: LUG.height }));
+
   for (const box of [...nodes, ...lugs]) g.setNode(box.id, { width: box.width, height: box.height });
 
   const makers = new Map(); // stream -> { id, port }
@@ -68,64 +79,69 @@ export function layout(graph) {
     const { x, y } = g.node(box.id);
     Object.assign(box, { x: x - box.width / 2, y: y - box.height / 2 });
   }
-  const seen = nearestFirst(g, edges);
+  const swap = across ? (p) => ({ x: p.y, y: p.x }) : (p) => p; // paths are computed as from top to bottom
+  const seen = nearestFirst(g, edges, swap);
   for (const node of nodes) {
-    const order = (where) => (a, b) => (seen.get(`${node.id} ${where} ${a.port}`) ?? 1e9) - (seen.get(`${node.id} ${where} ${b.port}`) ?? 1e9);
-    node.top = spread([...node.inputs.map((p) => ({ ...p, side: false })), ...node.side_inputs.map((p) => ({ ...p, side: true }))].sort(order("top")), node.width);
-    node.bottom = spread([...node.outputs.map((p) => ({ ...p, side: false })), ...node.side_outputs.map((p) => ({ ...p, side: true }))].sort(order("bottom")), node.width);
+    const order = (where) => (p, q) => (seen.get(`${node.id} ${where} ${p.port}`) ?? 1e9) - (seen.get(`${node.id} ${where} ${q.port}`) ?? 1e9);
+    node.ins = spread(inputsOf(node).sort(order("in")), node, across, false);
+    node.outs = spread(outputsOf(node).sort(order("out")), node, across, true);
   }
   const byId = new Map([...nodes, ...lugs].map((box) => [box.id, box]));
-  let right = g.graph().width;
+  let { width, height } = g.graph();
   let bends = 0;
   for (const edge of edges) {
-    const start = port(byId.get(edge.from.id), edge.from.port, "bottom", edge.kind === "side");
-    const end = port(byId.get(edge.to.id), edge.to.port, "top", edge.kind === "side");
+    const [a, b] = [byId.get(edge.from.id), byId.get(edge.to.id)];
+    const start = port(a, edge.from.port, "outs", edge.kind === "side", across);
+    const end = port(b, edge.to.port, "ins", edge.kind === "side", across);
     if (edge.kind === "back") {
-      const [a, b] = [byId.get(edge.from.id), byId.get(edge.to.id)];
-      const out = Math.max(a.x + a.width, b.x + b.width) + 22 + 12 * bends;
+      const far = across ? Math.max(a.y + a.height, b.y + b.height) : Math.max(a.x + a.width, b.x + b.width);
+      const out = far + 22 + 12 * bends;
       bends += 1;
-      edge.path = arc(start, end, out);
-      edge.length = 2 * (out - Math.min(start.x, end.x)) + Math.abs(end.y - start.y);
-      edge.label = { x: out + 5, y: (start.y + end.y) / 2 };
-      right = Math.max(right, out + 24 + textWidth(`${edge.name} · 99.9/s`, CHAR.small));
+      edge.path = arc(swap(start), swap(end), out, swap);
+      edge.length = 2 * (out - Math.min(swap(start).x, swap(end).x)) + Math.abs(swap(end).y - swap(start).y);
+      edge.label = across ? { x: (start.x + end.x) / 2 - textWidth(edge.name, CHAR.small) / 2, y: out - 5 } : { x: out + 5, y: (start.y + end.y) / 2 };
+      if (across) height = Math.max(height, out + 32);
+      else width = Math.max(width, out + 24 + textWidth(`${edge.name} · 99.9/s`, CHAR.small));
     } else {
       const points = [start, ...(g.edge(edge.from.id, edge.to.id, edge.id)?.points ?? []).slice(1, -1), end];
-      edge.path = curve(points);
+      edge.path = curve(points.map(swap), swap);
       edge.length = points.slice(1).reduce((sum, p, i) => sum + Math.hypot(p.x - points[i].x, p.y - points[i].y), 0);
-      edge.label = middle(points);
+      edge.label = across ? { x: start.x + 9, y: start.y - 5 } : middle(points);
     }
   }
   labelOnce(edges);
-  return { width: right, height: g.graph().height, nodes, lugs, edges };
+  return { across, width, height, nodes, lugs, edges };
 }
 
-/** From which x each port's curve comes, so that ports stand in an order in which few curves cross. */
-function nearestFirst(g, edges) {
+/** From which side each port's curve comes, so that ports stand in an order in which few curves cross. */
+function nearestFirst(g, edges, swap) {
   const seen = new Map();
   for (const edge of edges) {
     if (edge.kind === "back") continue;
     const points = g.edge(edge.from.id, edge.to.id, edge.id)?.points ?? [];
     const inner = points.length > 2;
-    seen.set(`${edge.to.id} top ${edge.to.port}`, inner ? points.at(-2).x : g.node(edge.from.id).x);
-    seen.set(`${edge.from.id} bottom ${edge.from.port}`, inner ? points[1].x : g.node(edge.to.id).x);
+    seen.set(`${edge.to.id} in ${edge.to.port}`, swap(inner ? points.at(-2) : g.node(edge.from.id)).x);
+    seen.set(`${edge.from.id} out ${edge.from.port}`, swap(inner ? points[1] : g.node(edge.to.id)).x);
   }
   return seen;
 }
 
-function port(box, name, where, side) {
-  const y = where === "top" ? box.y : box.y + box.height;
-  if (!box[where]) return { x: box.x + box.width / 2, y };
-  const found = box[where].find((p) => p.port === name && p.side === side) ?? box[where][0];
-  return { x: box.x + (found?.x ?? box.width / 2), y };
+function port(box, name, where, side, across) {
+  const found = box[where]?.find((p) => p.port === name && p.side === side) ?? box[where]?.[0];
+  if (found) return { x: box.x + found.x, y: box.y + found.y };
+  const end = where === "outs";
+  if (across) return { x: box.x + (end ? box.width : 0), y: box.y + box.height / 2 };
+  return { x: box.x + box.width / 2, y: box.y + (end ? box.height : 0) };
 }
 
 const fix = (n) => Math.round(n * 10) / 10;
+const text = (p) => `${fix(p.x)},${fix(p.y)}`;
 
 /** A B-spline along the points dagre gives, leaving and entering ports straight. */
-function curve(points) {
+function curve(points, swap) {
   const [first, last] = [points[0], points.at(-1)];
   const way = [first, { x: first.x, y: first.y + STUB }, ...points.slice(1, -1), { x: last.x, y: last.y - STUB }, last];
-  const at = (p) => `${fix(p.x)},${fix(p.y)}`;
+  const at = (p) => text(swap(p));
   const mix = (a, b, t) => ({ x: a.x + (b.x - a.x) * t, y: a.y + (b.y - a.y) * t });
   let d = `M${at(first)}`;
   let knot = first;
@@ -140,9 +156,10 @@ function curve(points) {
 }
 
 /** From the foot of one node around to the head of another, or of the same. */
-function arc(start, end, out) {
+function arc(start, end, out, swap) {
   const [low, high, r] = [start.y + 18, end.y - 18, 10];
-  return `M${fix(start.x)},${fix(start.y)}V${fix(low - r)}Q${fix(start.x)},${fix(low)} ${fix(start.x + r)},${fix(low)}H${fix(out - r)}Q${fix(out)},${fix(low)} ${fix(out)},${fix(low - r)}V${fix(high + r)}Q${fix(out)},${fix(high)} ${fix(out - r)},${fix(high)}H${fix(end.x + r)}Q${fix(end.x)},${fix(high)} ${fix(end.x)},${fix(high + r)}V${fix(end.y)}`;
+  const at = (x, y) => text(swap({ x, y }));
+  return `M${at(start.x, start.y)}L${at(start.x, low - r)}Q${at(start.x, low)} ${at(start.x + r, low)}L${at(out - r, low)}Q${at(out, low)} ${at(out, low - r)}L${at(out, high + r)}Q${at(out, high)} ${at(out - r, high)}L${at(end.x + r, high)}Q${at(end.x, high)} ${at(end.x, high + r)}L${at(end.x, end.y)}`;
 }
 
 function middle(points) {

@@ -24,6 +24,9 @@ export function percentile(buckets, before, share) {
   return 1e-6 * BUCKET_GROWTH ** (bucket - 0.5);
 }
 
+// A percentile is the middle of a bucket, which may lie above the longest call in it.
+const atMost = (value, most) => (value === null ? null : Math.min(value, most));
+
 export function difference(before, now) {
   const span = now.at - before.at;
   if (!(span > 0)) return null;
@@ -33,7 +36,7 @@ export function difference(before, now) {
     const [calls0, seconds0, , , buckets0] = before.nodes[name] ?? [0, 0, 0, 0, {}];
     const [n, time] = [calls - calls0, seconds - seconds0];
     busy += time;
-    nodes[name] = { rate: n / span, mean: n ? time / n : null, p95: percentile(buckets, buckets0, 0.95), time, longest, errors };
+    nodes[name] = { rate: n / span, mean: n ? time / n : null, p95: atMost(percentile(buckets, buckets0, 0.95), longest), time, longest, errors };
   }
   for (const one of Object.values(nodes)) one.share = busy > 0 ? one.time / busy : 0;
   const streams = {};
@@ -60,7 +63,12 @@ export function useLive(name) {
         if (list.length > WINDOW + 1) list.shift();
         setLive(difference(list[0], event) ?? { ...stateOf(event), nodes: {}, streams: {} });
       },
-      setError,
+      (failure) => {
+        setError(failure);
+        if (!failure) return;
+        events.current = [];
+        setLive((before) => before && { ...before, running: 0, engines: {}, nodes: {}, streams: {} }); // of a moment that is over
+      },
     );
   }, [name]);
   return [live, error];

@@ -16,13 +16,31 @@ function colours(box, count) {
     probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   };
-  const found = { text: read("--muted"), grid: read("--border"), series: [] };
+  const found = { text: read("--muted"), grid: read("--border"), accent: read("--accent"), bad: read("--bad"), series: [] };
   for (let i = 0; i < count; i += 1) {
     probe.className = `s${i}`;
     found.series.push(read("--series"));
   }
   probe.remove();
   return found;
+}
+
+/** A line at each reload and each end of an engine. */
+function drawMarks(u, marks, ink) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const mark of marks) {
+    const x = Math.round(u.valToPos(mark.at, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = ink[mark.tone];
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
 }
 
 const times = (u, values, _, __, step) => values.map((v) => clock(v * 1000).slice(0, step < 60 ? 8 : 5));
@@ -48,7 +66,9 @@ function pointsOf(panel, samples, span, model) {
   return { list, data: [times, ...rows], from, to: newest.at };
 }
 
-export function Chart({ panel, samples, span, model, tick }) {
+export function Chart({ panel, samples, span, marks, model, tick }) {
+  const marked = useRef(marks);
+  marked.current = marks;
   const box = useRef();
   const plot = useRef(null);
   const mode = useStore(theme);
@@ -67,6 +87,7 @@ export function Chart({ panel, samples, span, model, tick }) {
         height: box.current.clientHeight,
         padding: [8, 26, 0, 0],
         legend: { show: false },
+        hooks: { draw: [(u) => drawMarks(u, marked.current, ink)] },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: true }, y: { range: panel.range ?? ((u, low, high) => [0, high > 0 ? high * 1.1 : 1]) } },
         axes: [{ ...axis, size: 24, space: 70, grid: { show: false }, values: times }, { ...axis, size: 62, space: 32, values: format }],

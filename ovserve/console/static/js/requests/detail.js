@@ -18,7 +18,7 @@ export const Detail = ({ id }) =>
 function Request({ row, capture }) {
   const decode = row.first_token !== null ? row.seconds - row.first_token : 0;
   const facts = [
-    ["Time", `${new Date(row.at * 1000).toLocaleDateString("en-GB")} ${clock(row.at * 1000)}`],
+    ["Began", `${new Date(row.at * 1000).toLocaleDateString("en-GB")} ${clock(row.at * 1000)}`],
     ["Path", html`<code>${row.method} ${row.path}</code>`],
     ["Model", row.model || "–"],
     row.key && ["Key", row.key],
@@ -30,11 +30,11 @@ function Request({ row, capture }) {
   ].filter(Boolean);
   return html`<${Fragment}>
     <section class="timeline">
-      <div class="row between"><h3>${row.model ? `${seconds(row.seconds)} in all` : "Time"}</h3><${Pill} tone=${row.status >= 500 ? "bad" : row.status >= 400 ? "warn" : "good"}>${row.status}<//></div>
+      <div class="row between"><h3>Where the time went</h3><${Pill} tone=${row.status >= 500 ? "bad" : row.status >= 400 ? "warn" : "good"}>${row.status}<//></div>
       <${Times} row=${row} /><${TimesLegend} row=${row} />
     </section>
-    ${row.failure && html`<${Failure} error=${{ message: row.failure }} title="The answer broke off" />`}
-    <dl class="facts">${facts.map(([name, value]) => [html`<dt key=${name}>${name}</dt>`, html`<dd class="row wrap">${value}</dd>`])}</dl>
+    ${row.failure && html`<${Failure} error=${{ message: row.failure }} title=${row.refused ? `Answered with ${row.status}: ${row.error}${row.param ? `, ${row.param}` : ""}` : "The answer broke off"} />`}
+    <dl class="facts request-facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd class="row wrap">${value}</dd></div>`)}</dl>
     ${capture ? html`<${Captured} row=${row} capture=${capture} />` : html`<p class="muted">What this request carried was not captured. Start a capture on this page before sending it again.</p>`}
   <//>`;
 }

@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useReducer, useState } from "../../vendor/ui.js";
 import { follow, send } from "../api.js";
 import { bytes, clock, count, seconds } from "../format.js";
-import { Drawer, Empty, Failure, Icon, Pill, Skeleton } from "../parts.js";
+import { Drawer, Empty, Failure, Icon, IconButton, Pill, Skeleton } from "../parts.js";
 import { go, place, session, useStore } from "../session.js";
 import { Detail } from "./detail.js";
 import { RunningRequests } from "./running.js";
@@ -80,8 +80,23 @@ export default function RequestsPage() {
         <tbody>${rows.map((row) => drawn(row, keys, row.id === open, kept.captured.has(row.id)))}</tbody>
       </table></div></section>`}
     </div></div>
-    ${open && html`<${Drawer} title="Request" wide onClose=${() => go("requests")}><${Detail} id=${open} key=${open} /><//>`}
+    ${open && html`<${Drawer} title=${headline(open)} wide onClose=${() => go("requests")} actions=${html`<${Neighbours} rows=${rows} id=${open} />`}><${Detail} id=${open} key=${open} /><//>`}
   </main>`;
+}
+
+/** How long a request took and when it began. */
+function headline(id) {
+  const row = kept.rows.find((r) => r.id === id);
+  return row ? `${seconds(row.seconds)} at ${clock(row.at * 1000)}` : "Request";
+}
+
+/** Steps to the requests above and below in the list. */
+function Neighbours({ rows, id }) {
+  const at = rows.findIndex((row) => row.id === id);
+  const to = (row) => ({ disabled: at < 0 || !row, onClick: () => go("requests", row.id) });
+  return html`<span class="muted small num grow steps">${at < 0 ? "" : `${count(at + 1)} of ${count(rows.length)}`}</span>
+    <${IconButton} icon="left" label="Previous request" ...${to(rows[at - 1])} />
+    <${IconButton} icon="right" label="Next request" ...${to(rows[at + 1])} />`;
 }
 
 const elements = new WeakMap(); // row -> { stamp, element }
@@ -98,7 +113,7 @@ const RequestRow = ({ row, keys, open, captured }) =>
     <td class="num"><a href=${`#/requests/${encodeURIComponent(row.id)}`} onClick=${(e) => e.stopPropagation()}>${clock(row.at * 1000)}</a></td>
     <td><${Pill} tone=${tone(row.status)} title=${row.failure}>${row.status}<//>${captured && html` <span class="muted" title="Captured"><${Icon} name="record" size=${14} /></span>`}</td>
     <td class="model" title=${row.model}>${row.model || html`<span class="muted">–</span>`}</td>
-    <td class="wide muted endpoint" title=${endpoint(row)}>${endpoint(row)}</td>
+    <td class="wide muted endpoint" title=${row.failure || endpoint(row)}>${endpoint(row)}${row.error && html` · ${row.error}${row.param && ` ${row.param}`}`}</td>
     ${keys && html`<td class="wide muted">${row.key || "–"}</td>`}
     <td class="right num wide">${row.prompt_tokens ? count(row.prompt_tokens) : "–"}${row.cached_tokens > 1 && html`<small class="muted" title="of them cached"> (${count(row.cached_tokens)})</small>`}</td>
     <td class="right num">${row.generated_tokens ? count(row.generated_tokens) : "–"}</td>

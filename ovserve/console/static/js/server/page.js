@@ -1,10 +1,10 @@
 // Server: the models with their engines, the log, the options in force and the keys. For administrators.
 
-import { html, useEffect, useState } from "../../vendor/ui.js";
+import { html, useState } from "../../vendor/ui.js";
 import { get, send } from "../api.js";
 import { bytes, count, seconds, visible } from "../format.js";
-import { Empty, Failure, Icon, Pill, Skeleton, Tabs } from "../parts.js";
-import { go, loadModels, place, useStore } from "../session.js";
+import { Confirm, Empty, Failure, Icon, Pill, Skeleton, Tabs } from "../parts.js";
+import { go, loadModels, place, usePolling, useStore } from "../session.js";
 import { Logs } from "./logs.js";
 
 const POLL = 3000; // ms
@@ -16,11 +16,7 @@ function useServer() {
       (info) => setState({ info }),
       (error) => setState((before) => ({ ...before, error })),
     );
-  useEffect(() => {
-    load();
-    const timer = setInterval(() => document.hidden || load(), POLL);
-    return () => clearInterval(timer);
-  }, []);
+  usePolling(load, POLL);
   return [state, load];
 }
 
@@ -36,7 +32,7 @@ export default function ServerPage() {
     <div tabindex="0" class="page-body ${tab === "log" ? "flush" : ""}">
       ${error && html`<div class="page-inner spaced"><${Failure} error=${error} title="The server's state could not be read" retry=${load} /></div>`}
       ${tab === "log" ? html`<${Logs} />` : !info ? !error && html`<${Skeleton} lines=${8} />` : html`<div class="page-inner">
-        ${tab === "models" && html`<${Models} info=${info} load=${load} />`}
+        ${tab === "models" && html`<${Models} info=${info} load=${load} away=${Boolean(error)} />`}
         ${tab === "options" && html`<${Options} options=${info.options} />`}
         ${tab === "keys" && html`<${Keys} keys=${info.keys} />`}
       </div>`}
@@ -47,10 +43,11 @@ export default function ServerPage() {
 const TONES = { AVAILABLE: "good", RESTARTING: "warn", FAILED: "bad", START: "warn", LOADING: "warn", UNLOADING: "warn" };
 const WORDS = { AVAILABLE: "ready", RESTARTING: "restarting", FAILED: "failed", START: "waiting", LOADING: "loading", UNLOADED: "idle", UNLOADING: "unloading", END: "not served" };
 
-function Models({ info, load }) {
+function Models({ info, load, away }) {
   const [busy, setBusy] = useState("");
   const [result, setResult] = useState(null);
   const [query, setQuery] = useState("");
+  const [leaving, setLeaving] = useState(null); // the model that would be unloaded
   const act = async (what, name, path) => {
     setBusy(name || "all");
     setResult(null);
@@ -77,6 +74,8 @@ function Models({ info, load }) {
       <div><dt>Free memory of this ${info.limit}</dt><dd class="num">${bytes(info.available)}</dd></div>
     </dl>
     ${info.fault && html`<${Failure} error=${{ message: info.fault }} title="The configuration on disk is not used" />`}
+    ${leaving && html`<${Confirm} title=${`Unload ${visible(leaving.name)}?`} action="Unload" onNo=${() => setLeaving(null)} onYes=${() => { setLeaving(null); act("unloaded", leaving.name, `${pathOf(leaving)}/unload`); }}>
+      Requests to it are rejected until it is loaded again.${leaving.running > 0 ? ` ${count(leaving.running)} running ${leaving.running === 1 ? "request ends" : "requests end"} first.` : ""}<//>`}
     ${result?.error && html`<${Failure} error=${result.error} />`}
     ${result?.good && html`<p class="good-text" role="status">${result.good}</p>`}
     <section class="card">
@@ -89,7 +88,7 @@ function Models({ info, load }) {
       ${shown.length
         ? html`<div class="table-wrap" tabindex="0" role="region" aria-label="Models"><table>
             <thead><tr><th>Name</th><th>State</th><th class="right wide">Context</th><th class="right wide">Running</th><th class="wide">Engine</th><th class="right wide">Memory</th><th><span class="off-screen">Actions</span></th></tr></thead>
-            <tbody>${shown.map((model) => html`<${ModelRow} key=${model.name} ...${{ model, busy, act }} />`)}</tbody>
+            <tbody>${shown.map((model) => html`<${ModelRow} key=${model.name} ...${{ model, busy, act, away, onUnload: setLeaving }} />`)}</tbody>
           </table></div>`
         : html`<${Empty} icon="server" title=${query ? "No model is called like that" : "Nothing is served"}>${query ? "" : "Add a graph to what the server was started with, then press Reload."}<//>`}
     </section>
@@ -100,22 +99,23 @@ function Models({ info, load }) {
       </dl></div></section>`;
 }
 
-function ModelRow({ model, busy, act }) {
-  const path = `v2/repository/models/${encodeURIComponent(model.name)}`;
+const pathOf = (model) => `v2/repository/models/${encodeURIComponent(model.name)}`;
+
+function ModelRow({ model, busy, act, away, onUnload }) {
   const served = model.state !== "END" && model.state !== "UNLOADING";
   return html`<tr>
     <td><a class="name" href=${`#/graph/${encodeURIComponent(model.name)}`} title=${model.graph}>${visible(model.name)}</a>
       ${model.parent && html`<p class="small muted">LoRA adapter of ${model.parent}</p>`}
       ${model.reason && html`<p class="small reason ${model.state === "FAILED" ? "bad-text" : "muted"}">${model.reason}</p>`}</td>
-    <td><${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//></td>
+    <td>${away ? html`<${Pill}><i class="dot"></i>not known<//>` : html`<${Pill} tone=${TONES[model.state] || ""}><i class="dot"></i>${WORDS[model.state] || model.state}<//>`}</td>
     <td class="right num wide">${count(model.context)}</td>
     <td class="right num wide">${count(model.running)}</td>
     <td class="wide">${model.engines.map((e) => html`<span class="engine" key=${e.packet} title=${`${e.packet}: pid ${e.pid}, ${e.state}`}>${e.kind}${e.device ? ` on ${e.device}` : ""}${e.restarts > 0 && html` <span class="warn-text small">restarted ${e.restarts === 1 ? "once" : `${count(e.restarts)} times`}</span>`}</span>`)}${!model.engines.length && "–"}</td>
     <td class="right num wide">${model.engines.length ? bytes(model.engines.reduce((sum, e) => sum + e.memory, 0)) : "–"}</td>
     <td class="right actions">
       ${served && model.state !== "FAILED"
-        ? html`<button type="button" class="button small" disabled=${Boolean(busy)} onClick=${() => act("unloaded", model.name, `${path}/unload`)}>Unload</button>`
-        : html`<button type="button" class="button small" disabled=${Boolean(busy)} onClick=${() => act("loaded", model.name, `${path}/load`)}>${busy === model.name ? "Loading" : "Load"}</button>`}
+        ? html`<button type="button" class="button small" disabled=${Boolean(busy)} onClick=${() => onUnload(model)}>Unload</button>`
+        : html`<button type="button" class="button small" disabled=${Boolean(busy)} onClick=${() => act("loaded", model.name, `${pathOf(model)}/load`)}>${busy === model.name ? "Loading" : "Load"}</button>`}
     </td>
   </tr>`;
 }

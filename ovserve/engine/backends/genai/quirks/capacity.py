@@ -18,16 +18,25 @@ PROBE_ID = (1 << 62) - 1  # no client's request, nor a measurement of `vision.py
 
 
 def cache_tokens(
-    pipeline: ov_genai.ContinuousBatchingPipeline, config: ov_genai.GenerationConfig, block: int
+    pipeline: ov_genai.ContinuousBatchingPipeline,
+    config: ov_genai.GenerationConfig,
+    block: int,
+    added: int | None,
 ) -> int | None:
     """Return the capacity of an idle pipeline in tokens; None if the library does not report it.
 
-    `config` asks for one token more than the first. One token takes a whole block of `block` tokens.
+    `config` asks for one token more than the first. One token takes a whole block of `block` tokens. `added`:
+    tokens that a pipeline with a vision part adds to the text; None: it has none, and takes ids.
     """
-    handle = pipeline.add_request(PROBE_ID, ids_tensor((0,)), config)
+    if added is None:
+        handle = pipeline.add_request(PROBE_ID, ids_tensor((0,)), config)
+    else:
+        handle = pipeline.add_request(PROBE_ID, "a", [], config)
     pipeline.step()
+    while handle.get_status() == ov_genai.GenerationStatus.RUNNING and not handle.can_read():
+        pipeline.step()
     used = pipeline.get_metrics().cache_usage
     handle.cancel()
     while pipeline.has_non_finished_requests():
         pipeline.step()
-    return round(100 / used) * block if used > 0 else None
+    return round(-(-(1 + (added or 0)) // block) * 100 / used) * block if used > 0 else None

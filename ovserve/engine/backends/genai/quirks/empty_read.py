@@ -27,7 +27,7 @@ def read_parts(sequence: Sequence) -> list[Part] | None:
         return None
     parts = [
         Part(
-            sequence.tokens(p.generated_ids),
+            p.generated_ids,
             p.generated_log_probs,
             p.score,
             FINISH[p.finish_reason],

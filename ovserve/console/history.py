@@ -1,0 +1,167 @@
+"""The last quarter of an hour of the metrics, so that a page that is opened after an incident shows it.
+
+A reading each five seconds, as /metrics writes it. Most lines do not change from one reading to the next, so
+of each line only the changes are kept, and of all of them at most `MAX_CHANGES`: the oldest go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from ovserve.access import Caller, as_system
+from ovserve.console.calls import answer, caller
+from ovserve.monitoring.scrape import Scraper
+from ovserve.serving.manager import Manager
+
+SAMPLE_SECONDS = 5.0
+LOOP_SHARE = 0.002  # of the event loop's time at most: a page of 100 graphs takes 53 ms
+KEPT_SECONDS = 900.0
+MAX_CHANGES = 400_000  # 16 bytes each, and the text of their lines
+ABSENT_VALUE = math.nan  # the value of a line that is not in a reading
+MODEL = re.compile(r'[{,]name="((?:[^"\\]|\\.)*)"')
+ESCAPED = re.compile(r"\\(.)")
+
+
+class Series:
+    """The changes of one line: the number of a reading, and the value from there on."""
+
+    __slots__ = ("numbers", "values")
+
+    def __init__(self) -> None:
+        self.numbers, self.values = array("q"), array("d")
+
+    def append(self, number: int, value: float) -> int:
+        """Return how many changes this adds."""
+        if self.values and (
+            self.values[-1] == value or (self.values[-1] != self.values[-1] and value != value)
+        ):
+            return 0
+        self.numbers.append(number)
+        self.values.append(value)
+        return 1
+
+    def drop(self, oldest: int) -> int:
+        """Drop what was before the reading `oldest`, and return how many changes that were."""
+        stale = 0
+        while stale + 1 < len(self.numbers) and self.numbers[stale + 1] <= oldest:
+            stale += 1
+        if stale:
+            del self.numbers[:stale], self.values[:stale]
+        return stale
+
+
+class History:
+    """The readings; one call at a time, which `MetricsHistory` sees to."""
+
+    def __init__(self, max_changes: int = MAX_CHANGES) -> None:
+        self._max_changes = max_changes
+        self._series: dict[str, Series] = {}
+        self._readings: deque[tuple[int, float]] = deque()  # number and time
+        self._last = 0
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        return self._changes
+
+    def record(self, at: float, page: str) -> None:
+        """Add a reading of /metrics."""
+        self._last += 1
+        self._readings.append((self._last, at))
+        series, heads = self._series, set[str]()
+        for line in page.splitlines():
+            if line.startswith(("#", "vllm:")):
+                continue
+            head, _, value = line.rpartition(" ")
+            heads.add(head)
+            if (one := series.get(head)) is None:
+                one = series[head] = Series()
+            self._changes += one.append(self._last, float(value))
+        for head in series.keys() - heads:
+            self._changes += series[head].append(self._last, ABSENT_VALUE)
+        while self._readings[0][1] <= at - KEPT_SECONDS:
+            self._forget()
+        while self._changes > self._max_changes and len(self._readings) > 1:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the oldest reading."""
+        self._readings.popleft()
+        oldest = self._readings[0][0]
+        for head in list(self._series):
+            one = self._series[head]
+            self._changes -= one.drop(oldest)
+            if len(one.values) == 1 and one.values[0] != one.values[0]:
+                del self._series[head]
+                self._changes -= 1
+
+    def view(self, who: Caller) -> dict[str, Any]:
+        """Return the times of the readings, and each line's changes as [index, value]; null is absent."""
+        first = self._readings[0][0] if self._readings else 0
+        return {
+            "now": time.time(),
+            "at": [at for _, at in self._readings],
+            "series": {
+                head: [
+                    [max(0, number - first), None if value != value else value]
+                    for number, value in zip(one.numbers, one.values, strict=True)
+                ]
+                for head, one in self._visible(who)
+            },
+        }
+
+    def _visible(self, who: Caller) -> Iterable[tuple[str, Series]]:
+        for head, one in self._series.items():
+            named = MODEL.search(head)
+            if named is not None:
+                seen = who.may_use(ESCAPED.sub(_unescaped, named[1]))
+            else:
+                seen = (
+                    who.rights.models is None or 'process="' not in head
+                )  # which models share it is not theirs
+            if seen:
+                yield head, one
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+class MetricsHistory:
+    """Takes the readings, off the path of requests. Must be created on the event loop."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._scraper = Scraper(manager)
+        self._history = History()
+        self._lock = asyncio.Lock()
+        self._task = asyncio.create_task(self._sample())
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """GET: what the caller may see of the readings that are kept."""
+        who = caller()
+        async with self._lock:
+            return await asyncio.to_thread(lambda: answer(self._history.view(who)))
+
+    async def _sample(self) -> None:
+        while self._manager.metrics.enabled:
+            began = time.perf_counter()
+            with as_system():
+                page = self._scraper.scrape()
+            pause = max(SAMPLE_SECONDS, (time.perf_counter() - began) / LOOP_SHARE)
+            async with self._lock:
+                await asyncio.to_thread(self._history.record, time.time(), page.decode())
+            await asyncio.sleep(pause)

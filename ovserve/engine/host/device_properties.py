@@ -1,0 +1,42 @@
+"""The properties of a device: those of `plugin_config`, and a bound on what the runtime keeps for each shape.
+
+OpenVINO's CPU device keeps the kernels that it made for a shape of input, 5,000 for each kind of operator. A
+model whose inputs differ in length would grow for hours: Kokoro by 13 to 20 MB for each new sentence, an
+encoder by 0.6 to 1.5 MB for each new length (2026-11-26, AMD EPYC). docs/performance.md has what the bound
+costs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
+CAPACITY = 64  # kernels of each kind of operator; a compiled model uses each of them once or in every layer
+PER_DEVICE = "DEVICE_PROPERTIES"
+DIVIDED = ("AUTO", "HETERO", "MULTI")  # devices that hand a model to others
+
+
+def device_properties(text: str, *devices: str) -> dict[str, Any]:
+    """Return a JSON object's properties with the bound, unless they have one.
+
+    No bound is added for several devices, which would all get it. Raises ValueError for a text that is not
+    JSON.
+    """
+    found: dict[str, Any] = json.loads(text or "{}")
+    own = found.get(PER_DEVICE, {})
+    if CACHE in found or CACHE in own.get("CPU", {}) or len(devices) != 1:
+        return found
+    (device,) = devices
+    if device == "CPU":
+        found[CACHE] = CAPACITY
+    elif _may_use_cpu(device):
+        found[PER_DEVICE] = {**own, "CPU": {**own.get("CPU", {}), CACHE: CAPACITY}}
+    return found
+
+
+def _may_use_cpu(device: str) -> bool:
+    """`AUTO` chooses among all devices, `HETERO:GPU,CPU` has a list."""
+    kind, _, listed = device.partition(":")
+    names = [name.partition("(")[0].strip() for name in listed.split(",")]
+    return kind in DIVIDED and (not listed or "CPU" in names)

@@ -1,0 +1,101 @@
+"""Forms of a .gguf file's weights that OpenVINO computes with, and their sizes.
+
+| in the file | here | bits per weight |
+|---|---|---|
+| F32, F16, BF16 | the same | the same |
+| Q4_0 | u4, a scale per 32 | 4.5 |
+| Q4_1, Q4_K | u4, a scale per 32 in f16, an offset per 32 in int8 | 4.75 |
+| Q8_0 | u8, a scale per 32 | 8.5 |
+| all others | u8, a scale per 128 (64 or 32 for shorter rows) | 8.125 |
+
+The runtime computes with 4, 8 and 16 bits. The step of the u8 form is below a third of a Q6_K step, so that
+the error is the file's own. A zero point in f16 turns the runtime's integer kernels off, and one that is
+rounded to u4 doubles the error of Q4_K. So a weight is `scale * (value - 8) + offset`, and offsets are
+multiplied by the sums of an input's groups. In the shape of Llama-3.2-3B that takes 0.8 of the CPU time for
+one stream, and 0.6 for four (`benchmarks.weight_forms`, EPYC, 2026-11-27). A table that is looked up keeps
+zero points. SmolLM2 would take 26 ms instead of 18, so its zero points are rounded, and its perplexity is
+28.9 instead of 22.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from ovserve.engine.model.gguf import Tensor
+
+PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+BITS = {"u4": 4, "u8": 8, "i8": 8, "f16": 16, "bf16": 16, "f32": 32}
+MIDDLE_OF_U4, MIDDLE_OF_U8 = 8, 128
+
+
+class Form(NamedTuple):
+    """`group`: weights that share a scale; 0: plain numbers. `zero`: the zero point of all groups; None: each
+    has its own. `rounded`: these are u4, not f16. `offsets`: each group has a number that is added."""
+
+    values: str
+    group: int = 0
+    zero: int | None = None
+    rounded: bool = False
+    offsets: bool = False
+
+    @property
+    def scales(self) -> str:
+        return "f32" if self.values == "i8" else "f16"
+
+    def bytes_for(self, rows: int, columns: int) -> dict[str, int]:
+        """Return the size of each constant."""
+        sizes = {"values": rows * columns * BITS[self.values] // 8}
+        if self.values == "i8":
+            sizes["scales"] = rows * 4
+        if self.group:
+            sizes["scales"] = rows * columns // self.group * 2
+            if self.zero is None:
+                sizes["zeros"] = sizes["scales"] // 4 if self.rounded else sizes["scales"]
+        if self.offsets:
+            sizes |= {"offsets": rows * columns // self.group, "offset_scales": rows * 4}
+        return sizes
+
+
+def form_of(tensor: Tensor) -> Form:
+    if plain := PLAIN.get(tensor.type):
+        return Form(plain)
+    if tensor.type == "Q4_0":
+        return Form("u4", 32, MIDDLE_OF_U4)
+    if tensor.type in WITH_OFFSETS:
+        return Form("u4", 32, MIDDLE_OF_U4, offsets=True)
+    if tensor.type == "Q8_0":
+        return Form("u8", 32, MIDDLE_OF_U8)
+    group = next(size for size in (128, 64, 32) if not tensor.dims[0] % size)
+    return Form("u8", group, MIDDLE_OF_U8)
+
+
+UNPACKED = Form("f16")
+WITH_ZEROS = Form("u4", 32)  # of a table of rows, in place of offsets
+EMBEDDING = "token_embd.weight"
+ROUNDED = Form("u4", 32, rounded=True)
+WITH_OFFSETS = ("Q4_1", "Q4_K")
+BY_ROW = Form("i8")  # with a scale per row
+
+
+def is_finer_than_int8(tensor: Tensor) -> bool:
+    return form_of(tensor).values != "u4"
+
+
+def converted_size(tensors: Iterable[Tensor], *, unpacked: bool = False, in_memory: bool = False) -> int:
+    """Return the bytes that tensors take in a file here, or `in_memory`. Vectors are f32."""
+    size = 0
+    for tensor in tensors:
+        form = UNPACKED if unpacked else form_of(tensor)
+        if len(tensor.dims) == 1:
+            size += 4 * tensor.dims[0]
+            continue
+        if form.offsets and tensor.name == EMBEDDING:
+            form = WITH_ZEROS
+        parts = form.bytes_for(prod(tensor.dims[1:]), tensor.dims[0])
+        # The plugin computes with scales and zero points in f32.
+        size += sum(
+            part * (2 if in_memory and form.group and name != "values" else 1) for name, part in parts.items()
+        )
+    return size

@@ -1,0 +1,153 @@
+"""The tokenizer of a .gguf file, checked: its kind, its tokens, and how it splits a text before it merges.
+
+A file names its pre-tokenizer, and each reader has to know the rule. Rules that split by regular expression
+are here under the file's names; other names are refused, because a wrong rule gives other tokens without a
+sign. Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp, read 2026-11-26
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+MODELS = (BYTE_LEVEL, SENTENCEPIECE)
+
+_ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SLASH_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH_REST}"
+_GPT4O = (
+    rf"{_WORD}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_WORD}{_UPPER}+{_LOWER}*{_ENGLISH}?|"
+    rf"\p{{N}}{{1,3}}|{_SLASH_REST}"
+)
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Rule(NamedTuple):
+    """A rule by which texts are split, by each expression in turn, before pairs are merged."""
+
+    splits: tuple[str, ...]
+    nfc: bool = False
+    whole: bool = False  # a piece that is a token as a whole is not split
+    begins: bool = False  # texts begin with a token of their own, if the file does not say
+
+
+RULES = {
+    "default": Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), Rule((_GPT2,))),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), Rule((r"\p{N}", _GPT2))),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3"), Rule((_LLAMA3,), whole=True, begins=True)
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Rule((_LLAMA3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Rule((_QWEN2,), nfc=True)),
+    "tekken": Rule((_TEKKEN,), whole=True, begins=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), Rule((_GPT4O,))),
+    "deepseek-v3": Rule(
+        (r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", _DEEPSEEK3)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """`rule` is for byte-level BPE. A token that begins or ends every text is None if there is none."""
+
+    model: str
+    size: int
+    rule: Rule
+    add_prefix: bool = False  # a space before each text
+    begin: int | None = None
+    end: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    padding: int | None = None
+    unknown: int | None = None
+
+
+def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
+    """`vocabulary`: rows of the embedding. Raises GGUFError."""
+    found = gguf.metadata
+    model = found.get("tokenizer.ggml.model")
+    if model not in MODELS:
+        raise GGUFError(f"tokenizer.ggml.model: expected {' or '.join(MODELS)}, got {model!r}")
+    size = _length(gguf, "tokenizer.ggml.tokens")
+    if not 0 < size <= vocabulary:
+        raise GGUFError(f"tokenizer.ggml.tokens: {size} tokens, and token_embd.weight has {vocabulary} rows")
+    rule = _rule(gguf) if model == BYTE_LEVEL else Rule(())
+    if model == SENTENCEPIECE and _length(gguf, "tokenizer.ggml.scores") != size:
+        raise GGUFError(f"tokenizer.ggml.scores: expected one for each of {size} tokens")
+    if "tokenizer.ggml.token_type" in found and _length(gguf, "tokenizer.ggml.token_type") != size:
+        raise GGUFError(f"tokenizer.ggml.token_type: expected one for each of {size} tokens")
+    if found.get("tokenizer.ggml.remove_extra_whitespaces") is True:
+        raise GGUFError("tokenizer.ggml.remove_extra_whitespaces: true is not supported")
+    ids = {
+        name: _id(gguf, f"tokenizer.ggml.{name}_token_id", size)
+        for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
+    }
+    begins = found.get("tokenizer.ggml.add_bos_token", rule.begins or model == SENTENCEPIECE)
+    ends = found.get("tokenizer.ggml.add_eos_token", False)
+    for name, adds in (("bos", begins), ("eos", ends)):
+        if adds is True and ids[name] is None and f"tokenizer.ggml.add_{name}_token" in found:
+            raise GGUFError(f"tokenizer.ggml.add_{name}_token: true, and there is no {name}_token_id")
+    return Tokens(
+        str(model),
+        size,
+        rule,
+        add_prefix=model == SENTENCEPIECE and found.get("tokenizer.ggml.add_space_prefix") is not False,
+        begin=ids["bos"] if begins is True else None,
+        end=ids["eos"] if ends is True else None,
+        bos=ids["bos"],
+        eos=ids["eos"],
+        padding=ids["padding"],
+        unknown=ids["unknown"],
+    )
+
+
+def token_types(gguf: GGUF, size: int) -> Sequence[int | float | bool]:
+    """Return a type for each token; without any in the file, all are ordinary."""
+    if "tokenizer.ggml.token_type" not in gguf.metadata:
+        return [NORMAL] * size
+    types = gguf.array("tokenizer.ggml.token_type")
+    if types and isinstance(types[0], str):
+        raise GGUFError("tokenizer.ggml.token_type: expected numbers, got texts")
+    return types  # type: ignore[return-value]
+
+
+def _rule(gguf: GGUF) -> Rule:
+    name = gguf.metadata.get("tokenizer.ggml.pre", "default")
+    rule = RULES.get(name) if isinstance(name, str) else None
+    if rule is None:
+        raise GGUFError(f"tokenizer.ggml.pre: {str(name)[:80]!r} is not known; known are {', '.join(RULES)}")
+    if not _length(gguf, "tokenizer.ggml.merges"):
+        raise GGUFError("tokenizer.ggml.merges: expected the pairs that are merged, got none")
+    return rule
+
+
+def _length(gguf: GGUF, key: str) -> int:
+    value = gguf.metadata.get(key)
+    if not isinstance(value, ArrayLength):
+        raise GGUFError(f"{key} is missing" if value is None else f"{key}: expected an array, got {value!r}")
+    return value.items
+
+
+def _id(gguf: GGUF, key: str, size: int) -> int | None:
+    value = gguf.metadata.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < size:
+        raise GGUFError(f"{key}: expected the number of a token below {size}, got {value!r}")
+    return value

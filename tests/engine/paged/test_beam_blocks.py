@@ -1,0 +1,232 @@
+"""The scheduler, the block pool and beam searches over a cache of tokens instead of keys and values: each step
+reads, through its block tables, just the tokens that it should, and no block is lost or freed twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ovserve.engine.backends.paged.beams import BeamSearch
+from ovserve.engine.backends.paged.blocks import BlockPool, TokenSequence
+from ovserve.engine.backends.paged.budget import PromptBudget
+from ovserve.engine.backends.paged.model import BLOCK
+from ovserve.engine.backends.paged.running import Running, Turn
+from ovserve.engine.backends.paged.sampler import Choice
+from ovserve.engine.backends.paged.scheduler import Scheduler
+from ovserve.engine.decoding.sequence import Sequence
+from ovserve.llm.request import Sampling
+
+BLOCKS = 14
+VOCABULARY = 12
+END = 0
+NOTHING = -1
+
+
+class Engine:
+    """The steps of `PagedEngine`, whose logits are a function of the tokens that the cache has."""
+
+    def __init__(self, *, caches: bool, tokens: int = 64) -> None:
+        self.cache = np.full((BLOCKS, BLOCK), NOTHING)
+        self.pool = BlockPool(BLOCKS, caches=caches, copy=self.copy)
+        self.scheduler = Scheduler(self.pool, tokens, 8, PromptBudget())
+        self.ended: dict[int, list[tuple[int, ...]]] = {}
+        self.copies = 0
+        self._ids = count(1)
+
+    def copy(self, source: int, target: int) -> None:
+        self.copies += 1
+        self.cache[target] = self.cache[source]
+
+    def add(self, prompt: list[int], beams: int, groups: int, most: int) -> Running:
+        id_ = next(self._ids)
+        sampling = Sampling(
+            temperature=0.0, beams=beams, beam_groups=groups, n=beams, diversity_penalty=0.5 * (groups > 1)
+        )
+        sequence = Sequence(None, id_, sampling, len(prompt), frozenset({END}), frozenset())
+        choice = Choice(sampling, prompt, (), None)
+        running = Running(sequence, prompt, choice, most)
+        if beams > 1:
+            running.search = BeamSearch(sampling, len(prompt), choice, (END,), None)
+        self.scheduler.add(running)
+        return running
+
+    def step(self) -> list[Turn]:
+        turns = self.scheduler.plan(lambda running: ())
+        rows = [self.compute(turn) for turn in turns]
+        for at, turn in enumerate(turns):
+            running = turn.running
+            if not turn.rows:
+                self.scheduler.record_computed(running, turn.tokens)
+            elif running.search is not None:
+                if turn.width:
+                    self.search(running, running.search, np.array(rows[at : at + turn.width]))
+            else:
+                running.append(int(rows[at].argmax()), None)
+                self.scheduler.record_computed(running, turn.tokens)
+        for running in list(self.scheduler.running.values()):
+            if parts := running.take():
+                self.ended.setdefault(running.id, []).extend(tuple(part.ids) for part in parts)
+            if running.searched or running.full or running.left == 0:
+                self.scheduler.remove(running.id)
+        return turns
+
+    def search(self, running: Running, search: BeamSearch, logits: np.ndarray) -> None:
+        if running.beams:
+            for beam in running.beams:
+                self.scheduler.record_computed(beam, 1)
+        else:
+            self.scheduler.record_computed(running, running.num_new_tokens)
+            root = running.root()
+            running.follow([root])
+            search.start(root)
+        self.scheduler.fork(running, search.advance(running.beams, logits))
+        running.searched = not running.beams or running.left == 0
+
+    def compute(self, turn: Turn) -> np.ndarray:
+        sequence = turn.sequence
+        end = sequence.num_computed_tokens + turn.tokens
+        for at in range(sequence.num_computed_tokens, end):
+            self.cache[sequence.block_table[at // BLOCK], at % BLOCK] = sequence.ids[at]
+        tokens = self.read(sequence, end)
+        assert tokens == sequence.ids[:end].tolist(), "the cache has other tokens than the sequence"
+        return logits_of(tokens)
+
+    def read(self, sequence: TokenSequence, end: int) -> list[int]:
+        return [int(self.cache[sequence.block_table[at // BLOCK], at % BLOCK]) for at in range(end)]
+
+
+def logits_of(tokens: list[int]) -> np.ndarray:
+    random = np.random.default_rng([len(tokens), sum(tokens), *tokens[-3:]])
+    row = random.normal(0, 2, VOCABULARY).astype(np.float32)
+    row[END] -= 2
+    return row
+
+
+class Blocks(RuleBasedStateMachine):
+    """Prompts of few different tokens, so that many begin alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(caches=True)
+
+    @rule(
+        token=st.integers(1, 2),
+        length=st.integers(1, 3 * BLOCK),
+        shape=st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 2), (4, 4), (7, 1)]),
+        most=st.integers(1, 2 * BLOCK),
+    )
+    def add(self, token: int, length: int, shape: tuple[int, int], most: int) -> None:
+        most = min(most, BLOCKS * BLOCK - length)
+        self.engine.add([token] * length, *shape, most)
+
+    @rule(steps=st.integers(1, 40))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+
+    @precondition(lambda self: self.engine.scheduler.running)
+    @rule(at=st.integers(0, 20))
+    def cancel(self, at: int) -> None:
+        ids = list(self.engine.scheduler.running)
+        self.engine.scheduler.remove(ids[at % len(ids)])
+
+    @invariant()
+    def each_block_has_as_many_users_as_tables_name_it(self) -> None:
+        tables = [
+            table
+            for running in self.engine.scheduler.running.values()
+            for table in (running.block_table, *(beam.block_table for beam in running.beams))
+        ]
+        users = Counter(block for table in tables for block in table)
+        pool = self.engine.pool
+        assert [pool.users(block) for block in range(BLOCKS)] == [users[block] for block in range(BLOCKS)]
+        assert pool.available == BLOCKS - len(users)
+        assert all(len(set(table)) == len(table) for table in tables)
+
+    def teardown(self) -> None:
+        for _ in range(20_000):
+            if not self.engine.scheduler.running:
+                break
+            self.engine.step()
+        assert not self.engine.scheduler.running, "every request ends"
+        assert self.engine.pool.available == BLOCKS
+
+
+TestBlocks = Blocks.TestCase
+TestBlocks.settings = settings(deadline=None, stateful_step_count=25)
+
+
+def ended(engine: Engine, running: Running) -> list[tuple[int, ...]]:
+    while running.id in engine.scheduler.running:
+        engine.step()
+    return engine.ended[running.id]
+
+
+def test_beams_share_what_they_have_in_common_and_copy_what_they_write() -> None:
+    engine = Engine(caches=False)
+    running = engine.add([1] * (2 * BLOCK + 5), 4, 1, 20)
+    while not running.beams:
+        engine.step()
+    assert engine.pool.used == 3, "the prompt is there once"
+    assert len(running.beams) == 4
+    engine.step()
+    assert engine.copies == 3, "the last one keeps the block"
+    assert engine.pool.used <= 2 + 4
+
+
+def test_a_search_begins_again_where_older_answers_needed_its_blocks() -> None:
+    prompt, most = [2] * (BLOCK - 3), 2 * BLOCK
+    alone = ended(engine := Engine(caches=False), engine.add(prompt, 4, 2, most))
+    assert len(set(alone)) > 1
+    engine = Engine(caches=False)
+    older = [engine.add([1] * BLOCK, 1, 1, 4 * BLOCK) for _ in range(2)]
+    for _ in range(2):
+        engine.step()
+    running = engine.add(prompt, 4, 2, most)
+    restarts, before = 0, 0
+    while running.id in engine.scheduler.running:
+        engine.step()
+        restarts += len(running.ids) < before
+        before = len(running.ids)
+    assert restarts
+    assert engine.ended[running.id] == alone
+    assert all(one.id in engine.ended for one in older)
+
+
+def test_a_search_starts_when_there_is_room_for_all_that_it_may_become() -> None:
+    engine = Engine(caches=False)
+    first = engine.add([1] * BLOCK, 4, 1, 2 * BLOCK)  # 9 blocks of 14
+    second = engine.add([2] * BLOCK, 4, 1, 2 * BLOCK)
+    younger = engine.add([3] * BLOCK, 1, 1, 2)
+    engine.step()
+    assert first.beams
+    while not second.beams:
+        assert (second.num_computed_tokens, younger.num_computed_tokens) == (0, 0), (
+            "the younger one does not pass it"
+        )
+        engine.step()
+    assert first.id in engine.ended
+    assert ended(engine, second)
+
+
+def test_a_full_cache_ends_a_search_with_what_it_has() -> None:
+    engine = Engine(caches=False)
+    running = engine.add([3] * (BLOCK * 6), 7, 1, BLOCKS * BLOCK - 6 * BLOCK)
+    found = ended(engine, running)
+    assert found
+    assert engine.pool.available == BLOCKS
+    assert max(map(len, found)) < 2 * BLOCK, "eight blocks for seven beams"
+
+
+def test_more_beams_than_a_step_has_tokens() -> None:
+    engine = Engine(caches=False, tokens=4)
+    alone = ended(engine, engine.add([1] * 20, 7, 1, 12))
+    many = [engine.add([1] * 20, width, 1, 12) for width in (7, 1, 7, 2)]
+    found = [ended(engine, each) for each in many]
+    assert (found[0], found[2]) == (alone, alone)
+    assert all(found)

@@ -1,0 +1,160 @@
+"""Small random models as .gguf files, of each architecture that is served, written with ggml's own package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.pull.tiny_gguf import printable
+
+WIDTH, HEAD, HEADS, KV_HEADS, INNER, LAYERS, VOCABULARY = 256, 64, 4, 2, 512, 2, 320
+LENGTH = 512
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+F32 = gguf.GGMLQuantizationType.F32
+F16 = gguf.GGMLQuantizationType.F16
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
+
+
+def byte_level_tokens() -> dict[str, Any]:
+    tokens = [*printable(), "th", "<end>"]
+    tokens += [f"<unused{i}>" for i in range(VOCABULARY - len(tokens))]
+    types = [1] * 257 + [3] * (VOCABULARY - 257)
+    return {
+        "model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": types, "merges": ["t h"],
+        "bos_token_id": 257, "eos_token_id": 257, "add_bos_token": False,
+    }  # fmt: skip
+
+
+def write(
+    path: Path,
+    architecture: str = "llama",
+    kind: gguf.GGMLQuantizationType = F32,
+    keys: Mapping[str, Any] | None = None,
+    tokens: Mapping[str, Any] | None = None,
+    tensors: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None,
+    biases: bool = False,
+    strings: Mapping[str, str] | None = None,
+    layers: int = LAYERS,
+    vocabulary: int = VOCABULARY,
+) -> Path:
+    """Write a model. `keys` of the architecture and `tokens` are added, or with None removed; `tensors` may
+    change those of the file."""
+    writer = gguf.GGUFWriter(path, architecture)
+    values: dict[str, Any] = {
+        "context_length": LENGTH, "embedding_length": WIDTH, "block_count": layers,
+        "feed_forward_length": INNER, "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD, "attention.value_length": HEAD, "rope.dimension_count": HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+    }  # fmt: skip
+    if architecture == "granite":
+        values |= {
+            "embedding_scale": 12.0,
+            "residual_scale": 0.22,
+            "attention.scale": 0.0156,
+            "logit_scale": 8.0,
+        }
+    for key, value in (values | dict(keys or {})).items():
+        add(writer, f"{architecture}.{key}", value)
+    for key, value in (byte_level_tokens() | dict(tokens or {})).items():
+        add(writer, f"tokenizer.ggml.{key}", value)
+    for key, text in {"tokenizer.chat_template": TEMPLATE, **(strings or {})}.items():
+        writer.add_string(key, text)
+    made = random_tensors(architecture, biases, layers, vocabulary)
+    tensors(made)
+    for name, data in made.items():
+        plain = data.ndim == 1 or name.endswith("ffn_gate_inp.weight")
+        quantised = F32 if plain else kind
+        raw = gguf.quants.quantize(data.astype(np.float32), quantised)
+        writer.add_tensor(name, raw, raw_dtype=quantised)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def split(whole: Path, directory: Path, count: int) -> list[Path]:
+    """Write a model in several files, as llama-gguf-split does."""
+    read = gguf.GGUFReader(whole)
+    made = []
+    for number, group in enumerate(np.array_split(np.arange(len(read.tensors)), count)):
+        made.append(directory / f"m-{number + 1:05}-of-{count:05}.gguf")
+        writer = gguf.GGUFWriter(made[-1], "llama")
+        for key, field in read.fields.items() if not number else ():
+            if not key.startswith("GGUF.") and key != "general.architecture":
+                add(writer, key, field.contents())
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(read.tensors))
+        for i in group:
+            writer.add_tensor(read.tensors[i].name, np.array(read.tensors[i].data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return made
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def random_tensors(
+    architecture: str, biases: bool = False, layers: int = LAYERS, vocabulary: int = VOCABULARY
+) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(7)
+    queries, keys = HEADS * HEAD, KV_HEADS * HEAD
+
+    def matrix(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(np.float32) * shape[-1] ** -0.5
+
+    def norm(size: int) -> np.ndarray:
+        return (1 + 0.2 * random.standard_normal(size)).astype(np.float32)
+
+    made = {
+        "token_embd.weight": random.standard_normal((vocabulary, WIDTH)).astype(np.float32),
+        "output.weight": matrix(vocabulary, WIDTH),
+        "output_norm.weight": norm(WIDTH),
+    }
+    for i in range(layers):
+        at = f"blk.{i}"
+        made |= {f"{at}.attn_norm.weight": norm(WIDTH), f"{at}.ffn_norm.weight": norm(WIDTH)}
+        parts = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
+        if architecture == "phi3":
+            parts = {"attn_qkv": queries + 2 * keys}
+        for name, rows in parts.items():
+            made[f"{at}.{name}.weight"] = 2 * matrix(rows, WIDTH)
+            if architecture == "qwen2" or biases:
+                made[f"{at}.{name}.bias"] = random.standard_normal(rows).astype(np.float32) * 0.3
+        made[f"{at}.attn_output.weight"] = matrix(WIDTH, queries)
+        if architecture in ("qwen3", "gemma3"):
+            made |= {f"{at}.attn_q_norm.weight": norm(HEAD), f"{at}.attn_k_norm.weight": norm(HEAD)}
+        if architecture == "gemma3":
+            made |= {
+                f"{at}.post_attention_norm.weight": norm(WIDTH),
+                f"{at}.post_ffw_norm.weight": norm(WIDTH),
+            }
+        if architecture == "phi3":
+            made[f"{at}.ffn_up.weight"] = matrix(2 * INNER, WIDTH)
+        else:
+            made |= {
+                f"{at}.ffn_gate.weight": matrix(INNER, WIDTH),
+                f"{at}.ffn_up.weight": matrix(INNER, WIDTH),
+            }
+        made[f"{at}.ffn_down.weight"] = matrix(WIDTH, INNER)
+    return made

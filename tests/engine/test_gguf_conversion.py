@@ -1,0 +1,290 @@
+"""Our conversion of .gguf files, judged by llama.cpp: logits of each architecture, and tokens of each rule.
+
+Its answers are in tests/vectors/gguf, written by scripts/gguf_vectors.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import openvino
+import openvino_genai as ov_genai
+import pytest
+
+from ovserve.engine.backends.gguf.weights import Part, WeightsFile
+from ovserve.engine.backends.paged.model import BLOCK, PagedModel
+from ovserve.engine.model.gguf import KINDS, read_gguf
+from ovserve.engine.model.gguf_forms import (
+    BY_ROW,
+    UNPACKED,
+    WITH_OFFSETS,
+    Form,
+    converted_size,
+    form_of,
+)
+from ovserve.pull.convert import convert
+from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
+from tests.engine.random_gguf import write
+
+EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    "KV_CACHE_PRECISION": "f32",
+}
+
+
+def converted(file: Path, steps: tuple[str, ...] = ("merge",), weight_format: str = "") -> Path:
+    directory = file.parent / "converted"
+    convert(file, directory, lambda text: None, weight_format, steps=steps)
+    return directory
+
+
+def logits(directory: Path, parts: list[int], name: str = "openvino_model.xml") -> np.ndarray:
+    """Return those of IDS, read in parts, so that later ones use the cache."""
+    core = openvino.Core()
+    request = core.compile_model(directory / name, "CPU", EXACT).create_infer_request()
+    made, at = [], 0
+    for count in parts:
+        end = at + count
+        request.infer({
+            "input_ids": np.array([IDS[at:end]]),
+            "attention_mask": np.ones((1, end), np.int64),
+            "position_ids": np.arange(at, end)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        })  # fmt: skip
+        made.append(request.get_tensor("logits").data[0].copy())
+        at = end
+    return np.concatenate(made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    wanted = np.load(LOGITS)[name]
+    directory = converted(write(tmp_path / "m.gguf", **CASES[name]))
+    for parts in ([200], [60, 1, 139]):
+        found = logits(directory, parts)[SHOWN]
+        assert np.abs(found - wanted).max() < 1e-3 * wanted.std()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_the_paged_engine_too(name: str, tmp_path: Path) -> None:
+    wanted = np.load(LOGITS)[name]
+    directory = converted(write(tmp_path / "m.gguf", **CASES[name]))
+    model = PagedModel(directory / "openvino_model.xml", "CPU", EXACT)
+    model.compile()
+    model.allocate(16)
+    count = len(IDS)
+    runner = model.runner
+    runner.bind("input_ids", np.array(IDS))
+    runner.bind("position_ids", np.arange(count))
+    blocks = -(-count // BLOCK)
+    for port, values in (
+        ("past_lens", [0]),
+        ("subsequence_begins", [0, count]),
+        ("block_indices", range(blocks)),
+        ("block_indices_begins", [0, blocks]),
+        ("rows", SHOWN),
+    ):
+        runner.bind(port, np.array(values, np.int32))
+    found = runner.run(count)
+    assert np.abs(found - wanted).max() < 1e-3 * wanted.std()
+
+
+def test_the_cases_differ() -> None:
+    """A case whose key is ignored would have the logits of another."""
+    made = np.load(LOGITS)
+    for name in CASES:
+        plain = name.partition(",")[0]
+        if plain != name:
+            assert np.abs(made[name] - made[plain]).max() > 0.01 * made[plain].std(), name
+
+
+# ---- tokens
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    directory = converted(write_vocabulary(tmp_path / "m.gguf", name))
+    tokenizer = ov_genai.Tokenizer(directory)
+    wanted: list[list[int]] = json.loads(TOKENS.read_text())[name]
+    begins = name != "smollm"
+    assert (wanted[0][0] == 1) is begins
+    for text, ids in zip(TEXTS, wanted, strict=True):
+        if name == "qwen2" and unicodedata.normalize("NFC", text) != text:
+            continue  # llama.cpp does not normalise, though the model's own tokenizer does
+        if name in ("tekken", "gpt-4o") and any(unicodedata.category(c)[0] == "M" for c in text):
+            continue  # llama.cpp's expression for words lacks marks, which that of the model has
+        assert tokenizer.encode(text, add_special_tokens=True).input_ids.data[0].tolist() == ids, text
+        alone = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        assert alone == ids[begins:], text
+        if name == "sentencepiece" and "<|user|>" in text:
+            continue  # what follows a special token begins with a space, as a text does
+        assert tokenizer.decode(alone, skip_special_tokens=False) == text
+        plain = text.replace("<|user|>", "").replace("<|end|>", "")
+        assert tokenizer.decode(ids, skip_special_tokens=True) == plain
+
+
+def test_texts_are_normalised_for_qwen(tmp_path: Path) -> None:
+    tokenizer = ov_genai.Tokenizer(converted(write_vocabulary(tmp_path / "m.gguf", "qwen2")))
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        return found
+
+    assert ids("e\u0301") == ids("\u00e9")
+
+
+def test_the_rules_differ() -> None:
+    made = json.loads(TOKENS.read_text())
+    rows = {json.dumps(ids) for name, ids in made.items() if name != "dbrx"}  # it has the rule of llama-bpe
+    assert len(rows) == len(made) - 1
+
+
+# ---- weights
+
+
+def unpacked(path: Path, form: Form) -> np.ndarray:
+    """Write the only tensor of a file, and return the numbers that the constants stand for."""
+    (tensor,) = read_gguf(path).tensors.values()
+    target = path.with_suffix(".bin")
+    with target.open("wb") as file:
+        matrix = WeightsFile(file).add([Part(tensor)], form)
+    data = target.read_bytes()
+
+    def numbers(constant: Any) -> np.ndarray:
+        raw = np.frombuffer(data, np.uint8, constant.size, constant.offset)
+        if constant.type == "u4":
+            raw = np.stack([raw & 15, raw >> 4], -1)
+        kinds = {"f16": np.float16, "f32": np.float32, "i8": np.int8}
+        return (
+            (raw if constant.type in ("u4", "u8") else raw.view(kinds[constant.type]))
+            .reshape(constant.shape)
+            .astype(np.float32)
+        )
+
+    values = numbers(matrix.values)
+    if matrix.scales is not None:
+        zero = numbers(matrix.zeros) if matrix.zeros is not None else form.zero or 0
+        values = (values - zero) * numbers(matrix.scales)
+    if matrix.offsets is not None:
+        values = values + (numbers(matrix.offsets) * numbers(matrix.offset_scales))[..., None]
+    return values.reshape(matrix.rows, matrix.columns)
+
+
+def one_tensor(path: Path, kind: str, data: np.ndarray) -> np.ndarray:
+    """Write it, and return what ggml's package unpacks of it."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("t", data, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return gguf.quants.dequantize(data, type_)
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Return blocks as a quantiser writes them: any values, and scales that are finite numbers."""
+    random = np.random.default_rng(3)
+    _, items, size = next(k for k in KINDS.values() if k.name == kind)
+    blocks = random.integers(0, 256, (rows, columns // items, size), np.uint8)
+    places = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82], "MXFP4": []}.get(kind, [0])
+    places += [2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else []
+    for at in places:
+        half = random.uniform(0.001, 0.02, (rows, columns // items, 1)).astype(np.float16)
+        blocks[..., at : at + 2] = half.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = random.integers(118, 124, blocks.shape[:2])
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q8_0"])
+def test_what_has_a_form_of_its_own_keeps_its_values(kind: str, tmp_path: Path) -> None:
+    wanted = one_tensor(tmp_path / "m.gguf", kind, random_blocks(kind, 300, 512))
+    (tensor,) = read_gguf(tmp_path / "m.gguf").tensors.values()
+    found = unpacked(tmp_path / "m.gguf", form_of(tensor))
+    largest = np.abs(wanted).max()
+    step = largest / (127 if kind == "Q8_0" else 15)
+    offset = largest / 254 if kind in WITH_OFFSETS else 0  # half a step of int8
+    assert np.abs(found - wanted).max() < 0.02 * step + offset  # scales in f16
+
+
+@pytest.mark.parametrize(
+    "kind", ["Q5_0", "Q5_1", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K"]
+)
+def test_other_types_lose_less_than_a_step_of_eight_bits(kind: str, tmp_path: Path) -> None:
+    wanted = one_tensor(tmp_path / "m.gguf", kind, random_blocks(kind, 40, 512))
+    (tensor,) = read_gguf(tmp_path / "m.gguf").tensors.values()
+    found = unpacked(tmp_path / "m.gguf", form_of(tensor))
+    grouped = np.abs(wanted).reshape(40, -1, 128).max(-1, keepdims=True)
+    assert (np.abs(found - wanted).reshape(40, -1, 128) <= 0.51 * grouped / 127 * 1.001).all()
+
+
+def test_groups_of_one_value_and_of_zeros(tmp_path: Path) -> None:
+    data = random_blocks("Q4_1", 2, 64).reshape(2, 2, 20)
+    data[0, 0, :2] = 0  # no scale: all are the offset
+    data[1, 1, :4] = 0
+    wanted = one_tensor(tmp_path / "m.gguf", "Q4_1", data.reshape(2, -1))
+    (tensor,) = read_gguf(tmp_path / "m.gguf").tensors.values()
+    found = unpacked(tmp_path / "m.gguf", form_of(tensor))
+    assert np.isfinite(found).all()
+    assert np.allclose(found, wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", [UNPACKED, BY_ROW])
+def test_unpacked_and_by_row(form: Form, tmp_path: Path) -> None:
+    wanted = one_tensor(tmp_path / "m.gguf", "Q4_K", random_blocks("Q4_K", 300, 512))
+    found = unpacked(tmp_path / "m.gguf", form)
+    assert np.abs(found - wanted).max() < np.abs(wanted).max() / 250
+
+
+@pytest.mark.parametrize("steps", [(), ("merge",), ("int8_output",), ("merge", "int8_output")])
+def test_steps_change_the_form_and_not_the_model(steps: tuple[str, ...], tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", "qwen2", gguf.GGMLQuantizationType.Q8_0)
+    plain = logits(converted(file, ()), [200])
+    directory = converted(file, steps)
+    network = (directory / "openvino_model.xml").read_text()
+    assert (network.count('type="VariadicSplit"') == 2) is ("merge" in steps)
+    assert ('element_type="i8"' in network) is ("int8_output" in steps)
+    assert np.abs(logits(directory, [200]) - plain).max() < 0.05 * plain.std()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_unpacked_weights_have_the_packed_ones_beside_them(kind: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", "qwen3", gguf.GGMLQuantizationType[kind], biases=True)
+    directory = converted(file, (), "fp16")
+    assert 'element_type="u4"' not in (directory / "openvino_model.xml").read_text()
+    packed = logits(directory, [200], "openvino_model_packed.xml")
+    tolerance = 0.01 if kind == "Q4_0" else 0.02  # offsets in int8
+    assert np.abs(logits(directory, [200]) - packed).max() < tolerance * packed.std()
+
+
+def test_memory_and_disk_of_a_conversion(tmp_path: Path) -> None:
+    """The memory does not grow with the file."""
+    program = (
+        "import re, runpy\n"
+        "runpy.run_module('ovserve.engine.backends.gguf.convert', run_name='__main__')\n"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    peaks = []
+    for vocabulary in (320, 200_000):
+        file = write(
+            tmp_path / f"{vocabulary}.gguf", kind=gguf.GGMLQuantizationType.Q8_0, vocabulary=vocabulary
+        )
+        target = tmp_path / f"{vocabulary}"
+        target.mkdir()
+        command = [sys.executable, "-c", program, str(file), str(target)]
+        peaks.append(int(subprocess.run(command, check=True, capture_output=True).stdout) << 10)
+    size = file.stat().st_size
+    assert size > 100 << 20
+    assert peaks[1] - peaks[0] < size / 2
+    written = (target / "openvino_model.bin").stat().st_size
+    tensors = read_gguf(file).tensors.values()
+    assert converted_size(tensors) <= written < converted_size(tensors) + (1 << 20)

@@ -1,0 +1,255 @@
+"""Values that hold their own dialect's tags, and calls that miss a part of their markup: nothing is lost, whole
+and at every cut."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ovserve.llm.parsing.events import ToolCallBroken
+from tests.llm.parsing.cuts import events, result, tool
+from tests.llm.parsing.test_roundtrip import BARE_TEXT, WRITERS, Call
+
+TOOLS = [
+    tool("write_file", path={"type": "string"}, content={"type": "string"}),
+    tool("other", n={"type": "integer"}),
+]
+MARK = "@@@"
+DIALECTS = sorted(BARE_TEXT)
+VALUES = [
+    "A </parameter> b",
+    "<param>1</param>",
+    '<parameter name="k">v</parameter>',
+    "a\n</parameter>\nb",
+    "ends </parameter>",
+    "x </arg_value> y",
+    "<arg_key>k</arg_key><arg_value>v</arg_value>",
+    "</function>",
+    "</invoke>",
+    "see </parameter></function> and",
+    "a </parameter>\n</function>\n</tool_call> b",
+    "see </param></function> and",
+    "</arg_value></tool_call> c",
+    "x <tool_call> y </tool_call>",
+    "<parameter=k>",
+    "<parameter=path>",
+    "</think>",
+    "]]></param> z",
+    '<|"|> z',
+    'a <|"|>b<|"|> c<tool_call|>',
+]
+
+
+def read(text: str, name: str) -> list[Call]:
+    """The calls of a text, which must be the same however it is cut."""
+    whole = result([text], name, None, TOOLS)
+    assert result(list(text), name, None, TOOLS) == whole
+    for at in range(1, len(text), 7):
+        assert result([text[:at], text[at:]], name, None, TOOLS) == whole
+    content, _, calls = whole
+    assert content == ""
+    return [(called, json.loads(arguments)) for called, arguments in calls]
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_may_hold_tags(name: str, value: str) -> None:
+    for arguments in ({"path": "p", "content": value}, {"content": value, "path": "p"}):
+        calls: list[Call] = [("write_file", arguments), ("other", {"n": 3})]
+        assert read(WRITERS[name](calls), name) == calls
+
+
+@pytest.mark.parametrize("name", sorted(BARE_TEXT - {"gemma4"}))
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        [("write_file", {"path": "q", "content": "r"})],
+        [("write_file", {"content": "q", "path": "r"})],
+        [("other", {"n": 1}), ("write_file", {"path": "q"})],
+    ],
+)
+def test_a_value_may_quote_whole_calls(name: str, quoted: list[Call]) -> None:
+    text = WRITERS[name](quoted)
+    for arguments in ({"path": "p", "content": text}, {"content": text, "path": "p"}):
+        calls: list[Call] = [("write_file", arguments)]
+        assert read(WRITERS[name](calls), name) == calls
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITERS) - BARE_TEXT - {"lfm2", "pythonic", "olmo3"}))
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"C:\path\Users", r"C:\path\Users"),
+        (r"\d+\s*\(", r"\d+\s*\("),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        (r"\u12 \uD", r"\u12 \uD"),
+        (r"it\'s", "it's"),
+        ("a\\\nb", "a\\\nb"),
+        (r"C:\\path \"quoted\" \u00e9", 'C:\\path "quoted" é'),
+    ],
+)
+def test_escapes_that_are_none_are_repaired(name: str, written: str, value: str) -> None:
+    text = WRITERS[name]([("write_file", {"path": MARK, "content": "z"})]).replace(MARK, written)
+    assert read(text, name) == [("write_file", {"path": value, "content": "z"})]
+
+
+# Arguments as models write them, and what they mean to the servers and clients that repair them.
+FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("{'path': 'p', 'content': 'it\\'s \"x\"'}", {"path": "p", "content": 'it\'s "x"'}),
+    ("{'path': 'it's fine', 'n': 1}", {"path": "it's fine", "n": 1}),
+    ('{"path": ["a", "b",], "content": "c",\n}', {"path": ["a", "b"], "content": "c"}),
+    ('{"path": "p",, "content": "c"}', {"path": "p", "content": "c"}),
+    ('{"path": "p" "content": ["c" "d"]}', {"path": "p", "content": ["c", "d"]}),
+    ('{path: "p", content: "c"}', {"path": "p", "content": "c"}),
+    ('{"a": True, "b": [False, None], "c": NaN}', {"a": True, "b": [False, None], "c": None}),
+    ('{"n": +1, "m": .5, "k": 1_000, "h": 0x10}', {"n": 1, "m": 0.5, "k": 1000, "h": 16}),
+    ('{"path": "two\nlines\tx", "content": """a "b" c"""}', {"path": "two\nlines\tx", "content": 'a "b" c'}),
+    ('{"path": "p", // why\n "content": "c" /* x */}', {"path": "p", "content": "c"}),
+    ('{\u201cpath\u201d: \u201cp\u201d, \u201cn\u201d: 1}', {"path": "p", "n": 1}),
+    ('{"path": "say "hi" now", "content": "c"}', {"path": 'say "hi" now', "content": "c"}),
+    ('{"path": "if (x) { d["a"] = {"b": "c"}; }", "n": 1}', {"path": 'if (x) { d["a"] = {"b": "c"}; }', "n": 1}),
+    ('{"path": "<a href="x">y</a>", "n": 1}', {"path": '<a href="x">y</a>', "n": 1}),
+    ('{"path": "p", "content": "c"', {"path": "p", "content": "c"}),
+    ('{"path": "p", "content": ["a", "b"', {"path": "p", "content": ["a", "b"]}),
+    ('{"path": [1, 2}', {"path": [1, 2]}),
+    ('{"path": "p", "content": "c}', {"path": "p", "content": "c"}),
+]  # fmt: skip
+JSON_DIALECTS = sorted(set(WRITERS) - BARE_TEXT - {"lfm2", "pythonic", "olmo3"})
+
+
+@pytest.mark.parametrize("name", JSON_DIALECTS)
+def test_faults_in_arguments_are_repaired(name: str) -> None:
+    for written, arguments in FAULTS:
+        calls: list[Call] = [("write_file", {"path": MARK}), ("other", {"n": 3})]
+        text = re.sub(r'\{"path": ?"@@@"\}', lambda _, written=written: written, WRITERS[name](calls))
+        assert read(text, name) == [("write_file", arguments), ("other", {"n": 3})], written
+        assert not any(isinstance(event, ToolCallBroken) for event in events(list(text), name, None, TOOLS))
+
+
+ODD = "ab\\\"'{}[],:/ \n<>"
+
+
+@given(
+    st.dictionaries(st.text(ODD), st.recursive(
+        st.text(ODD) | st.integers() | st.booleans() | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("a\"}'"), inner, max_size=2),
+        max_leaves=4), max_size=3),
+    st.sampled_from(JSON_DIALECTS), st.sampled_from([None, 1]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=150)
+def test_valid_arguments_pass_unchanged(arguments: dict[str, Any], name: str, indent: int | None) -> None:
+    written = json.dumps(arguments, indent=indent)
+    text = re.sub(r'\{"path": ?"@@@"\}', lambda _: written, WRITERS[name]([("write_file", {"path": MARK})]))
+    whole = result([text], name, None, TOOLS)
+    assert whole[2] == [("write_file", written)]
+    assert result(list(text), name, None, TOOLS) == whole
+
+
+@given(st.sampled_from(FAULTS), st.sampled_from(JSON_DIALECTS), st.booleans(), st.data())
+@settings(deadline=None, max_examples=150)
+def test_a_cut_does_not_change_a_repair(
+    fault: tuple[str, Any], name: str, limit: bool, data: st.DataObject
+) -> None:
+    text = re.sub(r'\{"path": ?"@@@"\}', lambda _: fault[0], WRITERS[name]([("write_file", {"path": MARK})]))
+    at = data.draw(st.integers(0, len(text)))
+    text = (
+        text[:at]
+        + data.draw(st.text("\"'{}[],:\\< /x", max_size=3))
+        + text[at + data.draw(st.integers(0, 2)) :]
+    )
+    text = text[: data.draw(st.integers(at, len(text)))]
+    whole = result([text], name, None, TOOLS, cut_off=limit)
+    assert result(list(text), name, None, TOOLS, cut_off=limit) == whole
+
+
+def test_arguments_in_which_an_answer_ends_stay_as_they_came() -> None:
+    text = '<tool_call>{"name": "write_file", "arguments": {"path": "p", "content": "half of'
+    assert result(list(text), "hermes3", None, TOOLS)[2] == [
+        ("write_file", '{"path": "p", "content": "half of')
+    ]
+
+
+@pytest.mark.parametrize("name", ["hermes3", "kimi_k2", "granite"])
+def test_faults_are_repaired_in_linear_time(name: str) -> None:
+    def calls(fault: str, count: int) -> int:
+        text = WRITERS[name]([("write_file", {"path": MARK})]).replace(MARK, fault * count)
+        steps = 0
+
+        def count_line(frame: Any, event: str, _: Any) -> None:
+            nonlocal steps
+            steps += event == "call"
+
+        sys.setprofile(count_line)
+        try:
+            result([text[at : at + 64] for at in range(0, len(text), 64)], name, None, TOOLS)
+        finally:
+            sys.setprofile(None)
+        return steps
+
+    for fault in (
+        'a "b" ',
+        "}}}}",
+        '", "',
+        "</tool_call> ",
+        "<|tool_call_end|> ",
+        '"}, {"',
+        "'",
+        "\\u12",
+        "// ",
+    ):
+        assert calls(fault, 2000) < 12 * calls(fault, 250) + 20_000, fault
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("glm45", "<tool_call>write_file\n<arg_key>path</arg_key>\np</arg_value>\n</tool_call>", {"path": "p"}),
+        ("glm45", "<tool_call>write_file\n<arg_key>path</arg_key>p\n</tool_call>", {"path": "p"}),
+        ("glm45", "<tool_call>write_file\n<arg_key>path<arg_value>p</arg_value></tool_call>", {"path": "p"}),
+        (
+            "glm45",
+            "<tool_call>write_file\n<arg_key>path</arg_key>\np\n<arg_key>content</arg_key>\nc\n</tool_call>",
+            {"path": "p", "content": "c"},
+        ),
+        ("glm45", '<tool_call>write_file\n{"path": "p"}\n</tool_call>', {"path": "p"}),
+        ("qwen3coder", '<tool_call>\n<function=write_file>\n{"path": "p"}\n</function>\n</tool_call>', {"path": "p"}),
+        ("qwen3coder", "<tool_call>\n<function=write_file>\n<parameter=path>\np\n</parameter>\n", {"path": "p"}),
+        ("qwen3coder", "<tool_call>\n<function=write_file>\n<parameter=path>\np\n</parameter>\n</tool_call>", {"path": "p"}),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="write_file">\n<parameter name="path">p</parameter>', {"path": "p"}),
+        ("hermes3", '<tool_call>\n{"name": "write_file", "arguments": {"path": "p"}\n</tool_call>', {"path": "p"}),
+        ("gemma4", '<|tool_call>call:write_file{path:<|"|>p<|"|>', {"path": "p"}),
+        ("granite", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "p"}]', {"path": "p"}),
+    ],
+)  # fmt: skip
+def test_missing_markup_is_made_up_for(name: str, text: str, arguments: dict[str, Any]) -> None:
+    assert read(text, name) == [("write_file", arguments)]
+    assert not any(isinstance(event, ToolCallBroken) for event in events(list(text), name, None, TOOLS))
+
+
+@pytest.mark.parametrize("name", ["qwen3coder", "seed_oss", "minimax_m2", "glm45"])
+def test_a_call_that_has_begun_stays_one(name: str) -> None:
+    """Text between its parameters is content, after it."""
+    text = WRITERS[name]([("write_file", {"path": "p", "content": "c"})])
+    second = text.index("<", text.index("path") + 30) if name == "glm45" else text.rindex("<param")
+    second = text.rindex("<arg_key>") if name == "glm45" else second
+    text = text[:second] + "stray words" + text[second:]
+    content, _, calls = result(list(text), name, None, TOOLS)
+    assert result([text], name, None, TOOLS) == (content, "", calls)
+    [(called, arguments)] = calls
+    assert called == "write_file"
+    assert json.loads(arguments)["content"] == "c"
+    assert "stray words" in content + arguments
+    assert not any(isinstance(event, ToolCallBroken) for event in events(list(text), name, None, TOOLS))
+
+
+@pytest.mark.parametrize("name", ["qwen3coder", "minicpm5"])
+def test_words_about_the_format_are_text(name: str) -> None:
+    opening = "<function=NAME>" if name == "qwen3coder" else '<function name="NAME">'
+    text = f"Calls begin with {opening}, as above."
+    assert result(list(text), name, None, TOOLS) == (text, "", [])

@@ -1,0 +1,163 @@
+"""Conversations that a strict chat template would refuse are rearranged, and no text of them is lost."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from ovserve.llm.prompt.chat_template import ChatTemplate, EncodedConversation
+from ovserve.llm.prompt.template import CompiledTemplate
+from tests.rendering import probed, render
+
+# One system message, first, and at least one of the user, as Qwen3.5 has it.
+ONE_FIRST = (
+    "{% set ns = namespace(user=false) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.user = true %}"
+    "{% endif %}{% endfor %}{% if not ns.user %}{{ raise_exception('no user query') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system late') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %} calls {{ c.function.name }}"
+    "{% endfor %}</{{ m.role }}>{% endfor %}"
+)
+# A system message becomes part of the first turn; turns alternate, as in Gemma 3.
+ALTERNATING = (
+    "{% set prefix = '' %}{% set turns = messages %}{% if messages[0].role == 'system' %}"
+    "{% set prefix = messages[0].content + ' / ' %}{% set turns = messages[1:] %}{% endif %}"
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('alternate') }}{% endif %}"
+    "<{{ m.role }}>{{ prefix if loop.first }}{{ m.content }}</{{ m.role }}>{% endfor %}"
+)
+# The same without any system message, as in Gemma 2.
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('system') }}{% endif %}" + ALTERNATING
+# Calls and results do not count, but a result is followed by the assistant, as in Mistral's templates.
+UNCOUNTED = (
+    "{% set ns = namespace(i=0) %}{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system late') }}{% endif %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
+    "{% set ns.i = ns.i + 1 %}{% endif %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %} calls "
+    "{{ c.function.name }}{% endfor %}</{{ m.role }}>{% endfor %}"
+)
+# Later system messages are dropped without a word, as in gpt-oss's template.
+DROPPING = (
+    "{% if messages[0].role in ('system', 'developer') %}<developer>{{ messages[0].content }}</developer>"
+    "{% endif %}{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}"
+    "</{{ m.role }}>{% endif %}{% endfor %}"
+)
+FREE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+STRICT = {"one_first": ONE_FIRST, "alternating": ALTERNATING, "no_system": NO_SYSTEM, "dropping": DROPPING}
+CALL = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+
+
+def said(*turns: str) -> list[dict[str, Any]]:
+    """Messages such as `user:x`."""
+    return [{"role": role, "content": text} for role, _, text in (turn.partition(":") for turn in turns)]
+
+
+@pytest.mark.parametrize("source", STRICT.values(), ids=STRICT)
+def test_every_order_of_roles_is_rendered_with_all_its_texts(source: str) -> None:
+    template = probed(source)
+    compiled = CompiledTemplate(template)
+    for length in range(1, 5):
+        for roles in itertools.product(("system", "developer", "user", "assistant"), repeat=length):
+            turns = said(*(f"{role}:text{i}." for i, role in enumerate(roles)))
+            prompt = compiled.render(template.conversation(turns))
+            assert [text for text in (t["content"] for t in turns) if prompt.count(text) != 1] == [], roles
+
+
+@pytest.mark.parametrize(
+    ("source", "turns", "prompt", "changes"),
+    [
+        (ONE_FIRST, said("user:x", "assistant:y", "system:n", "user:z"),
+         "<system>n</system><user>x</user><assistant>y</assistant><user>z</user>", ("system-merged",)),
+        (ONE_FIRST, said("system:a", "developer:b", "user:x", "system:c"),
+         "<system>a\n\nb\n\nc</system><user>x</user>", ("system-merged",)),
+        (ONE_FIRST, said("system:a", "user:x", "user:y"), "<system>a</system><user>x</user><user>y</user>", ()),
+        (ONE_FIRST, said("system:a"), "<user>a</user>", ("system-in-user",)),
+        (ALTERNATING, said("system:a", "user:x", "user:y", "assistant:b", "assistant:c", "user:z"),
+         "<user>a / x\n\ny</user><assistant>b\n\nc</assistant><user>z</user>", ("turns-merged",)),
+        (ALTERNATING, said("user:x", "system:a", "user:y"), "<user>a / x\n\ny</user>",
+         ("system-merged", "turns-merged")),
+        (ALTERNATING, said("assistant:hello", "user:x"), "<user></user><assistant>hello</assistant><user>x</user>",
+         ("user-added",)),
+        (NO_SYSTEM, said("system:a", "user:x"), "<user>a\n\nx</user>", ("system-in-user",)),
+        (NO_SYSTEM, said("system:a", "assistant:hello", "user:x"),
+         "<user>a</user><assistant>hello</assistant><user>x</user>", ("system-in-user",)),
+        (DROPPING, said("developer:a", "user:x", "developer:b"), "<developer>a\n\nb</developer><user>x</user>",
+         ("system-merged",)),
+        (FREE, said("user:x", "system:a", "user:y", "user:z"),
+         "<user>x</user><system>a</system><user>y</user><user>z</user>", ()),
+    ],
+)  # fmt: skip
+def test_what_a_template_gets(
+    source: str, turns: list[dict[str, Any]], prompt: str, changes: tuple[str, ...]
+) -> None:
+    template = probed(source)
+    before = [dict(turn) for turn in turns]
+    conversation = template.conversation(turns)
+    assert CompiledTemplate(template).render(conversation) == prompt
+    assert conversation.adapted == changes
+    assert EncodedConversation.of(conversation).adapted == changes
+    assert turns == before
+
+
+def test_a_developer_message_keeps_its_role_where_the_template_has_it() -> None:
+    source = "{# developer #}" + FREE.replace(
+        "{% for",
+        "{% if messages[1:] | selectattr('role', 'in', ['system', 'developer']) | list %}{{ raise_exception('late') }}{% endif %}{% for",
+        1,
+    )
+    assert (
+        render(source, said("developer:a", "user:x", "system:b"))
+        == "<developer>a\n\nb</developer><user>x</user>"
+    )
+
+
+CALLED = [
+    *said("user:x"),
+    {"role": "assistant", "content": "", "tool_calls": CALL},
+    {"role": "tool", "content": "found", "tool_call_id": "a"},
+]
+
+
+def test_calls_and_results_keep_their_places() -> None:
+    assert render(ONE_FIRST, [*CALLED, *said("system:n", "user:z")]) == (
+        "<system>n</system><user>x</user><assistant> calls look</assistant><tool>found</tool><user>z</user>"
+    )
+    two_turns = [*said("user:x", "assistant:let me see"), *CALLED[1:]]
+    assert render(UNCOUNTED, two_turns) == (
+        "<user>x</user><assistant>let me see calls look</assistant><tool>found</tool>"
+    )
+
+
+def test_text_of_the_user_after_a_result_joins_it_where_the_template_wants_an_answer() -> None:
+    template = probed(UNCOUNTED)
+    conversation = template.conversation([*CALLED, *said("user:and now?", "user:well?")])
+    assert CompiledTemplate(template).render(conversation) == (
+        "<user>x</user><assistant> calls look</assistant><tool>found\n\nand now?\n\nwell?</tool>"
+    )
+    assert conversation.adapted == ("turns-merged",)
+    answered = [*CALLED, *said("assistant:y", "user:z")]
+    assert template.conversation(answered).adapted == ()
+
+
+def test_images_and_the_beginning_of_an_answer_survive() -> None:
+    template = probed(ALTERNATING)
+    turns = said("user:<ov_genai_image_0>", "system:n", "user:look", "assistant:I", "assistant: see")
+    conversation = template.conversation(turns, continue_final_message=True)
+    assert CompiledTemplate(template).render(conversation) == (
+        "<user>n / <ov_genai_image_0>\n\nlook</user><assistant>I\n\n see"
+    )
+    assert conversation.prefill == EncodedConversation.of(conversation).prefill == "I\n\n see"
+
+
+def test_the_tools_of_a_generic_prompt_join_the_system_message() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    template = probed(ChatTemplate(NO_SYSTEM, generic_tools=True))
+    conversation = template.conversation(
+        [*said("user:x"), *CALLED[1:], *said("system:n", "user:z")], tools=[tool]
+    )
+    prompt = CompiledTemplate(template).render(conversation)
+    assert prompt.startswith("<user># Tools")
+    assert "n\n\nx</user><assistant><tool_call>" in prompt
+    assert prompt.endswith("<user><tool_response>\nfound\n</tool_response>\n\nz</user>")
