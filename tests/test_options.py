@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from ovserve.cli.commands import build_parser
+from ovserve.cli.graph_options import OPTIONS as GRAPH_OPTIONS
 from ovserve.cli.ovms_config import FLAGS
 from ovserve.errors import InvalidArgument
-from ovserve.pull.graph_text import OPTIONS as GRAPH_OPTIONS
 from ovserve.server.environment import from_environment, parse, unknown_variables, variables
 from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT

@@ -28,6 +28,7 @@ from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 
 SIDES = "query", "document"  # values of input_type that ask for a prompt; "text" asks for none
+SPECIAL_TOKENS = 2  # around a text
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,14 @@ def _parse(node: Node) -> EmbeddingsOptions:
         raise node.error(
             "required: node_options with mediapipe.EmbeddingsCalculatorOVOptions", "node_options"
         )
-    if options.HasField("max_length"):
+    place = encoder_place(node, options)
+    length = options.max_length if options.HasField("max_length") else None
+    if length is not None and not SPECIAL_TOKENS < length <= place.files.max_length:
         raise node.error(
-            f"{options.max_length} is OVMS's and not an option here: the model's files say how many tokens "
-            "fit; a graph and a request can have `truncate`, a request `truncate_prompt_tokens`",
+            f"expected more than {SPECIAL_TOKENS} and at most {place.files.max_length}, which the model's files "
+            f"allow, got {length}",
             "max_length",
         )
-    place = encoder_place(node, options)
     pooling = ""
     if options.HasField("pooling"):
         pooling = EmbeddingsCalculatorOVOptions.Pooling.Name(options.pooling)
@@ -73,6 +75,7 @@ def _parse(node: Node) -> EmbeddingsOptions:
         isolation=parse_isolation(node, options.isolation),
         pooling=pooling,
         normalize=options.normalize_embeddings,
+        max_length=length,
     )
     return EmbeddingsOptions(spec, options.truncate)
 

@@ -61,7 +61,7 @@ class EmbeddingsCalculatorOVOptions(_message.Message):
     pooling: Global___EmbeddingsCalculatorOVOptions.Pooling.ValueType
     truncate: _builtins.bool
     max_length: _builtins.int
-    """OVMS 2026.4 has it; here it is a load error that says what to use. In text its number does not matter."""
+    """OVMS 2026.4's: tokens of an input, at most those that fit the model. In text its number does not matter."""
     isolation: _builtins.str
     """Ours, which OVMS does not know.
     shared: a process with other small models; process: one of its own

@@ -45,6 +45,7 @@ TASKS = {
                 "normalize", bool, True, "embeddings: vectors of unit length", field="normalize_embeddings"
             ),
             GraphOption("truncate", bool, False, "embeddings: cut inputs that are too long"),
+            GraphOption("max_length", int, None, "embeddings: tokens of an input; by default what fits"),
             GraphOption(
                 "pooling",
                 str,

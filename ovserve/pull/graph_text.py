@@ -140,8 +140,12 @@ def graph_text(
 ) -> str:
     """Return the text. `given` by option name; `explicit`: five nodes in place of one.
 
-    Raises InvalidArgument for a plugin_config that is not an object, or that repeats a flag.
+    Raises InvalidArgument for an option of another task, and for a plugin_config that is not an object, or that
+    repeats a flag.
     """
+    known = {option.name for option in OPTIONS}
+    if unknown := next((name for name in given if name not in known), ""):
+        raise InvalidArgument(f"--{unknown} is not an option of text generation")
     values = {o.name: given.get(o.name, o.default) for o in OPTIONS}
     fields: list[tuple[str, str]] = []
     for option in OPTIONS:

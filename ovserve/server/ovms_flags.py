@@ -13,7 +13,6 @@ _PREPARE = "run `ovserve pull` first, with the flags of OVMS's --pull (docs/pull
 # Of `ovserve pull` too.
 MODEL_WITHOUT_EFFECT = {"model_type": "the model's files say which kind of speech model it is"}
 MODEL_REFUSED = {
-    "max_length": "the model's files say how many tokens fit; a graph and a request can have `truncate`",
     "vocoder": "SpeechT5 is not converted here; `optimum-cli export` writes it with its vocoder",
 }
 

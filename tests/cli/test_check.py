@@ -54,7 +54,9 @@ def test_the_shipped_graphs_would_be_served(model: Path) -> None:
         (("plugin_config: '{\"NUM_STREAM\": 2}'",), "", "plugin_config: "),
         (('target_device: "TPU"',), "", "target_device: "),
         (("pooling: MAX",), "", "MAX"),
-        (("max_length: 128",), "", "max_length: 128 is OVMS's and not an option here: the model's files"),
+        (("max_length: 64",), "", "0 errors"),
+        (("max_length: 65",), "", "max_length: expected more than 2 and at most 64, which the model's files"),
+        (("max_length: 2",), "", "max_length: expected more than 2 and at most 64"),
     ],
 )
 def test_faults_of_an_encoder_are_found_before_its_weights_load(

@@ -163,6 +163,22 @@ def test_a_long_text_is_refused_or_cut_before_its_closing_token(mpnet: Embedding
     np.testing.assert_allclose(from_ids, fitting, atol=1e-5)
 
 
+def test_a_graph_can_bound_the_length_below_the_model(tmp_path: Path, mpnet: EmbeddingBackend) -> None:
+    bounded = EmbeddingBackend(
+        EmbeddingSpec(
+            str(tiny("mpnet", tmp_path)), properties=F32, pooling="MEAN", normalize=False, max_length=8
+        )
+    )
+    assert (bounded.facts.max_length, bounded.facts.max_seq_length) == (8, 8)
+    with pytest.raises(ContextLengthExceeded, match="Input length 9 longer than allowed 8"):
+        embed(bounded, [list(range(4, 13))], tokens=True)
+    text = " ".join(["ship", "harbour"] * 9)
+    for wanted in (0, 64):  # of a request; the graph's bound holds
+        answer, cut = embed(bounded, [text], truncate=wanted)
+        assert (answer.tokens, answer.truncated) == (8, 1)
+        np.testing.assert_allclose(cut, embed(mpnet, [text], truncate=8)[1], atol=1e-5)
+
+
 def test_a_text_is_cut_where_sentence_transformers_cuts_it(tmp_path: Path) -> None:
     directory = tiny("mpnet", tmp_path)
     spec = EmbeddingSpec(str(directory), properties=F32, pooling="MEAN", normalize=False)

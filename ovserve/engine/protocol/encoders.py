@@ -49,6 +49,7 @@ class EmbeddingSpec(Spec, frozen=True):
 
     pooling: str = ""  # CLS, LAST or MEAN; "": the model's files say
     normalize: bool = True
+    max_length: int | None = None  # tokens of an input; None: what fits the model
 
 
 class EmbedArguments(msgspec.Struct, frozen=True):

@@ -51,7 +51,8 @@ class EmbeddingBackend(EncoderBackend):
         properties = models.properties_of(spec.properties, spec.device)
         self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         self._begun: list[Job] = []  # read, and not submitted yet
-        self.limit = files.max_length
+        self.limit = min(spec.max_length or files.max_length, files.max_length)
+        self.sequence_length = min(files.sequence_length, self.limit)
         probe = Job([np.array(self.framed.before + self.framed.after or (0,), np.int32)])
         self.runner.submit(probe)
         probe.done.wait()
@@ -61,7 +62,7 @@ class EmbeddingBackend(EncoderBackend):
         self.facts = EmbeddingFacts(
             **self.common_facts(),
             max_length=self.limit,
-            max_seq_length=files.sequence_length,
+            max_seq_length=self.sequence_length,
             dimensions=self.dimensions,
             pooling=pooling,
             normalized=spec.normalize,
@@ -126,7 +127,7 @@ class EmbeddingBackend(EncoderBackend):
 
     def _rows(self, asked: EmbedArguments, invocation: Invocation) -> tuple[list[Row], int]:
         """Return the ids of each input within the limit, and how many were cut."""
-        own = self.files.sequence_length
+        own = self.sequence_length
         most = min(asked.truncate or own, self.limit)
         longest = own if asked.whole else self.limit
         if asked.tokens:
