@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 828,
-    "lines": 95_710,
+    "lines": 95_726,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 22,

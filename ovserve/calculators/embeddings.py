@@ -59,8 +59,7 @@ def _parse(node: Node) -> EmbeddingsOptions:
     length = options.max_length if options.HasField("max_length") else None
     if length is not None and not SPECIAL_TOKENS < length <= place.files.max_length:
         raise node.error(
-            f"expected more than {SPECIAL_TOKENS} and at most {place.files.max_length}, which the model's files "
-            f"allow, got {length}",
+            f"expected more than {SPECIAL_TOKENS} and at most {place.files.max_length}, the model's, got {length}",
             "max_length",
         )
     pooling = ""

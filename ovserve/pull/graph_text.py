@@ -140,8 +140,7 @@ def graph_text(
 ) -> str:
     """Return the text. `given` by option name; `explicit`: five nodes in place of one.
 
-    Raises InvalidArgument for an option of another task, and for a plugin_config that is not an object, or that
-    repeats a flag.
+    Raises InvalidArgument for an option of another task or a wrong plugin_config.
     """
     known = {option.name for option in OPTIONS}
     if unknown := next((name for name in given if name not in known), ""):
