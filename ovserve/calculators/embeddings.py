@@ -57,11 +57,10 @@ def _parse(node: Node) -> EmbeddingsOptions:
         )
     place = encoder_place(node, options)
     length = options.max_length if options.HasField("max_length") else None
-    if length is not None and not SPECIAL_TOKENS < length <= place.files.max_length:
-        raise node.error(
-            f"expected more than {SPECIAL_TOKENS} and at most {place.files.max_length}, the model's, got {length}",
-            "max_length",
-        )
+    most = place.files.max_length
+    if length is not None and not SPECIAL_TOKENS < length <= most:
+        range_ = f"more than {SPECIAL_TOKENS} and at most the model's {most}"
+        raise node.error(f"expected {range_}, got {length}", "max_length")
     pooling = ""
     if options.HasField("pooling"):
         pooling = EmbeddingsCalculatorOVOptions.Pooling.Name(options.pooling)
