@@ -52,8 +52,8 @@ def tiny_whisper(directory: Path) -> Path:
     """A model of 0.5 MB in OpenVINO IR form, which hears random letters."""
     import openvino as ov
 
+    from ovserve.engine.backends.speech.convert import build_tokenizer
     from ovserve.engine.backends.speech.whisper_graph import build
-    from ovserve.engine.backends.speech.whisper_tokenizer import build_tokenizer
     from ovserve.engine.model.speech_files import NETWORKS
 
     directory.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ ONLY_IMPORTER = {
         "ovserve/engine/backends/speech/",
     ),
     "av": ("ovserve/engine/backends/text_to_speech/compress.py", "ovserve/sandbox/audio/"),
-    "espeakng_loader": "ovserve/engine/backends/text_to_speech/espeak.py",
+    "espeakng_loader": "ovserve/engine/backends/text_to_speech/pipeline.py",
     "openvino": (
         "ovserve/engine/backends/embeddings/",
         "ovserve/engine/backends/genai/",
@@ -78,7 +78,7 @@ ONLY_IMPORTER = {
     "wetext": "ovserve/engine/backends/text_to_speech/normalize.py",
     "openvino_tokenizers": (
         "ovserve/engine/backends/gguf/tokenizer.py",
-        "ovserve/engine/backends/speech/whisper_tokenizer.py",
+        "ovserve/engine/backends/speech/convert.py",
     ),
     "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
     "orjson": "ovserve/engine/backends/embeddings/embed.py",
@@ -95,8 +95,8 @@ ONLY_IMPORTER = {
     "prometheus_client": "ovserve/monitoring/scrape.py",
     "jinja2": "ovserve/llm/prompt/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
-    "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/engine/backends/images/pixels.py"),
-    "pypdf": "ovserve/sandbox/images/document.py",
+    "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/engine/backends/images/drawing.py"),
+    "pypdf": "ovserve/sandbox/images/worker.py",
     "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench/plot.py"),
     "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",

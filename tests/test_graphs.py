@@ -15,7 +15,7 @@ import pytest
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.convert import convert
-from ovserve.pull.verify import verify
+from ovserve.pull.run import verify
 from tests.conftest import ROOT
 
 GRAPHS = sorted(p.parent for p in (ROOT / "graphs").rglob("graph.pbtxt"))

@@ -1,4 +1,10 @@
-"""A Caller: the owner of a key, its rights, and what it has used."""
+"""A Caller: the owner of a key, its rights, and what it has used.
+
+A rate limit per minute is a token bucket: it refills evenly, and a full bucket may be emptied at once.
+
+The end of a running answer is unknown, but the duration of the last ones is known. So `Retry-After` is the
+time that the oldest running answer would still take at their mean duration. It is an estimate, and bounded.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,75 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ovserve.access.bucket import Bucket
 from ovserve.access.day import Day
-from ovserve.access.slots import Slots
 from ovserve.errors import PermissionDenied, RateLimited
+
+FIRST_SECONDS = 1.0  # while none has ended
+LONGEST_SECONDS = 60.0  # one answer of an hour must not block others for an hour
+WEIGHT = 0.3  # of the last answer in the mean
+
+
+class Slots:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: dict[int, float] = {}  # the oldest first
+        self._last = 0
+        self._mean: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._began)
+
+    def begin(self) -> int:
+        """Take a slot, which `end` releases."""
+        self._last += 1
+        self._began[self._last] = self._clock()
+        return self._last
+
+    def end(self, slot: int, *, answered: bool) -> None:
+        """Release a slot. An answer that was rejected says nothing about their duration."""
+        took = self._clock() - self._began.pop(slot)
+        if answered:
+            self._mean = took if self._mean is None else self._mean + WEIGHT * (took - self._mean)
+
+    def wait(self) -> float:
+        """Return the seconds until a slot is likely to be free. Overdue answers are assumed to end evenly
+        spread."""
+        if self._mean is None or not self._began:
+            return FIRST_SECONDS
+        oldest = self._clock() - next(iter(self._began.values()))
+        return min(LONGEST_SECONDS, max(self._mean - oldest, self._mean / len(self._began)))
+
+
+class Bucket:
+    """`take` may go below zero: the tokens of a request are known only after it, and become a debt."""
+
+    __slots__ = ("_at", "_clock", "_level", "per_minute")
+
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = per_minute
+        self._at = clock()
+
+    def take(self, units: float) -> None:
+        self._refill()
+        self._level -= units
+
+    def wait(self, reserve: float = 0) -> float:
+        """Return the seconds until one unit is available besides a reserve; 0 if one is."""
+        self._refill()
+        needed = min(1 + reserve, self.per_minute)
+        return max(0.0, (needed - self._level) * 60 / self.per_minute)
+
+    @property
+    def left(self) -> int:
+        self._refill()
+        return max(0, int(self._level))
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
+        self._at = now
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 A `GraphWatch` is put into the slot of the graph that serves a name, and into the next one's after a reload.
 Its counters only grow; who shows them takes differences.
+
+Captures show a packet in a few words: its sizes without what a client wrote, and an excerpt of its text.
 """
 
 from __future__ import annotations
@@ -14,12 +16,58 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ovserve.console.capture import Capture
-from ovserve.console.summary import excerpt, summary
+from ovserve.api.kserve.tensor import Tensor
+from ovserve.calculators.payload import HttpPayload, HttpResponse
+from ovserve.console.capture import Capture, describe
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.graph.runtime.streams import Stream
+from ovserve.llm.output import Parsed
+from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.serving.manager import Manager
+
+EXCERPT = 300  # characters
+
+
+def summary(value: Any) -> str:
+    """Return the sizes of a packet. It holds nothing of its content."""
+    if isinstance(value, HttpPayload):
+        return f"{value.endpoint}, {len(value.body)} bytes"
+    if isinstance(value, GenerateRequest):
+        return _request(value)
+    if isinstance(value, Delta):
+        return _delta(value)
+    if isinstance(value, Parsed):
+        return ", ".join(type(part).__name__ for part in value.parts) or "no part"
+    if isinstance(value, HttpResponse):
+        return f"{len(value.body)} bytes of {value.content_type}"
+    if isinstance(value, bytes | str):
+        return f"{len(value)} {'bytes' if isinstance(value, bytes) else 'characters'}"
+    if isinstance(value, Tensor):
+        return f"{value.datatype} {list(value.shape)}"
+    return ""
+
+
+def _request(value: GenerateRequest) -> str:
+    tokens = value.sampling.max_tokens
+    found = [f"prompt of {len(p)} {'characters' if isinstance(p, str) else 'ids'}" for p in value.prompts[:3]]
+    found += [f"{len(value.images)} images"] if value.images else []
+    return ", ".join([*found, f"max_tokens {tokens}" if tokens is not None else "max_tokens not set"])
+
+
+def _delta(value: Delta) -> str:
+    found = [f"admission of {value.prompt_tokens} tokens"] if value.prompt_tokens else []
+    found += [f"{value.tokens} token{'' if value.tokens == 1 else 's'}"] if value.tokens else []
+    return ", ".join([*found, *([value.finish_reason] if value.finish_reason else [])])
+
+
+def excerpt(value: Any) -> str:
+    """Return the beginning of what a person reads of a packet."""
+    found = describe(value)
+    if "parts" in found:
+        return "".join(part.get("text", "") for _, part in found["parts"])[:EXCERPT]
+    return str(found.get("text") or " ".join(found.get("prompts", ())))[:EXCERPT]
+
 
 LEAST_SECONDS = 1e-6  # the upper bound of the first bucket of call times
 BUCKET_GROWTH = math.log(1.2)  # a percentile is read to a tenth; a call of an hour is in bucket 121

@@ -21,7 +21,7 @@ from ovserve.protos import kserve_pb2 as pb
 from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.telemetry.counters import GRPC, MODEL_METADATA, MODEL_READY
 
-Infer = pb.ModelInferRequest | bytes  # bytes if it is large, see `wire.py`
+Infer = pb.ModelInferRequest | bytes  # bytes if it is large, see `service.py`
 _Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 

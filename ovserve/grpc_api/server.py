@@ -1,28 +1,215 @@
-"""The gRPC server: its services, addresses and limits."""
+"""The gRPC server: its services, addresses and limits.
+
+Health: grpc.health.v1.Health, which load balancers, Kubernetes and grpcurl call. It knows the services "" and
+those of this server, which serve when the server is ready, and every model by its name. The state is read at
+each call; watchers are notified within half a second of a change.
+
+ModelService: tensorflow.serving.ModelService, the state of a model and the reload of the configuration. As in
+TensorFlow Serving, the outcome of a reload is in the response's status, not in gRPC's. A caller without the
+right to reload gets gRPC's. In OVMS HandleReloadConfigRequest does nothing and answers OK.
+
+Reflection: with it grpcurl, Postman and similar tools read the services. The library looks descriptors up in
+a pool. Ours are in a private one; those of health and of reflection itself are in protobuf's. So it gets a
+third pool, which holds copies of both.
+
+There are two versions of the service, v1 and the older v1alpha, with the same messages under other names.
+Clients ask for v1 first. The library has only v1alpha, so v1 is built from it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2 as pb
+from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
+from grpc_reflection.v1alpha.reflection import aio
 
-from ovserve.access import AccessLog, Guard
-from ovserve.errors import LoadError
-from ovserve.grpc_api.health import Health
+from ovserve.access import NOBODY, AccessLog, Guard, RequestContext, calling, current_request
+from ovserve.errors import (
+    InvalidArgument,
+    LoadError,
+    NotFound,
+    OvserveError,
+    PermissionDenied,
+    Unauthenticated,
+)
+from ovserve.grpc_api.errors import sentence, status_of
 from ovserve.grpc_api.inference import InferenceService
-from ovserve.grpc_api.model_service import ModelService
-from ovserve.grpc_api.reflection import ALPHA, STABLE, Reflection
-from ovserve.grpc_api.service import service_handler
-from ovserve.inference.administration import Administration
+from ovserve.grpc_api.service import Context, service_handler
+from ovserve.inference.administration import Administration, Entry
 from ovserve.inference.infer import Inference
 from ovserve.inference.metadata import Description
 from ovserve.protos import kserve_pb2, tensorflow_serving_pb2
+from ovserve.protos import tensorflow_error_pb2 as error_pb
+from ovserve.protos import tensorflow_serving_pb2 as tfs_pb
 from ovserve.serving.manager import Manager
+
+_FILE: Any = reflection_pb.DESCRIPTOR  # its stub has its own types
+ALPHA: ServiceDescriptor = _FILE.services_by_name["ServerReflection"]
+
+
+def _stable() -> ServiceDescriptor:
+    """Return v1's descriptor, built from v1alpha's file: package and type names differ, numbers do not."""
+    file = FileDescriptorProto.FromString(reflection_pb.DESCRIPTOR.serialized_pb)
+    file.name = "grpc/reflection/v1/reflection.proto"
+    file.package = "grpc.reflection.v1"
+    for message in file.message_type:
+        for typed in (f for f in message.field if f.type_name):
+            typed.type_name = typed.type_name.replace(".v1alpha.", ".v1.")
+    for method in file.service[0].method:
+        method.input_type = method.input_type.replace(".v1alpha.", ".v1.")
+        method.output_type = method.output_type.replace(".v1alpha.", ".v1.")
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    found: ServiceDescriptor = pool.FindServiceByName("grpc.reflection.v1.ServerReflection")
+    return found
+
+
+STABLE = _stable()
+
+
+class Reflection:
+    """Both versions of reflection. `names` are the services to list, `files` those that describe them."""
+
+    def __init__(self, names: Iterable[str], files: Iterable[FileDescriptor]) -> None:
+        pool = DescriptorPool()
+        for file in files:
+            _copy(file, pool)
+        self._servicer = aio.ReflectionServicer(names, pool=pool)
+
+    async def ServerReflectionInfo(self, requests: AsyncIterator[Any], context: Context) -> None:
+        # The library's answers contain the request, as v1alpha's message.
+        asked = (
+            reflection_pb.ServerReflectionRequest.FromString(r.SerializeToString()) async for r in requests
+        )
+        answers: Any = self._servicer.ServerReflectionInfo(asked, context)  # its stub is wrong
+        async for response in answers:
+            await context.write(response)
+
+
+def _copy(file: FileDescriptor, pool: DescriptorPool) -> None:
+    """Copy a file after its imports. Adding the same file twice is not an error."""
+    for dependency in file.dependencies:
+        _copy(dependency, pool)
+    pool.AddSerializedFile(file.serialized_pb)
+
+
+LABELS = "versions have no labels: a graph has one version"
+
+
+class ModelService:
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    async def GetModelStatus(
+        self, request: tfs_pb.GetModelStatusRequest, context: Context
+    ) -> tfs_pb.GetModelStatusResponse:
+        spec = request.model_spec
+        if spec.version_label:
+            raise InvalidArgument(f"model_spec.version_label: {LABELS}", param="model_spec.version_label")
+        version = str(spec.version.value) if spec.HasField("version") else ""
+        found = self._administration.status(spec.name, version)
+        response = tfs_pb.GetModelStatusResponse()
+        for one in found:
+            row = response.model_version_status.add(version=one.version, state=one.state.value)
+            row.status.error_code = error_pb.Code.Value(one.error_code)
+            row.status.error_message = one.reason or "OK"
+        return response
+
+    async def HandleReloadConfigRequest(
+        self, request: tfs_pb.ReloadConfigRequest, context: Context
+    ) -> tfs_pb.ReloadConfigResponse:
+        response = tfs_pb.ReloadConfigResponse()
+        try:
+            await self._reload(request)
+        except (Unauthenticated, PermissionDenied):
+            raise
+        except OvserveError as exc:
+            response.status.error_code = error_pb.Code.Value(status_of(exc).name)
+            response.status.error_message = sentence(exc)
+        return response
+
+    async def _reload(self, request: tfs_pb.ReloadConfigRequest) -> None:
+        if request.metric_names:
+            raise InvalidArgument("metric_names: metrics are at /metrics", param="metric_names")
+        given = request.config.WhichOneof("config")
+        if given is None:
+            await self._administration.reload()
+        elif given == "model_config_list":
+            rows = request.config.model_config_list.config
+            await self._administration.replace(_entry(i, row) for i, row in enumerate(rows))
+        else:
+            raise InvalidArgument(
+                "config.custom_model_config: unknown here; give a model_config_list",
+                param=f"config.{given}",
+            )
+
+
+def _entry(index: int, row: tfs_pb.ModelConfig) -> Entry:
+    """Convert a row. model_platform is ignored, because TensorFlow's tools require "tensorflow" there."""
+    if row.version_labels:
+        raise InvalidArgument(f"config[{index}].version_labels: {LABELS}", param="version_labels")
+    given = row.model_version_policy
+    kind = given.WhichOneof("policy_choice")
+    policy: dict[str, Any] = {}
+    if kind == "specific":
+        policy = {kind: {"versions": list(given.specific.versions)}}
+    elif kind == "latest":
+        policy = {kind: {"num_versions": given.latest.num_versions or 1}}
+    elif kind == "all":
+        policy = {kind: {}}
+    return Entry(row.name, row.base_path, policy)
+
+
+WATCH_SECONDS = 0.5  # the failure of an engine sends no notification
+
+
+class Health:
+    def __init__(self, description: Description, services: Sequence[str]) -> None:
+        self._description = description
+        self._services = services
+
+    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(status=self._status(request.service))
+
+    async def List(self, request: Any, context: Context) -> Any:
+        response = pb.HealthListResponse()  # type: ignore[attr-defined]  # newer than the stubs
+        for service in ("", *self._services, *self._description.names):
+            response.statuses[service].status = self._status(service)
+        return response
+
+    async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
+        """Stream the state until the client leaves. An unknown service may become known."""
+        sent = None
+        while True:
+            try:
+                status = self._status(request.service)
+            except NotFound:
+                status = pb.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != sent:
+                await context.write(pb.HealthCheckResponse(status=status))
+                sent = status
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _status(self, service: str) -> int:
+        """Raises NotFound."""
+        if service == "" or service in self._services:
+            serving = self._description.ready
+        elif current_request().caller is NOBODY:
+            with calling(RequestContext()):  # probes have no keys; they only see the name that they ask for
+                serving = self._description.model_ready(service)
+        else:
+            serving = self._description.model_ready(service)
+        return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
 
 
 def _service(module: Any, name: str) -> ServiceDescriptor:

@@ -3,26 +3,72 @@
 `infer_stream.py` has the form with many requests and responses.
 
 One response is the fold of what the same request would stream.
+
+Counts of infer requests by model, as in Triton's ModelStatistics.
+
+Only requests of KServe's protocol count; /metrics counts those of every API.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Container, Iterable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ovserve.access import current_request
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.calculators.plain_model import PlainModel
-from ovserve.errors import Internal, InvalidArgument, Overloaded
+from ovserve.errors import Internal, InvalidArgument, Overloaded, OvserveError
 from ovserve.inference import http_infer
-from ovserve.inference.statistics import Statistics
 from ovserve.inference.tensor_run import TensorRun
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.telemetry.counters import Front
+
+
+@dataclass
+class Statistics:
+    """Durations are nanoseconds from the request's arrival to its last response."""
+
+    success: int = 0
+    success_ns: int = 0
+    fail: int = 0
+    fail_ns: int = 0
+    cancel: int = 0
+    cancel_ns: int = 0
+    last: int = 0  # Unix time of the last request in milliseconds
+
+    def request(self) -> _Request:
+        """Return a context that counts a request from its beginning to its end."""
+        return _Request(self)
+
+
+class _Request:
+    """A class, because a generator's context costs twice as much (1.2 us)."""
+
+    __slots__ = ("_began", "_counts")
+
+    def __init__(self, counts: Statistics) -> None:
+        self._counts = counts
+
+    def __enter__(self) -> None:
+        self._counts.last = int(time.time() * 1000)
+        self._began = time.monotonic_ns()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        counts, took = self._counts, time.monotonic_ns() - self._began
+        if kind is None:
+            counts.success += 1
+            counts.success_ns += took
+        elif issubclass(kind, OvserveError):
+            counts.fail += 1
+            counts.fail_ns += took
+        else:  # the client disconnected
+            counts.cancel += 1
+            counts.cancel_ns += took
 
 
 class Inference:

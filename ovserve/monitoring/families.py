@@ -7,16 +7,16 @@ most are shown a second time under the name vLLM gives to the same thing, since 
 
 from __future__ import annotations
 
-from ovserve.monitoring import (
-    cache_families,
-    encoder_families,
-    idle_families,
-    image_families,
-    python_families,
-    speech_families,
-    text_to_speech_families,
-)
 from ovserve.monitoring.family import Family, by_call, by_label, node_events, states, value
+from ovserve.monitoring.kind_families import (
+    CACHE_FAMILIES,
+    ENCODER_FAMILIES,
+    IDLE_FAMILIES,
+    IMAGE_FAMILIES,
+    PYTHON_FAMILIES,
+    SPEECH_FAMILIES,
+    TEXT_TO_SPEECH_FAMILIES,
+)
 from ovserve.monitoring.model_families import MODEL_FAMILIES
 
 CALL = ("api", "interface", "method")
@@ -277,14 +277,14 @@ FAMILIES: tuple[Family, ...] = (
         value(lambda m: int(m.status.error_code != "OK")),
         plain=True,
     ),
-    *cache_families.FAMILIES,
-    *idle_families.FAMILIES,
+    *CACHE_FAMILIES,
+    *IDLE_FAMILIES,
     *MODEL_FAMILIES,
-    *encoder_families.FAMILIES,
-    *image_families.FAMILIES,
-    *python_families.FAMILIES,
-    *speech_families.FAMILIES,
-    *text_to_speech_families.FAMILIES,
+    *ENCODER_FAMILIES,
+    *IMAGE_FAMILIES,
+    *PYTHON_FAMILIES,
+    *SPEECH_FAMILIES,
+    *TEXT_TO_SPEECH_FAMILIES,
 )
 
 # Of the server, not of a servable.

@@ -3,6 +3,8 @@
 Names, defaults and the order of fields are OVMS's (src/graph_export and its command line, 2026.4). Its
 comment OVMS_GRAPH_QUEUE_MAX_SIZE is left out, because this server does not pool graphs, and would warn about
 it at every load.
+
+The graph.pbtxt of `ovserve pull --explicit`: the same as five nodes, with room for one's own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,66 @@ from dataclasses import dataclass
 from typing import Any
 
 from ovserve.errors import InvalidArgument
-from ovserve.pull.five_nodes import FIVE_AFTER, FIVE_BEFORE
+
+FIVE_BEFORE = """\
+input_stream: "HTTP_REQUEST_PAYLOAD:http"
+output_stream: "HTTP_RESPONSE_PAYLOAD:reply"
+
+node {
+  name: "Frontend"
+  calculator: "HttpFrontendCalculator"
+  input_stream: "HTTP_REQUEST_PAYLOAD:http"
+  output_stream: "DECODED:decoded"
+}
+
+node {
+  name: "RequestParser"
+  calculator: "RequestParserCalculator"
+  input_stream: "DECODED:decoded"
+  input_side_packet: "LLM_NODE_RESOURCES:llm"
+  output_stream: "GENERATE:generate"
+}
+
+node {
+  name: "LLMExecutor"
+  calculator: "LLMExecutorCalculator"
+  input_stream: "GENERATE:generate"
+  input_stream: "LOOPBACK:loopback"
+  input_side_packet: "LLM_NODE_RESOURCES:llm"
+  output_stream: "DELTA:delta"
+  output_stream: "LOOPBACK:loopback"
+  input_stream_info { tag_index: "LOOPBACK:0" back_edge: true }
+  input_stream_handler {
+    input_stream_handler: "SyncSetInputStreamHandler"
+    options {
+      [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } }
+    }
+  }
+  node_options {
+    [type.googleapis.com/mediapipe.LLMCalculatorOptions] {
+"""
+FIVE_AFTER = """\
+    }
+  }
+}
+
+node {
+  name: "OutputParser"
+  calculator: "OutputParserCalculator"
+  input_stream: "GENERATE:generate"
+  input_stream: "DELTA:delta"
+  output_stream: "PARSED:parsed"
+}
+
+node {
+  name: "ResponseWriter"
+  calculator: "ResponseWriterCalculator"
+  input_stream: "GENERATE:generate"
+  input_stream: "PARSED:parsed"
+  output_stream: "HTTP_RESPONSE_PAYLOAD:reply"
+}
+"""
+
 
 OptionValue = int | bool | str | float
 _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?")
@@ -142,8 +203,8 @@ def graph_text(
 
     Raises InvalidArgument for an option of another task or a wrong plugin_config.
     """
-    known = {option.name for option in OPTIONS}
-    if unknown := next((name for name in given if name not in known), ""):
+    names = {option.name for option in OPTIONS}
+    if unknown := next((name for name in given if name not in names), ""):
         raise InvalidArgument(f"--{unknown} is not an option of text generation")
     values = {o.name: given.get(o.name, o.default) for o in OPTIONS}
     fields: list[tuple[str, str]] = []

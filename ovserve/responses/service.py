@@ -6,43 +6,223 @@ one has a task of its own. If the store fails, a response is served all the same
 not stored. Only a background response needs the store, because its client reads it from there.
 
 Every method takes the `owner`, the name behind the API key: no one sees the responses of others.
+
+Checkpoints: the new events of running responses are stored once a second, so a kill -9 loses one second.
+
+The same turn looks for responses that another server was asked to cancel (`stored.py`).
+
+Only new events are written, so the cost is linear in the length of the response. The store's thread writes
+them, so no stream waits for the disk. After a failure the next turn tries again; the end of a response is
+written separately.
+
+Queries of the Responses service that run no graph: a page of input items, and the length of a prompt.
+
+truncation: "auto": the oldest turns are left out until the conversation fits.
+
+Only the engine can count tokens, so the fit is found by asking: a request that is too long is rejected before
+any work, and a binary search over whole turns takes few of them. System and developer messages stay, and so
+does the last turn; a call and its output are in one turn, so neither is left without the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
 
-from ovserve.api.openai.body import named_once
+from ovserve.api.openai.body import decode_fields, named_once, peek_optional_model
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.events import ResponseEvents
-from ovserve.api.openai.responses.operations import Deleted
+from ovserve.api.openai.responses.operations import Deleted, ItemPage
 from ovserve.api.openai.responses.replay import replay
 from ovserve.calculators.payload import HttpResponse
-from ovserve.errors import Internal, InvalidArgument, OvserveError, Unavailable
-from ovserve.responses.checkpoint import Checkpoints
+from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable
 from ovserve.responses.input import ResolvedRequest, prepare
-from ovserve.responses.queries import check_page, count_tokens, page_of
 from ovserve.responses.run import Run
-from ovserve.responses.store import ResponseStore
-from ovserve.responses.stored import (
-    SERVER_GONE,
-    StoredResponses,
-    is_background,
-    require_background,
-    unknown,
-)
+from ovserve.responses.store import ResponseStore, StoreError
+from ovserve.responses.stored import SERVER_GONE, StoredResponses, is_background, require_background, unknown
 from ovserve.responses.streams import ResponseReply, failure_of, fold_all, one, stream_of, through
-from ovserve.responses.truncation import start_fitting
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
 from ovserve.serving.token_checks import TokenizeResult
+from ovserve.serving.tokens import tokens_of
+
+Items = list[Raw]
+# An answer to the request with so much of its history and its input; None: all of it.
+Start = Callable[[Items | None, Items | None], GraphResponse]
+
+
+class _Role(msgspec.Struct):
+    role: str | None = None
+
+
+def _turns(items: list[Raw]) -> list[list[int]]:
+    """Indices of what may go, by turns: each begins with a user's message."""
+    turns: list[list[int]] = []
+    for i, item in enumerate(items):
+        role = msgspec.json.decode(item, type=_Role).role
+        if role in ("system", "developer"):
+            continue
+        if role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(i)
+    return turns
+
+
+@asynccontextmanager
+async def start_fitting(
+    start: Start, asked: ResolvedRequest
+) -> AsyncIterator[tuple[GraphResponse, HttpResponse, int]]:
+    """A running answer, how it begins, and how many items were left out to make it fit."""
+    async with start(None, None) as answer:
+        first = await _first(answer, asked.truncate)
+        if first is not None:
+            yield answer, first, 0
+            return
+    past, own, dropped = await _shorten(start, asked)
+    async with start(past, own) as answer:
+        yield answer, await answer.first(), dropped
+
+
+async def _first(answer: GraphResponse, truncate: bool) -> HttpResponse | None:
+    """Return how it begins; None if it is too long and may be shortened."""
+    try:
+        return await answer.first()
+    except ContextLengthExceeded:
+        if not truncate:
+            raise
+        return None
+
+
+async def _fits(start: Start, past: Items, own: Items) -> bool:
+    async with start(past, own) as answer:
+        return await _first(answer, truncate=True) is not None
+
+
+async def _shorten(start: Start, asked: ResolvedRequest) -> tuple[Items, Items, int]:
+    try:
+        own = msgspec.json.decode(asked.input, type=list[Raw])
+    except msgspec.ValidationError:  # a text
+        own = [Raw(b'{"role":"user","content":' + bytes(asked.input) + b"}")]
+    past = list(asked.context.history)
+    turns = _turns([*past, *own])
+
+    def without(count: int) -> tuple[Items, Items, int]:
+        gone = {i for turn in turns[:count] for i in turn}
+        kept_past = [item for i, item in enumerate(past) if i not in gone]
+        kept_own = [item for i, item in enumerate(own) if i + len(past) not in gone]
+        return kept_past, kept_own, len(gone)
+
+    low, high = 1, max(len(turns) - 1, 0)
+    while low < high:
+        middle = (low + high) // 2
+        past_left, own_left, _ = without(middle)
+        if await _fits(start, past_left, own_left):
+            high = middle
+        else:
+            low = middle + 1
+    return without(high)
+
+
+MAX_PAGE = 100
+
+
+async def count_tokens(
+    manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
+) -> TokenizeResult:
+    """Count the tokens of the prompt of such a response; `model` and `input` may be left out."""
+    named = head.model if head.large or head.model is not None else peek_optional_model(body)
+    name = manager.only(named).name
+    completed = await manager.bodies.run(head.large, _completed, body, name)
+    asked = await prepare(owner, completed, store, manager.bodies, head)
+    return await tokens_of(manager.get(asked.model)).count_response(asked.payload({}))
+
+
+def _completed(body: bytes, model: str) -> bytes:
+    """The body with what may be left out of it."""
+    fields = decode_fields(body)
+    fields["model"] = Raw(encode(model))
+    if bytes(fields.get("input", b"null")) == b"null":
+        fields["input"] = Raw(b"[]")
+    return encode(fields)
+
+
+def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after: str | None) -> bytes:
+    """A page of the items of response `id_`: the newest first unless order is asc. Raises InvalidArgument."""
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise InvalidArgument(f"after: {after!r} is not an item of response {id_!r}", param="after")
+        items = items[at + 1 :]
+    page = items[:limit]
+    ids = [item["id"] for item in page] or [""]
+    more = len(items) > limit
+    return encode(ItemPage(data=page, first_id=ids[0], last_id=ids[-1], has_more=more))
+
+
+def check_page(limit: int, order: str) -> None:
+    """Raises InvalidArgument."""
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {limit}", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidArgument(f"order: expected asc or desc, got {order!r}", param="order")
+
+
+SECONDS = 1.0
+
+
+class Checkpoints:
+    """`runs` is read, at each turn, for what is running then. `cancel` ends one of them."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        runs: Mapping[str, Run],
+        cancel: Callable[[Run], Awaitable[None]],
+        seconds: float = SECONDS,
+    ) -> None:
+        self._store, self._runs, self._cancel, self._seconds = store, runs, cancel, seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._every_second(), name="checkpoints of responses")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _every_second(self) -> None:
+        failed = False
+        while True:
+            await asyncio.sleep(self._seconds)
+            fresh = {run: run.unwritten() for run in self._runs.values() if not run.ended}
+            parts = {run.id: part for run, (part, _) in fresh.items() if part}
+            if not fresh:
+                continue  # nothing runs here
+            try:
+                if parts:
+                    await self._store.append(parts)
+                for id_ in await self._store.cancels():
+                    if (run := self._runs.get(id_)) is not None:
+                        await self._cancel(run)
+            except StoreError as exc:
+                if not failed:
+                    log.error("running responses cannot be stored: %s", exc)
+                failed = True
+            else:
+                failed = False
+                for run, (_, written) in fresh.items():
+                    run.written = written
+
 
 NOT_STORED = "x-ovserve-not-stored"
 CLAMPED = "x-ovserve-clamped"

@@ -1,11 +1,18 @@
 """Stored responses: what the service reads from its store and writes to it.
 
 A store that cannot be read is Unavailable; one that cannot be written never fails an answer.
+
+Cancel a background response that another server on the same store generates.
+
+The request is a row in the store. The server that runs the response looks for such rows with each checkpoint
+(`service.py`), ends the response and writes how it ended, which is read here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Container
 from dataclasses import replace
 from typing import TypeVar
@@ -15,10 +22,29 @@ import msgspec
 from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.replay import failed, lost
 from ovserve.errors import InvalidArgument, NotFound, Unavailable
-from ovserve.responses.elsewhere import cancel_elsewhere
 from ovserve.responses.input import ResolvedRequest
 from ovserve.responses.run import Run
 from ovserve.responses.store import Record, ResponseStore, StoreError
+
+LOOK_SECONDS = 0.2
+MOST_SECONDS = 10.0  # several checkpoints of the other server
+
+
+async def cancel_elsewhere(store: ResponseStore, record: Record) -> Record | None:
+    """The response as it ended; None if it was deleted meanwhile. Raises Unavailable, StoreError."""
+    await store.request_cancel(record.owner, record.id)
+    deadline = time.monotonic() + MOST_SECONDS
+    found: Record | None = record
+    while found is not None and found.server:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"response {record.id!r} runs on another server, which has not cancelled it yet",
+                retry_after=1.0,
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+        found = await store.get(record.owner, record.id)
+    return found
+
 
 SERVER_GONE = "the server ended while this response was being generated"
 END_LOST = "the end of this response could not be stored"

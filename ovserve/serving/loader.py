@@ -1,17 +1,24 @@
 """Loads a Servable from a specification: check the graph, acquire its engines, make the side packets.
 
 The whole graph is checked before any engine starts: a wrong tag must not cost a model load.
+
+LoRA adapters of language models as servables: the graph of their parent, with the adapter in its engine.
+
+The library cannot mix adapters in a batch, so each is fused into an engine of its own. The files of the model
+are mapped, so engines share what is not changed through the page cache.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ovserve.admission.calls import CallAdmission
 from ovserve.admission.controller import AdmissionController
@@ -20,18 +27,19 @@ from ovserve.calculators.plain_model import PlainModel
 from ovserve.calculators.plain_model_node import PACKET, graph_text
 from ovserve.calculators.resource import EngineCalculator, Host
 from ovserve.calculators.session import Models
+from ovserve.engine.model.lora import adapter_file, scaling
 from ovserve.engine.model.tensor_files import model_file, read_mapping
-from ovserve.engine.protocol.specs import Spec
+from ovserve.engine.protocol.specs import LoraAdapter, Spec, TextSpec
 from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.imports import author_files
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates.pool import TemplatePool
-from ovserve.serving.adapters import with_adapter, with_adapters
 from ovserve.serving.config.models import absent, nothing_served
 from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.endpoints import declared
@@ -41,9 +49,58 @@ from ovserve.serving.interface import Interface, interface_of
 from ovserve.serving.model_size import loaded_bytes, log_memory
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.serving.spec import GRAPH_FILE, AdapterOf, ServableSpec
 from ovserve.serving.warmup import warm_up
 from ovserve.telemetry.counters import ModelMetrics
+
+
+def adapters_of(spec: ServableSpec, config: GraphConfig) -> list[ServableSpec]:
+    """Return the servables of the adapters that the nodes of a graph list."""
+    found = []
+    for i, node in enumerate(config.message.node):
+        options = config.options(i, LLMCalculatorOptions) if "LLM" in node.calculator else None
+        for entry in options.lora_adapters if options is not None else ():
+            adapter = AdapterOf(spec.name, (config.base / entry.path).resolve(), entry.alpha, node.name)
+            found.append(replace(spec, name=entry.alias, adapter=adapter, group=""))
+    return found
+
+
+def with_adapters(specs: Iterable[ServableSpec], configs: Mapping[str, GraphConfig]) -> list[ServableSpec]:
+    """Return the servables and those of their adapters. A name that is taken keeps its servable."""
+    made = {spec.key: spec for spec in specs}
+    for key, config in configs.items():
+        for spec in adapters_of(made[key], config):
+            if spec.key in made and made[spec.key].adapter != spec.adapter:
+                log.error("%s: the alias %r of an adapter is a name already", key, spec.name)
+            else:
+                made.setdefault(spec.key, spec)
+    return list(made.values())
+
+
+def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[str, EngineNode]:
+    """Return the engines of a graph with the adapter in the one it belongs to. Raises LoadError."""
+    texts = {packet: node for packet, node in nodes.items() if isinstance(node.spec, TextSpec)}
+    named = {packet: node for packet, node in texts.items() if adapter.node in ("", node.node.name)}
+    if len(named) != 1:
+        raise LoadError(
+            f"the adapter needs one model that generates text in batches, and {adapter.parent!r} has "
+            f"{len(named)}",
+            field="lora_adapters",
+        )
+    ((packet, found),) = named.items()
+    spec = found.spec
+    if isinstance(spec, TextSpec) and spec.decoding == "paged":
+        if found.fallback is None:
+            raise found.node.error('an adapter needs engine: "genai", got "paged"', "engine")
+        spec = found.fallback
+    try:
+        file = adapter_file(adapter.path)
+        alpha = adapter.alpha * scaling(file)
+    except LoadError as error:
+        raise found.node.error(error.reason, "lora_adapters") from error
+    spec = msgspec.structs.replace(spec, adapter=LoraAdapter(str(file), alpha))
+    return {**nodes, packet: replace(found, spec=spec, fallback=None)}
+
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovserve.access import ANYONE, NOBODY, Caller, RequestContext, Rights, as_system, calling, current_request
-from ovserve.access.bucket import Bucket
+from ovserve.access.caller import Bucket
 from ovserve.errors import PermissionDenied, RateLimited
 
 

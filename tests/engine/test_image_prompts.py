@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.images.prompts import Prompts, _Encoder
+from ovserve.engine.backends.images.pipelines import Prompts, _Encoder
 from ovserve.engine.protocol.images import GenerateArguments
 from scripts.image_model import make
 from scripts.vision_parts import write_json

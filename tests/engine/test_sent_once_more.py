@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.engine.client.suspects import FORGOTTEN, Suspects
+from ovserve.engine.client.requests import FORGOTTEN, Suspects
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.messages import Add
 from ovserve.errors import EndsEngine, EngineDead, Unavailable

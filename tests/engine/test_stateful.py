@@ -17,8 +17,7 @@ import openvino_genai as ov_genai
 import pytest
 
 from ovserve.engine.backends.genai import StatefulEngine
-from ovserve.engine.backends.genai.npu import lengths
-from ovserve.engine.backends.genai.stateful import _Run, _Streamer
+from ovserve.engine.backends.genai.stateful import _Run, _Streamer, lengths
 from ovserve.engine.protocol.messages import Add, Compiled
 from ovserve.engine.protocol.specs import StatefulTextSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError

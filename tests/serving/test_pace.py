@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.admission.throughput import UNKNOWN, ThroughputEstimator
+from ovserve.admission.controller import UNKNOWN, ThroughputEstimator
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 

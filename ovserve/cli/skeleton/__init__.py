@@ -1,1 +1,1 @@
-"""`ovserve new`: `templates.py` has the text of a calculator and its test, `write.py` puts it into files."""
+"""`ovserve new`: `write.py` has the text of a calculator and its test, and puts it into files."""

@@ -1,9 +1,8 @@
 """The server's side of an engine: its process, its requests, and the restarts between.
 
-- `client`: the supervisor of a process
-- `kind`: what a kind of engine adds
+- `client`: the supervisor of a process, and what a kind of engine adds
 - `text`, `requests`, `mailbox`: text generation
 - `call_client`, `calls`: every other kind
-- `process`, `process_log`, `prewarm`, `early`: one process
+- `process`, `prewarm`, `early`: one process
 - `health`, `grammars`, `tokenizer`: what runs next to it
 """

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -23,12 +24,11 @@ from ovserve.engine.client.health.health import Health
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
-from ovserve.engine.client.resting import RestingEngine
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.client.state import CurrentState, EngineState
+from ovserve.engine.client.state import CurrentState, EngineState, EngineStats
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
-from ovserve.errors import EngineDead, LoadError, OvserveError, Unavailable
+from ovserve.errors import EngineDead, LoadError, Overloaded, OvserveError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,10 @@ S = TypeVar("S", bound=Spec)
 F = TypeVar("F", bound=Facts)
 
 
-class EngineClient(RestingEngine, Generic[S, F]):
+class EngineClient(ABC, Generic[S, F]):
+    reserved = 0  # choices of requests about to be sent; the senders count it
+    batch_lines = 0  # choices of lines of batches among those that it holds or is about to get, likewise
+
     def __init__(
         self,
         spec: S,
@@ -73,7 +76,86 @@ class EngineClient(RestingEngine, Generic[S, F]):
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
         self._supervisor.add_done_callback(self._supervisor_done)
 
-    # ---- state
+    # ---- state, and the rest of an engine without requests
+
+    @property
+    def state(self) -> EngineState:
+        return self._current.state
+
+    def _become(self, state: EngineState) -> None:
+        if not (self.dormancy.asleep and state.name in ("restarting", "failed")):  # whatever its process does
+            self._current.become(state)
+
+    async def _ready_process(self) -> ModelProcess:
+        """Return the ready process, usually at once."""
+        self.dormancy.used = time.monotonic()
+        if not self._takes_requests():
+            wait, again, why = (
+                self._settings.restart_wait,
+                self._settings.restarts.longest_pause,
+                "is restarting",
+            )
+            if self.dormancy.managed:
+                wait, why = self._settings.ready_timeout, "is being loaded"
+            with self.dormancy.wanted():
+                await self._current.until_ready(self._takes_requests, wait, again=again, why=why)
+        return self._process  # type: ignore[return-value]  # ready
+
+    def _takes_requests(self) -> bool:
+        return self._process is not None and self.state.name == "ready" and not self.dormancy.refuses()
+
+    @property
+    def load_allowance(self) -> float:
+        """Return the seconds that a request may wait longer because the engine has to be loaded for it."""
+        return self._settings.ready_timeout if self.dormancy.managed and not self._takes_requests() else 0.0
+
+    def refuse_impatient(self, left: float | None) -> None:
+        """Raise Overloaded for a client that does not wait long enough, `left` seconds, for the load.
+
+        The engine is loaded nonetheless, so that the client finds it when it comes back.
+        """
+        if left is None or self._takes_requests() or not self.dormancy.managed:
+            return
+        if (seconds := self.dormancy.estimate()) > left:
+            self.dormancy.keep_wanted(seconds)
+            raise Overloaded(
+                f"the model is not loaded, which takes about {seconds:.0f} s; this client waits {left:.1f} s",
+                cause="unloaded",
+                retry_after=max(1.0, seconds),
+            )
+
+    @property
+    def busy(self) -> bool:
+        """Return whether its process has work for clients, without requests that are about to be sent."""
+        return self._holds() > self._background() or self._open_calls() > 0
+
+    async def sleep(self) -> bool:
+        """End the process until `wake`; False, with nothing done, if it has work or has not been loaded."""
+        if self.busy or self.state.name not in ("ready", "failed"):
+            return False
+        process = self._process
+        self.dormancy.begin()
+        self._become(EngineState("unloaded"))
+        await self._rest_helpers()
+        if process is not None:
+            await process.stop(self._settings.stop_grace)
+        return True
+
+    def wake(self, prepared: Callable[[], PrewarmedProcess | None] = lambda: None) -> None:
+        """Load it again, in the process that `prepared` returns, if any; `state` says when it is ready."""
+        if self.state.name == "unloaded":
+            self._become(EngineState("waking"))
+            self.dormancy.end(prepared())
+
+    async def settled(self) -> None:
+        """Return when a load or a restart has come to an end, whichever it is."""
+        await self._current.until(lambda: self.state.name not in ("starting", "waking", "restarting"))
+
+    def hold(self, held: bool) -> None:
+        """Take no new requests, or take them again."""
+        if self.dormancy.held != held:
+            self.dormancy.held = held
+            self._become(self.state)
 
     @property
     def pid(self) -> int:
@@ -204,6 +286,58 @@ class EngineClient(RestingEngine, Generic[S, F]):
             log.error("the engine supervisor failed", exc_info=error)
             self._become(EngineState("failed", f"a fault in the server: {error!r}"))
 
+    # ---- the health of a process
+
+    async def _watch(self, process: ModelProcess) -> None:
+        """Send it the requests of the previous process, then watch its progress."""
+        repeating = asyncio.create_task(self._resume(process), name="requests of the previous engine")
+        try:
+            while True:
+                await asyncio.sleep(self._health.watchdog.interval)
+                if (stalled := self._check_health()) is not None:
+                    await self._replace(process, stalled)
+                    return
+                limit = self._health.memory_limit
+                reason = process.retiring or (limit.shortage if limit.outgrown else "")
+                if reason and await self._idle(process):
+                    await self._renew(process, reason)
+                    return
+        finally:
+            repeating.cancel()
+
+    async def _replace(self, process: ModelProcess, reason: str) -> None:
+        """Replace a stalled engine; requests do not wait while it logs its state."""
+        process.mute()
+        self._stalls += 1
+        self._become(EngineState("restarting", reason))
+        log.error("engine[%d]: %s; replacing it", process.pid, reason)
+        report = [*self._report(), *process.threads()]
+        self._lost(reason)
+        for line in report:
+            log.error("engine[%d]: %s", process.pid, line)
+        await process.dump_stacks()
+        process.kill(reason)
+
+    async def _renew(self, process: ModelProcess, reason: str) -> None:
+        """Replace an idle engine that has grown too large, or whose process it has to leave."""
+        self._become(EngineState("restarting", reason))
+        log.warning("engine[%d]: %s; replacing it", process.pid, reason)
+        await process.stop(self._settings.stop_grace)
+
+    def _check_health(self) -> str | None:
+        patient = self.spec.patient  # it answers pings while it works
+        return self._health.check(
+            requests=0 if patient else self._holds(),
+            pending=self._open_calls(),
+            busy=patient and self._holds() > 0,
+            timeout=self._patience(self._settings.restarts.stall_timeout),
+            unread_tokens=self._unread_tokens,
+        )
+
+    async def _resume(self, process: ModelProcess) -> None:
+        if not process.ended.is_set():  # otherwise they keep waiting
+            await self._requests_resume(process)
+
     # ---- messages of the process, in its protocol's data_received()
 
     def _on_message(self, message: EngineMessage) -> None:
@@ -249,3 +383,64 @@ class EngineClient(RestingEngine, Generic[S, F]):
     def _notify_room(self) -> None:
         for notify in tuple(self.on_room):
             notify()
+
+    # ---- the requests of a kind of engine
+
+    @abstractmethod
+    def _holds(self) -> int:
+        """Return the number of requests that the engine has, each of which must make progress."""
+
+    def _background(self) -> int:
+        """Return how many of these no client waits for: they make way for anything else."""
+        return 0
+
+    async def _idle(self, process: ModelProcess) -> bool:
+        """Return whether the process can be replaced without a loss."""
+        return not (self._holds() + self.reserved or self._open_calls())
+
+    def _open_calls(self) -> int:
+        """Return the number of short calls that the engine answers between two steps."""
+        return 0
+
+    @abstractmethod
+    def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
+        """Handle a message; return whether a request gained something by it, and the engine's usage."""
+
+    @abstractmethod
+    def _requests_lost(self, reason: str) -> None:
+        """End the requests of a process that has gone, or keep them for the next one."""
+
+    @abstractmethod
+    def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
+        """End all requests, or those that wait for the next process."""
+
+    @abstractmethod
+    async def _requests_resume(self, process: ModelProcess) -> None:
+        """Send the requests of the previous process to the one that is ready now."""
+
+    def _on_launched(self) -> None:
+        """Handle a new process that is ready."""
+
+    def _on_death(self, process: ModelProcess) -> None:
+        """Handle the end of a process, when its cause is known."""
+
+    def _patience(self, default: float) -> float:
+        """Return the seconds that all requests allow a step to take; 0: no limit."""
+        return default
+
+    def _unread_tokens(self) -> int:
+        """Return the prompt tokens of requests that have no token yet."""
+        return 0
+
+    @abstractmethod
+    def _report(self) -> list[str]:
+        """Return a line for each request that it holds, for the log of a stalled engine."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats: ...
+
+    async def _stop_helpers(self) -> None:
+        """End helper processes."""
+
+    async def _rest_helpers(self) -> None:
+        """End helper processes until they are needed again."""

@@ -5,6 +5,18 @@ loop turn per step.
 
 It is a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
 output is a pipe that can be prefixed, and quoted when the process dies. POSIX (`pass_fds`, a socketpair).
+
+Starts a process of the engine: by the server's own Python, or by another one.
+
+A Python node may name one, such as that of a virtual environment with the packages of its handlers.
+The server's packages come last on the path there, so that those of the environment win.
+
+Outgoing: frames on their way to an engine process, those of one turn of the event loop in one write.
+
+Each write is a system call that may wake the engine's reader. Requests that arrive together are sent
+together, so the engine also reads them together and can run them as one batch.
+
+The output of an engine process: copied to the log line by line, its last lines kept for error messages.
 """
 
 from __future__ import annotations
@@ -15,22 +27,21 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from ovserve.engine.client.early import AdoptedProcess, EarlyProcess
-from ovserve.engine.client.interpreter import spawn_worker
-from ovserve.engine.client.outgoing import Outgoing
-from ovserve.engine.client.process_log import ProcessLog
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
-from ovserve.engine.protocol.launch import DUMP_SIGNAL, PREPARE
+from ovserve.engine.protocol.launch import DUMP_SIGNAL, PREPARE, WORKER
 from ovserve.engine.protocol.messages import (
     Accepted,
     Compiled,
@@ -51,6 +62,121 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
+
+TAIL_LINES = 20
+TAIL_LINE_CHARS = 500
+DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # wait for stacks, and the silence after which they are complete
+
+
+class ProcessLog:
+    def __init__(self) -> None:
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._wrote = asyncio.Event()
+
+    async def copy(self, process: asyncio.subprocess.Process | AdoptedProcess) -> None:
+        """Copy the output until it ends."""
+        assert process.stdout is not None
+        rest = b""
+        while chunk := await process.stdout.read(1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > 1 << 16:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._log_line(process.pid, line)
+        self._log_line(process.pid, rest)
+
+    def tail(self) -> str:
+        """Return the last lines, to be appended to an error message."""
+        return "; its last output:\n" + "\n".join(self._tail) if self._tail else ""
+
+    async def silence(self) -> None:
+        """Wait until it has written something and paused, for a few seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DUMP_SECONDS):
+                self._wrote.clear()
+                await self._wrote.wait()
+                while self._wrote.is_set():
+                    self._wrote.clear()
+                    await asyncio.sleep(DUMP_PAUSE)
+
+    def _log_line(self, pid: int, line: bytes) -> None:
+        if text := line.decode("utf-8", errors="replace").rstrip():
+            self._tail.append(text[:TAIL_LINE_CHARS])
+            self._wrote.set()
+            log.info("engine[%d]: %s", pid, text)
+
+
+LARGE_BYTES = 64 << 10  # of a frame that is not copied to join it with others
+
+
+class Outgoing:
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._frames: list[bytes] = []
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame at the end of this turn, or at once if it is large; in the order of the calls."""
+        if len(frame) > LARGE_BYTES:
+            self._flush()
+            if not self._transport.is_closing():
+                self._transport.write(frame)
+            return
+        if not self._frames:
+            self._loop.call_soon(self._flush)
+        self._frames.append(frame)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        """Write what is kept; dropped if the engine is gone."""
+        frames, self._frames = self._frames, []
+        if frames and not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
+
+
+BOOT = """
+import sys
+if sys.version_info[:2] != {version}:
+    sys.exit("the interpreter is Python %d.%d, and the server's is {shown}: its packages do not load there"
+             % sys.version_info[:2])
+sys.path += {paths}
+import {worker} as worker
+worker.start(sys.argv)
+"""
+
+
+def worker_command(python: str) -> list[str]:
+    """Return the command without its arguments; `python` is empty for the server's own."""
+    if not python:
+        return [sys.executable, "-m", WORKER]
+    version = sys.version_info[:2]
+    package = str(Path(__file__).resolve().parents[3])
+    paths = list(dict.fromkeys([package, *(path for path in sys.path if path.endswith("-packages"))]))
+    shown = "{}.{}".format(*version)
+    return [python, "-c", BOOT.format(version=version, shown=shown, paths=paths, worker=WORKER)]
+
+
+async def spawn_worker(python: str, *marks: str) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Return the process and our end of its socket. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *worker_command(python),
+                str(theirs.fileno()),
+                *marks,
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours
+
 
 log = logging.getLogger(__name__)
 

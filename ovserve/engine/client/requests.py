@@ -3,33 +3,122 @@ engine ends.
 
 A request whose reader has got nothing but the admission is sent to the next engine, once: only the delay is
 visible. Once and not forever, because it may be the request that ends engines. Such a request is recognised
-when a client sends it again (`suspects.py`). Every other request has been read in part, and ends with the
-error.
+when a client sends it again (`Suspects`). Every other request has been read in part, and ends with the error.
+
+Suspects: when an engine ends, its request is sent to the next one once. A client can send the same request
+anew, and so block a graph. Each end counts against the requests that the engine held: 2 points for one that
+it held alone, 1 for one among others. At LIMIT points an equal request is rejected for FORGOTTEN seconds. An
+answer that completes clears its request. Ends that are not the engine's fault, such as a SIGKILL from
+outside, do not count.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from ovserve.engine.client.mailbox import Mailbox
-from ovserve.engine.client.split import engine_requests
 from ovserve.engine.client.state import EngineStats
-from ovserve.engine.client.suspects import Suspects
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
-from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
+from ovserve.errors import EndsEngine, EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
+
+ALONE, AMONG_OTHERS, LIMIT = 2, 1, 3
+FORGOTTEN = 600.0  # seconds after the last end
+REMEMBERED_SUSPECTS = 256  # different requests
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+
+class Suspects:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._held: list[bytes] = []  # held by the engine that ended last
+        # points, and when they were given
+        self._points: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+
+    def check(self, adds: list[Add]) -> None:
+        """Raise EndsEngine for a request that must not be sent."""
+        if not self._points:
+            return
+        points, since = self._points.get(_digest(adds), (0, 0.0))
+        left = since + FORGOTTEN - self._now()
+        if points >= LIMIT and left > 0:
+            raise EndsEngine(
+                "The engine ended more than once while it worked on this request, so it is not sent again "
+                f"for {left:.0f} s. Change the request; the server's log has the reason."
+            )
+
+    def held(self, requests: Iterable[list[Add]]) -> None:
+        """Record the requests of an engine that ended; the cause is not known yet."""
+        self._held += [_digest(adds) for adds in requests]
+
+    def ended(self, *, by_itself: bool) -> None:
+        """Record how the engine ended, now that it is known."""
+        held, self._held = set(self._held), []  # equal ones count once: many may ask the same at a time
+        if not by_itself:
+            return
+        now = self._now()
+        for digest in held:
+            points, since = self._points.pop(digest, (0, now))
+            if now - since >= FORGOTTEN:
+                points = 0
+            self._points[digest] = points + (ALONE if len(held) == 1 else AMONG_OTHERS), now
+        while len(self._points) > REMEMBERED_SUSPECTS:
+            self._points.popitem(last=False)
+
+    def completed(self, adds: list[Add]) -> None:
+        if self._points:
+            self._points.pop(_digest(adds), None)
+
+
+def _digest(adds: list[Add]) -> bytes:
+    """Hash what makes requests equal: everything but their ids, and the seed, which is random by default."""
+    found = hashlib.blake2b(digest_size=16)
+    for add in adds:
+        sampling = msgspec.structs.replace(add.sampling, seed=0)
+        found.update(_ENCODE(msgspec.structs.replace(add, id=0, sampling=sampling, last=False)))
+    return found.digest()
+
+
+def engine_requests(
+    request: GenerateRequest, first_id: int, *, last: bool = False, ids: Sequence[bytes] = ()
+) -> list[Add]:
+    """Beams stay with the engine; sampled choices become one request each.
+
+    So each choice streams, and a grammar holds for each (the library enforces none when it samples several
+    itself). `last`: see Add; `ids`: those of each prompt, if they were tokenized before.
+    """
+    sampling = request.sampling
+    each = [sampling]
+    if sampling.n > 1 and sampling.beams == 1:
+        seeds = [(sampling.seed + i) % 2**64 for i in range(sampling.n)]
+        each = [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
+    known = ids or [b""] * len(request.prompts)
+    wanted = [
+        (prompt, of_it, one) for prompt, of_it in zip(request.prompts, known, strict=True) for one in each
+    ]
+    special, images = request.add_special_tokens, request.images
+    end = len(wanted) - 1
+    return [
+        Add(first_id + i, prompt, special, one, images, last and i == end, of_it, request.batch)
+        for i, (prompt, of_it, one) in enumerate(wanted)
+    ]
+
 
 REMEMBERED = 8  # ended requests, for the report on a stalled engine
 
 
 class Route(NamedTuple):
-    """The target of the messages of one engine request; a client's request may be several (`split.py`)."""
+    """The target of the messages of one engine request; a client's request may be several."""
 
     ongoing: InFlightRequest
     mailbox: Mailbox

@@ -5,12 +5,19 @@ text of all requests. It ends with Stop, end of file, or a step that raised.
 
 Why one thread: `step()` holds the GIL for the whole forward pass. An output thread would send each step's
 text one step late (measured: 30 ms instead of 0.4), so frames are received and sent between steps.
+
+Reports how full an engine process is, at suitable times.
+
+At most every PERIOD, with the messages of the step that is sent anyway, and once more when it falls idle: a
+gauge that keeps the last busy moment would show load where there is none. It is also the sign of life that
+`watchdog.py` goes by: as long as the engine makes steps or compiles, one comes every PERIOD.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ovserve.engine.protocol.frames import Channel, FrameError
@@ -40,9 +47,33 @@ from ovserve.engine.protocol.messages import (
 from ovserve.engine.protocol.specs import TextFacts
 from ovserve.engine.worker.admission_queue import AdmissionQueue
 from ovserve.engine.worker.batch_window import BatchWindow
-from ovserve.engine.worker.usage import UsageClock
 from ovserve.errors import FROM_KIND, OvserveError
 from ovserve.llm.grammar.constraint import structural_tag
+
+PERIOD = 0.1  # seconds
+
+
+class UsageClock:
+    def __init__(self, read: Callable[[], Usage]) -> None:
+        self._read = read
+        self._next = 0.0
+
+    def due(self, busy: bool) -> Usage | None:
+        if not busy:
+            return Usage(cache_bytes=self._read().cache_bytes)  # what was read is of the last step
+        return self._read() if self._time() else None
+
+    def heartbeat(self) -> Usage | None:
+        """Report while it does something other than steps."""
+        return self.due(busy=False) if self._time() else None
+
+    def _time(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + PERIOD
+        return True
+
 
 COMPILE_POLL = 0.002  # seconds between two checks of a compilation, when there is nothing else to do
 

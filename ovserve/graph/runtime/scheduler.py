@@ -18,6 +18,8 @@ The whole theory, six rules:
 A node whose calculator may wait is one task for the run; any other is called where its input arrives. In a
 graph of one node that answers as a whole, the reader's task does that (`whole_node.py`). The queues of a
 finished reader discard further packets.
+
+The side packets of one run: those given at its start, and those that its nodes make.
 """
 
 from __future__ import annotations
@@ -37,11 +39,39 @@ from ovserve.graph.plan import GraphPlan
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.inline_node import InlineNode
 from ovserve.graph.runtime.node_run import NodeRun
-from ovserve.graph.runtime.side_packets import SidePackets
 from ovserve.graph.runtime.streams import END, Queue, Stream, wake
 from ovserve.graph.runtime.tap import TapSlot
 from ovserve.graph.runtime.task_node import TaskNode
 from ovserve.graph.runtime.whole_node import WholeNode
+
+
+class SidePackets:
+    __slots__ = ("_values", "_waiters")
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._values = dict(given)
+        self._waiters: dict[str, asyncio.Future[None]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    async def wait(self, name: str) -> Any:
+        """Return its value, once a node has made it."""
+        while name not in self._values:
+            waiter = self._waiters.get(name)
+            if waiter is None:
+                waiter = self._waiters[name] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waiter)
+        return self._values[name]
+
+    def publish(self, name: str, value: Any) -> None:
+        self._values[name] = value
+        if (waiter := self._waiters.pop(name, None)) is not None:
+            wake(waiter)
+
 
 log = logging.getLogger(__name__)
 

@@ -2,23 +2,37 @@
 
 Everything here is bounded: bytes, pixels, time and number of images of a request. So is the memory of the
 images of all requests together, those that wait for the engine included.
+
+The processes that decode images and files, one request at a time each.
+
+A C decoder fed with untrusted data may crash, hang or exhaust memory, and some formats are decoded by Python.
+
+Read an image from a file under --allowed_local_media_path.
+
+The path is resolved, compared with the directory, and then opened step by step without following any link. So
+the file compared is the file read, even if links change in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
+import msgspec
+
+from ovserve.engine.protocol.frames import encode
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.sandbox.audio.loader import AudioLoader
-from ovserve.sandbox.images.decoders import Decoders
-from ovserve.sandbox.images.files import FILE_SCHEME, read_file
+from ovserve.sandbox.children import ChildEnded, ChildPool, ChildTimeout
 from ovserve.sandbox.images.messages import (
     Decode,
     DecodedImage,
@@ -26,11 +40,101 @@ from ovserve.sandbox.images.messages import (
     DecodePixels,
     DecodeRaster,
     DecodeResult,
+    Question,
     Read,
     Text,
     Undecodable,
 )
 from ovserve.sandbox.images.policy import Policy
+
+FILE_SCHEME = "file:"
+
+
+def read_file(text: str, policy: Policy, max_bytes: int, param: str) -> bytes:
+    """Read `text`, a path or a file:// URL. Raises InvalidArgument, which reveals nothing about other
+    files."""
+    if policy.directory is None:
+        raise InvalidArgument(
+            f"{param}: files are not allowed on this server (--allowed_local_media_path)", param=param
+        )
+    given = Path(_path(text, param))
+    if ".." in given.parts:
+        raise InvalidArgument(f"{param}: a path must not contain '..'", param=param)
+    try:
+        path = given.resolve()
+    except (OSError, RuntimeError, ValueError) as exc:  # a loop of links; a NUL
+        raise InvalidArgument(f"{param}: no such file", param=param) from exc
+    if not path.is_relative_to(policy.directory) or path == policy.directory:
+        raise InvalidArgument(f"{param}: the file is outside of the allowed directory", param=param)
+    try:
+        with os.fdopen(_open(policy.directory, path.relative_to(policy.directory)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidArgument(f"{param}: not a regular file", param=param)
+            data = file.read(max_bytes + 1)
+    except OSError as exc:
+        raise InvalidArgument(f"{param}: the file cannot be read: {exc.strerror}", param=param) from exc
+    if len(data) > max_bytes:
+        raise InvalidArgument(f"{param}: the file is larger than {max_bytes} bytes", param=param)
+    return data
+
+
+def _path(text: str, param: str) -> str:
+    if not text.lower().startswith(FILE_SCHEME):
+        return text
+    url = urlsplit(text)
+    if url.netloc not in ("", "localhost"):
+        raise InvalidArgument(f"{param}: a file URL must not name a host, got {url.netloc!r}", param=param)
+    return unquote(url.path)
+
+
+def _open(directory: Path, relative: Path) -> int:
+    """Open the file from `directory` without following a link, and without waiting for a pipe."""
+    *folders, name = relative.parts
+    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+MOST = 2  # processes
+SECONDS = 10.0  # for one image
+MEMORY = 1 << 30  # bytes of a process's address space
+WORKER = "ovserve.sandbox.images.worker"
+
+_answer: msgspec.msgpack.Decoder[DecodeResult] = msgspec.msgpack.Decoder(DecodeResult)
+
+
+class Decoders:
+    """Decoder processes. Times in seconds, memory in bytes."""
+
+    def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, most: int = MOST) -> None:
+        self._seconds = seconds
+        self._pool = ChildPool(WORKER, "images and files", seconds=seconds, memory=memory, most=most)
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the PIDs of idle processes."""
+        return self._pool.pids
+
+    async def ask(self, question: Question) -> DecodeResult:
+        """Decode an image or a file. Raises Unavailable when no process becomes free in time."""
+        async with self._pool.slot():
+            try:
+                return _answer.decode(await self._pool.ask([encode(question)], "an image or a file"))
+            except ChildTimeout:
+                return Undecodable(f"it took more than {self._seconds:g} s to decode")
+            except ChildEnded:
+                return Undecodable("it is broken: the decoder process ended while decoding it")
+
+    async def stop(self) -> None:
+        """End the idle processes; busy ones end with their requests."""
+        await self._pool.stop()
+
 
 if TYPE_CHECKING:
     from ovserve.sandbox.images.fetch import Fetcher

@@ -1,4 +1,7 @@
-"""`tune`: measure a graph's choices and write the winner's graph."""
+"""`tune`: measure a graph's choices and write the winner's graph.
+
+Render a user's text with the graph's chat template, like the server.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,47 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ovserve import __version__
+from ovserve.calculators.llm_resource import load_template
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.engines import FIELD
 from ovserve.serving.model_size import GIGABYTE, model_size
 from ovserve.serving.settings import Convert
 from ovserve.tools.tuning.arena import LEAST_REQUESTS, Benchmark
-from ovserve.tools.tuning.asker import Asker
 from ovserve.tools.tuning.choices import Dimension, dimensions
 from ovserve.tools.tuning.graph_file import write
 from ovserve.tools.tuning.prompts import Prompts
 from ovserve.tools.tuning.report import evidence
 from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Found, Search, Tell
 from ovserve.tools.tuning.target import Target
+
+
+class Asker:
+    """Makes requests; a model without a chat template gets the plain text."""
+
+    def __init__(self, templates: TemplatePool, template: ChatTemplate | None) -> None:
+        self._templates = templates
+        self._template = template
+
+    @classmethod
+    async def of(cls, target: Target, facts: TextFacts, templates: TemplatePool) -> Asker:
+        """Build it. Raises LoadError in jinja's words."""
+        template = await load_template(target.node, target.parsed, facts, templates)
+        return cls(templates, template)
+
+    async def request(self, text: str) -> GenerateRequest:
+        """Return the request without sampling, which the round sets."""
+        prompt, plain = text, self._template is None
+        if self._template is not None:
+            said = self._template.conversation([{"role": "user", "content": text}])
+            prompt = await self._templates.render(self._template, said)
+        return GenerateRequest("tune", (prompt,), plain, Sampling())
+
 
 USUAL_PAIRS = 3  # pairs per match; losers have fewer, winners more
 ROUND_SECONDS = (0.3, 10.0)  # shortest and longest

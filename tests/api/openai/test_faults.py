@@ -13,7 +13,7 @@ from ovserve.api.openai.tokenize import decode_detokenize, decode_tokenize
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
 from ovserve.http.openapi import OPERATIONS
-from ovserve.inference.log_settings import change_log_settings
+from ovserve.inference.administration import change_log_settings
 
 TURNS = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -12,10 +12,9 @@ from pypdf import PdfReader, PdfWriter
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.files import FileSource
-from ovserve.sandbox.images.decoders import Decoders
-from ovserve.sandbox.images.document import MAX_CHARACTERS, DocumentError, text_of
-from ovserve.sandbox.images.loader import MAX_FILES, Bounds, Media
+from ovserve.sandbox.images.loader import MAX_FILES, Bounds, Decoders, Media
 from ovserve.sandbox.images.messages import Read, Text, Undecodable
+from ovserve.sandbox.images.worker import MAX_CHARACTERS, DocumentError, text_of
 from tests.sandbox.images.documents import pdf
 
 
@@ -74,7 +73,7 @@ def test_refusals(data: bytes, says: str) -> None:
 def test_without_pypdf_it_says_what_is_missing() -> None:
     code = (
         "import sys; sys.modules['pypdf'] = None\n"
-        "from ovserve.sandbox.images.document import DocumentError, text_of\n"
+        "from ovserve.sandbox.images.worker import DocumentError, text_of\n"
         "assert text_of(b'plain') == 'plain'\n"
         "try: text_of(b'%PDF-1.4')\n"
         "except DocumentError as exc: print(exc)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.sandbox.images.files import read_file
+from ovserve.sandbox.images.loader import read_file
 from ovserve.sandbox.images.policy import Policy
 
 LIMIT = 100

@@ -14,8 +14,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Detail, ImageSource
-from ovserve.sandbox.images.decoders import Decoders
-from ovserve.sandbox.images.loader import Bounds, Media
+from ovserve.sandbox.images.loader import Bounds, Decoders, Media
 from ovserve.sandbox.images.messages import Decode, DecodedImage, Undecodable
 from ovserve.sandbox.images.policy import parse_policy
 from tests.sandbox.images.conftest import picture

@@ -10,13 +10,19 @@ those of continuous batching. Found by measuring (tests/engine/test_stateful.py)
 - A streamer that says CANCEL ends the call at once; it is asked after each token, not during the prompt.
 - An error in the call itself does not affect later ones; a fault of the device may. Either ends this process,
   like an error in a step.
+
+The fixed sizes of a model on an NPU.
+
+A model is compiled there for one length of prompt and one of answer, both properties of the device; the
+library raises for a longer prompt and ends an answer where the room ends. Other devices have no such
+properties.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -27,7 +33,6 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.backends.genai.facts import engine_facts
 from ovserve.engine.backends.genai.grammar import CompilesGrammars, Grammars
-from ovserve.engine.backends.genai.npu import NPU, lengths
 from ovserve.engine.backends.genai.options import properties, sentence, to_blame
 from ovserve.engine.backends.genai.quirks.read_only_gguf import writable
 from ovserve.engine.backends.genai.request import FINISH, generation_config
@@ -40,6 +45,28 @@ from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
+
+NPU = "NPU"
+PROMPT, RESPONSE = 1024, 128  # the library's own defaults, tokens
+
+
+def lengths(
+    device: str, properties: Mapping[str, object], max_length: int | None
+) -> tuple[int | None, int | None]:
+    """Tokens of the whole context, and of the prompt alone; None: no limit. `max_length` is the model's."""
+    if device != NPU:
+        return max_length, None
+    prompt = _length(properties, "MAX_PROMPT_LEN", PROMPT)
+    room = prompt + _length(properties, "MIN_RESPONSE_LEN", RESPONSE)
+    return room if max_length is None else min(room, max_length), prompt
+
+
+def _length(properties: Mapping[str, object], name: str, default: int) -> int:
+    value = properties.get(name, default)
+    if type(value) is not int or value < 1:
+        raise LoadError(f"{name}: expected a whole number of tokens, got {value!r}", field="plugin_config")
+    return value
+
 
 POLL = 0.05  # seconds a step waits for a token at most: questions and aborts must not wait for a long prompt
 

@@ -3,6 +3,8 @@
 SOURCE has config.json, tokenizer.json and weights, as safetensors or in CTranslate2's form. Matrices of
 the decoder get 8 bits, or 16 with `fp16`. It is a process of its own, because the command never imports
 OpenVINO.
+
+Whisper's tokenizer.json becomes the two OpenVINO graphs that the library loads, without transformers.
 """
 
 from __future__ import annotations
@@ -10,15 +12,71 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import openvino as ov
+from openvino_tokenizers import tokenizer_pipeline as steps
+from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
 from ovserve.engine.backends.speech.whisper_config import CONFIG, model_files
 from ovserve.engine.backends.speech.whisper_graph import build
-from ovserve.engine.backends.speech.whisper_tokenizer import build_tokenizer
 from ovserve.engine.backends.speech.whisper_weights import open_weights
 from ovserve.engine.model.speech_files import DECODER, DETOKENIZER, ENCODER, TOKENIZER
 from ovserve.errors import LoadError
+
+DEFAULTS = {
+    "unk_token": None,
+    "continuing_subword_prefix": "",
+    "end_of_word_suffix": "",
+    "fuse_unk": False,
+    "byte_fallback": False,
+}
+TICK = 0.02  # seconds between two tokens of time
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def build_tokenizer(directory: Path, size: int) -> tuple[ov.Model, ov.Model]:
+    """Return tokenizer and detokenizer. `size` is the model's number of tokens: the last ones are times,
+    which some files do not list.
+
+    Raises LoadError for a tokenizer that is not Whisper's.
+    """
+    file = directory / TOKENIZER_FILE
+    try:
+        described: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        kinds = (described["model"]["type"], described["pre_tokenizer"]["type"], described["decoder"]["type"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"cannot be read: {error}", file=str(file)) from error
+    if kinds != ("BPE", "ByteLevel", "ByteLevel"):
+        raise LoadError(f"expected byte-level BPE, got {', '.join(kinds)}", file=str(file))
+    described["model"] = DEFAULTS | described["model"]  # older files lack some
+    added = described["added_tokens"]
+    listed = max(token["id"] for token in added)
+    for i, id_ in enumerate(range(listed + 1, size)):
+        added.append({"id": id_, "content": f"<|{i * TICK:.2f}|>", "special": True})
+    special = {token["id"]: token["content"] for token in added if token["special"]}
+    pipeline = steps.TokenizerPipeline()
+    pipeline.add_steps(steps.SpecialTokensSplit([steps.SpecialToken(token["content"]) for token in added]))
+    pipeline.add_steps([steps.RegexSplitStep.byte_level_splitter(), steps.BytesToCharsStep()])
+    pipeline.add_steps(steps.BPETokenizationStep.from_hf_json(described))
+    pipeline.vocab = pipeline[-1].vocab
+    # Texts are prompts: the library puts the special tokens around them itself.
+    pipeline.add_steps(steps.CombineSegmentsStep([steps.Sequence()], add_special_tokens=False))
+    ends = next((id_ for id_, text in special.items() if text == "<|endoftext|>"), 0)
+    pipeline.add_steps(steps.PaddingStep(token="<|endoftext|>", _token_id=ends))
+    pipeline.add_steps(
+        steps.VocabDecoderStep.from_hf_json(
+            tokenizer_json=described,
+            pipeline_vocab=pipeline.vocab,
+            skip_tokens=special,
+            added_tokens={token["id"]: token["content"] for token in added},
+            do_skip_tokens=True,
+            is_byte_level=pipeline.is_byte_level,
+        )
+    )
+    pipeline.add_steps([steps.CharsToBytesStep(), steps.UTF8ValidateStep(steps.UTF8ReplaceMode.REPLACE)])
+    tokenizer = change_outputs_type(pipeline.get_tokenizer_ov_subgraph(), ov.Type.i64)
+    return tokenizer, change_inputs_type(pipeline.get_detokenizer_ov_subgraph(), ov.Type.i64)
 
 
 def convert(source: Path, directory: Path, *, int8: bool) -> None:

@@ -1,13 +1,19 @@
 """Pipeline: OpenVINO GenAI's Text2SpeechPipeline with the voices of a directory.
 
 Source: https://github.com/openvinotoolkit/openvino.genai, read 2026-11-22
+
+Find eSpeak NG, which makes the phonemes of words that are in no dictionary, and of other languages.
+
+The library loads it at run time. Without it words that its English dictionary lacks are left out.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +21,29 @@ import numpy as np
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.backends.text_to_speech.espeak import find_espeak
 from ovserve.engine.backends.text_to_speech.normalize import fold, normalize
 from ovserve.engine.backends.text_to_speech.pronounce import Pronunciation
 from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.host.memory import resident
 from ovserve.engine.protocol.text_to_speech import TextToSpeechFacts, TextToSpeechSpec
 from ovserve.errors import InvalidArgument, LoadError
+
+LIBRARY, DATA = "MISAKI_ESPEAK_LIBRARY", "ESPEAK_DATA_PATH"
+
+
+def find_espeak() -> Mapping[str, str] | None:
+    """Return the environment with which the library finds it: the user's, the system's or the extra's.
+
+    None if there is none.
+    """
+    if os.environ.get(LIBRARY) or ctypes.util.find_library("espeak-ng"):
+        return {}
+    try:
+        import espeakng_loader
+    except ImportError:
+        return None
+    return {LIBRARY: str(espeakng_loader.get_library_path()), DATA: str(espeakng_loader.get_data_path())}
+
 
 KOKORO_RATE, SPEECHT5_RATE = 24_000, 16_000
 ENGLISH = ("en-us", "en-gb")
