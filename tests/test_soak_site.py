@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.soak.site import CHAT, SCRIPT, Site
+from benchmarks.soak.site import CHAT, RERANK, SCRIPT, Site
 from tests.e2e.test_process import run
 
 
 def test_they_would_be_served(model: Path) -> None:
     with closing(Site()) as site:
-        graphs = {CHAT, SCRIPT, *site.random_lengths}
+        graphs = {CHAT, SCRIPT, RERANK, *site.random_lengths}
         checked = run("check", str(site.graphs))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stdout.count("would be served") == len(graphs)

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.conftest import MODEL, ROOT, Server, script_graph, start_process
+from tests.encoders import graph as rerank_graph
+from tests.encoders import tiny
 
-CHAT, SCRIPT = "chat", "script"
+CHAT, SCRIPT, RERANK = "chat", "script", "rerank"
 # Models whose inputs have random lengths, by their graphs. `ovserve pull kokoro` fetches the second one, which is
 # left out where it is not there.
 RANDOM_LENGTHS = {"embeddings": ROOT / "models/minilm", "text_to_speech": ROOT / "models/kokoro"}
@@ -32,12 +34,15 @@ class Site:
             (self.graphs / name).mkdir()
             text = re.sub(r'models_path: "[^"]*"', f'models_path: "{RANDOM_LENGTHS[name]}"', graph)
             (self.graphs / name / "graph.pbtxt").write_text(text)
+        # No reranker is in a package, so it is a tiny one. It shares the process of the embeddings.
+        tiny("bert", self.graphs / RERANK)
+        (self.graphs / RERANK / "graph.pbtxt").write_text(rerank_graph("./", kind="Rerank"))
         self.change_graph()
         self.first = self.change_engine()
 
     def __enter__(self) -> Server:
         flags = ("--file_system_poll_wait_seconds", "0", "--log_level", "WARNING")
-        self.server = start_process("--graphs_dir", str(self.graphs), *flags)
+        self.server = start_process("--graphs_dir", str(self.graphs), *flags, timeout=180)
         return self.server
 
     def __exit__(

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.soak.site import CHAT, SCRIPT, Site
+from benchmarks.soak.site import CHAT, RERANK, SCRIPT, Site
 
 WORDS = ("the", "river", "runs", "under", "an", "old", "stone", "bridge", "where", "boats", "count", "days")
 TOOL = {
@@ -61,7 +61,7 @@ class Traffic:
     async def run(self) -> None:
         kinds: list[Callable[[], Awaitable[None]]] = [
             self._stream, self._stream, self._whole, self._tools, self._long, self._leave, self._script,
-            self._reload,
+            self._rerank, self._reload,
         ]  # fmt: skip
         if "embeddings" in self.site.random_lengths:
             kinds.append(self._embed)
@@ -138,6 +138,13 @@ class Traffic:
         answer = await self.http.post("/v3/embeddings", json=body)
         assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
         assert len(answer.json()["data"]) == 1
+
+    async def _rerank(self) -> None:
+        texts = [self._text(self.random.randrange(1, 60)) for _ in range(3)]
+        body = {"model": RERANK, "query": texts[0], "documents": texts[1:]}
+        answer = await self.http.post("/v3/rerank", json=body)
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
+        assert len(answer.json()["results"]) == 2
 
     async def _speak(self) -> None:
         body = {"model": "text_to_speech", "input": f"{self._text(self.random.randrange(3, 30))}."}
