@@ -75,7 +75,7 @@ async def complete(http: httpx.AsyncClient, prompts: Any, **more: Any) -> httpx.
 
 @pytest.mark.timeout(400)  # 40 s on a quiet machine, 120 s beside ten other processes
 async def test_long_prompt_of_a_neighbour(tmp_path: Path, model: Path) -> None:
-    """Read in some thirty steps, which take longer than anybody may wait in the queue."""
+    """Read in some twenty steps, which take longer than anybody may wait in the queue."""
     graph = graph_of(tmp_path / "graph", model.parent, "queue_timeout: 0.5")
     async with serving(graph) as (server, http):
         done: list[str] = []
@@ -86,9 +86,9 @@ async def test_long_prompt_of_a_neighbour(tmp_path: Path, model: Path) -> None:
             done.append(name)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(ask("long", 7000))
+            group.create_task(ask("long", 4000))
             await eventually(lambda: server.engine.usage.requests > 0, 60)
-            group.create_task(ask("another long one", 5000))
+            group.create_task(ask("another long one", 3000))
             group.create_task(ask("short", 60))
         assert done == ["short", "long", "another long one"]
         assert server.engine._requests.stats(restarts=0, stalls=0).failed == 0

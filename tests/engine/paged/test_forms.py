@@ -149,7 +149,7 @@ def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str)
     engine = PagedEngine(PagedTextSpec(directory, deterministic=True, enable_prefix_caching=True))
 
     def scores(engine: PagedEngine, prompt: str | tuple[int, ...]) -> tuple[object, ...]:
-        done = generate(engine, prompt, max_tokens=40, logprobs=True)
+        done = generate(engine, prompt, max_tokens=24, logprobs=True)
         assert not done.drafted
         return done.text, *done.logprobs
 
