@@ -69,9 +69,9 @@ Paths marked \\* are also served under `/v1`, `/v3/v1`, `/openai/v1`, `/openai` 
 Paths under `/v2/models/{model}` are also served under `/v2/models/{model}/versions/{version}`; the version is 1.
 Every GET also answers HEAD.
 
-In the lists below, `[0, 2]` is a range with both ends and `(0, 1]` one without 0; `≤ 16` after an array or a text
+In the tables below, `[0, 2]` is a range with both ends and `(0, 1]` one without 0; `≤ 16` after an array or a text
 bounds its length. Integers without an upper bound end at 2^31-1. A parameter with the same meaning in several
-operations is described at the first; `model` is the name under which a graph is served, and required unless the list has it otherwise.
+operations is described at the first; `model` is the name under which a graph is served, and required unless a table has it otherwise.
 """
 
 
@@ -137,9 +137,11 @@ def _rows(rows: list[Parameter]) -> Iterator[str]:
     lines: dict[str, list[str]] = {}
     for row in rows:
         if row.status != SUPPORTED or not re.search(r"[.\[]", row.name):
-            lines.setdefault(_facts(row) + (f": {row.why}" if row.why else ""), []).append(row.name)
+            lines.setdefault(f"{_facts(row)}|{row.why.replace('|', chr(92) + '|')}", []).append(row.name)
+    if lines:
+        yield "|parameter|value|meaning|\n|---|---|---|"
     for line, names in lines.items():
-        yield f"- {', '.join(f'`{name}`' for name in names)}{line}"
+        yield f"|{', '.join(f'`{name}`' for name in names)}|{line}|"
 
 
 def _shared(link: str, same: list[Parameter], rows: list[Parameter], theirs: list[Parameter]) -> str:
@@ -158,7 +160,7 @@ def _anchor(operation: Operation) -> str:
 
 
 def _facts(row: Parameter) -> str:
-    """Name the status, type, range and default of a parameter: " (required, string)"."""
+    """Name the status, type, range and default of a parameter: "required, string"."""
     facts = ["required"] if row.required else []
     facts += [row.status] if row.status != SUPPORTED else []
     if row.status == REJECTED:
@@ -170,7 +172,7 @@ def _facts(row: Parameter) -> str:
             kind = re.sub(r"^(boolean|integer|number|string)( |$)(?!or )", "", kind)
         facts += [kind] if kind else []
         facts += [] if row.default is None else [f"default `{json.dumps(row.default)}`"]
-    return f" ({', '.join(facts)})"
+    return ", ".join(facts)
 
 
 def schema_text(schema: dict[str, Any]) -> str:

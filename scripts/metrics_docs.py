@@ -31,7 +31,7 @@ scrape_configs:
 
 ## Metrics of each servable
 
-Every family has the label `name`, the name of the servable, and those in parentheses. After a comma stands vLLM's name
+Every family has the label `name`, the name of the servable, and those listed. After a comma stands vLLM's name
 of the same family, with the labels `model_name` and `engine` (always 0) instead of `name`. Families that are marked \\*
 exist for [plain models](plain-models.md) too; these have no others. A family without a kind is a counter. As in OVMS,
 `api` is V3 or KServe, `interface` is REST or gRPC, and `method` is Unary, Stream, ModelInfer, ModelInferStream,
@@ -63,12 +63,12 @@ Notes:
 
 
 def text() -> str:
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, "|family|kind; labels|meaning|\n|---|---|---|"]
     for f in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in f.labels)
         also = ("\\*" if f.plain else "") + (f", `{f.vllm}`" if f.vllm else "")
         facts = "; ".join(filter(None, (f.kind if f.kind != "counter" else "", labels)))
-        lines.append(f"- `{f.name}`{also}{facts and f' ({facts})'}: {f.help.rstrip('.')}")
+        lines.append(f"|`{f.name}`{also}|{facts}|{f.help.rstrip('.')}|")
     lines.append(NOTES)
     return "\n".join(lines) + "\n"
 

@@ -53,6 +53,8 @@ PULL = """
 See [pull.md](pull.md).
 """
 
+TABLE = "|option|default, choices|meaning|\n|---|---|---|"
+
 GRAPH_OPTIONS = """
 For [fields](graphs.md#llmcalculatoroptions) of a graph of text, described by `ovserve pull --help`: """
 
@@ -66,13 +68,13 @@ def text() -> str:
     lines = [FILE.read_text().partition(MARK)[0] + MARK + INTRODUCTION]
     used = {o.metadata["group"] for o in OPTIONS}
     for group in (g for g in GROUPS if g in used):
-        lines += [f"### {group}", ""]
+        lines += [f"### {group}", "", TABLE]
         lines += [_row(o) for o in OPTIONS if o.metadata["group"] == group]
         lines.append("")
     lines.append(GRAPH.strip() + "\n")
     lines += [f"- `--{name}`: {what}" for name, what in FLAGS.items()]
     lines += ["", PLAIN.strip() + "\n", ", ".join(f"`--{name}`" for name in PLAIN_FLAGS) + "."]
-    lines += ["", PULL.strip() + "\n", *_pull()]
+    lines += ["", PULL.strip() + "\n", TABLE.replace("default, choices", "choices"), *_pull()]
     lines += ["", OVMS.strip() + "\n"]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -86,11 +88,11 @@ def _pull() -> Iterator[str]:
             values = [f"`{choice}`" for choice in action.choices or ()]
             if not values and "|" in (action.metavar or ""):
                 values = [f"`{value}`" for value in str(action.metavar).split("|")]
-            kind = f" ({', '.join(values)})" if values else ""
+            kind = ", ".join(values)
             if action.dest in {PREFIX + option.name for option in GRAPH_FIELDS}:
                 of_graph.append(f"`{action.option_strings[0]}`")
                 continue
-            yield f"- {', '.join(f'`{name}`' for name in action.option_strings)}{kind}: {action.help}"
+            yield f"|{', '.join(f'`{name}`' for name in action.option_strings)}|{kind}|{action.help}|"
     yield GRAPH_OPTIONS + ", ".join(of_graph) + "."
 
 
@@ -101,8 +103,9 @@ def _row(o: Field[Any]) -> str:
     default = f"{o.default:g}" if isinstance(o.default, float) else str(o.default)
     if isinstance(o.default, bool):
         default = default.lower()
-    facts = "; ".join(filter(None, (kind, default and f"default {default}")))
-    return f"- {', '.join(names)}{facts and f' ({facts})'}: {o.metadata['help']}"
+    if kind:
+        kind = kind.replace(f"`{default}`", f"**`{default}`**")
+    return f"|{', '.join(names)}|{kind or default}|{o.metadata['help'].replace('|', chr(92) + '|')}|"
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_the_shipped_graph_is_shown_in_full() -> None:
 
 def test_the_calculators_are_listed_as_their_classes_say() -> None:
     assert nodes_docs.FILE.read_text() == nodes_docs.text(), "stale: run make docs"
-    assert nodes_docs.FILE.read_text().count("\n| [`") == len(Registry(MODULES).names)
+    assert nodes_docs.FILE.read_text().count("\n|[`") == len(Registry(MODULES).names)
 
 
 @pytest.mark.parametrize(
