@@ -64,6 +64,7 @@ GROUPS = (  # the first whose expression matches the beginning of a path has it
     (r"/v1/config", "[state and reload](operations.md#changing-what-is-served)"),
     (r"", "[metrics](metrics.md), and descriptions of this API for programs and for language models"),
 )
+OTHERS = r"/api/|/v2/|/v1/|/chat/"  # paths whose APIs have pages and references of their own
 BELOW = """
 Paths marked \\* are also served under `/v1`, `/v3/v1`, `/openai/v1`, `/openai` and without a prefix.
 Paths under `/v2/models/{model}` are also served under `/v2/models/{model}/versions/{version}`; the version is 1.
@@ -72,6 +73,8 @@ Every GET also answers HEAD.
 In the tables below, `[0, 2]` is a range with both ends and `(0, 1]` one without 0; `≤ 16` after an array or a text
 bounds its length. Integers without an upper bound end at 2^31-1. A parameter with the same meaning in several
 operations is described at the first; `model` is the name under which a graph is served, and required unless a table has it otherwise.
+[clients.md](clients.md#ollamas-clients) has the differences to Ollama's API; [kserve.md](kserve.md) and
+[plain-models.md](plain-models.md) describe the bodies of KServe and TensorFlow Serving.
 """
 
 
@@ -83,7 +86,7 @@ def text() -> str:
     lines.append(BELOW.rstrip())
     described: list[tuple[Operation, list[Parameter]]] = []
     for operation in served:
-        if operation.request is not None and not operation.same_as:
+        if operation.request and not operation.same_as and not re.match(OTHERS, operation.path):
             rows = parameters(operation)
             lines += _section(operation, rows, described)
             described.append((operation, rows))
