@@ -72,7 +72,7 @@ Every GET also answers HEAD.
 
 In the tables below, `[0, 2]` is a range with both ends and `(0, 1]` one without 0; `≤ 16` after an array or a text
 bounds its length. Integers without an upper bound end at 2^31-1. A parameter with the same meaning in several
-operations is described at the first; `model` is the name under which a graph is served, and required unless a table has it otherwise.
+operations is described at the first, and an operation that has no others is left out; `model` is the name under which a graph is served, and required unless a table has it otherwise.
 [clients.md](clients.md#ollamas-clients) has the differences to Ollama's API; [kserve.md](kserve.md) and
 [plain-models.md](plain-models.md) describe the bodies of KServe and TensorFlow Serving.
 """
@@ -130,9 +130,8 @@ def _section(
         if {row.name for row in same if "." not in row.name} - {"model", "user"}:
             link = f"[{other.method} {other.path}](#{_anchor(other)})"
             blocks.append(_shared(link, same, rows, its_rows))
-    if lines := list(_rows(rest)):
-        blocks.append("\n".join(lines))
-    yield "\n\n".join(blocks)
+    if lines := list(_rows(rest)):  # else all are those of another operation
+        yield "\n\n".join([*blocks, "\n".join(lines)])
 
 
 def _rows(rows: list[Parameter]) -> Iterator[str]:
