@@ -72,9 +72,9 @@ Every GET also answers HEAD.
 
 In the tables below, `[0, 2]` is a range with both ends and `(0, 1]` one without 0; `≤ 16` after an array or a text
 bounds its length. Integers without an upper bound end at 2^31-1. A parameter with the same meaning in several
-operations is described at the first, and an operation that has no others is left out; `model` is the name under which a graph is served, and required unless a table has it otherwise.
-[clients.md](clients.md#ollamas-clients) has the differences to Ollama's API; [kserve.md](kserve.md) and
-[plain-models.md](plain-models.md) describe the bodies of KServe and TensorFlow Serving.
+operations is described at the first, and an operation that has no others is left out. Requests to a graph need `model`,
+its name, unless a table has it otherwise. [clients.md](clients.md#ollamas-clients) has the differences to Ollama's API;
+[kserve.md](kserve.md) and [plain-models.md](plain-models.md) describe the bodies of KServe and TensorFlow Serving.
 """
 
 
