@@ -20,7 +20,7 @@ INTRODUCTION = """
 Each port has the type of its packets. Nodes of plain models and of Python, `PassThroughCalculator` and
 `MergeCalculator` also connect tags of your choice. [graphs.md](graphs.md#tags-and-names) explains tags.
 
-| calculator | reads | writes | side packets |
+|calculator|reads|writes|side packets|
 |---|---|---|---|
 """
 
@@ -39,7 +39,7 @@ def _row(name: str, kind: type[Calculator]) -> str:
     if contract.side_outputs:
         cells[2] = ", ".join(filter(None, (cells[2], f"writes {_ports(contract.side_outputs)}")))
     path = kind.__module__.replace(".", "/") + ".py"
-    return f"| [`{name}`](../{path}) | {' | '.join(cells)} |\n"
+    return f"|[`{name}`](../{path})|{'|'.join(cells)}|\n"
 
 
 def _ports(ports: Iterable[Port[Any]]) -> str:

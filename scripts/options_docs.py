@@ -26,38 +26,37 @@ FILE = ROOT / "docs/cli.md"
 INTRODUCTION = """
 ## Options of `ovserve serve`
 
-`ovserve serve --help` prints the same.
-
-Every option is also an environment variable: `OVSERVE_` and the name in capitals, so `OVSERVE_REST_PORT=9000` means
-`--rest_port 9000`. A flag wins over its variable, and the variable over the default. An unknown flag is an error that
-suggests the nearest one; an unknown `OVSERVE_` variable is a warning. A `bool` flag without a value means `true`.
+Every option is also an environment variable: `OVSERVE_REST_PORT=9000` means `--rest_port 9000`. A flag wins over its
+variable. An unknown flag is an error that suggests the nearest one; an unknown `OVSERVE_` variable is a warning. A flag
+that is `true` or `false` needs no value for `true`.
 """
 
 GRAPH = """
 ### A model without a graph
 
-`ovserve serve SOURCE` needs no graph file: the graph that `ovserve pull` would write is made in memory. The options of
-[`ovserve pull`](#options-of-ovserve-pull) that describe a graph, from `--normalize` on, apply to it, and so does
-`--task`. A graph.pbtxt next to the model is then not used, which is logged.
+For a graph made in memory, `ovserve serve SOURCE` takes the options of [`ovserve pull`](#options-of-ovserve-pull) from
+`--normalize` on, and `--task`. A graph.pbtxt next to the model is then not used, which is logged.
 
-OVMS's commands about a configuration file work too, and end without serving:
+OVMS's commands about a configuration file end without serving:
 """
 
 PLAIN = """
 ### A plain model
 
-`ovserve serve` takes the keys of an entry of config.json ([plain-models.md](plain-models.md)) for one plain model, and
-`--target_device` and `--plugin_config`. `--add_to_config` writes them into the entry.
+For one plain model, `ovserve serve` takes `--target_device`, `--plugin_config` and the keys of an entry of config.json,
+which [plain-models.md](plain-models.md#plain-models) explains. `--add_to_config` writes them into the entry:
 """
 
 PULL = """
 ## Options of `ovserve pull`
 
-[pull.md](pull.md) explains the command.
+See [pull.md](pull.md).
 """
 
+TABLE = "|option|default, choices|meaning|\n|---|---|---|"
+
 GRAPH_OPTIONS = """
-Of a graph of text ([fields](graphs.md#llmcalculatoroptions)); `ovserve pull --help` describes each: """
+For [fields](graphs.md#llmcalculatoroptions) of a graph of text, described by `ovserve pull --help`: """
 
 OVMS = """
 Flags of OVMS that are not options here are ignored with a notice or rejected, and the message says why;
@@ -69,13 +68,13 @@ def text() -> str:
     lines = [FILE.read_text().partition(MARK)[0] + MARK + INTRODUCTION]
     used = {o.metadata["group"] for o in OPTIONS}
     for group in (g for g in GROUPS if g in used):
-        lines += [f"### {group}", ""]
+        lines += [f"### {group}", "", TABLE]
         lines += [_row(o) for o in OPTIONS if o.metadata["group"] == group]
         lines.append("")
     lines.append(GRAPH.strip() + "\n")
     lines += [f"- `--{name}`: {what}" for name, what in FLAGS.items()]
-    lines += ["", PLAIN.strip() + "\n", *(f"- `--{name}`: {what}" for name, what in PLAIN_FLAGS.items())]
-    lines += ["", PULL.strip() + "\n", *_pull()]
+    lines += ["", PLAIN.strip() + "\n", ", ".join(f"`--{name}`" for name in PLAIN_FLAGS) + "."]
+    lines += ["", PULL.strip() + "\n", TABLE.replace("default, choices", "choices"), *_pull()]
     lines += ["", OVMS.strip() + "\n"]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -87,25 +86,26 @@ def _pull() -> Iterator[str]:
     for action in parser._actions:
         if action.option_strings and action.help != argparse.SUPPRESS and action.dest != "help":
             values = [f"`{choice}`" for choice in action.choices or ()]
-            if not values and action.nargs != 0:
-                values = [f"`{value}`" for value in (action.metavar or action.dest.upper()).split("|")]
-            kind = f" ({' or '.join(values)})" if values else ""
+            if not values and "|" in (action.metavar or ""):
+                values = [f"`{value}`" for value in str(action.metavar).split("|")]
+            kind = ", ".join(values)
             if action.dest in {PREFIX + option.name for option in GRAPH_FIELDS}:
                 of_graph.append(f"`{action.option_strings[0]}`")
                 continue
-            yield f"- {', '.join(f'`{name}`' for name in action.option_strings)}{kind}: {action.help}"
+            yield f"|{', '.join(f'`{name}`' for name in action.option_strings)}|{kind}|{action.help}|"
     yield GRAPH_OPTIONS + ", ".join(of_graph) + "."
 
 
 def _row(o: Field[Any]) -> str:
     names = [f"`--{name}`" for name in (o.name, *o.metadata["aliases"]) if o.metadata["flag"]]
     names += [f"`{name}`" for name in variables(o)[0 if not names else 1 :]]
-    kind = " or ".join(f"`{c}`" for c in o.metadata["choices"]) or type(o.default).__name__
+    kind = ", ".join(f"`{c}`" for c in o.metadata["choices"])
     default = f"{o.default:g}" if isinstance(o.default, float) else str(o.default)
     if isinstance(o.default, bool):
         default = default.lower()
-    facts = f"{kind}, default {default}" if default else kind
-    return f"- {', '.join(names)} ({facts}): {o.metadata['help']}"
+    if kind:
+        kind = kind.replace(f"`{default}`", f"**`{default}`**")
+    return f"|{', '.join(names)}|{kind or default}|{o.metadata['help'].replace('|', chr(92) + '|')}|"
 
 
 if __name__ == "__main__":

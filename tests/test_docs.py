@@ -179,7 +179,7 @@ def test_the_shipped_graph_is_shown_in_full() -> None:
 
 def test_the_calculators_are_listed_as_their_classes_say() -> None:
     assert nodes_docs.FILE.read_text() == nodes_docs.text(), "stale: run make docs"
-    assert nodes_docs.FILE.read_text().count("\n| [`") == len(Registry(MODULES).names)
+    assert nodes_docs.FILE.read_text().count("\n|[`") == len(Registry(MODULES).names)
 
 
 @pytest.mark.parametrize(
@@ -292,21 +292,59 @@ def test_the_reference_names_every_dialect() -> None:
 
 
 MODELS_PATH = '      models_path: "'
-CHANGES = [
-    ('"OutputParserCalculator"', '"OutputParserCalculater"'),
+CHANGES = [  # those of docs/graphs.md
     ('input_stream: "DELTA:delta"', 'input_strem: "DELTA:delta"'),
-    (MODELS_PATH, "      max_num_seq: 4\n" + MODELS_PATH),
-    ('input_stream: "DELTA:delta"', 'input_stream: "DELTAS:delta"'),
-    ('  output_stream: "HTTP_RESPONSE_PAYLOAD:reply"\n}', "}"),
     ('PARSED:parsed"\n  output_stream: "HTTP', 'PARSED:parsd"\n  output_stream: "HTTP'),
     ('PARSED:parsed"\n  output_stream: "HTTP', 'PARSED:delta"\n  output_stream: "HTTP'),
     (" back_edge: true", ""),
-    ('"SyncSetInputStreamHandler"', '"DefaultInputStreamHandler"'),
-    (MODELS_PATH, "      max_num_seqs: 0\n" + MODELS_PATH),
     (MODELS_PATH, '      draft_models_path: "draft"\n' + MODELS_PATH),
-    (MODELS_PATH, "      plugin_config: '{bad}'\n" + MODELS_PATH),
-    ('name: "OutputParser"\n', 'name: "OutputParser"\n  executor: "slow"\n'),
-    ('LLM_NODE_RESOURCES:llm"\n  output_stream: "GEN', 'LLM_NODE_RESOURCES:other"\n  output_stream: "GEN'),
+]
+OTHER_CHANGES = [
+    (
+        '"OutputParserCalculator"',
+        '"OutputParserCalculater"',
+        "graph.pbtxt:49: node 'OutputParser': calculator: 'OutputParserCalculater' is not known (did you mean OutputParserCalculator?)",
+    ),
+    (
+        MODELS_PATH,
+        "      max_num_seq: 4\n" + MODELS_PATH,
+        "graph.pbtxt:39: node 'LLMExecutor': max_num_seq: mediapipe.LLMCalculatorOptions has no such field; did you mean max_num_seqs? (at 39:7)",
+    ),
+    (
+        'input_stream: "DELTA:delta"',
+        'input_stream: "DELTAS:delta"',
+        "graph.pbtxt:51: node 'OutputParser': input_stream: 'DELTAS:delta': OutputParserCalculator has no DELTAS (did you mean DELTA?); it has GENERATE, DELTA",
+    ),
+    (
+        '  output_stream: "HTTP_RESPONSE_PAYLOAD:reply"\n}',
+        "}",
+        "graph.pbtxt:55: node 'ResponseWriter': output_stream: ResponseWriterCalculator needs HTTP_RESPONSE_PAYLOAD, which the node does not connect",
+    ),
+    (
+        '"SyncSetInputStreamHandler"',
+        '"DefaultInputStreamHandler"',
+        "graph.pbtxt:31: node 'LLMExecutor': input_stream_handler: back edge 'LOOPBACK:loopback' shares a sync set, so the node would wait for itself; give it a set of its own with SyncSetInputStreamHandler",
+    ),
+    (
+        MODELS_PATH,
+        "      max_num_seqs: 0\n" + MODELS_PATH,
+        "graph.pbtxt:39: node 'LLMExecutor': max_num_seqs: expected at least 1, got 0",
+    ),
+    (
+        MODELS_PATH,
+        "      plugin_config: '{bad}'\n" + MODELS_PATH,
+        "graph.pbtxt:39: node 'LLMExecutor': plugin_config: not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1); got '{bad}'",
+    ),
+    (
+        'name: "OutputParser"\n',
+        'name: "OutputParser"\n  executor: "slow"\n',
+        "graph.pbtxt:49: node 'OutputParser': executor: 'slow' is not declared; declared: none",
+    ),
+    (
+        'LLM_NODE_RESOURCES:llm"\n  output_stream: "GEN',
+        'LLM_NODE_RESOURCES:other"\n  output_stream: "GEN',
+        "graph.pbtxt:18: node 'RequestParser': input_side_packet: no node with LLMCalculatorOptions fills side packet 'other'",
+    ),
 ]
 
 
@@ -325,16 +363,21 @@ def test_quoted_load_errors_are_real(old: str, new: str, message: Any) -> None:
     assert message(old, new) in GRAPHS.split("\n")
 
 
-def test_no_other_load_error_is_quoted(
-    message: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("old", "new", "expected"), OTHER_CHANGES)
+def test_load_errors_name_the_field(old: str, new: str, expected: str, message: Any) -> None:
+    assert message(old, new) == expected
+
+
+def test_no_other_load_error_is_quoted(message: Any) -> None:
     made = {message(old, new) for old, new in CHANGES}
-    load(tmp_path, MODELS_PATH, "      block_size: 16\n" + MODELS_PATH)
-    # A warning of weights in the slower form has no line, and depends on the machine.
-    lines = [r.getMessage() for r in caplog.records if r.name == "ovserve.serving.loader"]
-    made |= {line.replace(f"{tmp_path}/", "") for line in lines}
     quoted = {line for line in ALL.split("\n") if re.match(r"graph\.pbtxt:\d+: ", line)}
     assert quoted == made
+
+
+def test_a_removed_option_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    load(tmp_path, MODELS_PATH, "      block_size: 16\n" + MODELS_PATH)
+    lines = [r.getMessage() for r in caplog.records if r.name == "ovserve.serving.loader"]
+    assert any("node 'LLMExecutor': block_size: removed in OVMS 2025.0 and ignored" in line for line in lines)
 
 
 # ---- the rest of what can be compared

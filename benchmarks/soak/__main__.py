@@ -46,7 +46,7 @@ async def _soak(seconds: float) -> tuple[Traffic, list[Sample]]:
     site = Site()
     with site as server:
         limits = httpx.Limits(max_connections=50)
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
             traffic = Traffic(site, http, time.monotonic() + seconds)
             await traffic.prepare()
             running = asyncio.create_task(traffic.run())

@@ -29,6 +29,7 @@ TOOL = {
     },
 }
 RELOAD_SECONDS = 10.0
+RERANK_SECONDS = 0.1  # between two requests: a tiny model would take one core from all others
 BEGINNINGS = (
     "1, 2, 3, 4, 5, 6, 7, 8,", "10, 20, 30, 40, 50, 60,", "2, 4, 6, 8, 10, 12,", "5, 10, 15, 20, 25, 30,",
     "11, 12, 13, 14, 15, 16,", "100, 200, 300, 400, 500,", "January, February, March, April, May,",
@@ -140,6 +141,7 @@ class Traffic:
         assert len(answer.json()["data"]) == 1
 
     async def _rerank(self) -> None:
+        await asyncio.sleep(RERANK_SECONDS)
         texts = [self._text(self.random.randrange(1, 60)) for _ in range(3)]
         body = {"model": RERANK, "query": texts[0], "documents": texts[1:]}
         answer = await self.http.post("/v3/rerank", json=body)

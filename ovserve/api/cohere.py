@@ -28,20 +28,16 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     query: Annotated[str, doc("what the documents are compared with")]
     documents: Annotated[
         list[str | dict[str, Any]],
-        doc("texts, or objects with a field text or those of rank_fields; not mixed"),
+        doc("texts, or objects with a field text or those of rank_fields"),
     ]
-    top_n: Annotated[COUNT | None, doc("so many of the best documents; default: all")] = None
+    top_n: Annotated[COUNT | None, doc("so many of the best documents")] = None
     return_documents: Annotated[bool | None, doc("the results repeat their documents")] = None
     rank_fields: Annotated[
         Annotated[list[str], Meta(min_length=1)] | None,
         doc("fields of objects that are ranked, one line `name: value` each"),
     ] = None
-    max_chunks_per_doc: Annotated[
-        COUNT | None, doc("pieces of a long document that are read; default: all")
-    ] = None
-    max_tokens_per_doc: Annotated[COUNT | None, doc("tokens of a document that are read; default: all")] = (
-        None
-    )
+    max_chunks_per_doc: Annotated[COUNT | None, doc("pieces of a long document that are read")] = None
+    max_tokens_per_doc: Annotated[COUNT | None, doc("tokens of a document that are read")] = None
     instruction: Annotated[str | None, doc("what a causal reranker shall judge by")] = None
     raw_scores: Annotated[bool | None, doc("logits instead of scores from 0 to 1")] = None
 

@@ -94,9 +94,8 @@ def add_to(commands: Commands) -> None:
         type=_weight_format,
         default="",
         metavar="fp16|auto|source",
-        help="source: leave a .gguf file as it is; fp16: convert it and unpack its weights, which is faster "
-        "with many streams on a processor with AMX; auto: unpack them only on such a processor; on one with "
-        "avx512_bf16 but without AMX keep the default model's KV cache in bf16 and its output layer in int8 "
+        help="source: leave a .gguf file as it is; fp16: unpack its weights; auto: the faster form "
+        "on this processor "
         "(default: that of the model on disk; auto for a short name)",
     )
     parser.add_argument(
@@ -110,8 +109,8 @@ def add_to(commands: Commands) -> None:
         "--output_layer",
         choices=("source", "int8"),
         default="",
-        help="int8: write the layer that makes the logits in int8 with a scale per row, where the source has "
-        "16 bits or groups of 8; the text may change (default: source, or with --weight-format auto the "
+        help="int8: write the layer that makes the logits in int8; the text may change (default: "
+        "source, or with --weight-format auto the "
         "faster one)",
     )
     parser.add_argument(

@@ -81,14 +81,14 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ovserve_requests_cancelled_total",
         "counter",
-        "Requests whose work was given up: client gone, asked for, timed out, server stopping.",
+        "Requests given up: client gone, asked for, timed out, server stopping.",
         by_label(lambda m: m.metrics.cancelled),
         ("cause",),
     ),
     Family(
         "ovserve_requests_refused_total",
         "counter",
-        "Requests the queue did not take, or not keep until the engine had room, or memory was short.",
+        "Requests refused by the queue, at its deadline, or because memory was short.",
         by_label(lambda m: m.metrics.refused),
         ("cause",),
         plain=True,
@@ -140,13 +140,13 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ovserve_batch_prompt_tokens_total",
         "counter",
-        "Tokens of prompts of lines of batches, which other metrics of requests leave out.",
+        "Tokens of prompts of batches, which other metrics of requests leave out.",
         value(lambda m: m.metrics.meter.of_batches.prompt_tokens),
     ),
     Family(
         "ovserve_batch_generated_tokens_total",
         "counter",
-        "Tokens generated for lines of batches, likewise.",
+        "Tokens generated for batches, likewise.",
         value(lambda m: m.metrics.meter.of_batches.generated_tokens),
     ),
     Family(
@@ -251,7 +251,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ovserve_engine_stalled_total",
         "counter",
-        "Engine processes replaced because they made no progress for --stall_timeout seconds.",
+        "Engine processes replaced because they made no progress.",
         value(lambda m: m.of_engines("stalls")),
         plain=True,
     ),

@@ -31,9 +31,7 @@ from ovserve.server.option import (
 class Settings:
     source_model: str = option(
         "",
-        "what to serve, like the argument SOURCE: a short name or an id on the hub, which are pulled if "
-        "needed, a .gguf file, a directory with a model, a graph or graphs, or a configuration (default: "
-        "smollm2)",
+        "what to serve, like the argument SOURCE (default: smollm2)",
         aliases=("model_id",),
     )
     model_repository_path: str = option(
@@ -47,17 +45,17 @@ class Settings:
     )
     model_alias: str = option(
         "",
-        "other names for what is served, separated by commas: ALIAS=NAME, or ALIAS where one graph is "
-        "served; an ALIAS may have * for any characters",
+        "other names, separated by commas: ALIAS=NAME, or ALIAS where one graph is served; * in an "
+        "ALIAS is any characters",
     )
     config_path: str = option("", "file that lists what is served: OVMS's config.json, or the same as YAML")
     graphs_dir: str = option("", "directory with one folder per graph; the folder's name is the graph's")
     file_system_poll_wait_seconds: float = option(
-        1.0, "seconds between two looks for changed files; 0: changes are taken up on request only"
+        1.0, "seconds between two looks for changed files; 0: on request only"
     )
     reload_policy: str = option(
         "beside",
-        "how a changed graph is loaded: beside the old one where memory holds both, or always in place of it",
+        "how a changed graph is loaded: beside the old one where memory holds both, or in place of it",
         choices=("beside", "replace"),
     )
     reload_drain_timeout: float = option(
@@ -100,8 +98,7 @@ class Settings:
     )
     allowed_media_domains: str = option(
         "",
-        "hosts that images may be fetched from, separated by commas, or all; addresses and networks in the "
-        "list may be private ones; empty: no URL is fetched",
+        "hosts and networks that images may be fetched from, separated by commas, or all; empty: none",
         group=SECURITY,
     )
     allowed_local_media_path: str = option(
@@ -149,25 +146,23 @@ class Settings:
     )
     write_timeout: float = option(
         60.0,
-        "seconds in which a client that has answers waiting must take some of them; else it is gone",
+        "seconds in which a client must take some of a waiting answer",
         group=LIMITS,
     )
     sse_ping_interval: float = option(
-        15.0, "seconds of silence after which a stream says that it is alive; 0: never", group=LIMITS
+        15.0, "seconds of silence after which a stream gets a comment; 0: never", group=LIMITS
     )
     max_images: int = option(16, "images a request may have", group=LIMITS)
     max_image_bytes: int = option(
-        20_000_000, "size of an image's file, sent along, fetched or read; and of a file part", group=LIMITS
+        20_000_000, "size of the file of an image, and of a file part", group=LIMITS
     )
     max_image_pixels: int = option(50_000_000, "pixels of an image, known before it is decoded", group=LIMITS)
     media_fetch_timeout: float = option(
         10.0, "seconds an image may take to be fetched, redirects included", group=LIMITS
     )
-    max_audio_bytes: int = option(
-        25 << 20, "size of an audio file; --max_body_bytes holds for its request too", group=LIMITS
-    )
+    max_audio_bytes: int = option(25 << 20, "size of an audio file, within --max_body_bytes", group=LIMITS)
     max_audio_seconds: float = option(
-        4 * 3600.0, "length of a recording; an hour takes 115 MB of disk while it is read", group=LIMITS
+        4 * 3600.0, "length of a recording, of which an hour takes 115 MB of disk", group=LIMITS
     )
     max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
     max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
@@ -179,7 +174,7 @@ class Settings:
     )
     queue_timeout: float = option(
         60.0,
-        "seconds a request may wait for room in an engine, or for a first sign of one that is silent",
+        "seconds a request may wait for room in an engine, or for its first sign",
         group=LIMITS,
     )
     request_timeout: float = option(
@@ -188,13 +183,12 @@ class Settings:
     load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
     cache_dir: str = option(
         "",
-        "directory that keeps compiled models, which load faster then; a graph may have its own (CACHE_DIR)",
+        "directory of compiled models, which load faster; a graph may have its own (CACHE_DIR)",
         group=PROCESS,
     )
     stall_timeout: float = option(
         120.0,
-        "seconds an engine with work may take for a step, or make steps without a token, before it is "
-        "replaced; 0: for ever",
+        "seconds without progress before an engine with work is replaced; 0: for ever",
         group=PROCESS,
     )
     engine_memory_limit: int = option(
@@ -220,7 +214,7 @@ class Settings:
     )
     warm_prefix_tokens: int = option(
         0,
-        "prompt tokens computed again after a graph was loaded anew, of prefixes that recent requests shared",
+        "prompt tokens of shared prefixes that are computed again after a load",
         group=IDLE,
     )
     log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
@@ -230,7 +224,7 @@ class Settings:
     log_path: str = option("", "file to log to besides stderr; may be rotated", group=LOGS)
     audit_log_path: str = option(
         "",
-        "file that gets a JSON object per request: who did what from where, and how it ended; may be rotated",
+        "file that gets a JSON object per request: who did what, and how it ended; may be rotated",
         group=LOGS,
     )
     otlp_traces_endpoint: str = option(
@@ -242,8 +236,8 @@ class Settings:
     metrics_enable: bool = option(True, "show what is counted at /metrics", group=METRICS)
     metrics_port: int = option(
         0,
-        "port of a second listener for GET /metrics and the health paths alone, over plain HTTP and without "
-        "a key, as Prometheus and endpoint pickers scrape; 0: there is none",
+        "port of a second listener for /metrics and the health paths, over plain HTTP and without a "
+        "key; 0: none",
         group=METRICS,
     )
     metrics_bind_address: str = option(
@@ -289,15 +283,15 @@ class Settings:
     )
     console_write: str = option(
         "auto",
-        "change graphs from the console, which is as strong as a shell for who may; auto: where keys are "
+        "change graphs from the console, which is as strong as a shell; auto: where keys are "
         "required, or only this machine can connect",
         group=CONSOLE,
         choices=("auto", "on", "off"),
     )
     console_capture: str = option(
         "ask",
-        "keep bodies, prompts and answers in memory for the console: off, ask (an administrator starts it "
-        "for some minutes) or on",
+        "keep bodies, prompts and answers in memory for the console; ask: an administrator starts it "
+        "for some minutes",
         group=CONSOLE,
         choices=("off", "ask", "on"),
     )

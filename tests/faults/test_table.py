@@ -7,7 +7,7 @@ import re
 
 from tests.conftest import ROOT
 
-ROW = re.compile(r"^- \*\*([^*]+)\*\*: .+$", re.MULTILINE)
+ROW = re.compile(r"\*\*([^*]+)\*\*")
 SECTION = "## Faults"
 OTHERS = {  # no faults: how a row's other side behaves
     "test_a_reader_that_is_slow_but_reads_is_served",

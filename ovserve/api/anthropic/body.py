@@ -105,13 +105,13 @@ class CountRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], doc("the conversation")]
     system: Annotated[
         str | list[Block] | None,
-        doc("goes first; a line x-anthropic-billing-header in it is dropped and reported"),
+        doc("a line x-anthropic-billing-header in it is dropped and reported"),
     ] = None
     thinking: Annotated[Thinking | None, doc("ignored if the chat template does not read it")] = None
     tools: Annotated[list[Tool] | None, doc("what the model may call")] = None
     tool_choice: Annotated[ToolChoice | None, doc("any and tool need tools")] = None
     output_config: Annotated[
-        OutputConfig | None, doc("the form of the answer, and the effort of its reasoning")
+        OutputConfig | None, doc("format of the answer, and effort of its reasoning")
     ] = None
     output_format: Annotated[JsonFormat | None, doc("the older name of output_config.format")] = None
 

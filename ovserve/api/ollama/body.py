@@ -38,11 +38,11 @@ ANY_SEED = -1
 
 Format = Annotated[
     str | dict[str, Any] | None,
-    doc("json, or a JSON schema that the answer follows; 400 if it does not compile"),
+    doc("json, or a JSON schema that the answer follows"),
 ]
 Think = Annotated[
     bool | Effort | None,
-    doc("given to templates that read enable_thinking, thinking or reasoning_effort; reported with others"),
+    doc("given to templates that read enable_thinking, thinking or reasoning_effort"),
 ]
 KeepAlive = Annotated[Any, doc("reported: it has no effect; 0 without a prompt is refused")]
 Images = Annotated[list[str] | None, doc("base64, of models that take images")]
@@ -84,7 +84,7 @@ class Shared(msgspec.Struct, kw_only=True):
     logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("with logprobs: true; above 1 with the paged engine only: others know the chosen token"),
+        doc("with logprobs: true; above 1 with the paged engine only"),
     ] = None
 
 

@@ -26,7 +26,7 @@ class FileUpload(msgspec.Struct, kw_only=True):
     """The fields of the form."""
 
     file: Annotated[str, doc("the file, as a part of the form; its name")]
-    purpose: Annotated[Purpose, doc("batch, as nothing else is done with files here")]
+    purpose: Annotated[Purpose, doc("batch")]
     expires_after: Annotated[
         ExpiresAfter | None, doc("as expires_after[anchor] and expires_after[seconds]")
     ] = None

@@ -45,9 +45,7 @@ class ChatRequest(StreamFields, kw_only=True):
     messages: Annotated[Annotated[list[Message], Meta(min_length=1)], doc("the conversation")]
     max_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
     max_completion_tokens: Annotated[Count | None, doc("the newer name of max_tokens; wins over it")] = None
-    user: Annotated[
-        str | None, doc("whose request it is: when the engine is full, users share it fairly")
-    ] = None
+    user: Annotated[str | None, doc("users share a full engine fairly")] = None
     logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
@@ -76,7 +74,7 @@ class ChatRequest(StreamFields, kw_only=True):
     parallel_tool_calls: Annotated[bool | None, doc("false: one call at most")] = None
     functions: Annotated[
         list[dict[str, Any]] | None,
-        doc("the older form of tools, which it excludes; the answer has function_call, not tool_calls"),
+        doc("the older form of tools, which it excludes"),
     ] = None
     function_call: Annotated[
         str | dict[str, Any] | None, doc("with functions: none, auto, or the name of one in an object")

@@ -51,7 +51,7 @@ class CompletionRequest(StreamFields, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     prompt: Annotated[
         str | list[str | TokenId | list[TokenId]],
-        doc("a text, texts, token ids or lists of token ids, nothing mixed; at most 256 prompts times n"),
+        doc("at most 256 prompts times n"),
     ]
     max_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, doc(MAX_TOKENS + "; 0 only with echo: true")
@@ -60,16 +60,14 @@ class CompletionRequest(StreamFields, kw_only=True):
         Annotated[int, Meta(ge=0, le=20)] | None,
         doc("of each token, and of so many others; above 1 with the paged engine only"),
     ] = None
-    user: Annotated[
-        str | None, doc("whose request it is: when the engine is full, users share it fairly")
-    ] = None
+    user: Annotated[str | None, doc("users share a full engine fairly")] = None
     echo: Annotated[
         bool | None,
-        doc("the answer begins with the prompt, logprobs included, null for its first token"),
+        doc("the answer begins with the prompt, logprobs included"),
     ] = None
     suffix: Annotated[
         str | None,
-        doc("what follows the answer, of models with tokens to fill in the middle; for prompts of text only"),
+        doc("what follows the answer, of models that fill in the middle"),
     ] = None
 
 

@@ -12,7 +12,7 @@ EFFORT_VARIABLE = "reasoning_effort"  # what templates read of it
 SWITCHES = ("enable_thinking", "thinking")
 VARIABLES = (EFFORT_VARIABLE, *SWITCHES)
 WITHOUT_REASONING = ("none", "minimal")
-DOC = "given to templates that read it, enable_thinking or thinking; ignored by others"
+DOC = "given to templates that read it, enable_thinking or thinking"
 
 
 def effort_variables(

@@ -25,14 +25,14 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     input: Annotated[
         str | list[str | TokenId | list[TokenId]],
-        doc("a text, texts, token ids or lists of token ids, nothing mixed"),
+        doc("nothing mixed"),
     ]
     encoding_format: Annotated[
         Literal["float", "base64"] | None, doc("base64: the float32 values, little-endian")
     ] = None
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
-        doc("cut the vectors to so many values and scale them to unit length again"),
+        doc("cut vectors to so many values and scale them to unit length"),
     ] = None
     user: Annotated[str | None, doc("without effect")] = None
     truncate: Annotated[
@@ -49,11 +49,11 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     instruction: Annotated[str | None, doc("a text that is put before each input")] = None
     prompt_name: Annotated[
         str | None,
-        doc("put the model's prompt of this name, in config_sentence_transformers.json, before each input"),
+        doc("the model's prompt of this name goes before each input"),
     ] = None
     input_type: Annotated[
         Literal["text", "query", "document"] | None,
-        doc("Azure's: query and document are the model's prompts of these names, if it has them"),
+        doc("Azure's: the model's prompt of this name, if it has one"),
     ] = None
 
 

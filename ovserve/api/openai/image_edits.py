@@ -24,11 +24,11 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 class ImageEditRequest(ImageRequest, kw_only=True):
     image: Annotated[
         str,
-        doc("the image to edit: a file of the form; in JSON a data URL, or a URL as chats take them"),
+        doc("a file of the form; in JSON a data URL, or a URL as chats take them"),
     ]
     mask: Annotated[
         str | None,
-        doc("an image of what to repaint: its transparent parts, or its white ones if it has none"),
+        doc("its transparent parts are repainted, or its white ones if it has none"),
     ] = None
 
 

@@ -57,12 +57,10 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     negative_prompt_3: Annotated[Text | None, doc("for the third text encoder")] = None
     seed: Annotated[Seed | None, doc("of the noise; default: a random one, which the answer names")] = None
     rng_seed: Annotated[Seed | None, doc("the same as seed")] = None
-    max_sequence_length: Annotated[
-        Count | None, doc("tokens of the text encoder of SD3 and Flux; without effect on other models")
-    ] = None
+    max_sequence_length: Annotated[Count | None, doc("tokens of the text encoder of SD3 and Flux")] = None
     strength: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        doc("of edits: from 0, which keeps the image, to 1, which keeps little of it"),
+        doc("how much of the image changes"),
     ] = None
     lora_alphas: Annotated[
         dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None,
@@ -70,7 +68,7 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     ] = None
     output_format: Annotated[Literal["png", "jpeg", "webp"] | None, doc("of the images' files")] = None
     output_compression: Annotated[
-        Annotated[int, Meta(ge=0, le=100)] | None, doc("quality of jpeg and webp from 0 to 100")
+        Annotated[int, Meta(ge=0, le=100)] | None, doc("quality of jpeg and webp")
     ] = None
     stream: Annotated[bool | None, doc("events for steps, partial images and images")] = None
     partial_images: Annotated[

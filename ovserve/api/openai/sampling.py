@@ -51,63 +51,57 @@ class SamplingFields(ConstraintFields, kw_only=True):
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        doc("draws from the most likely tokens of this mass; 1: all"),
+        doc("draws from the likeliest tokens of this mass"),
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        doc("draws from so many tokens; 0 or -1: all; the default applies above temperature 0 only"),
+        doc("draws from so many tokens; 0 or -1: all"),
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None, doc("drops tokens below this share of the likeliest one")
     ] = None
     frequency_penalty: Annotated[
-        Penalty | None, doc("per earlier occurrence in the answer; excludes best_of > 1 unless 0")
+        Penalty | None, doc("per occurrence in the answer; excludes best_of > 1")
     ] = None
-    presence_penalty: Annotated[
-        Penalty | None, doc("once for what the answer has; excludes best_of > 1 unless 0")
-    ] = None
+    presence_penalty: Annotated[Penalty | None, doc("once for what the answer has; excludes best_of > 1")] = (
+        None
+    )
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=1000)] | None,
-        doc("divides what prompt or answer has; above 1 discourages; excludes best_of > 1 unless 1"),
+        doc("for what prompt or answer has; above 1 discourages; excludes best_of > 1"),
     ] = None
     seed: Annotated[
         int | None,
-        doc(
-            "the same gives the same answer; random when absent", minimum=SEED_RANGE[0], maximum=SEED_RANGE[1]
-        ),
+        doc("the same gives the same answer", minimum=SEED_RANGE[0], maximum=SEED_RANGE[1]),
     ] = None
     stop: Annotated[
         str | Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
-        doc("non-empty strings that end the answer, cut exactly at the character, streamed or not"),
+        doc("strings that end the answer and are cut from it"),
     ] = None
     stop_token_ids: Annotated[
         Annotated[list[TokenId], Meta(max_length=256)] | None, doc("tokens that end the answer")
     ] = None
-    include_stop_str_in_output: Annotated[bool | None, doc("keep the stop string, streamed or not")] = None
-    skip_special_tokens: Annotated[
-        bool | None, doc("false shows tokens such as the end of turn; not those of stop_token_ids")
-    ] = None
-    ignore_eos: Annotated[
-        bool | None, doc("do not end at the end-of-text token, nor because the answer repeats itself")
-    ] = None
+    include_stop_str_in_output: Annotated[bool | None, doc("keep the stop string")] = None
+    skip_special_tokens: Annotated[bool | None, doc("false shows tokens such as the end of turn")] = None
+    ignore_eos: Annotated[bool | None, doc("do not end at the end-of-text token, nor for repetition")] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
-        doc("no end before so many tokens; up to max_tokens; above 0 an answer may repeat itself"),
+        doc("no end before so many tokens"),
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        doc("choices in the answer; at most best_of, if given"),
+        doc("choices in the answer; at most best_of"),
     ] = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        doc("above 1 the width of a beam search, which excludes streaming; up to the graph's best_of_limit"),
+        doc("above 1 the width of a beam search, which excludes streaming"),
     ] = None
     length_penalty: Annotated[
         Annotated[float, Meta(ge=-1000, le=1000)] | None, doc("beam search: above 0 favours long answers")
     ] = None
     diversity_penalty: Annotated[
         Annotated[float, Meta(ge=-1000, le=1000)] | None,
-        doc("beam search: for tokens of other groups; ignored without num_beam_groups above 1"),
+        doc("beam search: for tokens of other groups"),
     ] = None
     num_beam_groups: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("beam search: must divide best_of")
@@ -118,7 +112,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     ] = None
     num_assistant_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_ASSISTANT_TOKENS)] | None,
-        doc("tokens drafted per step, where tokens are drafted; 0: the default, of the paged engine: none"),
+        doc("tokens drafted per step; 0: the default, of the paged engine none"),
     ] = None
     assistant_confidence_threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -129,7 +123,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     ] = None
     max_ngram_size: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_NGRAM_SIZE)] | None,
-        doc("longest run of tokens that prompt lookup searches for; ignored without it; 0: the default"),
+        doc("longest run of tokens that prompt lookup searches for; 0: the default"),
     ] = None
     stream: Annotated[bool | None, doc("server-sent events as the text comes")] = None
 

@@ -60,9 +60,7 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
             "XGrammar; enforced, and 400 if it does not compile"
         ),
     ] = None
-    structured_outputs: Annotated[
-        StructuredOutputs | None, doc("vLLM's name for the same: exactly one of its first six fields")
-    ] = None
+    structured_outputs: Annotated[StructuredOutputs | None, doc("vLLM's name for the same")] = None
     guided_json: Annotated[
         str | dict[str, Any] | None, doc("vLLM's older spelling of structured_outputs.json")
     ] = None

@@ -50,16 +50,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         Annotated[int, Meta(ge=1, le=MAX_LENGTH)] | None, doc("with text: cut to so many tokens")
     ] = None
     pad_to_max_length: Annotated[bool | None, doc("with text and max_length")] = None
-    padding_side: Annotated[Literal["left", "right"] | None, doc("with text; right by default")] = None
+    padding_side: Annotated[Literal["left", "right"] | None, doc("with text")] = None
     add_generation_prompt: Annotated[bool | None, doc("with messages")] = None
     continue_final_message: Annotated[bool | None, doc("with messages")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("with messages: variables for the chat template")
     ] = None
     tools: Annotated[list[dict[str, Any]] | None, doc("with messages: given to the chat template")] = None
-    return_token_strs: Annotated[
-        bool | None, doc("the text of each token too; of a part of a character its bytes, as in bytes:\\xe4")
-    ] = None
+    return_token_strs: Annotated[bool | None, doc("the text of each token too")] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -29,7 +29,7 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 class TranslationRequest(msgspec.Struct, kw_only=True):
     file: Annotated[str, doc("the audio, as a file part of the form; its name")]
     model: Annotated[str, doc("the name under which a graph is served")]
-    prompt: Annotated[Prompt | None, doc("text before the audio: names, spelling, style")] = None
+    prompt: Annotated[Prompt | None, doc("names, spelling, style")] = None
     response_format: Annotated[Format | None, doc("form of the answer")] = None
     temperature: Annotated[Temperature | None, doc("0: the likeliest words; above, they are drawn")] = None
 
@@ -40,10 +40,10 @@ class TranscriptionRequest(TranslationRequest, kw_only=True):
     ] = None
     timestamp_granularities: Annotated[
         Annotated[list[Granularity], Meta(max_length=8)] | None,
-        doc("segments, words or both in the answer; words need enable_word_timestamps in the graph"),
+        doc("words need enable_word_timestamps in the graph"),
     ] = None
-    stream: Annotated[bool | None, doc("text as it is recognized, as server-sent events")] = None
-    hotwords: Annotated[Prompt | None, doc("words that the audio is likely to have; not of OpenAI")] = None
+    stream: Annotated[bool | None, doc("events with text as it is recognized")] = None
+    hotwords: Annotated[Prompt | None, doc("words that the audio is likely to have")] = None
     chunking_strategy: Annotated[str | None, doc("without effect: audio is always cut at silence")] = None
     include: Annotated[list[str] | None, doc("without effect: the engine reports no probabilities")] = None
     user: Annotated[str | None, doc("without effect")] = None

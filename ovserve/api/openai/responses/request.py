@@ -44,20 +44,16 @@ class ResponseRequest(SamplingFields, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     input: Annotated[
         str | list[Item],
-        doc("a text, or items: messages, function_call, function_call_output, reasoning, item_reference"),
+        doc("a text, or items"),
     ]
     instructions: Annotated[str | None, doc("a system message before all others; not carried over")] = None
-    previous_response_id: Annotated[
-        str | None, doc("continues this stored response: the prompt is that of the whole conversation")
-    ] = None
+    previous_response_id: Annotated[str | None, doc("continues this stored response")] = None
     store: Annotated[bool | None, doc("false: the response is not kept")] = None
     background: Annotated[bool | None, doc("true: runs on without its client; needs the response store")] = (
         None
     )
     max_output_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
-    max_tool_calls: Annotated[
-        Count | None, doc("of tools that run in the server, of which there are none; echoed")
-    ] = None
+    max_tool_calls: Annotated[Count | None, doc("echoed; no tools run in the server")] = None
     metadata: Annotated[
         Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, doc("kept and echoed")
     ] = None
@@ -90,7 +86,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     logprobs: Annotated[bool | None, doc("of each token of the text, streamed too")] = None
     top_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("above 1 with the paged engine only: others know the chosen token"),
+        doc("above 1 with the paged engine only"),
     ] = None
     stream_options: Annotated[
         dict[str, Any] | None, doc("usage is always in the last event; include_obfuscation is ignored")
