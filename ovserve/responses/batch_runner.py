@@ -15,12 +15,11 @@ import asyncio
 import logging
 import os
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from msgspec import Raw
 
@@ -42,7 +41,16 @@ from ovserve.errors import (
 from ovserve.log import request_id
 from ovserve.responses.batch_lines import body_of, endpoint_of, read_line
 from ovserve.responses.batch_results import ResultWriter, encoded, usage_of
-from ovserve.responses.batch_rows import Batches, BatchRecord, Claimed, Finished, NotOurs, enter
+from ovserve.responses.batch_rows import (
+    Batches,
+    BatchRecord,
+    Claimed,
+    Finished,
+    NotOurs,
+    Place,
+    Places,
+    enter,
+)
 from ovserve.responses.batch_validation import BatchBounds, BatchValidator
 from ovserve.responses.files import Files, new_id
 from ovserve.responses.service import ResponsesService
@@ -65,15 +73,6 @@ AnswerError = Callable[[OvserveError], tuple[int, bytes]]  # status and body as 
 log = logging.getLogger(__name__)
 
 
-class _Place(NamedTuple):
-    """A line of the input file, in bytes."""
-
-    line: int
-    start: int
-    size: int
-    deaths: int = 0
-
-
 @dataclass(eq=False)
 class _Running:
     """A batch of this server."""
@@ -82,12 +81,10 @@ class _Running:
     owner: str
     record: BatchRecord
     file: BinaryIO | None = None
-    # Lines without a result, the next one last: 16 bytes each.
-    lines: array[int] = field(default_factory=lambda: array("I"))
-    starts: array[int] = field(default_factory=lambda: array("Q"))
-    sizes: array[int] = field(default_factory=lambda: array("I"))
-    again: deque[_Place] = field(default_factory=deque)
-    suspects: deque[_Place] = field(default_factory=deque)  # an engine ended while it had these
+    places: Places = field(default_factory=Places)  # of lines without a result
+    again: deque[Place] = field(default_factory=deque)
+    waiting: deque[Place] = field(default_factory=deque)  # for a model; taken after all others
+    suspects: deque[Place] = field(default_factory=deque)  # an engine ended while it had these
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # by line
     results: list[Finished] = field(default_factory=list)  # not stored yet
     paused_until: float = 0.0  # time.monotonic()
@@ -100,29 +97,23 @@ class _Running:
 
     @property
     def has_lines(self) -> bool:
-        return bool(self.lines or self.again or self.suspects)
+        return bool(self.places or self.again or self.waiting or self.suspects)
 
     @property
     def over(self) -> bool:
         """Return whether no line may begin any more."""
         return self.batch.status != "in_progress" or time.time() >= self.batch.expires_at
 
-    def take(self) -> _Place:
-        if self.suspects:
-            return self.suspects.popleft()
-        if self.again:
-            return self.again.popleft()
-        return _Place(self.lines.pop(), self.starts.pop(), self.sizes.pop())
-
-    def add(self, place: _Place, *, last: bool = False) -> None:
-        """Add a line that is taken before those that were added earlier; with `last`, after all others."""
-        for column, value in ((self.lines, place.line), (self.starts, place.start), (self.sizes, place.size)):
-            column.insert(0 if last else len(column), value)
+    def take(self) -> Place:
+        for first in (self.suspects, self.again):
+            if first:
+                return first.popleft()
+        return self.places.pop() if self.places else self.waiting.popleft()
 
     def forget_lines(self) -> None:
-        for column in (self.lines, self.starts, self.sizes):
-            del column[:]
+        self.places = Places()
         self.again.clear()
+        self.waiting.clear()
         self.suspects.clear()
 
 
@@ -262,11 +253,8 @@ class BatchRunner:
     async def _run_lines(self, running: _Running) -> None:
         path = self._files.path(running.batch.input_file_id)
         running.forget_lines()
-        for line, start, size, deaths in reversed(await self._rows.pending(running.number)):
-            if deaths:
-                running.suspects.append(_Place(line, start, size, deaths))
-            else:
-                running.add(_Place(line, start, size))
+        running.places, suspects = await self._rows.pending(running.number)
+        running.suspects.extend(suspects)
         running.file = await asyncio.to_thread(path.open, "rb", 0)
         self._dispatch()
         while not running.over and (running.has_lines or running.tasks or running.results):
@@ -337,7 +325,7 @@ class BatchRunner:
             ready, key=lambda b: (held[b.owner] / rights[b].weight, len(b.tasks), b.number), default=None
         )
 
-    async def _line(self, running: _Running, place: _Place, *, alone: bool) -> None:
+    async def _line(self, running: _Running, place: Place, *, alone: bool) -> None:
         try:
             if (result := await self._result(running, place, alone=alone)) is not None:
                 running.results.append(result)
@@ -348,7 +336,7 @@ class BatchRunner:
             running.changed.set()
             self._dispatch()
 
-    async def _result(self, running: _Running, place: _Place, *, alone: bool) -> Finished | None:
+    async def _result(self, running: _Running, place: Place, *, alone: bool) -> Finished | None:
         """Return the result of a line, or None if it is to run again."""
         assert running.file is not None, "open while lines run"
         data = await asyncio.to_thread(os.pread, running.file.fileno(), place.size, place.start)
@@ -371,7 +359,7 @@ class BatchRunner:
         return Finished(place.line, 200 <= status < 300, encoded(result), usage_of(body))
 
     async def _failure(
-        self, running: _Running, place: _Place, call: RequestContext, error: OvserveError, *, alone: bool
+        self, running: _Running, place: Place, call: RequestContext, error: OvserveError, *, alone: bool
     ) -> OvserveError | None:
         """Return the error as a result; None where the server is the reason, and the line runs again."""
         if isinstance(error, EngineDead) and call.admitted is not None and not self._manager.stopping:
@@ -384,7 +372,7 @@ class BatchRunner:
             running.paused_until = time.monotonic() + RETRY_SECONDS
             return None
         if isinstance(error, ModelNotFound) and call.caller.may_use(call.model or ""):
-            running.add(place, last=True)
+            running.waiting.append(place)
             running.paused_until = time.monotonic() + MISSING_MODEL_SECONDS
             return None
         if self._manager.stopping or isinstance(error, Unavailable | RateLimited):
