@@ -88,6 +88,7 @@ class _Running:
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # by line
     results: list[Finished] = field(default_factory=list)  # not stored yet
     paused_until: float = 0.0  # time.monotonic()
+    pause_reason: str = ""
     storing_fails: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -137,6 +138,7 @@ class BatchRunner:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._alone = False  # the line that began last is a suspect
         self._held_bytes = 0  # of lines that run
+        self._full: frozenset[str] | None = frozenset()  # as Files.full()
         self._ticks: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._swept = 0.0
@@ -185,6 +187,7 @@ class BatchRunner:
         metrics.oldest = min((batch.created_at for batch in living), default=0)
         if not living or self._manager.stopping:
             return
+        await self._measure()
         for claimed in await self._rows.claim(MAX_RUNNING_BATCHES):
             running = self._batches.get(claimed.number)
             if claimed.record.batch.status != "cancelling" and not self._guard.knows(claimed.owner):
@@ -195,6 +198,13 @@ class BatchRunner:
                 running.record.batch.status = "cancelling"
                 running.changed.set()
         self._dispatch()
+
+    async def _measure(self) -> None:
+        """See whether there is room for results."""
+        full = await self._files.full()
+        if full != self._full:
+            log.warning("%s", _fullness(full))
+        self._full = full
 
     def _begin(self, claimed: Claimed) -> None:
         running = self._batches[claimed.number] = _Running(claimed.number, claimed.owner, claimed.record)
@@ -255,6 +265,7 @@ class BatchRunner:
         running.forget_lines()
         running.places, suspects = await self._rows.pending(running.number)
         running.suspects.extend(suspects)
+        await self._measure()
         running.file = await asyncio.to_thread(path.open, "rb", 0)
         self._dispatch()
         while not running.over and (running.has_lines or running.tasks or running.results):
@@ -306,13 +317,19 @@ class BatchRunner:
         """Return the batch whose next line may begin: of the key that has fewest, then the oldest."""
         batches = [batch for batch in self._batches.values() if batch.file is not None]
         count = sum(len(batch.tasks) for batch in batches)
+        if (full := self._full) is None:
+            return None
         if count and (self._alone or count >= MAX_RUNNING_LINES or self._held_bytes >= MAX_HELD_BYTES):
             return None
         now = time.monotonic()
         ready = [
             batch
             for batch in batches
-            if batch.has_lines and not batch.over and not batch.storing_fails and batch.paused_until <= now
+            if batch.has_lines
+            and not batch.over
+            and not batch.storing_fails
+            and batch.paused_until <= now
+            and batch.owner not in full
         ]
         if suspects := [batch for batch in ready if batch.suspects]:
             return None if count else suspects[0]
@@ -377,6 +394,9 @@ class BatchRunner:
             return None
         if self._manager.stopping or isinstance(error, Unavailable | RateLimited):
             running.again.append(place)
+            if running.pause_reason != error.message:  # a day's limit pauses for hours
+                running.pause_reason = error.message
+                log.info("batch %s waits: %s", running.batch.id, error.message)
             pause = getattr(error, "retry_after", None) or RETRY_SECONDS
             running.paused_until = time.monotonic() + min(pause, LONGEST_PAUSE_SECONDS)
             return None
@@ -406,6 +426,14 @@ class BatchRunner:
 def _cancel(record: BatchRecord) -> None:
     if record.batch.status in ("validating", "in_progress"):
         enter(record, "cancelling")
+
+
+def _fullness(full: frozenset[str] | None) -> str:
+    if full is None:
+        return "batches wait: files and results take --file_store_max_bytes; delete files"
+    if full:
+        return f"batches of {', '.join(sorted(full))} wait: --file_store_max_bytes_per_key; delete files"
+    return "batches go on: there is room for results"
 
 
 async def _end_tasks(running: _Running) -> None:

@@ -382,12 +382,12 @@ def test_keys_see_only_their_own_and_are_bounded(tmp_path: Path) -> None:
         assert not_its_model.errors
         assert not_its_model.errors.data
         assert not_its_model.errors.data[0].code == "model_not_found"
+        with pytest.raises(openai.APIStatusError, match="more than 5000"):
+            a.files.create(file=("in", b"x" * 5001), purpose="batch")
         too_many = ended(a, create(a, [line(f"n{i}", "hi") for i in range(11)]).id)
         assert too_many.errors
         assert too_many.errors.data
         assert too_many.errors.data[0].code == "too_many_tasks"
-        with pytest.raises(openai.APIStatusError, match="more than 5000"):
-            a.files.create(file=("in", b"x" * 5001), purpose="batch")
         with pytest.raises(openai.InternalServerError, match="3 files"):
             a.files.create(file=("in", b"x"), purpose="batch")
         held = {path.name for path in (tmp_path / "r.db.files").iterdir()}
