@@ -298,14 +298,14 @@ class Batches:
         return await self._store.run(lambda db: db.execute(query, (number, after)).fetchall())
 
     async def sweep(self, ttl: float, also: Callable[[sqlite3.Connection], object]) -> None:
-        """Delete ended batches that are `ttl` seconds old, and do `also`."""
+        """Delete batches that ended `ttl` seconds ago, and do `also`."""
 
         def sweep(db: sqlite3.Connection) -> None:
             ended = f"SELECT number, body FROM batches WHERE status NOT IN {LIVING}"
             old = [
                 (number,)
                 for number, body in db.execute(ended)
-                if _decode(body).batch.created_at < time.time() - ttl
+                if _ended_at(_decode(body).batch) < time.time() - ttl
             ]
             db.executemany("DELETE FROM batches WHERE number = ?", old)
             also(db)
@@ -335,6 +335,11 @@ def enter(record: BatchRecord, status: Status) -> None:
     batch.status = status
     if status != "validating" and getattr(batch, f"{status}_at") is None:
         setattr(batch, f"{status}_at", int(time.time()))
+
+
+def _ended_at(batch: Batch) -> int:
+    ended_at: int | None = getattr(batch, f"{batch.status}_at")
+    return ended_at or batch.created_at
 
 
 def drop_lines(db: sqlite3.Connection, number: int) -> None:

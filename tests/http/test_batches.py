@@ -139,6 +139,14 @@ def test_each_line_is_answered(server: Server, path: str, endpoint: str) -> None
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
 
 
+def test_azures_client_is_served(server: Server) -> None:
+    client = openai.AzureOpenAI(azure_endpoint=server.url, api_key="none", api_version="2025-03-01-preview")
+    made = create(client, [line("a", "say it", "/chat/completions")], "/chat/completions")
+    batch = ended(client, made.id)
+    assert "say it" in json.dumps(results(client, batch)["a"]["response"]["body"])
+    assert client.batches.list(limit=1).data[0].id == batch.id
+
+
 def test_every_kind_of_endpoint_is_answered_as_a_live_request(tmp_path: Path) -> None:
     """Embeddings, rerank, and a graph of one's own."""
     place = tmp_path / "graphs"
