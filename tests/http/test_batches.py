@@ -192,6 +192,9 @@ def test_what_is_wrong_with_lines_is_said_by_line_and_field(client: openai.OpenA
         line("t", "hello", temperature=7),
         line("u", "hello") | {"bodi": {}},
         b'{"custom_id": "d", "custom_id": "d", "method": "POST", "url": "/v1/chat/completions", "body": {}}\n',
+        b'{"custom_id": "n", "method": "POST", "url": "/v1/chat/completions", "body": {"model": NaN}}\n',
+        b'{"custom_id": "b", "body": {"x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}}\n",
+        b"\x00\xff\n",
     ]
     batch = ended(client, create(client, lines).id)
     assert batch.status == "failed"
@@ -209,6 +212,9 @@ def test_what_is_wrong_with_lines_is_said_by_line_and_field(client: openai.OpenA
         (10, "invalid_request", "body.temperature"),
         (11, "invalid_request", "bodi"),
         (12, "invalid_json_line", "custom_id"),
+        (13, "invalid_json_line", None),
+        (14, "invalid_json_line", None),
+        (15, "invalid_json_line", None),
     ]
     assert batch.output_file_id is None
     assert batch.error_file_id is None
