@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ POLL_SECONDS = 0.5
 LINE_SECONDS = 10.0  # between two lines of progress, where there is no terminal
 PACE_SECONDS = 30.0  # over which tokens per second are counted
 MAX_SHOWN = 5  # kinds of failures
+BAR_COLUMNS, MIN_BAR_COLUMNS = 30, 5
 WITHOUT_BOUND = str(10**9)
 
 
@@ -145,7 +147,7 @@ def _followed(connection: Any, batch: dict[str, Any]) -> dict[str, Any]:
             shown_at = now
             text = f"{ended:,} of {counts['total']:,} lines, {counts['failed']:,} failed"
             text += _pace(samples, counts["total"])
-            out.write(f"\r\x1b[K{text}" if out.isatty() else f"{text}\n")
+            out.write(f"\r\x1b[K{_with_bar(text, ended / counts['total'])}" if out.isatty() else f"{text}\n")
             out.flush()
     if out.isatty():
         out.write("\r\x1b[K")
@@ -157,7 +159,15 @@ def _pace(samples: list[tuple[float, int, int]], total: int) -> str:
     if last <= first:
         return ""
     pace, seconds = (after - before) / (now - begin), (total - last) * (now - begin) / (last - first)
-    return f", {pace:,.0f} tokens/s, {seconds:,.0f} s left"
+    return f", {pace:,.0f} tokens/s, {timedelta(seconds=round(seconds))} left"
+
+
+def _with_bar(text: str, part: float) -> str:
+    """Return one line of the terminal; a line that wraps could not be written over."""
+    columns = shutil.get_terminal_size().columns - 1
+    width = min(BAR_COLUMNS, columns - len(text) - 1)
+    bar = f"{'━' * int(width * part):╌<{width}} " if width >= MIN_BAR_COLUMNS else ""
+    return f"{bar}{text}"[:columns]
 
 
 def _finish(connection: Any, batch: dict[str, Any], output: Path) -> int:

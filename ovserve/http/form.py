@@ -118,7 +118,7 @@ async def read_form(
     limits = request.app[LIMITS]
     seconds = limits.read_seconds * max(1.0, most / limits.body_bytes)
     with ExitStack() as stored:
-        parts = _Parts(stored, most or request.client_max_size, directory)
+        parts = _Parts(stored, most + TEXT_BYTES if most else request.client_max_size, directory)
         try:
             async with asyncio.timeout(seconds):
                 await parts.read(request)

@@ -144,6 +144,8 @@ def _decoded(data: bytes) -> Line:
     try:
         return decode_struct(data, _line)
     except InvalidArgument as error:
+        if error.param is None:  # such as NaN in the body
+            raise LineFault("invalid_json_line", error.message.replace("the body", "the line")) from None
         raise LineFault("invalid_request", error.message, error.param) from None
 
 

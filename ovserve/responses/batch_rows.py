@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -47,6 +49,35 @@ class InputLine(NamedTuple):
     size: int
     custom_id: str
     prefix: bytes
+
+
+class Place(NamedTuple):
+    """A line of the input file, in bytes. `deaths`: of engines that had nothing but this line."""
+
+    line: int
+    start: int
+    size: int
+    deaths: int = 0
+
+
+@dataclass
+class Places:
+    """Lines without a result, the next one last: 16 bytes each."""
+
+    lines: array[int] = field(default_factory=lambda: array("I"))
+    starts: array[int] = field(default_factory=lambda: array("Q"))
+    sizes: array[int] = field(default_factory=lambda: array("I"))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def append(self, place: Place) -> None:
+        self.lines.append(place.line)
+        self.starts.append(place.start)
+        self.sizes.append(place.size)
+
+    def pop(self) -> Place:
+        return Place(self.lines.pop(), self.starts.pop(), self.sizes.pop())
 
 
 class Finished(NamedTuple):
@@ -216,13 +247,22 @@ class Batches:
 
         return await self._store.run(add)
 
-    async def pending(self, number: int) -> list[tuple[int, int, int, int]]:
-        """Return line, start, size and deaths of lines without a result; lines with one prefix together."""
+    async def pending(self, number: int) -> tuple[Places, list[Place]]:
+        """Return the lines without a result, those with one prefix together, and apart those that an
+        engine ended with. Their 50,000 rows take 0.1 s, so they are read on the store's thread."""
         query = (
             "SELECT line, start, size, deaths FROM batch_lines WHERE batch = ? AND status IS NULL"
-            " ORDER BY prefix, line"
+            " ORDER BY prefix DESC, line DESC"
         )
-        return await self._store.run(lambda db: db.execute(query, (number,)).fetchall())
+
+        def read(db: sqlite3.Connection) -> tuple[Places, list[Place]]:
+            places, suspects = Places(), list[Place]()
+            for row in db.execute(query, (number,)):
+                place = Place._make(row)
+                (suspects if place.deaths else places).append(place)
+            return places, suspects
+
+        return await self._store.run(read)
 
     async def count_death(self, number: int, line: int) -> None:
         """Record that an engine ended while it had this line."""
@@ -258,14 +298,14 @@ class Batches:
         return await self._store.run(lambda db: db.execute(query, (number, after)).fetchall())
 
     async def sweep(self, ttl: float, also: Callable[[sqlite3.Connection], object]) -> None:
-        """Delete ended batches that are `ttl` seconds old, and do `also`."""
+        """Delete batches that ended `ttl` seconds ago, and do `also`."""
 
         def sweep(db: sqlite3.Connection) -> None:
             ended = f"SELECT number, body FROM batches WHERE status NOT IN {LIVING}"
             old = [
                 (number,)
                 for number, body in db.execute(ended)
-                if _decode(body).batch.created_at < time.time() - ttl
+                if _ended_at(_decode(body).batch) < time.time() - ttl
             ]
             db.executemany("DELETE FROM batches WHERE number = ?", old)
             also(db)
@@ -295,6 +335,11 @@ def enter(record: BatchRecord, status: Status) -> None:
     batch.status = status
     if status != "validating" and getattr(batch, f"{status}_at") is None:
         setattr(batch, f"{status}_at", int(time.time()))
+
+
+def _ended_at(batch: Batch) -> int:
+    ended_at: int | None = getattr(batch, f"{batch.status}_at")
+    return ended_at or batch.created_at
 
 
 def drop_lines(db: sqlite3.Connection, number: int) -> None:

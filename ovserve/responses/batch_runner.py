@@ -15,12 +15,11 @@ import asyncio
 import logging
 import os
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from msgspec import Raw
 
@@ -42,7 +41,16 @@ from ovserve.errors import (
 from ovserve.log import request_id
 from ovserve.responses.batch_lines import body_of, endpoint_of, read_line
 from ovserve.responses.batch_results import ResultWriter, encoded, usage_of
-from ovserve.responses.batch_rows import Batches, BatchRecord, Claimed, Finished, NotOurs, enter
+from ovserve.responses.batch_rows import (
+    Batches,
+    BatchRecord,
+    Claimed,
+    Finished,
+    NotOurs,
+    Place,
+    Places,
+    enter,
+)
 from ovserve.responses.batch_validation import BatchBounds, BatchValidator
 from ovserve.responses.files import Files, new_id
 from ovserve.responses.service import ResponsesService
@@ -65,15 +73,6 @@ AnswerError = Callable[[OvserveError], tuple[int, bytes]]  # status and body as 
 log = logging.getLogger(__name__)
 
 
-class _Place(NamedTuple):
-    """A line of the input file, in bytes."""
-
-    line: int
-    start: int
-    size: int
-    deaths: int = 0
-
-
 @dataclass(eq=False)
 class _Running:
     """A batch of this server."""
@@ -82,15 +81,14 @@ class _Running:
     owner: str
     record: BatchRecord
     file: BinaryIO | None = None
-    # Lines without a result, the next one last: 16 bytes each.
-    lines: array[int] = field(default_factory=lambda: array("I"))
-    starts: array[int] = field(default_factory=lambda: array("Q"))
-    sizes: array[int] = field(default_factory=lambda: array("I"))
-    again: deque[_Place] = field(default_factory=deque)
-    suspects: deque[_Place] = field(default_factory=deque)  # an engine ended while it had these
+    places: Places = field(default_factory=Places)  # of lines without a result
+    again: deque[Place] = field(default_factory=deque)
+    waiting: deque[Place] = field(default_factory=deque)  # for a model; taken after all others
+    suspects: deque[Place] = field(default_factory=deque)  # an engine ended while it had these
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # by line
     results: list[Finished] = field(default_factory=list)  # not stored yet
     paused_until: float = 0.0  # time.monotonic()
+    pause_reason: str = ""
     storing_fails: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -100,29 +98,23 @@ class _Running:
 
     @property
     def has_lines(self) -> bool:
-        return bool(self.lines or self.again or self.suspects)
+        return bool(self.places or self.again or self.waiting or self.suspects)
 
     @property
     def over(self) -> bool:
         """Return whether no line may begin any more."""
         return self.batch.status != "in_progress" or time.time() >= self.batch.expires_at
 
-    def take(self) -> _Place:
-        if self.suspects:
-            return self.suspects.popleft()
-        if self.again:
-            return self.again.popleft()
-        return _Place(self.lines.pop(), self.starts.pop(), self.sizes.pop())
-
-    def add(self, place: _Place, *, last: bool = False) -> None:
-        """Add a line that is taken before those that were added earlier; with `last`, after all others."""
-        for column, value in ((self.lines, place.line), (self.starts, place.start), (self.sizes, place.size)):
-            column.insert(0 if last else len(column), value)
+    def take(self) -> Place:
+        for first in (self.suspects, self.again):
+            if first:
+                return first.popleft()
+        return self.places.pop() if self.places else self.waiting.popleft()
 
     def forget_lines(self) -> None:
-        for column in (self.lines, self.starts, self.sizes):
-            del column[:]
+        self.places = Places()
         self.again.clear()
+        self.waiting.clear()
         self.suspects.clear()
 
 
@@ -146,6 +138,7 @@ class BatchRunner:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._alone = False  # the line that began last is a suspect
         self._held_bytes = 0  # of lines that run
+        self._full: frozenset[str] | None = frozenset()  # as Files.full()
         self._ticks: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._swept = 0.0
@@ -194,6 +187,7 @@ class BatchRunner:
         metrics.oldest = min((batch.created_at for batch in living), default=0)
         if not living or self._manager.stopping:
             return
+        await self._measure()
         for claimed in await self._rows.claim(MAX_RUNNING_BATCHES):
             running = self._batches.get(claimed.number)
             if claimed.record.batch.status != "cancelling" and not self._guard.knows(claimed.owner):
@@ -204,6 +198,13 @@ class BatchRunner:
                 running.record.batch.status = "cancelling"
                 running.changed.set()
         self._dispatch()
+
+    async def _measure(self) -> None:
+        """See whether there is room for results."""
+        full = await self._files.full()
+        if full != self._full:
+            log.warning("%s", _fullness(full))
+        self._full = full
 
     def _begin(self, claimed: Claimed) -> None:
         running = self._batches[claimed.number] = _Running(claimed.number, claimed.owner, claimed.record)
@@ -262,11 +263,9 @@ class BatchRunner:
     async def _run_lines(self, running: _Running) -> None:
         path = self._files.path(running.batch.input_file_id)
         running.forget_lines()
-        for line, start, size, deaths in reversed(await self._rows.pending(running.number)):
-            if deaths:
-                running.suspects.append(_Place(line, start, size, deaths))
-            else:
-                running.add(_Place(line, start, size))
+        running.places, suspects = await self._rows.pending(running.number)
+        running.suspects.extend(suspects)
+        await self._measure()
         running.file = await asyncio.to_thread(path.open, "rb", 0)
         self._dispatch()
         while not running.over and (running.has_lines or running.tasks or running.results):
@@ -318,13 +317,19 @@ class BatchRunner:
         """Return the batch whose next line may begin: of the key that has fewest, then the oldest."""
         batches = [batch for batch in self._batches.values() if batch.file is not None]
         count = sum(len(batch.tasks) for batch in batches)
+        if (full := self._full) is None:
+            return None
         if count and (self._alone or count >= MAX_RUNNING_LINES or self._held_bytes >= MAX_HELD_BYTES):
             return None
         now = time.monotonic()
         ready = [
             batch
             for batch in batches
-            if batch.has_lines and not batch.over and not batch.storing_fails and batch.paused_until <= now
+            if batch.has_lines
+            and not batch.over
+            and not batch.storing_fails
+            and batch.paused_until <= now
+            and batch.owner not in full
         ]
         if suspects := [batch for batch in ready if batch.suspects]:
             return None if count else suspects[0]
@@ -337,7 +342,7 @@ class BatchRunner:
             ready, key=lambda b: (held[b.owner] / rights[b].weight, len(b.tasks), b.number), default=None
         )
 
-    async def _line(self, running: _Running, place: _Place, *, alone: bool) -> None:
+    async def _line(self, running: _Running, place: Place, *, alone: bool) -> None:
         try:
             if (result := await self._result(running, place, alone=alone)) is not None:
                 running.results.append(result)
@@ -348,7 +353,7 @@ class BatchRunner:
             running.changed.set()
             self._dispatch()
 
-    async def _result(self, running: _Running, place: _Place, *, alone: bool) -> Finished | None:
+    async def _result(self, running: _Running, place: Place, *, alone: bool) -> Finished | None:
         """Return the result of a line, or None if it is to run again."""
         assert running.file is not None, "open while lines run"
         data = await asyncio.to_thread(os.pread, running.file.fileno(), place.size, place.start)
@@ -371,7 +376,7 @@ class BatchRunner:
         return Finished(place.line, 200 <= status < 300, encoded(result), usage_of(body))
 
     async def _failure(
-        self, running: _Running, place: _Place, call: RequestContext, error: OvserveError, *, alone: bool
+        self, running: _Running, place: Place, call: RequestContext, error: OvserveError, *, alone: bool
     ) -> OvserveError | None:
         """Return the error as a result; None where the server is the reason, and the line runs again."""
         if isinstance(error, EngineDead) and call.admitted is not None and not self._manager.stopping:
@@ -384,11 +389,14 @@ class BatchRunner:
             running.paused_until = time.monotonic() + RETRY_SECONDS
             return None
         if isinstance(error, ModelNotFound) and call.caller.may_use(call.model or ""):
-            running.add(place, last=True)
+            running.waiting.append(place)
             running.paused_until = time.monotonic() + MISSING_MODEL_SECONDS
             return None
         if self._manager.stopping or isinstance(error, Unavailable | RateLimited):
             running.again.append(place)
+            if running.pause_reason != error.message:  # a day's limit pauses for hours
+                running.pause_reason = error.message
+                log.info("batch %s waits: %s", running.batch.id, error.message)
             pause = getattr(error, "retry_after", None) or RETRY_SECONDS
             running.paused_until = time.monotonic() + min(pause, LONGEST_PAUSE_SECONDS)
             return None
@@ -418,6 +426,14 @@ class BatchRunner:
 def _cancel(record: BatchRecord) -> None:
     if record.batch.status in ("validating", "in_progress"):
         enter(record, "cancelling")
+
+
+def _fullness(full: frozenset[str] | None) -> str:
+    if full is None:
+        return "batches wait: files and results take --file_store_max_bytes; delete files"
+    if full:
+        return f"batches of {', '.join(sorted(full))} wait: --file_store_max_bytes_per_key; delete files"
+    return "batches go on: there is room for results"
 
 
 async def _end_tasks(running: _Running) -> None:

@@ -12,7 +12,8 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +57,7 @@ class Files:
     def __init__(self, store: ResponseStore | None, bounds: FileBounds | None = None) -> None:
         self._store = store
         self.bounds = bounds or FileBounds()
+        self._arriving: list[tuple[str, int]] = []  # owner and bytes
 
     @property
     def enabled(self) -> bool:
@@ -81,20 +83,41 @@ class Files:
     def path(self, id_: str) -> Path:
         return self.directory / id_
 
-    async def require_room(self, owner: str, size: int) -> None:
-        """Raise PayloadTooLarge or ResourceExhausted if a file of so many bytes may not be added."""
-        await stored(self.store.run(lambda db: self._require_room(db, owner, size)))
+    @asynccontextmanager
+    async def arriving(self, owner: str, size: int) -> AsyncIterator[None]:
+        """Hold room for an upload while it arrives, so that many at once keep to the bounds too.
+
+        Raises ResourceExhausted, Unavailable."""
+        others = list(self._arriving)
+        upload = owner, size
+        self._arriving.append(upload)
+        try:
+            await stored(self.store.run(lambda db: self._require_room(db, *upload, others)))
+            yield
+        finally:
+            self._arriving.remove(upload)
+
+    async def full(self) -> frozenset[str] | None:
+        """Return the owners who hold all that they may; None if the whole store is full."""
+        held = await stored(self.store.run(_held))
+        most, most_of_owner = self.bounds.store_bytes, self.bounds.owner_bytes
+        if most and sum(held.values()) >= most:
+            return None
+        return frozenset(owner for owner, size in held.items() if most_of_owner and size >= most_of_owner)
 
     async def add(self, owner: str, source: Path, filename: str, size: int, seconds: float | None) -> File:
         """Take over an uploaded file, which must be in `directory`. `seconds`: until it expires.
 
         Raises PayloadTooLarge, ResourceExhausted, Unavailable."""
+        if self.bounds.file_bytes and size > self.bounds.file_bytes:
+            message = f"file: has {size} bytes, more than {self.bounds.file_bytes}"
+            raise PayloadTooLarge(message, param="file")
         id_ = new_id("file-")
         await asyncio.to_thread(self._move, source, id_)  # a sync of 200 MB takes seconds
 
         def insert(db: sqlite3.Connection) -> File:
             db.execute("BEGIN IMMEDIATE")
-            self._require_room(db, owner, size)
+            self._require_room(db, owner, size, ())
             return self.insert(db, owner, id_, "batch", filename, size, seconds)
 
         try:
@@ -191,24 +214,24 @@ class Files:
             except FileNotFoundError:
                 continue  # another server on this store was faster
 
-    def _require_room(self, db: sqlite3.Connection, owner: str, size: int) -> None:
+    def _require_room(
+        self, db: sqlite3.Connection, owner: str, size: int, others: Collection[tuple[str, int]]
+    ) -> None:
+        """`others`: owners and sizes of uploads that arrive."""
         bounds = self.bounds
-        if bounds.file_bytes and size > bounds.file_bytes:
-            raise PayloadTooLarge(f"file: has {size} bytes, more than {bounds.file_bytes}", param="file")
-        total, mine, count = db.execute(
-            "SELECT total(bytes), total(bytes) FILTER (WHERE owner = ?1), count() FILTER (WHERE owner = ?1)"
-            " FROM files",
-            (owner,),
-        ).fetchone()
+        mine = [upload for upload in others if upload[0] == owner]
+        count = db.execute("SELECT count() FROM files WHERE owner = ?", (owner,)).fetchone()[0] + len(mine)
         if bounds.owner_files and count >= bounds.owner_files:
             raise ResourceExhausted(f"file: this key has {count} files, and may have {bounds.owner_files}")
-        for held, most, who in (
-            (mine, bounds.owner_bytes, "this key"),
-            (total, bounds.store_bytes, "the store"),
+        held = _held(db)
+        for uploads, bytes_held, most, who in (
+            (mine, held.get(owner, 0), bounds.owner_bytes, "this key"),
+            (others, sum(held.values()), bounds.store_bytes, "the store"),
         ):
-            if most and held + size > most:
+            bytes_held += sum(upload[1] for upload in uploads)
+            if most and bytes_held + size > most:
                 raise ResourceExhausted(
-                    f"file: {size} bytes are too many: {who} holds {held:.0f} of {most} bytes; delete files"
+                    f"file: {size} bytes are too many: {who} holds {bytes_held} of {most} bytes; delete files"
                 )
 
     def _move(self, source: Path, id_: str) -> None:
@@ -218,6 +241,12 @@ class Files:
             source.rename(self.path(id_))
         except OSError as error:
             raise Unavailable(f"the file cannot be stored now: {error.strerror}") from error
+
+
+def _held(db: sqlite3.Connection) -> dict[str, int]:
+    """Return the bytes of files, and of batches that have no files yet, by owner."""
+    query = "SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM batches WHERE bytes"
+    return dict(db.execute(f"SELECT owner, sum(bytes) FROM ({query}) GROUP BY owner"))
 
 
 async def stored(work: Awaitable[T]) -> T:

@@ -139,6 +139,14 @@ def test_each_line_is_answered(server: Server, path: str, endpoint: str) -> None
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
 
 
+def test_azures_client_is_served(server: Server) -> None:
+    client = openai.AzureOpenAI(azure_endpoint=server.url, api_key="none", api_version="2025-03-01-preview")
+    made = create(client, [line("a", "say it", "/chat/completions")], "/chat/completions")
+    batch = ended(client, made.id)
+    assert "say it" in json.dumps(results(client, batch)["a"]["response"]["body"])
+    assert client.batches.list(limit=1).data[0].id == batch.id
+
+
 def test_every_kind_of_endpoint_is_answered_as_a_live_request(tmp_path: Path) -> None:
     """Embeddings, rerank, and a graph of one's own."""
     place = tmp_path / "graphs"
@@ -184,6 +192,9 @@ def test_what_is_wrong_with_lines_is_said_by_line_and_field(client: openai.OpenA
         line("t", "hello", temperature=7),
         line("u", "hello") | {"bodi": {}},
         b'{"custom_id": "d", "custom_id": "d", "method": "POST", "url": "/v1/chat/completions", "body": {}}\n',
+        b'{"custom_id": "n", "method": "POST", "url": "/v1/chat/completions", "body": {"model": NaN}}\n',
+        b'{"custom_id": "b", "body": {"x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}}\n",
+        b"\x00\xff\n",
     ]
     batch = ended(client, create(client, lines).id)
     assert batch.status == "failed"
@@ -201,6 +212,9 @@ def test_what_is_wrong_with_lines_is_said_by_line_and_field(client: openai.OpenA
         (10, "invalid_request", "body.temperature"),
         (11, "invalid_request", "bodi"),
         (12, "invalid_json_line", "custom_id"),
+        (13, "invalid_json_line", None),
+        (14, "invalid_json_line", None),
+        (15, "invalid_json_line", None),
     ]
     assert batch.output_file_id is None
     assert batch.error_file_id is None
@@ -382,12 +396,12 @@ def test_keys_see_only_their_own_and_are_bounded(tmp_path: Path) -> None:
         assert not_its_model.errors
         assert not_its_model.errors.data
         assert not_its_model.errors.data[0].code == "model_not_found"
+        with pytest.raises(openai.APIStatusError, match="more than 5000"):
+            a.files.create(file=("in", b"x" * 5001), purpose="batch")
         too_many = ended(a, create(a, [line(f"n{i}", "hi") for i in range(11)]).id)
         assert too_many.errors
         assert too_many.errors.data
         assert too_many.errors.data[0].code == "too_many_tasks"
-        with pytest.raises(openai.APIStatusError, match="more than 5000"):
-            a.files.create(file=("in", b"x" * 5001), purpose="batch")
         with pytest.raises(openai.InternalServerError, match="3 files"):
             a.files.create(file=("in", b"x"), purpose="batch")
         held = {path.name for path in (tmp_path / "r.db.files").iterdir()}

@@ -11,9 +11,9 @@ from ovserve.api.openai.batches import BatchRequest, FileDeleted, FileUpload
 from ovserve.api.openai.body import decode_body, decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.calculators.response_writer import report_headers
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, PayloadTooLarge
 from ovserve.http.body import read_small_body
-from ovserve.http.form import read_form
+from ovserve.http.form import TEXT_BYTES, read_form
 from ovserve.http.routes.responses import number_of, owner_of
 from ovserve.responses.batches import BatchService
 
@@ -33,9 +33,13 @@ class BatchRoutes:
 
     async def upload(self, request: web.Request) -> web.Response:
         owner = owner_of(request)
-        await self._files.require_room(owner, request.content_length or 0)
-        most, directory = self._files.bounds.file_bytes, self._files.directory
-        async with read_form(request, most=most, directory=directory) as form:
+        most, size = self._files.bounds.file_bytes, request.content_length
+        if size is not None and size > most + TEXT_BYTES:
+            raise PayloadTooLarge(f"file: the form has {size} bytes, a file {most} at most", param="file")
+        async with (
+            self._files.arriving(owner, most if size is None else size),
+            read_form(request, most=most, directory=self._files.directory) as form,
+        ):
             upload, ignored = decode_body(_nested(form.body.data), _upload)
             if (file := form.files.get("file")) is None:
                 raise InvalidArgument("file: expected a file as a part of the form", param="file")
