@@ -23,6 +23,18 @@ GREEDY_TEMPERATURE = 0.0
 Prompt = str | tuple[int, ...]
 
 
+class ReasoningBudget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A bound of an answer's reasoning. All but the first two fields are known with the prompt."""
+
+    tokens: int  # of the reasoning at most, over all of its parts; 0 ends it at once
+    message: str = ""  # written before the reasoning is closed
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    closing: str = ""  # the text that ends it
+    inside: bool = False  # the answer begins inside the reasoning
+    anywhere: bool = False  # it may begin anywhere in the answer, else only at its beginning
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The choice of tokens and the stop conditions; ranges are checked where the request is decoded."""
 
@@ -55,6 +67,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     num_assistant_tokens: int | None = None  # None: as the mode has it by default; 0: drafts none, if paged
     assistant_confidence_threshold: float = 0.0  # 0: as the mode has it by default; so is the next field
     max_ngram_size: int = 0
+    reasoning_budget: ReasoningBudget | None = None  # only of the paged engine; its prompt is a chat's
     constraint: Constraint | None = None  # what the text must be; proven before the engine sees it
 
 

@@ -28,7 +28,7 @@ from ovserve.llm.decoding import (
     refuse_token_options,
 )
 from ovserve.llm.model import ModelContext
-from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+from ovserve.llm.request import GREEDY_TEMPERATURE, ReasoningBudget, Sampling
 
 MAX_TOKENS = (
     "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400"
@@ -248,6 +248,7 @@ def to_sampling(
     top_logprobs: int | None = None,
     top_name: str = "top_logprobs",
     echo: bool = False,
+    reasoning_budget: ReasoningBudget | None = None,
 ) -> Sampling:
     """The engine's sampling. Without a seed each request gets a random one. `top_name`: the request's field
     for `top_logprobs`."""
@@ -301,6 +302,7 @@ def to_sampling(
         top_logprobs=top_logprobs or 0 if logprobs else 0,
         logit_bias=bias,
         echo=echo,
+        reasoning_budget=reasoning_budget,
         constraint=constraint_of(fields),
         **assistance(model.decoding, asked, model.defaults),
     )

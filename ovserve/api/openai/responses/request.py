@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import Refused, doc
-from ovserve.api.openai.effort import DOC, Effort
+from ovserve.api.openai.effort import ReasoningOptions
 from ovserve.api.openai.responses.items import Item
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
 from ovserve.errors import InvalidArgument
@@ -19,11 +19,7 @@ from ovserve.errors import InvalidArgument
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ReasoningOptions(msgspec.Struct):
-    effort: Annotated[
-        Effort | None,
-        doc(DOC),
-    ] = None
+class SummarizedReasoning(ReasoningOptions):
     summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
     generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
 
@@ -74,7 +70,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
         doc("message.output_text.logprobs; others are ignored"),
     ] = None
     reasoning: Annotated[
-        ReasoningOptions | None, doc("effort is given to templates that read it; ignored by others")
+        SummarizedReasoning | None, doc("effort is given to templates that read it; ignored by others")
     ] = None
     text: Annotated[TextOptions | None, doc("format constrains the answer; verbosity is ignored")] = None
     tools: Annotated[

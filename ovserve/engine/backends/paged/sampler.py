@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ovserve.engine.backends.paged.masks import FORBIDDEN, Matcher, restrict
+from ovserve.engine.backends.paged.reasoning import ReasoningLimit
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 Row = NDArray[np.float32]
@@ -50,10 +51,12 @@ class Choice:
         prompt: Iterable[int],
         stop_ids: Iterable[int],
         matcher: Matcher | None = None,
+        limit: ReasoningLimit | None = None,
     ) -> None:
-        """`matcher`: of the grammar that the sampling has a constraint for."""
+        """`matcher`: of the grammar that the sampling has a constraint for. `limit`: of its reasoning."""
         self.sampling = sampling
         self.matcher = matcher
+        self._limit = limit
         self._mask = None if matcher is None else np.empty_like(matcher.stops)
         self._greedy = sampling.temperature == GREEDY_TEMPERATURE or sampling.top_k == 1
         self._random = random.Random(sampling.seed)
@@ -67,7 +70,13 @@ class Choice:
         self.generated = 0  # tokens of the answer so far
         self._minimum = sampling.min_tokens
         self.plain = self._greedy and not (
-            self._scores or self._bias or self._penalty or self._minimum or matcher or sampling.beams > 1
+            self._scores
+            or self._bias
+            or self._penalty
+            or self._minimum
+            or matcher
+            or limit
+            or sampling.beams > 1
         )
 
     def score(self, row: Row, token: int) -> Scored:
@@ -80,10 +89,11 @@ class Choice:
         """Return a token, -1 if none is allowed; `row` is changed."""
         raw = row.copy() if self._scores and self.changes_rows else row
         self.change(row)
-        token = int(row.argmax())
+        forced = None if self._limit is None else self._limit.forced
+        token = int(row.argmax()) if forced is None else forced
         if row[token] == FORBIDDEN:
             return -1, None
-        if not self._greedy:
+        if forced is None and not self._greedy:
             token = self._draw(row, float(row[token]))
         return token, self.score(raw, token) if self._scores else None
 
@@ -94,6 +104,8 @@ class Choice:
             self.matcher.accept(token)
         if self._penalty is not None:
             self._penalty.append(token)
+        if self._limit is not None:
+            self._limit.append(token)
 
     @property
     def changes_rows(self) -> bool:
