@@ -249,6 +249,7 @@ def to_sampling(
     top_name: str = "top_logprobs",
     echo: bool = False,
     reasoning_budget: ReasoningBudget | None = None,
+    max_context: int | None = None,
 ) -> Sampling:
     """The engine's sampling. Without a seed each request gets a random one. `top_name`: the request's field
     for `top_logprobs`."""
@@ -277,6 +278,7 @@ def to_sampling(
     refuse_token_options(model.decoding, top_logprobs or 0, bias, top_name)
     return Sampling(
         max_tokens=max_tokens,
+        max_context=max_context,
         min_tokens=minimum,
         temperature=temperature,
         top_p=float(pick("top_p")),
