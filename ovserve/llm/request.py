@@ -23,6 +23,16 @@ GREEDY_TEMPERATURE = 0.0
 Prompt = str | tuple[int, ...]
 
 
+class Dry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A penalty for repetitions of several tokens, `multiplier * base ** (length - allowed_length)`."""
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    penalty_last_n: int = -1  # tokens of prompt and answer that are searched; -1: all
+    sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")  # no repetition goes on over these texts
+
+
 class ReasoningBudget(msgspec.Struct, frozen=True, omit_defaults=True):
     """A bound of an answer's reasoning. All but the first two fields are known with the prompt."""
 
@@ -48,6 +58,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry: Dry | None = None  # only of the paged engine, as the next two
+    xtc_probability: float = 0.0  # with which the likely tokens but the least likely of them are left out
+    xtc_threshold: float = 0.1  # from this probability on a token is a likely one
     seed: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()  # matched on text, exactly at the character (see llm/stops.py)

@@ -121,9 +121,11 @@ def test_with_a_grammar_choices_drafts_and_logprobs(client: openai.OpenAI) -> No
 
 
 def test_a_stop_string_ends_the_answer_after_forced_tokens(client: openai.OpenAI) -> None:
-    reasoning, content = thought(chat(client, {"reasoning_budget": BUDGET}).choices[0])
-    stop = next(word for word in content.split()[1:] if word.isalpha() and word not in reasoning)
-    choice = chat(client, {"reasoning_budget": BUDGET}, stop=[stop]).choices[0]
+    body = {"reasoning_budget": BUDGET, "num_assistant_tokens": 0}
+    more = {"temperature": 1, "seed": 5, "max_tokens": 60}
+    reasoning, content = thought(chat(client, body, **more).choices[0])
+    stop = next(word for word in content.split()[1:] if content.find(word) and word not in reasoning)
+    choice = chat(client, body, **more, stop=[stop]).choices[0]
     assert thought(choice) == (reasoning, content[: content.index(stop)])
     assert choice.finish_reason == "stop"
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.effort import Effort
 from ovserve.api.openai.faults import show, without_type
-from ovserve.api.openai.sampling import MAX_STOP, SEED_RANGE, Penalty, SamplingFields
+from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import InvalidArgument
 
@@ -31,6 +31,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "repeat_penalty": ("repetition_penalty", Annotated[float, Meta(gt=0, le=1000)]),
     "presence_penalty": ("presence_penalty", Penalty),
     "frequency_penalty": ("frequency_penalty", Penalty),
+    **{f.name: (f.name, f.type) for f in msgspec.structs.fields(SamplingFields) if f.name in (*DRY, *XTC)},
     "stop": ("stop", str | Annotated[list[str], Meta(max_length=MAX_STOP)]),
 }
 NUM_PREDICT = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # -1 and -2: all the room that there is
@@ -176,8 +177,8 @@ def read_options(body: Shared) -> Options:
     if length == 0:
         raise InvalidArgument("options.num_predict: expected -1 (all) or at least 1, got 0", param="options")
     context = _option(given, "num_ctx", NUM_CTX) if "num_ctx" in given else None
-    known = {*OPTIONS, "num_predict", "num_ctx"}
-    unused = [f"options.{name}" for name in given if name not in known]
+    effective = {*OPTIONS, "num_predict", "num_ctx"}
+    unused = [f"options.{name}" for name in given if name not in effective]
     if body.keep_alive is not None:
         unused.append("keep_alive")
     wanted = length if length is not None and length > 0 else None

@@ -17,7 +17,7 @@ from ovserve.api.openai.common import new_id
 from ovserve.api.openai.effort import SWITCHES, Effort, effort_variables
 from ovserve.api.openai.images import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem, check_messages, template_message
-from ovserve.api.openai.sampling import check_sampling, to_sampling
+from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
@@ -146,6 +146,7 @@ def _request(
 ) -> llm.GenerateRequest:
     body, options = decoded.body, decoded.options
     max_tokens = model.max_tokens(options.max_tokens, "options.num_predict")
+    ignored = (*ignored, *(f"options.{name}" for name in idle_fields(options.sampling, model)))
     context = options.max_context
     if context is not None and model.max_length is not None and context > model.max_length:
         ignored = (*ignored, "options.num_ctx")  # no request's context is above the graph's

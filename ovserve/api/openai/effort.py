@@ -28,6 +28,8 @@ DOC = "given to templates that read it, enable_thinking or thinking; ignored by 
 class ReasoningOptions(msgspec.Struct):
     effort: Annotated[Effort | None, doc(DOC)] = None
     max_tokens: Annotated[Budget | None, doc(BUDGET)] = None
+    summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
+    generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
 
 
 def reasoning_budget(
@@ -36,14 +38,14 @@ def reasoning_budget(
     """Return the budget of the fields in `budgets`, and the fields without effect on this model.
 
     Raises InvalidArgument for more than one budget."""
-    given = {name: tokens for name, tokens in budgets.items() if tokens is not None}
-    if len(given) > 1:
-        shown = " and ".join(f"{name}: {tokens}" for name, tokens in given.items())
-        raise InvalidArgument(f"{shown} exclude each other", param=next(iter(given)))
-    names = [*given, *([MESSAGE] if message is not None else [])]
+    present = {name: tokens for name, tokens in budgets.items() if tokens is not None}
+    if len(present) > 1:
+        both = " and ".join(f"{name}: {tokens}" for name, tokens in present.items())
+        raise InvalidArgument(f"{both} exclude each other", param=next(iter(present)))
+    names = [*present, *([MESSAGE] if message is not None else [])]
     if _no_budget(model):
         return None, names
-    for tokens in given.values():
+    for tokens in present.values():
         if tokens >= 0:
             return ReasoningBudget(tokens, message or ""), []
     return None, [name for name in names if name == MESSAGE]

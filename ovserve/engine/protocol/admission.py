@@ -11,14 +11,14 @@ from ovserve.llm.decoding import Mode, refuse_combination
 from ovserve.llm.request import Sampling
 
 
-def context_limit(of_model: int | None, wanted: int | None, room: int | None = None) -> int | None:
+def context_limit(of_model: int | None, of_graph: int | None, room: int | None = None) -> int | None:
     """Return the context of a graph in tokens: the least of the model's, the graph's `max_model_len` and the
     cache's room, as far as they are known. Raises LoadError for more than the model's."""
-    if of_model is not None and wanted is not None and wanted > of_model:
+    if of_model is not None and of_graph is not None and of_graph > of_model:
         raise LoadError(
-            f"expected at most {of_model}, the model's context, got {wanted}", field="max_model_len"
+            f"expected at most {of_model}, the model's context, got {of_graph}", field="max_model_len"
         )
-    return min((tokens for tokens in (of_model, wanted, room) if tokens is not None), default=None)
+    return min((tokens for tokens in (of_model, of_graph, room) if tokens is not None), default=None)
 
 
 def admit(

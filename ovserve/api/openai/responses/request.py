@@ -19,11 +19,6 @@ from ovserve.errors import InvalidArgument
 LOGPROBS = "message.output_text.logprobs"
 
 
-class SummarizedReasoning(ReasoningOptions):
-    summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
-    generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
-
-
 class TextOptions(msgspec.Struct):
     format: Annotated[
         dict[str, Any] | None,
@@ -70,7 +65,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
         doc("message.output_text.logprobs; others are ignored"),
     ] = None
     reasoning: Annotated[
-        SummarizedReasoning | None, doc("effort is given to templates that read it; ignored by others")
+        ReasoningOptions | None, doc("effort is given to templates that read it; ignored by others")
     ] = None
     text: Annotated[TextOptions | None, doc("format constrains the answer; verbosity is ignored")] = None
     tools: Annotated[

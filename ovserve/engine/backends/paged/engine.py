@@ -15,6 +15,7 @@ import openvino
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.paged.beams import BeamSearch, CompletesStop
 from ovserve.engine.backends.paged.drafts import MOST, MOST_STREAMS, Lookup, ModelDrafts
+from ovserve.engine.backends.paged.dry import DryPenalty
 from ovserve.engine.backends.paged.loaded import LoadedModel
 from ovserve.engine.backends.paged.model import Floats
 from ovserve.engine.backends.paged.reasoning import ReasoningLimit
@@ -71,7 +72,9 @@ class PagedEngine(LoadedModel):
                 branch.output.echo(self._text.prompt_text(request.prompt))
         form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
         matcher = None if form is None else self._grammars.matcher(form)
-        choice = Choice(sampling, ids, stop_ids, matcher, self._reasoning_limit(sampling, stop_ids))
+        limit = self._reasoning_limit(sampling, stop_ids)
+        dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self._text.bytes_of)
+        choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
         # Of no token but the prompt one is computed all the same, as `Sequence` expects it.
         asked = most or int(sampling.max_tokens == 0)
         running = Running(sequence, ids, choice, asked)

@@ -80,8 +80,8 @@ class ReasoningLimit:
 
 def _first(text: bytes, tags: tuple[bytes, ...]) -> int:
     """Return the end of the first tag in a text; 0: there is none."""
-    found = [(at, at + len(tag)) for tag in tags if (at := text.find(tag)) >= 0]
-    return min(found)[1] if found else 0
+    places = [(at, at + len(tag)) for tag in tags if (at := text.find(tag)) >= 0]
+    return min(places)[1] if places else 0
 
 
 def _cuts_character(text: bytes) -> bool:
