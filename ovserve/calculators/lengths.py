@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.engine.client.lengths import TooLongUncounted
+from ovserve.engine.protocol.admission import context_limit
 from ovserve.errors import ContextLengthExceeded, OvserveError
 from ovserve.llm.request import GenerateRequest
 
@@ -20,7 +21,7 @@ async def explain(
     error: ContextLengthExceeded, llm: LlmResources, request: GenerateRequest
 ) -> ContextLengthExceeded:
     """Return the error with numbers by part; unchanged without parts, or if the engine has died."""
-    limit = llm.model.max_length
+    limit = context_limit(llm.model.max_length, None, request.sampling.max_context)
     error.param = PARAMS.get(request.presentation.endpoint, "messages")
     if request.parts is None or limit is None or request.images:  # whose tokens are in no part
         return error

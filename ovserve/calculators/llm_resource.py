@@ -84,7 +84,8 @@ class LlmResources(AuthorLlm):
             self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
         prefill = request.conversation.prefill
         parsing = self.model.parsing(prompt, request.sampling, request.tools, prefill)
-        asked = (self.model, prompt, request.sampling, request.tools, prefill)
+        sampling = self.model.with_reasoning_tags(prompt, request.sampling, prefill)
+        asked = (self.model, prompt, sampling, request.tools, prefill)
         return msgspec.structs.replace(
             request,
             prompts=(prompt,),

@@ -128,6 +128,13 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     if sampling.constraint is not None:
         _refuse_with_constraint(sampling, sampling.constraint.param)
     refuse_token_options(mode, sampling.top_logprobs, sampling.logit_bias)
+    if (sampling.dry or sampling.xtc_probability) and (mode != "paged" or sampling.beams > 1):
+        name = "dry_multiplier" if sampling.dry else "xtc_probability"
+        of = _NAMES[mode] if mode != "paged" else f"a beam search (best_of {sampling.beams})"
+        raise UnsupportedParameter(f"{name}: not possible with {of}", param=name)
+    if sampling.reasoning_budget is not None and (mode != "paged" or sampling.beams > 1):
+        of = _NAMES[mode] if mode != "paged" else f"a beam search (best_of {sampling.beams})"
+        raise UnsupportedParameter(f"a budget of reasoning is not possible with {of}", param="best_of")
     if mode == "plain":
         return
     if mode == "stateful":

@@ -13,7 +13,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import Mode
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
-from ovserve.llm.parsing import implicit_reasoning_start, reasoning_closed
+from ovserve.llm.parsing import default, implicit_reasoning_start, reasoning_closed
 from ovserve.llm.parsing.core.choice import ParserChoice
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.prompt.fim import Fim
@@ -107,6 +107,32 @@ class ModelContext:
             guide_auto=self.guide_tools,
         )
         return msgspec.structs.replace(sampling, constraint=constraint)
+
+    def with_reasoning_tags(self, prompt: str, sampling: Sampling, prefill: str = "") -> Sampling:
+        """Add to the budget of the reasoning, if there is one, where that begins and ends after a rendered
+        chat prompt. Raises InvalidArgument for a message that would end it too early."""
+        budget, dialect = sampling.reasoning_budget, default().reasoning(self.parsers.reasoning)
+        if budget is None or dialect is None:
+            return sampling
+        for text in (*dialect.starts, *dialect.ends, *dialect.foreign):
+            if text in budget.message:
+                raise InvalidArgument(
+                    f"reasoning_budget_message: has {text!r}, with which this model marks its answers",
+                    param="reasoning_budget_message",
+                )
+        closed = reasoning_closed(self.parsers.reasoning, prompt, prefill)
+        inside = implicit_reasoning_start(self.parsers.reasoning, prompt, prefill)
+        return msgspec.structs.replace(
+            sampling,
+            reasoning_budget=msgspec.structs.replace(
+                budget,
+                starts=dialect.starts,
+                ends=dialect.ends,
+                closing=dialect.ends[0] + dialect.after,
+                inside=inside or (dialect.always and not closed),
+                anywhere=dialect.framed,
+            ),
+        )
 
     def parts(
         self,

@@ -23,10 +23,33 @@ GREEDY_TEMPERATURE = 0.0
 Prompt = str | tuple[int, ...]
 
 
+class Dry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A penalty for repetitions of several tokens, `multiplier * base ** (length - allowed_length)`."""
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    penalty_last_n: int = -1  # tokens of prompt and answer that are searched; -1: all
+    sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")  # no repetition goes on over these texts
+
+
+class ReasoningBudget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A bound of an answer's reasoning. All but the first two fields are known with the prompt."""
+
+    tokens: int  # of the reasoning at most, over all of its parts; 0 ends it at once
+    message: str = ""  # written before the reasoning is closed
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    closing: str = ""  # the text that ends it
+    inside: bool = False  # the answer begins inside the reasoning
+    anywhere: bool = False  # it may begin anywhere in the answer, else only at its beginning
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The choice of tokens and the stop conditions; ranges are checked where the request is decoded."""
 
     max_tokens: int | None = None  # None: as many as the context has room for; 0 only with echo
+    max_context: int | None = None  # tokens of prompt and answer, where that is less than the graph's
     min_tokens: int = 0
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -35,6 +58,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry: Dry | None = None  # only of the paged engine, as the next two
+    xtc_probability: float = 0.0  # with which the likely tokens but the least likely of them are left out
+    xtc_threshold: float = 0.1  # from this probability on a token is a likely one
     seed: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()  # matched on text, exactly at the character (see llm/stops.py)
@@ -55,6 +81,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     num_assistant_tokens: int | None = None  # None: as the mode has it by default; 0: drafts none, if paged
     assistant_confidence_threshold: float = 0.0  # 0: as the mode has it by default; so is the next field
     max_ngram_size: int = 0
+    reasoning_budget: ReasoningBudget | None = None  # only of the paged engine; its prompt is a chat's
     constraint: Constraint | None = None  # what the text must be; proven before the engine sees it
 
 

@@ -125,6 +125,9 @@ OPTIONS = (
     GraphOption("cache_size", int, 0, "KV cache in GB; 0 lets it grow"),
     GraphOption("pipeline_type", str, None, "which pipeline of the engine", PIPELINES),
     GraphOption("engine", str, None, "which engine runs the model; unknown to OVMS", ENGINES),
+    GraphOption(
+        "max_model_len", int, None, "tokens of a request's context; by default the model's; unknown to OVMS"
+    ),
     GraphOption("max_num_batched_tokens", int, None, "tokens of one step"),
     GraphOption(
         "reasoning_parser", str, None, "reasoning format; detected from the chat template if not given"

@@ -255,14 +255,14 @@ class Batches:
             " ORDER BY prefix DESC, line DESC"
         )
 
-        def read(db: sqlite3.Connection) -> tuple[Places, list[Place]]:
+        def rows(db: sqlite3.Connection) -> tuple[Places, list[Place]]:
             places, suspects = Places(), list[Place]()
             for row in db.execute(query, (number,)):
                 place = Place._make(row)
                 (suspects if place.deaths else places).append(place)
             return places, suspects
 
-        return await self._store.run(read)
+        return await self._store.run(rows)
 
     async def count_death(self, number: int, line: int) -> None:
         """Record that an engine ended while it had this line."""

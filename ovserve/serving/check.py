@@ -25,6 +25,7 @@ from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script
 from ovserve.engine.model.tensor_files import is_model_file
+from ovserve.engine.protocol.admission import context_limit
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -234,18 +235,19 @@ async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> M
     made.errors += _missing(Path(spec.model_path), TOKENIZERS)
     for draft in spec.model_paths[1:]:
         made.errors += _missing(Path(draft), ())  # it receives tokens
+    context = context_limit(files.max_length, spec.max_model_len)
     facts = TextFacts(chat_template=files.chat_template, tool_template=files.tool_template)
     template = await load_template(engine.node, options, facts, templates)
     if template is None:
         made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be rejected")
-    if files.max_length is None:
+    if context is None:
         made.warnings.append(f"{spec.model_path} does not define its context length")
     own = "of the graph" if options.template else "of the model"
     return Model(
         spec,
         options.engine.engine,
         files.architecture or "unknown",
-        files.max_length,
+        context,
         model_size(spec),
         own if template is not None else "none",
         choose_parsers(options, template),

@@ -247,6 +247,7 @@ def test_prompt_lookup_wins_over_a_draft_model_and_says_so(
         ("dynamic_split_fuse: false max_num_batched_tokens: 64", "max_num_batched_tokens", "less than max_num_seqs 256"),
         ("best_of_limit: 0", "best_of_limit", "at least 1"),
         ("max_tokens_limit: 0", "max_tokens_limit", "at least 1"),
+        ("max_model_len: 1", "max_model_len", "at least 2"),
         ("plugin_config: '[1]'", "plugin_config", "expected a JSON object"),
         ("plugin_config: 'x'", "plugin_config", "not JSON"),
         ("plugin_config: '{\"A\": [1]}'", "plugin_config", "A: expected"),

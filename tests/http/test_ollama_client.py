@@ -185,11 +185,11 @@ def test_what_has_no_effect_is_reported(server: Server) -> None:
     body = {
         "model": "smollm2",
         "messages": FRANCE,
-        "options": {"num_ctx": 9, "num_predict": 1},
+        "options": {"num_gpu": 9, "num_predict": 1},
         "keep_alive": "5m",
     }
     answer = httpx.post(f"{server.url}/api/chat", json=body | {"unknown": 1}, timeout=60)
-    assert answer.headers["x-ovserve-ignored-params"] == "keep_alive,options.num_ctx,unknown"
+    assert answer.headers["x-ovserve-ignored-params"] == "keep_alive,options.num_gpu,unknown"
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert json.loads(answer.text.splitlines()[-1])["done"] is True
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
-from ovserve.api.openai.effort import Effort
+from ovserve.api.openai.effort import BUDGET, Budget, Effort
 from ovserve.api.openai.sampling import MAX_STOP, Count
 from ovserve.errors import InvalidArgument
 
@@ -80,7 +80,7 @@ class ToolChoice(msgspec.Struct):
 
 class Thinking(msgspec.Struct):
     type: Annotated[str, doc("enabled or disabled, for templates that read enable_thinking or thinking")]
-    budget_tokens: Annotated[int | None, doc("the engine cannot bound a part of an answer")] = None
+    budget_tokens: Annotated[Budget | None, doc(f"of type enabled: {BUDGET}")] = None
 
 
 class JsonFormat(msgspec.Struct):

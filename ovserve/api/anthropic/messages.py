@@ -18,7 +18,7 @@ from ovserve.api.anthropic.tools import Tools, openai_tools
 from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.effort import EFFORT_VARIABLE, SWITCHES
+from ovserve.api.openai.effort import EFFORT_VARIABLE, SWITCHES, reasoning_budget
 from ovserve.api.openai.images import Pictures, pictures_of
 from ovserve.api.openai.messages import Message, template_message
 from ovserve.api.openai.sampling import SamplingFields, to_sampling
@@ -27,8 +27,9 @@ from ovserve.api.openai.tools import check_model
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import Conversation
-from ovserve.llm.request import GenerateRequest, Presentation
+from ovserve.llm.request import GenerateRequest, Presentation, ReasoningBudget
 
+BUDGET_FIELD = "thinking.budget_tokens"
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountRequest)
 
@@ -95,12 +96,13 @@ class Messages:
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
         images = pictures_of(model)
         made = to_render(decoded, model, images)
+        budget, idle = _budget(body, model)
         return GenerateRequest(
             id=new_id("msg_"),
             prompts=(),
             conversation=made.conversation,
             add_special_tokens=False,  # the template writes them
-            sampling=to_sampling(sampling, model, max_tokens),
+            sampling=to_sampling(sampling, model, max_tokens, reasoning_budget=budget),
             presentation=Presentation(
                 endpoint=self.name,
                 model=body.model,
@@ -108,7 +110,7 @@ class Messages:
                 stream=bool(body.stream),
                 requested_max_tokens=body.max_tokens,
                 stop_sequences=tuple(body.stop_sequences or ()),
-                ignored_params=tuple(sorted({*decoded.ignored, *made.ignored})),
+                ignored_params=tuple(sorted({*decoded.ignored, *made.ignored, *idle})),
             ),
             tools=decoded.tools.policy,
             image_sources=tuple(images.sources),
@@ -122,7 +124,10 @@ class Messages:
 
 def decode_count(body: bytes) -> DecodedMessages:
     """The body of count_tokens; max_tokens and the like are of no interest there."""
-    return _decoded(*decode_body(body, _count_decoder, loosen_blocks))
+    decoded = _decoded(*decode_body(body, _count_decoder, loosen_blocks))
+    if (thinking := decoded.body.thinking) is None or thinking.budget_tokens is None:
+        return decoded
+    return replace(decoded, ignored=(*decoded.ignored, BUDGET_FIELD))
 
 
 def count_body(tokens: int) -> bytes:
@@ -155,6 +160,16 @@ def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -
     return ToRender(conversation, plain, ignored)
 
 
+def _budget(body: CountRequest, model: ModelContext) -> tuple[ReasoningBudget | None, list[str]]:
+    """Return the budget of the reasoning, and its field if it has no effect."""
+    thinking = body.thinking
+    if thinking is None or thinking.budget_tokens is None:
+        return None, []
+    if thinking.type != "enabled":
+        return None, [BUDGET_FIELD]
+    return reasoning_budget({BUDGET_FIELD: thinking.budget_tokens}, model)
+
+
 def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> list[str]:
     """Puts the effort into the template's variables; returns what has no effect."""
     effort = body.output_config.effort if body.output_config is not None else None
@@ -176,6 +191,4 @@ def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], 
     on = wanted.type == "enabled"
     known = [n for n in SWITCHES if model.template.mentions(n)]
     ignored = ["thinking"] if on and not known else []
-    if wanted.budget_tokens is not None:
-        ignored.append("thinking.budget_tokens")
     return dict.fromkeys(known, on), ignored

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
 from ovserve.api.anthropic.body import CountRequest, MessagesRequest
 from ovserve.api.openai.describe.operation import Operation, Override
+from ovserve.api.openai.effort import narrow_budget
 from ovserve.api.openai.sampling import narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.llm.model import ModelContext
@@ -22,11 +23,11 @@ def _narrow(model: ModelContext) -> dict[str, Override]:
     return (
         _narrow_count(model)
         | {name: sampling[name] for name in SHARED}
+        | narrow_budget(model, "thinking.budget_tokens")
         | {"max_tokens": Override(maximum=narrow_length(model, "max_tokens")["max_tokens"].maximum)}
     )
 
 
-_REPORTED = {"thinking.budget_tokens": "no effect: a template has no budget"}
 _EXAMPLE = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}]}
 
 OPERATIONS = (
@@ -39,7 +40,6 @@ OPERATIONS = (
         event=Event,
         request=MessagesRequest,
         example=_EXAMPLE | {"max_tokens": 8},
-        reported=_REPORTED,
         defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 40, "stream": False},
         specialize=_narrow,
         needs_template=True,
@@ -52,7 +52,7 @@ OPERATIONS = (
         error=Error,
         request=CountRequest,
         example=_EXAMPLE,
-        reported=_REPORTED,
+        reported={"thinking.budget_tokens": "no effect: it bounds the answer"},
         specialize=_narrow_count,
         needs_template=True,
     ),

@@ -1,13 +1,13 @@
 """The bodies of Ollama's chat, generate, embed and show: structs, and the options of sampling.
 
-An option with an effect is a row of OPTIONS. Others (num_ctx, num_gpu, mirostat ...) are about Ollama's own
-runner; they are accepted and reported, as unknown fields are.
+An option with an effect is a row of OPTIONS, num_predict or num_ctx. Others (num_gpu, mirostat ...) are
+about Ollama's own runner; they are accepted and reported, as unknown fields are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +15,7 @@ from msgspec import Meta
 from ovserve.api.openai.describe.operation import doc
 from ovserve.api.openai.effort import Effort
 from ovserve.api.openai.faults import show, without_type
-from ovserve.api.openai.sampling import MAX_STOP, SEED_RANGE, Penalty, SamplingFields
+from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import InvalidArgument
 
@@ -31,9 +31,11 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "repeat_penalty": ("repetition_penalty", Annotated[float, Meta(gt=0, le=1000)]),
     "presence_penalty": ("presence_penalty", Penalty),
     "frequency_penalty": ("frequency_penalty", Penalty),
+    **{f.name: (f.name, f.type) for f in msgspec.structs.fields(SamplingFields) if f.name in (*DRY, *XTC)},
     "stop": ("stop", str | Annotated[list[str], Meta(max_length=MAX_STOP)]),
 }
 NUM_PREDICT = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # -1 and -2: all the room that there is
+NUM_CTX = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # 0: the graph's
 ANY_SEED = -1
 
 Format = Annotated[
@@ -77,7 +79,7 @@ class Shared(msgspec.Struct, kw_only=True):
     stream: Annotated[bool | None, doc("false: one object; by default a line of JSON per piece")] = None
     format: Format = None
     options: Annotated[
-        dict[str, Any] | None, doc(f"{', '.join(OPTIONS)}, num_predict; others are reported")
+        dict[str, Any] | None, doc(f"{', '.join(OPTIONS)}, num_predict, num_ctx; others are reported")
     ] = None
     think: Think = None
     keep_alive: KeepAlive = None
@@ -150,8 +152,17 @@ def plain_name(model: str) -> str:
     return model.removesuffix(LATEST)
 
 
-def sampling_fields(body: Shared) -> tuple[Fields, int | None, list[str]]:
-    """Return the sampling, how many tokens are wanted, and options without effect. Raises InvalidArgument."""
+class Options(NamedTuple):
+    """The sampling, how many tokens are wanted, the request's context, and options without effect."""
+
+    sampling: Fields
+    max_tokens: int | None
+    max_context: int | None
+    unused: list[str]
+
+
+def read_options(body: Shared) -> Options:
+    """Raises InvalidArgument."""
     if isinstance(body.format, str) and body.format not in ("", "json"):
         raise InvalidArgument(
             f'format: expected "json" or a JSON schema, got {show(body.format)}', param="format"
@@ -165,11 +176,14 @@ def sampling_fields(body: Shared) -> tuple[Fields, int | None, list[str]]:
     length = _option(given, "num_predict", NUM_PREDICT) if "num_predict" in given else None
     if length == 0:
         raise InvalidArgument("options.num_predict: expected -1 (all) or at least 1, got 0", param="options")
-    unused = [f"options.{name}" for name in given if name not in OPTIONS and name != "num_predict"]
+    context = _option(given, "num_ctx", NUM_CTX) if "num_ctx" in given else None
+    effective = {*OPTIONS, "num_predict", "num_ctx"}
+    unused = [f"options.{name}" for name in given if name not in effective]
     if body.keep_alive is not None:
         unused.append("keep_alive")
     wanted = length if length is not None and length > 0 else None
-    return Fields(**found, stream=body.stream is not False, form=body.format), wanted, unused
+    fields = Fields(**found, stream=body.stream is not False, form=body.format)
+    return Options(fields, wanted, context or None, unused)
 
 
 def _option(given: Mapping[str, Any], name: str, type_: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.ollama.body import ChatRequest, GenerateRequest, Shared, sampling_fields
+from ovserve.api.ollama.body import ChatRequest, GenerateRequest, Options, Shared, read_options
 from ovserve.api.ollama.body import Message as Turn
 from ovserve.api.ollama.writer import LINES, LineWriter
 from ovserve.api.openai.body import decode_body
@@ -17,7 +17,7 @@ from ovserve.api.openai.common import new_id
 from ovserve.api.openai.effort import SWITCHES, Effort, effort_variables
 from ovserve.api.openai.images import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem, check_messages, template_message
-from ovserve.api.openai.sampling import SamplingFields, check_sampling, to_sampling
+from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
@@ -34,8 +34,7 @@ _generate_decoder = msgspec.json.Decoder(GenerateRequest)
 class Decoded:
     body: Shared
     turns: list[Turn]  # none: the prompt is text
-    sampling: SamplingFields
-    length: int | None
+    options: Options
     ignored: tuple[str, ...]
     tools: ToolPolicy | None = None
 
@@ -106,10 +105,10 @@ class Generate:
 def _decoded(
     body: Shared, unknown: dict[str, msgspec.Raw], turns: list[Turn], tools: ToolPolicy | None
 ) -> Decoded:
-    fields, length, unused = sampling_fields(body)
-    check_sampling(fields)
-    ignored = tuple(sorted([*unknown, *unused, *without_effect(fields)]))
-    return Decoded(body, turns, fields, length, ignored, tools)
+    options = read_options(body)
+    check_sampling(options.sampling)
+    ignored = tuple(sorted([*unknown, *options.unused, *without_effect(options.sampling)]))
+    return Decoded(body, turns, options, ignored, tools)
 
 
 def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.GenerateRequest:
@@ -145,12 +144,21 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
 def _request(
     decoded: Decoded, model: ModelContext, name: str, ignored: tuple[str, ...] = (), **prompt: Any
 ) -> llm.GenerateRequest:
-    body = decoded.body
-    max_tokens = model.max_tokens(decoded.length, "options.num_predict")
+    body, options = decoded.body, decoded.options
+    max_tokens = model.max_tokens(options.max_tokens, "options.num_predict")
+    ignored = (*ignored, *(f"options.{name}" for name in idle_fields(options.sampling, model)))
+    context = options.max_context
+    if context is not None and model.max_length is not None and context > model.max_length:
+        ignored = (*ignored, "options.num_ctx")  # no request's context is above the graph's
     return llm.GenerateRequest(
         id=new_id("ollama-"),
         sampling=to_sampling(
-            decoded.sampling, model, max_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs
+            options.sampling,
+            model,
+            max_tokens,
+            logprobs=bool(body.logprobs),
+            top_logprobs=body.top_logprobs,
+            max_context=context,
         ),
         presentation=llm.Presentation(
             endpoint=name,
@@ -158,7 +166,7 @@ def _request(
             created=int(time.time()),
             stream=body.stream is not False,
             content_type=LINES,
-            requested_max_tokens=decoded.length,
+            requested_max_tokens=options.max_tokens,
             top_logprobs=body.top_logprobs or 0,
             ignored_params=tuple(sorted([*decoded.ignored, *ignored])),
         ),

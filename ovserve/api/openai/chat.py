@@ -15,7 +15,18 @@ from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.api.openai.common import new_id
 from ovserve.api.openai.custom_tools import custom_function
 from ovserve.api.openai.describe.operation import Operation, Override, Refused, doc
-from ovserve.api.openai.effort import DOC, Effort, effort_variables, narrow_effort
+from ovserve.api.openai.effort import (
+    BUDGET,
+    DOC,
+    MESSAGE,
+    BudgetOrNone,
+    Effort,
+    ReasoningOptions,
+    effort_variables,
+    narrow_budget,
+    narrow_effort,
+    reasoning_budget,
+)
 from ovserve.api.openai.functions import function_policy, in_tools_form
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.messages import Message, check_messages, loosen_messages, template_message
@@ -86,7 +97,29 @@ class ChatRequest(StreamFields, kw_only=True):
         Effort | None,
         doc(DOC),
     ] = None
+    reasoning: Annotated[ReasoningOptions | None, doc("OpenRouter's form of effort and budget")] = None
+    reasoning_budget: Annotated[BudgetOrNone | None, doc(f"{BUDGET}; -1: no bound")] = None
+    thinking_budget_tokens: Annotated[BudgetOrNone | None, doc("llama.cpp's name of reasoning_budget")] = None
+    thinking_token_budget: Annotated[BudgetOrNone | None, doc("vLLM's name of reasoning_budget")] = None
+    reasoning_budget_message: Annotated[
+        Annotated[str, Meta(max_length=1024)] | None,
+        doc("written at the end of reasoning that has reached its budget"),
+    ] = None
 
+    @property
+    def effort(self) -> tuple[Effort | None, str]:
+        """The effort and the field that sets it."""
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            return self.reasoning.effort, "reasoning.effort"
+        return self.reasoning_effort, "reasoning_effort"
+
+    @property
+    def budgets(self) -> dict[str, int | None]:
+        nested = self.reasoning.max_tokens if self.reasoning is not None else None
+        return {name: getattr(self, name) for name in BUDGETS} | {"reasoning.max_tokens": nested}
+
+
+BUDGETS = ("reasoning_budget", "thinking_budget_tokens", "thinking_token_budget")
 
 CHAT_UNSUPPORTED: dict[str, Refused] = UNSUPPORTED | {
     "modalities": Refused("the server answers with text only", (["text"],)),
@@ -99,7 +132,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_tokens", "max_completion_tokens")
     narrowed |= narrow_tools(model)
-    narrowed |= narrow_effort(model, "reasoning_effort")
+    narrowed |= narrow_effort(model, "reasoning_effort") | narrow_effort(model, "reasoning.effort")
+    narrowed |= narrow_budget(model, *BUDGETS, MESSAGE, "reasoning.max_tokens")
     return narrowed
 
 
@@ -163,7 +197,10 @@ class ChatCompletions:
         images = pictures_of(model)
         messages = [template_message(m, i, images) for i, m in enumerate(body.messages)]
         given = body.chat_template_kwargs
-        kwargs, ignored = effort_variables(body.reasoning_effort, model, given, "reasoning_effort")
+        effort, effort_field = body.effort
+        kwargs, ignored = effort_variables(effort, model, given, effort_field)
+        budget, idle = reasoning_budget(body.budgets, model, body.reasoning_budget_message)
+        ignored += [*idle, *idle_fields(body, model)]
         conversation = model.template.conversation(
             messages,
             kwargs,
@@ -177,7 +214,12 @@ class ChatCompletions:
             conversation=conversation,
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(
-                body, model, max_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs
+                body,
+                model,
+                max_tokens,
+                logprobs=bool(body.logprobs),
+                top_logprobs=body.top_logprobs,
+                reasoning_budget=budget,
             ),
             presentation=Presentation(
                 endpoint=self.name,
@@ -190,7 +232,7 @@ class ChatCompletions:
                 top_logprobs=body.top_logprobs or 0,
                 functions=body.functions is not None,
                 custom_tools=decoded.custom,
-                ignored_params=tuple(sorted([*decoded.ignored, *ignored, *idle_fields(body, model)])),
+                ignored_params=tuple(sorted([*decoded.ignored, *ignored])),
             ),
             tools=decoded.tools,
             user=body.user or "",
@@ -228,6 +270,12 @@ def _policy(body: ChatRequest, unenforced: list[str]) -> ToolPolicy | None:
 def _check_chat(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgument("top_logprobs: only allowed with logprobs: true", param="top_logprobs")
+    if body.reasoning_effort is not None and body.effort[1] != "reasoning_effort":
+        raise InvalidArgument(
+            f"reasoning_effort: {body.reasoning_effort} and reasoning.effort: {body.effort[0]} exclude "
+            "each other",
+            param="reasoning_effort",
+        )
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidArgument(
             "continue_final_message: true excludes add_generation_prompt: true",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import IGNORED, REJECTED, Override, Refused, doc
@@ -28,7 +29,7 @@ from ovserve.llm.decoding import (
     refuse_token_options,
 )
 from ovserve.llm.model import ModelContext
-from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+from ovserve.llm.request import GREEDY_TEMPERATURE, Dry, ReasoningBudget, Sampling
 
 MAX_TOKENS = (
     "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400"
@@ -36,9 +37,13 @@ MAX_TOKENS = (
 MAX_STOP = 16
 MAX_CHOICES = 128
 SEED_RANGE = (-(2**63), 2**64 - 1)  # OpenAI's is a signed 64-bit integer, the engine's an unsigned one
+NO_SAMPLER = "only the paged engine has this sampler"
 NO_DRAFT = "checked; no effect, because this graph does not draft tokens that way"
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Breaker = Annotated[str, Meta(min_length=1, max_length=64)]
+DRY = tuple(f"dry_{name}" for name in Dry.__struct_fields__)
+XTC = ("xtc_probability", "xtc_threshold")
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -69,6 +74,36 @@ class SamplingFields(ConstraintFields, kw_only=True):
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=1000)] | None,
         doc("for what prompt or answer has; above 1 discourages; excludes best_of > 1"),
+    ] = None
+    dry_multiplier: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)] | None,
+        doc("DRY: of the penalty for tokens that go on with a repetition; 0: none; excludes best_of > 1"),
+    ] = None
+    dry_base: Annotated[
+        Annotated[float, Meta(ge=1, le=1000)] | None,
+        doc("DRY: factor of the penalty per further token of the repetition"),
+    ] = None
+    dry_allowed_length: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        doc("DRY: tokens of a repetition from which on the next is penalized"),
+    ] = None
+    dry_penalty_last_n: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        doc("DRY: tokens of prompt and answer that are searched; -1: all; 0: none"),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        Annotated[list[Breaker], Meta(max_length=64)] | None,
+        doc("DRY: texts that no repetition goes on over"),
+    ] = None
+    xtc_probability: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc(
+            "XTC: how often the likely tokens but the least likely of them are left out; excludes best_of > 1"
+        ),
+    ] = None
+    xtc_threshold: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        doc("XTC: probability from which on a token is a likely one; above 0.5 there is never a second"),
     ] = None
     seed: Annotated[
         int | None,
@@ -142,6 +177,13 @@ DEFAULTS: dict[str, Any] = {
 }
 # The same for those the model has no say in.
 FIXED_DEFAULTS: dict[str, Any] = {
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": list(Dry(1).sequence_breakers),
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
     "diversity_penalty": 0.0,
     "num_beam_groups": 1,
     "n": 1,
@@ -165,6 +207,7 @@ def narrow_sampling(model: ModelContext) -> dict[str, Override]:
     narrowed["top_logprobs"] = Override(maximum=top)
     if model.decoding != "paged":
         narrowed["logit_bias"] = Override(status=REJECTED, why=NO_BIAS)
+        narrowed |= dict.fromkeys((*DRY, *XTC), Override(status=IGNORED, why=NO_SAMPLER))
     for name in ASSISTED_FIELDS:
         used = name in EFFECTIVE[model.decoding]
         narrowed[name] = Override() if used else Override(status=IGNORED, why=NO_DRAFT)
@@ -222,7 +265,26 @@ def idle_fields(fields: SamplingFields, model: ModelContext) -> list[str]:
     groups of beams where there is one group."""
     used = EFFECTIVE[model.decoding]
     unused = [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
+    unused += _idle_samplers(fields, model)
     return unused + (["diversity_penalty"] if fields.diversity_penalty and not _grouped(fields) else [])
+
+
+def _idle_samplers(fields: SamplingFields, model: ModelContext) -> list[str]:
+    """Return the fields of DRY and XTC if the engine has none, and those of one that is off."""
+    paged = model.decoding == "paged"
+    dry = paged and bool(fields.dry_multiplier) and fields.dry_penalty_last_n != 0
+    draws = (_default_temperature(model) if fields.temperature is None else fields.temperature) > 0
+    xtc = paged and bool(fields.xtc_probability) and draws
+    idle = (*(() if dry else DRY), *(() if xtc else XTC))
+    # A 0 asks for none, and gets that.
+    return [name for name in idle if getattr(fields, name) not in (None, 0)]
+
+
+def _dry(fields: SamplingFields, model: ModelContext) -> Dry | None:
+    if not fields.dry_multiplier or fields.dry_penalty_last_n == 0 or model.decoding != "paged":
+        return None
+    values = {name: getattr(fields, f"dry_{name}") for name in Dry.__struct_fields__}
+    return msgspec.convert({name: value for name, value in values.items() if value is not None}, Dry)
 
 
 def _grouped(fields: SamplingFields) -> bool:
@@ -242,6 +304,8 @@ def to_sampling(
     top_logprobs: int | None = None,
     top_name: str = "top_logprobs",
     echo: bool = False,
+    reasoning_budget: ReasoningBudget | None = None,
+    max_context: int | None = None,
 ) -> Sampling:
     """The engine's sampling. Without a seed each request gets a random one. `top_name`: the request's field
     for `top_logprobs`."""
@@ -270,6 +334,7 @@ def to_sampling(
     refuse_token_options(model.decoding, top_logprobs or 0, bias, top_name)
     return Sampling(
         max_tokens=max_tokens,
+        max_context=max_context,
         min_tokens=minimum,
         temperature=temperature,
         top_p=float(pick("top_p")),
@@ -278,6 +343,9 @@ def to_sampling(
         repetition_penalty=float(pick("repetition_penalty")),
         frequency_penalty=float(pick("frequency_penalty")),
         presence_penalty=float(pick("presence_penalty")),
+        dry=_dry(fields, model),
+        xtc_probability=(fields.xtc_probability or 0.0) if model.decoding == "paged" else 0.0,
+        xtc_threshold=fields.xtc_threshold or FIXED_DEFAULTS["xtc_threshold"],
         seed=seed % 2**64,
         ignore_eos=endless,
         # Who asks for a length gets it.
@@ -295,6 +363,7 @@ def to_sampling(
         top_logprobs=top_logprobs or 0 if logprobs else 0,
         logit_bias=bias,
         echo=echo,
+        reasoning_budget=reasoning_budget,
         constraint=constraint_of(fields),
         **assistance(model.decoding, asked, model.defaults),
     )

@@ -82,9 +82,11 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
         )
     place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
     scripted = str(model).endswith(SCRIPT_SUFFIX)
+    length = options.max_model_len if options.HasField("max_model_len") else None
     if chosen.stateful:
-        of_script = ScriptSpec(*place, max_num_seqs=1, one_at_a_time=True)
-        return EngineOptions(of_script if scripted else StatefulTextSpec(*place), engine)
+        of_script = ScriptSpec(*place, max_model_len=length, max_num_seqs=1, one_at_a_time=True)
+        stateful = StatefulTextSpec(*place, max_model_len=length)
+        return EngineOptions(of_script if scripted else stateful, engine)
 
     def spec_for(*, paged: bool) -> TextSpec:
         spec: TextSpec = (
@@ -92,6 +94,7 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
         )
         return msgspec.structs.replace(
             spec,
+            max_model_len=length,
             cache_size=options.cache_size,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,

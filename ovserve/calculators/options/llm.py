@@ -86,6 +86,11 @@ def _wrong_numbers(node: Node, options: LLMCalculatorOptions) -> Iterator[LoadEr
             yield node.error("expected at least 1, got 0", name)
     if options.HasField("max_tokens_limit") and options.max_tokens_limit == 0:
         yield node.error("expected at least 1, got 0", "max_tokens_limit")
+    if options.HasField("max_model_len") and options.max_model_len < 2:
+        yield node.error(
+            f"expected at least 2, one for the prompt and one for the answer, got {options.max_model_len}",
+            "max_model_len",
+        )
     for name in ("queue_timeout", "request_timeout"):
         if options.HasField(name) and not getattr(options, name) > 0:  # type: ignore[arg-type]
             yield node.error(f"expected more than 0 seconds, got {getattr(options, name):g}", name)

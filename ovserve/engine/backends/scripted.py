@@ -12,7 +12,7 @@ from itertools import chain, cycle, islice, repeat
 
 from ovserve.engine.decoding.output import Output
 from ovserve.engine.model.script import Reply, Script, read_script
-from ovserve.engine.protocol.admission import admit
+from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import ENGINE_FAILED, Accepted, Add, Compiled, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
@@ -162,7 +162,7 @@ class ScriptedEngine:
         self._taken: list[bytes] = []
         self._words = Words(script)
         self.facts = TextFacts(
-            max_length=script.max_length,
+            max_length=context_limit(script.max_length, spec.max_model_len),
             chat_template=script.chat_template,
             eos_token=script.eos_token,
             longest_token=script.longest_token,
@@ -196,7 +196,7 @@ class ScriptedEngine:
         if asked is not None and constraint.structural_tag(asked.format) not in self._grammars:
             raise Internal("this grammar was not compiled before")
         prompt_tokens = _length(request)
-        max_tokens = admit(prompt_tokens, self._script.max_length, request.sampling, mode=self._mode)
+        max_tokens = admit(prompt_tokens, self.facts.max_length, request.sampling, mode=self._mode)
         text = seen(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._taken.append(b"x" * reply.take_bytes)

@@ -6,9 +6,19 @@ error inside a step fails every running request with it. So all of this is check
 
 from __future__ import annotations
 
-from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.llm.decoding import Mode, refuse_combination
 from ovserve.llm.request import Sampling
+
+
+def context_limit(of_model: int | None, of_graph: int | None, room: int | None = None) -> int | None:
+    """Return the context of a graph in tokens: the least of the model's, the graph's `max_model_len` and the
+    cache's room, as far as they are known. Raises LoadError for more than the model's."""
+    if of_model is not None and of_graph is not None and of_graph > of_model:
+        raise LoadError(
+            f"expected at most {of_model}, the model's context, got {of_graph}", field="max_model_len"
+        )
+    return min((tokens for tokens in (of_model, of_graph, room) if tokens is not None), default=None)
 
 
 def admit(
@@ -38,12 +48,15 @@ def admit(
         raise InvalidArgument(f"max_tokens must be at least 1, not {wanted}", param="max_tokens")
     if not all(sampling.stop):
         raise InvalidArgument("a stop string must not be empty", param="stop")
+    whose, own = "This model's", sampling.max_context
+    if own is not None and (max_length is None or own < max_length):
+        whose, max_length = "This request's", own
     if max_length is None:
         return wanted or 0
     if prompt_tokens >= max_length:
         over = prompt_tokens - max_length + 1
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {max_length} tokens, and one of them must be left for "
+            f"{whose} maximum context length is {max_length} tokens, and one of them must be left for "
             f"the answer. The prompt has {prompt_tokens} tokens: shorten it by at least {over}.",
             param="prompt",
         )

@@ -167,6 +167,7 @@ class TextSpec(Spec, frozen=True):
     conversation: ClassVar[Conversation] = "steps"
     facts_type: ClassVar[type[Facts]] = TextFacts
 
+    max_model_len: int | None = None  # tokens of context; None: the model's own
     cache_size: int = 0  # GB; 0 grows as needed
     num_kv_blocks: int = 0  # a limit in blocks instead of GB (32 tokens each on CPU); 0: cache_size decides
     max_num_seqs: int = 256
@@ -241,6 +242,8 @@ class StatefulTextSpec(Spec, frozen=True):
     backend: ClassVar[str] = "ovserve.engine.backends.genai:open_stateful"
     conversation: ClassVar[Conversation] = "steps"
     facts_type: ClassVar[type[Facts]] = TextFacts
+
+    max_model_len: int | None = None  # as TextSpec's
 
     @property
     def decoding(self) -> Mode:

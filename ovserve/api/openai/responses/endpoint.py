@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
-from ovserve.api.openai.effort import effort_variables
+from ovserve.api.openai.effort import effort_variables, reasoning_budget
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.responses.decoded import DecodedResponses, ResponsePresentation
 from ovserve.api.openai.responses.items import as_items, check_items, loosen_items, to_messages
@@ -62,6 +62,9 @@ class Responses:
             raise InvalidArgument("input: expected at least one message, got none", param="input")
         effort = body.reasoning.effort if body.reasoning else None
         kwargs, ignored = effort_variables(effort, model, body.chat_template_kwargs, "reasoning.effort")
+        budget, idle = reasoning_budget(
+            {"reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None}, model
+        )
         return GenerateRequest(
             id=decoded.context.id,
             prompts=(),
@@ -70,7 +73,12 @@ class Responses:
             ),
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(
-                body, model, max_tokens, logprobs=body.wants_logprobs, top_logprobs=body.top_logprobs
+                body,
+                model,
+                max_tokens,
+                logprobs=body.wants_logprobs,
+                top_logprobs=body.top_logprobs,
+                reasoning_budget=budget,
             ),
             presentation=ResponsePresentation(
                 endpoint=self.name,
@@ -79,7 +87,7 @@ class Responses:
                 stream=bool(body.stream),
                 requested_max_tokens=body.max_output_tokens,
                 top_logprobs=body.top_logprobs or 0,
-                ignored_params=(*decoded.ignored, *ignored, *idle_fields(body, model)),
+                ignored_params=(*decoded.ignored, *ignored, *idle, *idle_fields(body, model)),
                 decoded=decoded,
             ),
             tells_admission=True,  # a response is queued, and can be followed, before it says anything

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.describe.operation import Operation, Override
-from ovserve.api.openai.effort import narrow_effort
+from ovserve.api.openai.effort import narrow_budget, narrow_effort
 from ovserve.api.openai.responses.encoder import Event
 from ovserve.api.openai.responses.objects import Response
 from ovserve.api.openai.responses.request import REPORTED_FIELDS, RESPONSES_UNSUPPORTED, ResponseRequest
@@ -37,7 +37,7 @@ class ItemPage(msgspec.Struct, kw_only=True):
 
 def _narrow(model: ModelContext) -> dict[str, Override]:
     narrowed = narrow_sampling(model) | narrow_length(model, "max_output_tokens") | narrow_tools(model)
-    narrowed |= narrow_effort(model, "reasoning.effort")
+    narrowed |= narrow_effort(model, "reasoning.effort") | narrow_budget(model, "reasoning.max_tokens")
     return narrowed
 
 

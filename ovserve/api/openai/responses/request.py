@@ -11,21 +11,12 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import Refused, doc
-from ovserve.api.openai.effort import DOC, Effort
+from ovserve.api.openai.effort import ReasoningOptions
 from ovserve.api.openai.responses.items import Item
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
 from ovserve.errors import InvalidArgument
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class ReasoningOptions(msgspec.Struct):
-    effort: Annotated[
-        Effort | None,
-        doc(DOC),
-    ] = None
-    summary: Annotated[str | None, doc("no effect: thoughts are given as they are")] = None
-    generate_summary: Annotated[str | None, doc("no effect: an older name of summary")] = None
 
 
 class TextOptions(msgspec.Struct):

@@ -24,6 +24,7 @@ from ovserve.engine.backends.genai.vision import Beside, VisionInput
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.decoding.token_bytes import TokenBytes
 from ovserve.engine.model.files import ModelFiles, read_model_files, refuse_for_library
+from ovserve.engine.protocol.admission import context_limit
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import LoadError
 from ovserve.llm.decoding import filled
@@ -60,6 +61,8 @@ class LoadedPipeline(CompilesGrammars):
                 self.facts = self._vision.facts(self.facts)
             self._grammars = Grammars()
             self._caches = spec.enable_prefix_caching
+            length = context_limit(self.facts.max_length, spec.max_model_len)
+            self.facts = msgspec.structs.replace(self.facts, max_length=length)
             room = self._cache_tokens(spec)
             self._reservation = CacheReservation(spec, room)
             if spec.cache_eviction is None:  # with which prompts may be longer than the cache
@@ -110,7 +113,7 @@ class LoadedPipeline(CompilesGrammars):
         limit = self.facts.max_length
         self.facts = msgspec.structs.replace(self.facts, cache_tokens=room or 0)
         if room is not None and (limit is None or room < limit):
-            of_model = "" if limit is None else f", and the model could take {limit}"
+            of_model = "" if limit is None else f", and a request could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
             self.facts = msgspec.structs.replace(self.facts, max_length=room)
 

@@ -41,7 +41,7 @@ from ovserve.engine.backends.genai.vision import VisionInput, tensors
 from ovserve.engine.decoding.prefill_estimate import PrefillEstimate
 from ovserve.engine.decoding.sequence import Part, Sequence
 from ovserve.engine.model.files import read_model_files, refuse_for_library
-from ovserve.engine.protocol.admission import admit
+from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
@@ -104,6 +104,7 @@ class StatefulEngine(CompilesGrammars):
                 self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
             self.facts = msgspec.structs.replace(
                 self.facts,
+                max_length=context_limit(self.facts.max_length, spec.max_model_len),
                 compiles_grammars=self._grammars.parallel,
                 longest_token=self._text.longest_token(),
             )

@@ -183,6 +183,10 @@ class Text:
             for id_, logprob, top in scored
         ]
 
+    def bytes_of(self, id_: int) -> bytes:
+        """Return what a token adds to a text."""
+        return self._pieces([id_])[id_][1]
+
     def _pieces(self, ids: list[int]) -> dict[int, tuple[str, bytes]]:
         """Return the text and the bytes of each token."""
         if self._token_bytes is not None:

@@ -15,14 +15,16 @@ import openvino
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.paged.beams import BeamSearch, CompletesStop
 from ovserve.engine.backends.paged.drafts import MOST, MOST_STREAMS, Lookup, ModelDrafts
+from ovserve.engine.backends.paged.dry import DryPenalty
 from ovserve.engine.backends.paged.loaded import LoadedModel
 from ovserve.engine.backends.paged.model import Floats
+from ovserve.engine.backends.paged.reasoning import ReasoningLimit
 from ovserve.engine.backends.paged.running import Running, Turn
 from ovserve.engine.backends.paged.sampler import Choice
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
-from ovserve.errors import Internal, InvalidArgument
+from ovserve.errors import Internal, InvalidArgument, shortened
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
@@ -70,7 +72,9 @@ class PagedEngine(LoadedModel):
                 branch.output.echo(self._text.prompt_text(request.prompt))
         form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
         matcher = None if form is None else self._grammars.matcher(form)
-        choice = Choice(sampling, ids, stop_ids, matcher)
+        limit = self._reasoning_limit(sampling, stop_ids)
+        dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self._text.bytes_of)
+        choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
         # Of no token but the prompt one is computed all the same, as `Sequence` expects it.
         asked = most or int(sampling.max_tokens == 0)
         running = Running(sequence, ids, choice, asked)
@@ -157,6 +161,18 @@ class PagedEngine(LoadedModel):
                     f"logit_bias: {{{id_}: {bias}}} is no finite bias of one of {tokens} tokens",
                     param="logit_bias",
                 )
+
+    def _reasoning_limit(self, sampling: Sampling, stop_ids: frozenset[int]) -> ReasoningLimit | None:
+        budget = sampling.reasoning_budget
+        if budget is None or not budget.ends:
+            return None
+        closing = self._text.encode(budget.message + budget.closing, False)
+        if budget.message and not stop_ids.isdisjoint(closing):
+            raise InvalidArgument(
+                f"reasoning_budget_message: {shortened(budget.message)!r} has a token that ends the answer",
+                param="reasoning_budget_message",
+            )
+        return ReasoningLimit(budget, closing, self._text.bytes_of)
 
     def _completes_stop(self, stops: tuple[str, ...], hidden: frozenset[int]) -> CompletesStop | None:
         if not stops:

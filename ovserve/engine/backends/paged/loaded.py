@@ -27,6 +27,7 @@ from ovserve.engine.backends.paged.scheduler import Scheduler
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import read_model_files
+from ovserve.engine.protocol.admission import context_limit
 from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
@@ -128,14 +129,15 @@ class LoadedModel:
         return max(0, available - self._reserve) // self.block_bytes
 
     def _bound_context(self, spec: PagedTextSpec) -> None:
-        """The context is no longer than the cache."""
-        room, limit = self._model.blocks * BLOCK, self.facts.max_length
+        """The context is no longer than the cache, nor than the graph's `max_model_len`."""
+        room, limit = self._model.blocks * BLOCK, context_limit(self.facts.max_length, spec.max_model_len)
         if spec.cache_size or spec.num_kv_blocks:
             self.facts = msgspec.structs.replace(self.facts, cache_tokens=room)
         if limit is None or room < limit:
-            of_model = "" if limit is None else f", and the model could take {limit}"
+            of_model = "" if limit is None else f", and a request could take {limit}"
             print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
-            self.facts = msgspec.structs.replace(self.facts, max_length=room)
+            limit = room
+        self.facts = msgspec.structs.replace(self.facts, max_length=limit)
 
     def _inputs_for(self, tokens: int, alone: bool) -> Inputs:
         """Return the inputs of the form for a step of `tokens`; `alone`: of one token of one request."""

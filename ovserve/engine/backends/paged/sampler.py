@@ -1,7 +1,7 @@
 """Chooses tokens from logits, one row at a time.
 
 Log-probabilities are those of the model, before anything else changes the row. Then, in this order: biases,
-penalties, the minimum length, the grammar's mask, and with a temperature top_k, top_p and min_p.
+penalties, DRY, the minimum length, the grammar's mask, and with a temperature top_k, top_p, min_p and XTC.
 
 A vocabulary has 50,000 to 250,000 tokens, of which few matter. So a row is searched once for its maximum (6
 us for 50,000) and once for what is near it (20 us); the rest works on what was found.
@@ -17,7 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.backends.paged.dry import DryPenalty
 from ovserve.engine.backends.paged.masks import FORBIDDEN, Matcher, restrict
+from ovserve.engine.backends.paged.reasoning import ReasoningLimit
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 Row = NDArray[np.float32]
@@ -50,10 +52,13 @@ class Choice:
         prompt: Iterable[int],
         stop_ids: Iterable[int],
         matcher: Matcher | None = None,
+        limit: ReasoningLimit | None = None,
+        dry: DryPenalty | None = None,
     ) -> None:
-        """`matcher`: of the grammar that the sampling has a constraint for."""
+        """`matcher`: of the grammar that the sampling has a constraint for. `limit`: of its reasoning."""
         self.sampling = sampling
         self.matcher = matcher
+        self._limit, self._dry = limit, dry
         self._mask = None if matcher is None else np.empty_like(matcher.stops)
         self._greedy = sampling.temperature == GREEDY_TEMPERATURE or sampling.top_k == 1
         self._random = random.Random(sampling.seed)
@@ -67,7 +72,14 @@ class Choice:
         self.generated = 0  # tokens of the answer so far
         self._minimum = sampling.min_tokens
         self.plain = self._greedy and not (
-            self._scores or self._bias or self._penalty or self._minimum or matcher or sampling.beams > 1
+            self._scores
+            or self._bias
+            or self._penalty
+            or self._minimum
+            or matcher
+            or limit
+            or dry
+            or sampling.beams > 1
         )
 
     def score(self, row: Row, token: int) -> Scored:
@@ -80,10 +92,11 @@ class Choice:
         """Return a token, -1 if none is allowed; `row` is changed."""
         raw = row.copy() if self._scores and self.changes_rows else row
         self.change(row)
-        token = int(row.argmax())
+        forced = None if self._limit is None else self._limit.forced
+        token = int(row.argmax()) if forced is None else forced
         if row[token] == FORBIDDEN:
             return -1, None
-        if not self._greedy:
+        if forced is None and not self._greedy:
             token = self._draw(row, float(row[token]))
         return token, self.score(raw, token) if self._scores else None
 
@@ -94,11 +107,15 @@ class Choice:
             self.matcher.accept(token)
         if self._penalty is not None:
             self._penalty.append(token)
+        if self._dry is not None:
+            self._dry.append(token)
+        if self._limit is not None:
+            self._limit.append(token)
 
     @property
     def changes_rows(self) -> bool:
-        restricted = self._bias is not None or self._penalty is not None or self.matcher is not None
-        return restricted or self.generated < self._minimum
+        changes = (self._bias, self._penalty, self._dry, self.matcher)
+        return any(change is not None for change in changes) or self.generated < self._minimum
 
     def change(self, row: Row) -> None:
         """Apply what the request asks for, but the choice."""
@@ -106,6 +123,8 @@ class Choice:
             row[self._bias[0]] += self._bias[1]
         if self._penalty is not None:
             self._penalty.change(row)
+        if self._dry is not None:
+            self._dry.change(row)
         if self.generated < self._minimum:
             row[self._stop_ids] = FORBIDDEN
         if self.matcher is not None and self._mask is not None and self.matcher.fill(self._mask):
@@ -117,7 +136,7 @@ class Choice:
         if sampling.top_k is not None:
             ids = best_ids(row, peak, min(sampling.top_k, len(row)))
             ids = ids[row[ids] >= peak - depth]
-        elif depth > SHALLOW:
+        elif depth > SHALLOW and not sampling.xtc_probability:
             return self._draw_of_many(row, peak, depth)
         else:
             ids = np.flatnonzero(row >= peak - depth)
@@ -125,7 +144,19 @@ class Choice:
         if sampling.top_p < 1:
             best = _nucleus(chances, sampling.top_p * float(chances.sum()))
             ids, chances = ids[best], chances[best]
+        if sampling.xtc_probability and self._random.random() < sampling.xtc_probability:
+            others = self._without_top_choices(row[ids])
+            ids, chances = ids[others], chances[others]
         return int(ids[self._pick(chances)])
+
+    def _without_top_choices(self, logits: Row) -> Places:
+        """Return the places of all but the likely tokens, and of the least likely one of these. As in
+        llama.cpp a token is likely by its probability among those that are left, without the temperature."""
+        chances = np.exp(logits - logits.max(), dtype=np.float32)
+        likely = np.flatnonzero(chances >= self.sampling.xtc_threshold * float(chances.sum()))
+        if len(likely) < 2:
+            return np.arange(len(logits))
+        return np.delete(np.arange(len(logits)), np.delete(likely, chances[likely].argmin()))
 
     def _draw_of_many(self, row: Row, peak: float, depth: float) -> int:
         """Draw where thousands of tokens have some probability, in passes over the row instead of a sort."""
