@@ -12,8 +12,8 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 771,
-    "lines": 95_313,
+    "files": 773,
+    "lines": 95_932,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 22,
