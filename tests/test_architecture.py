@@ -73,7 +73,7 @@ ONLY_IMPORTER = {
         "ovserve/engine/backends/tensors/",
         "ovserve/engine/backends/text_to_speech/",
     ),
-    "tvm_ffi": "ovserve/engine/backends/paged/bindings.py",
+    "tvm_ffi": "ovserve/engine/backends/paged/grammars.py",
     "anyascii": "ovserve/engine/backends/text_to_speech/normalize.py",
     "wetext": "ovserve/engine/backends/text_to_speech/normalize.py",
     "openvino_tokenizers": (

@@ -23,7 +23,7 @@ from ovserve.engine.protocol.encoders import (
 from ovserve.errors import Internal
 from ovserve.graph import Contract, Input, Node, Output
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.encoders import EncoderMetrics
+from ovserve.telemetry.kinds import EncoderMetrics
 
 TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
 

@@ -16,7 +16,7 @@ from ovserve.engine.protocol.images import PNG, GenerateArguments, ImageFacts, T
 from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
 from ovserve.llm.images import Image, RasterForm
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.images import ImageMetrics
+from ovserve.telemetry.kinds import ImageMetrics
 
 # Options that go to the library by the name they have in the request.
 PASSED = (

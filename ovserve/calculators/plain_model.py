@@ -25,7 +25,7 @@ from ovserve.engine.protocol.tensors import (
 )
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.llm.images import PixelForm
-from ovserve.telemetry.tensors import TensorMetrics
+from ovserve.telemetry.kinds import TensorMetrics
 
 SHOWN = 8  # names in a message
 IMAGE_AXES = {"N", "C", "H", "W"}

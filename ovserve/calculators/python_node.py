@@ -32,7 +32,7 @@ from ovserve.errors import Internal, ResourceExhausted
 from ovserve.graph import Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.log import request_id
 from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
-from ovserve.telemetry.python_nodes import PythonMetrics
+from ovserve.telemetry.kinds import PythonMetrics
 
 TAG = "PYTHON_NODE_RESOURCES"
 AHEAD = 2  # items that a generator may be ahead of the graph

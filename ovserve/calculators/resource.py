@@ -26,12 +26,14 @@ from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Encoded
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.encoders import EncoderMetrics
-from ovserve.telemetry.images import ImageMetrics
-from ovserve.telemetry.python_nodes import PythonMetrics
-from ovserve.telemetry.speech import SpeechMetrics
-from ovserve.telemetry.tensors import TensorMetrics
-from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
+from ovserve.telemetry.kinds import (
+    EncoderMetrics,
+    ImageMetrics,
+    PythonMetrics,
+    SpeechMetrics,
+    TensorMetrics,
+    TextToSpeechMetrics,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -28,7 +28,7 @@ from ovserve.errors import InvalidArgument, NotFound
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
 from ovserve.sandbox.audio.loader import AudioLoader
-from ovserve.telemetry.speech import SpeechMetrics
+from ovserve.telemetry.kinds import SpeechMetrics
 
 ENDPOINTS = {name: AudioEndpoint(name) for name in (TRANSCRIPTIONS, TRANSLATIONS)}
 

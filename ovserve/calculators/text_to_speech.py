@@ -43,7 +43,7 @@ from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.protos.options_pb2 import T2sCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
+from ovserve.telemetry.kinds import TextToSpeechMetrics
 
 LANGUAGES: Mapping[str, str] = {
     "a": "en-us",

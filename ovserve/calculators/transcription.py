@@ -25,7 +25,7 @@ from ovserve.engine.protocol.speech import (
 )
 from ovserve.errors import Internal
 from ovserve.sandbox.audio.loader import Recording
-from ovserve.telemetry.speech import SpeechMetrics
+from ovserve.telemetry.kinds import SpeechMetrics
 
 CARRIED = 1000  # characters of the text before that are sent as a prompt
 PIECE_SECONDS = 30  # a call counts for at most so many seconds in the queue: it reads no more

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ovserve.monitoring.family import Family, Model, Sample
 from ovserve.telemetry.counters import Call
 from ovserve.telemetry.histogram import Histogram
-from ovserve.telemetry.tensors import TensorMetrics
+from ovserve.telemetry.kinds import TensorMetrics
 
 Read = Callable[[Model], Iterable[Sample]]
 

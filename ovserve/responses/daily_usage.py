@@ -13,8 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from ovserve.access import Guard
-from ovserve.access.caller import Caller
-from ovserve.access.day import Usage
+from ovserve.access.caller import Caller, Usage
 from ovserve.responses.schema import StoreError
 from ovserve.responses.store import ResponseStore
 

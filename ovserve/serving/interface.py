@@ -18,7 +18,7 @@ from ovserve.calculators.payload import AnswerPacket, HttpPayload
 from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import GraphPlan
-from ovserve.graph.plan_checks import compatible
+from ovserve.graph.planning import compatible
 
 HTTP_PAIRS = (
     ("HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"),

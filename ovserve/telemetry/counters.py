@@ -13,15 +13,17 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
-from ovserve.telemetry.encoders import EncoderMetrics
 from ovserve.telemetry.histogram import MICROSECONDS, OF_REQUESTS, Histogram
-from ovserve.telemetry.images import ImageMetrics
+from ovserve.telemetry.kinds import (
+    EncoderMetrics,
+    ImageMetrics,
+    PythonMetrics,
+    SpeechMetrics,
+    TensorMetrics,
+    TextToSpeechMetrics,
+)
 from ovserve.telemetry.node_events import NodeEvents
-from ovserve.telemetry.python_nodes import PythonMetrics
 from ovserve.telemetry.requests import RequestMetrics
-from ovserve.telemetry.speech import SpeechMetrics
-from ovserve.telemetry.tensors import TensorMetrics
-from ovserve.telemetry.text_to_speech import TextToSpeechMetrics
 
 # Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
 # shutdown.

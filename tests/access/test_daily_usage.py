@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from ovserve.access import Guard
-from ovserve.access.caller import Caller, Rights
-from ovserve.access.day import SECONDS, Day, Usage
+from ovserve.access.caller import SECONDS, Caller, Day, Rights, Usage
 from ovserve.access.keys import entry_text
 from ovserve.errors import RateLimited
 from ovserve.responses.daily_usage import DailyUsage

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ovserve.calculators.options.engine_spec import slower_form
 from ovserve.calculators.options.llm import parse_llm_options
-from ovserve.calculators.options.weight_format import slower_form
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.graph import Registry

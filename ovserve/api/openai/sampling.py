@@ -2,6 +2,8 @@
 
 Ranges are OVMS's (inclusive), null means absent everywhere, and a default comes from the request, then the
 model's generation_config.json, then here.
+
+`logit_bias` is OpenAI's object from token ids, as strings, to what is added to their logits.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import IGNORED, REJECTED, Override, Refused, doc
-from ovserve.api.openai.logit_bias import MAX_BIASES, LogitBias, biases
 from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
@@ -30,6 +31,29 @@ from ovserve.llm.decoding import (
 )
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Dry, ReasoningBudget, Sampling
+
+MAX_BIASES = 1_024
+LARGEST = 100
+
+# `$` alone would also match before a newline at the end, and two keys would be one id.
+TokenKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})(?!\n)$")]
+LogitBias = Annotated[
+    dict[TokenKey, Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]], Meta(max_length=MAX_BIASES)
+]
+
+
+def biases(given: LogitBias | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return the pairs, sorted by id. `vocab_size` 0: unknown. Raises InvalidArgument."""
+    if not given:
+        return ()
+    pairs = tuple(sorted((int(key), value) for key, value in given.items()))
+    last = pairs[-1][0]
+    if vocab_size and last >= vocab_size:
+        raise InvalidArgument(
+            f"logit_bias: token id {last} is not in the vocabulary of {vocab_size}", param="logit_bias"
+        )
+    return pairs
+
 
 MAX_TOKENS = (
     "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400"

@@ -2,6 +2,9 @@
 
 Called by `llm.py`, and by `server.first_spec` before the calculators are imported. So this file imports no
 parser of tool calls.
+
+`ovserve pull --weight-format auto` chooses the form of the weights by the processor; a disk or an image may
+then get to another one. So each load checks whether the form is the faster one here.
 """
 
 from __future__ import annotations
@@ -19,15 +22,14 @@ from ovserve.calculators.options.cache import (
     loses_window,
     sparse_attention,
 )
-from ovserve.calculators.options.draft import draft_spec
 from ovserve.calculators.options.pipeline_type import check_stateful, check_vision, pipeline, warn_stateful
 from ovserve.calculators.options.plugin_config import plugin_config
 from ovserve.calculators.options.text_engine import TextEngine, choose_engine
-from ovserve.calculators.options.weight_format import slower_form
-from ovserve.engine.host.cpu import processor
-from ovserve.engine.model.files import model_in
+from ovserve.engine.host.cpu import Processor, processor
+from ovserve.engine.model.files import model_in, pulled
 from ovserve.engine.protocol.specs import (
     SCRIPT_SUFFIX,
+    DraftSpec,
     GenerationSpec,
     PagedTextSpec,
     ScriptSpec,
@@ -36,6 +38,83 @@ from ovserve.engine.protocol.specs import (
 )
 from ovserve.graph import Node
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+
+FIELDS = (
+    "draft_device",
+    "draft_max_num_batched_tokens",
+    "draft_cache_size",
+    "draft_block_size",
+    "draft_max_num_seqs",
+    "draft_dynamic_split_fuse",
+)
+
+
+def draft_spec(node: Node, options: LLMCalculatorOptions) -> DraftSpec | None:
+    """None without draft_models_path. Raises LoadError naming the field."""
+    given = [name for name in FIELDS if options.HasField(name)]  # type: ignore[arg-type]
+    given += ["draft_eagle3_mode"] if options.draft_eagle3_mode else []
+    if not options.draft_models_path:
+        if given:
+            raise node.error("has no meaning without draft_models_path", given[0])
+        return None
+    _same_as_the_main_model(node, options)
+    if options.HasField("draft_block_size"):
+        raise node.error("the engine chooses the size of a block itself; remove it", "draft_block_size")
+    if options.HasField("draft_max_num_seqs") and not options.draft_max_num_seqs:
+        raise node.error("expected at least 1, got 0", "draft_max_num_seqs")
+    return DraftSpec(
+        model_path=str(_directory(node, options.draft_models_path)),
+        device=options.draft_device,
+        cache_size=options.draft_cache_size if options.HasField("draft_cache_size") else None,
+        max_num_seqs=options.draft_max_num_seqs if options.HasField("draft_max_num_seqs") else None,
+        eagle3=options.draft_eagle3_mode,
+    )
+
+
+def _same_as_the_main_model(node: Node, options: LLMCalculatorOptions) -> None:
+    """The library schedules both models alike whatever a draft's own scheduler says."""
+    for name in ("max_num_batched_tokens", "dynamic_split_fuse"):
+        draft, main = getattr(options, f"draft_{name}"), getattr(options, name)
+        if options.HasField(f"draft_{name}") and draft != main:  # type: ignore[arg-type]
+            raise node.error(
+                f"{draft}: the engine uses the main model's {name}, {main}, for the draft too; set that, or "
+                "remove this",
+                f"draft_{name}",
+            )
+
+
+def _directory(node: Node, text: str) -> Path:
+    path = (node.config.base / text).resolve()
+    if not path.exists():
+        raise node.error(f"{path} does not exist", "draft_models_path", text)
+    if not path.is_dir():
+        raise node.error(
+            f"{text!r}: a draft model must be a directory in OpenVINO IR form; docs/decoding.md says how to "
+            "make one of a .gguf file",
+            "draft_models_path",
+            text,
+        )
+    return path
+
+
+_AGAIN = "pull it again with --weight-format auto"
+
+
+def slower_form(directory: Path, processor: Processor) -> str:
+    """Return what is slow about a model's weights and what to do, or "".
+
+    Packed weights are reported only if they were this server's choice, not the operator's.
+    """
+    known = pulled(directory)
+    unpacked = known.get("weight_format") == "fp16"
+    if unpacked and not processor.unpacked_is_faster:
+        return f"its weights are unpacked to 16 bits, which is slow on a processor without AMX; {_AGAIN}"
+    if known.get("auto") is True and not unpacked and processor.unpacked_is_faster:
+        return f"its weights are packed, which is slow for many streams on a processor with AMX; {_AGAIN}"
+    if known.get("auto") is True and not unpacked and not known.get("form"):
+        return f"query, key and value of its layers are not merged, which is slow for few streams; {_AGAIN}"
+    return ""
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ovserve.api.anthropic import ENDPOINTS
 from ovserve.api.anthropic.body import CountRequest
-from ovserve.api.anthropic.tools import openai_tools
+from ovserve.api.anthropic.messages import openai_tools
 from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext

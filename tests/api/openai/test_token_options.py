@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.api.openai.logit_bias import LARGEST, MAX_BIASES
+from ovserve.api.openai.sampling import LARGEST, MAX_BIASES
 from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.decoding import MAX_ASSISTANT_TOKENS, Mode, refuse_combination

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ovserve.engine.backends.genai.vocabulary import Vocabulary, read_vocabulary
-from ovserve.engine.backends.paged.bindings import library
-from ovserve.engine.backends.paged.grammars import Compiler
+from ovserve.engine.backends.paged.grammars import Compiler, library
 from ovserve.engine.backends.paged.masks import Matcher, apply, mask_bits, words
 from ovserve.errors import LoadError
 from ovserve.llm.grammar.constraint import Format, constrain, structural_tag

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ovserve.engine.backends.genai.vocabulary import Vocabulary
-from ovserve.engine.backends.paged import bindings
+from ovserve.engine.backends.paged import grammars as paged_grammars
 from ovserve.engine.backends.paged.grammars import Grammars
 from ovserve.engine.backends.paged.masks import Mask, Matcher, mask_bits
 from ovserve.engine.backends.paged.proof import prover
@@ -148,17 +148,17 @@ def test_a_missing_package_is_named(
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: xgrammar\nVersion: 9.9.9\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(LoadError, match=r"needs? xgrammar 0\.2\.8, and 9\.9\.9 is installed.*--no-deps"):
-        bindings.library.__wrapped__()
+        paged_grammars.library.__wrapped__()
     has = [entry for entry in sys.path if any(Path(entry or ".").glob("xgrammar-*.dist-info"))]
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in has])
     with pytest.raises(LoadError, match=r"package xgrammar; install it: pip install --no-deps"):
-        bindings.library.__wrapped__()
-    bindings.library.cache_clear()
+        paged_grammars.library.__wrapped__()
+    paged_grammars.library.cache_clear()
     try:
         grammars = Grammars(*vocabulary)
     finally:
         monkeypatch.undo()
-        bindings.library.cache_clear()
+        paged_grammars.library.cache_clear()
     grammars.compile(1, tag(c.literal("a")))
     [word] = answers(grammars)
     assert isinstance(word, Failed)
@@ -170,7 +170,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from ovserve.engine.backends.paged.bindings import library\n"
+        "from ovserve.engine.backends.paged.grammars import library\n"
         "library(); assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, cwd=ROOT)

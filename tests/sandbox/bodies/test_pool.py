@@ -16,7 +16,7 @@ from ovserve.errors import (
     Unavailable,
     UnsupportedParameter,
 )
-from ovserve.sandbox.bodies.pool import BodyPool
+from ovserve.sandbox.bodies.bodies import BodyPool
 from tests.conftest import eventually
 from tests.sandbox.bodies.work import die, fail, fill, hang, refuse, where
 

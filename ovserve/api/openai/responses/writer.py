@@ -2,17 +2,19 @@
 
 Each choice has at most one open item. When the kind of output changes, the item is closed and the next one
 takes the next free index. So texts, calls and reasoning never share an index. A call that breaks off is
-closed as incomplete and retracted; content that turns out to be reasoning becomes a reasoning item."""
+closed as incomplete and retracted; content that turns out to be reasoning becomes a reasoning item.
+
+Before its first output, the response object repeats the parameters of the request.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any, Literal
 
-from ovserve.api.openai.common import UsageCounter, new_id, stop_reason
+from ovserve.api.openai.common import UsageCounter, new_id, predictions, stop_reason
 from ovserve.api.openai.custom_tools import ClientTool, InputReader
 from ovserve.api.openai.logprobs import MISSING, top_of
-from ovserve.api.openai.responses.beginning import new_response, usage_of
 from ovserve.api.openai.responses.decoded import ResponsePresentation
 from ovserve.api.openai.responses.events import (
     GenerationStarted,
@@ -27,11 +29,69 @@ from ovserve.api.openai.responses.events import (
     ResponseEvent,
     ResponseEvents,
 )
-from ovserve.api.openai.responses.objects import Incomplete, Logprob, TopLogprob
+from ovserve.api.openai.responses.objects import (
+    Incomplete,
+    InputDetails,
+    Logprob,
+    OutputDetails,
+    Response,
+    TopLogprob,
+    Usage,
+)
 from ovserve.errors import Internal
 from ovserve.llm import output as parts
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import GenerateRequest, TokenLogprob, shown_token
+
+
+def usage_of(meter: UsageCounter) -> Usage:
+    """Return the tokens so far, in the shape of the Responses API."""
+    total = meter.prompt_tokens + meter.completion_tokens
+    details = OutputDetails(meter.reasoning_tokens, *predictions(meter))
+    cached = InputDetails(meter.cached_tokens or 0)
+    return Usage(meter.prompt_tokens, cached, meter.completion_tokens, details, total)
+
+
+def new_response(request: GenerateRequest, shown: ResponsePresentation) -> Response:
+    """Return the object of a response that has begun: what the request set, and no output yet."""
+    decoded, sampling = shown.decoded, request.sampling
+    body = decoded.body
+    reasoning = body.reasoning
+    text: dict[str, Any] = {"format": (body.text and body.text.format) or {"type": "text"}}
+    if body.text and body.text.verbosity:
+        text["verbosity"] = body.text.verbosity
+    return Response(
+        id=request.id,
+        created_at=shown.created,
+        status="queued" if body.background else "in_progress",
+        model=shown.model,
+        output=[],
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        safety_identifier=body.safety_identifier,
+        store=decoded.context.store,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        text=text,
+        tool_choice=decoded.tools.choice,
+        tools=list(decoded.tools.listed),
+        top_logprobs=body.top_logprobs or 0,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
 
 ID_PREFIX: dict[ItemKind, str] = {
     "message": "msg_",

@@ -21,8 +21,7 @@ from ovserve.engine.backends.genai.quirks.half_read import may_be_half_read
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.genai.reservation import Demand
 from ovserve.engine.backends.genai.vision import tensors
-from ovserve.engine.decoding.sequence import Sequence
-from ovserve.engine.decoding.speculation import SpeculativeStats
+from ovserve.engine.decoding.sequence import Sequence, SpeculativeStats
 from ovserve.engine.host.memory import memory
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage

@@ -46,7 +46,7 @@ class Keys(msgspec.Struct, frozen=True):
         return self.marked or key in ("type", "function") or key in self.name + self.arguments + self.id
 
 
-MARKED = Keys()
+MARKED: Keys = Keys()
 Read = Callable[[Cursor, Output, Keys], Steps[None]]
 
 

@@ -17,7 +17,7 @@ from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
 from ovserve.llm.parsing.json.call import MARKED, Keys, block
-from ovserve.llm.parsing.tools.tagged import TaggedJson
+from ovserve.llm.parsing.tools.tagged_json import TaggedJson
 
 
 class Hermes3(TaggedJson):

@@ -1,0 +1,211 @@
+"""Dialects that put JSON calls between two tags. `hermes3.py` also reads JSON without them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.json.call import MARKED, Keys, block
+
+
+class TaggedJson(ToolDialect):
+    tags: ClassVar[dict[str, tuple[str, ...]]]  # opening tag to the closing tags it may have
+    keys: ClassVar[Keys] = MARKED
+    forms: ClassVar[dict[str, str]] = {}  # what may follow an opening tag, if not both object and list
+
+    def __init_subclass__(cls) -> None:
+        cls.markers = tuple(getattr(cls, "tags", ()))
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        tag = yield from cur.either(self.markers)
+        if not tag:
+            raise NotACall
+        yield from block(cur, out, self.keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
+
+
+class ToolCallsList(TaggedJson):
+    """A JSON list in `<tool_calls>`: hunyuan, jamba and apriel, which differ in their end tokens."""
+
+    tags = {"<tool_calls>": ("</tool_calls>",)}
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<tool_calls>[", "]</tool_calls>"),
+        trigger="<tool_calls>",
+    )
+
+
+class Hunyuan(ToolCallsList):
+    """Tencent Hunyuan A13B and the small Hunyuan models."""
+
+    name = "hunyuan"
+
+    def matches(self, template: str) -> bool:
+        return "<tool_calls>" in template
+
+
+class Jamba(ToolCallsList):
+    """AI21 Jamba 1.5 and later."""
+
+    name = "jamba"
+    erase = ("<|eom|>", "<|endoftext|>")
+
+    def matches(self, template: str) -> bool:
+        return "<tool_calls>" in template and "<|bom|>" in template
+
+
+class Apriel(ToolCallsList):
+    """ServiceNow Apriel 1.5."""
+
+    name = "apriel"
+    erase = ("<|end|>",)
+
+    def matches(self, template: str) -> bool:
+        return "<tool_calls>" in template and ("<thinking>" in template or "FINAL RESPONSE]" in template)
+
+
+class CommandR7b(TaggedJson):
+    """command_r7b: a JSON list in `<|START_ACTION|>` with keys of its own. Cohere Command R7B and Command A.
+
+    The model numbers its calls; templates require the number.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0a024b5698d7/vllm/entrypoints/openai/tool_parsers/command_tool_parser.py
+    """
+
+    name = "command_r7b"
+    tags = {"<|START_ACTION|>": ("<|END_ACTION|>",)}
+    keys = Keys(name=("tool_name", "name"), id=("tool_call_id",))
+    erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
+    guide = Guide(
+        '{"tool_name": "NAME", "parameters": ',
+        "}",
+        separator=", ",
+        block=("<|START_ACTION|>[", "]<|END_ACTION|>"),
+        trigger="<|START_ACTION|>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<|START_ACTION|>" in template
+
+
+class Ernie45(TaggedJson):
+    """ernie45: hermes blocks after the reasoning; an answer stands in `<response>` (see `reasoning.py`).
+
+    Baidu ERNIE 4.5 reasoning models.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
+    """
+
+    name = "ernie45"
+    tags = {"<tool_call>": ("</tool_call>",)}
+    erase = ("<response>", "</response>")
+    guide = Guide(
+        '<tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<tool_call>" in template and "<response>" in template
+
+
+class Granite(TaggedJson):
+    """granite: a JSON list after `<|tool_call|>`. IBM Granite 3.x; also 3.1's and the 20b model's tags.
+
+    Granite 4 writes hermes3.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/037ed0620610/vllm/tool_parsers/granite_tool_parser.py
+    """
+
+    name = "granite"
+    tags = {
+        "<|tool_call|>": ("<|/tool_call|>",),
+        "<tool_call>": ("</tool_call>",),
+        "<function_call>": ("</function_call>",),
+    }
+    erase = ("<|end_of_text|>",)
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<|tool_call|>[", "]"),
+        trigger="<|tool_call|>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<|tool_call|>" in template
+
+
+class InternLm(TaggedJson):
+    """internlm: a JSON object in `<|action_start|><|plugin|>`. InternLM 2 and 3.
+
+    The interpreter variant carries code, not calls, and stays text.
+
+    Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/0c50dc90ffc6/python/sglang/srt/function_call/internlm_detector.py
+    """
+
+    name = "internlm"
+    tags = {
+        "<|action_start|><|plugin|>": ("<|action_end|>",),
+        "<|action_start|> <|plugin|>": ("<|action_end|>",),
+        "<|action_start|>\n<|plugin|>": ("<|action_end|>",),
+    }
+    erase = ("<|im_end|>",)
+    guide = Guide(
+        '<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
+        "}<|action_end|>",
+        separator="\n",
+        trigger="<|action_start|>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<|action_start|>" in template
+
+
+class NemotronNanoV2(TaggedJson):
+    """nemotron_nano_v2: a JSON list in `<TOOLCALL>`. Nemotron Nano v2; Nemotron 3 writes qwen3coder.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/719d683d6bfa/vllm/tool_parsers/nemotron_nano_v2_tool_parser.py
+    """
+
+    name = "nemotron_nano_v2"
+    tags = {"<TOOLCALL>": ("</TOOLCALL>",)}
+    erase = ("<SPECIAL_12>",)
+    guide = Guide(
+        '{"name": "NAME", "arguments": ',
+        "}",
+        separator=", ",
+        block=("<TOOLCALL>[", "]</TOOLCALL>"),
+        trigger="<TOOLCALL>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<TOOLCALL>" in template
+
+
+class Phi4(TaggedJson):
+    """phi4: `functools[{...}]`, vLLM's template for Phi-4-mini, and the stock template's `<|tool_call|>`.
+
+    `functools` is also a Python module: only a list makes it a call. The stock template shows an object or a
+    list.
+
+    Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/phi4/tool_parser.cpp
+    """
+
+    name = "phi4"
+    tags = {"functools": (), "<|tool_call|>": ("<|/tool_call|>",)}
+    plain = ("functools",)
+    forms = {"functools": "["}
+    erase = ("<|end|>", "<|endoftext|>")
+    guide = Guide(
+        '{"name": "NAME", "arguments": ', "}", separator=", ", block=("functools[", "]"), trigger="functools["
+    )
+
+    def matches(self, template: str) -> bool:
+        return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template

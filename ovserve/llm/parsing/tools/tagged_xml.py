@@ -1,0 +1,219 @@
+"""Dialects that write a call with tags for its name and its parameters."""
+
+# ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.syntax.xmlcall import Form, calls
+
+
+class TaggedXml(ToolDialect):
+    form: ClassVar[Form]
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        # The marker is the block's opening tag, or the call itself where models leave the block out.
+        blocks = [marker for marker in self.markers if marker != self.form.call]
+        if blocks and (yield from cur.either(blocks)) and (yield from cur.close(*self.form.closers)):
+            return
+        yield from calls(cur, out, tools, self.form)
+
+
+class Qwen3Coder(TaggedXml):
+    """qwen3coder: `<function=f><parameter=k>v</parameter></function>`. Qwen3-Coder, Qwen3.5, Nemotron 3.
+
+    The opening `<tool_call>` is left out by models now and then.
+
+    Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/qwen3coder/qwen3coder_tool_parser.cpp
+    """
+
+    name = "qwen3coder"
+    markers = ("<tool_call>", "<function=")
+    erase = ("<|im_end|>",)
+    form = Form(
+        call="<function=",
+        call_end="</function>",
+        parameter="<parameter=",
+        parameter_end="</parameter>",
+        closers=("</tool_call>",),
+        quoted=False,
+    )
+    guide = Guide(
+        "<tool_call>\n<function=NAME>\n",
+        "</function>\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+        arguments=tagged("<parameter=NAME>\n", "\n</parameter>\n", without=form.ambiguous),
+    )
+
+    def matches(self, template: str) -> bool:
+        return all(tag in template for tag in ("<function=", "<parameter=", "</parameter>"))
+
+
+class SeedOss(TaggedXml):
+    """seed_oss: qwen3coder's tags in a block of its own. ByteDance Seed-OSS.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/3e47bf473f0a/vllm/tool_parsers/seed_oss_tool_parser.py
+    """
+
+    name = "seed_oss"
+    markers = ("<seed:tool_call>",)
+    erase = ("<seed:eos>",)
+    form = msgspec.structs.replace(Qwen3Coder.form, closers=("</seed:tool_call>",))
+    guide = Guide(
+        "<seed:tool_call>\n<function=NAME>\n",
+        "</function>\n</seed:tool_call>",
+        separator="\n",
+        trigger="<seed:tool_call>",
+        arguments=tagged("<parameter=NAME>", "</parameter>\n", without=form.ambiguous),
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<seed:tool_call>" in template
+
+
+class DeepseekV32(TaggedXml):
+    """deepseek_v32: `<｜DSML｜invoke name="f">` with an attribute on each parameter that marks strings.
+
+    DeepSeek V3.2; V4 calls the block `tool_calls`.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py
+    """
+
+    name = "deepseek_v32"
+    markers = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+    erase = ("<｜end▁of▁sentence｜>",)
+    form = Form(
+        call='<｜DSML｜invoke name="',
+        call_end="</｜DSML｜invoke>",
+        parameter='<｜DSML｜parameter name="',
+        parameter_end="</｜DSML｜parameter>",
+        closers=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        trim=False,
+    )
+    guide = Guide(
+        '<｜DSML｜invoke name="NAME">\n',
+        "</｜DSML｜invoke>\n",
+        block=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        trigger="<｜DSML｜function_calls>",
+        arguments=tagged(
+            '<｜DSML｜parameter name="NAME" string="false">',
+            "</｜DSML｜parameter>\n",
+            text='<｜DSML｜parameter name="NAME" string="true">',
+            without=form.ambiguous,
+        ),
+    )
+
+    def matches(self, template: str) -> bool:
+        return "｜DSML｜" in template
+
+
+class MiniCpm5(TaggedXml):
+    """minicpm5: `<function name="f"><param name="k">v</param></function>`. MiniCPM5.
+
+    Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/minicpm5/minicpm5_tool_parser.cpp
+    """
+
+    name = "minicpm5"
+    markers = ('<function name="',)
+    erase = ("<s>", "</s>", "<|im_end|>")
+    form = Form(
+        call='<function name="',
+        call_end="</function>",
+        parameter='<param name="',
+        parameter_end="</param>",
+        cdata=True,
+    )
+    guide = Guide(
+        '<function name="NAME">',
+        "</function>",
+        trigger='<function name="',
+        arguments=tagged('<param name="NAME">', "</param>", without=form.ambiguous),
+    )
+
+    def matches(self, template: str) -> bool:
+        return '<param name="' in template
+
+
+class MiniMaxM2(TaggedXml):
+    """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2.
+
+    Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py
+    """
+
+    name = "minimax_m2"
+    markers = ("<minimax:tool_call>",)
+    erase = ("[e~[",)
+    form = Form(
+        call='<invoke name="',
+        call_end="</invoke>",
+        parameter='<parameter name="',
+        parameter_end="</parameter>",
+        closers=("</minimax:tool_call>",),
+    )
+    guide = Guide(
+        '<invoke name="NAME">\n',
+        "</invoke>\n",
+        block=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        trigger="<minimax:tool_call>",
+        arguments=tagged('<parameter name="NAME">', "</parameter>\n", without=form.ambiguous),
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<minimax:tool_call>" in template
+
+
+_SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+_BEGIN, _SEPARATOR, _END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
+
+
+class Step3(TaggedXml):
+    """step3: `<steptml:invoke name="f">` inside two layers of special tokens. StepFun Step 3.
+
+    Step 3.5 writes qwen3coder.
+
+    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0a426f59b232/vllm/entrypoints/openai/tool_parsers/step3_tool_parser.py
+    """
+
+    name = "step3"
+    markers = (_SECTION, _BEGIN, '<steptml:invoke name="')
+    form = Form(
+        call='<steptml:invoke name="',
+        call_end="</steptml:invoke>",
+        parameter='<steptml:parameter name="',
+        parameter_end="</steptml:parameter>",
+        closers=(_END, _SECTION_END),
+    )
+    guide = Guide(
+        f'{_BEGIN}function{_SEPARATOR}<steptml:invoke name="NAME">',
+        f"</steptml:invoke>{_END}",
+        block=(_SECTION, _SECTION_END),
+        trigger=_SECTION,
+        arguments=tagged('<steptml:parameter name="NAME">', "</steptml:parameter>", without=form.ambiguous),
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<steptml:" in template or _SECTION in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.literal(_SECTION)
+        while True:
+            if (yield from cur.close(_BEGIN)):
+                yield from cur.close("function")
+                yield from cur.close(_SEPARATOR)
+            yield from calls(cur, out, tools, self.form)
+            yield from cur.close(_END)
+            out.commit()
+            mark = cur.mark()
+            again = yield from cur.close(_BEGIN)
+            cur.rollback(mark)
+            if not again:
+                break
+        yield from cur.close(_SECTION_END)
