@@ -318,7 +318,7 @@ def test_a_reload_keeps_what_had_come_of_an_answer(tab: Tab, console: Server) ->
     page = tab.open()
     pick(page, "scripted")
     answer = say(page, "endless")
-    answer.get_by_text("keeper climbed").wait_for()
+    answer.get_by_text("keeper climbed").first.wait_for()
     page.reload()
     answer = page.locator("article.assistant").first
     answer.get_by_text("because its page was closed or reloaded").wait_for()

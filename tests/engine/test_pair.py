@@ -241,7 +241,7 @@ def test_the_context_is_bounded_by_a_cache_that_is_smaller(
 ) -> None:
     engine = GenAIEngine(TextSpec(pair[0], **options))
     assert engine.facts.max_length == expected
-    said = "the KV cache holds 160 tokens, and the model could take 4096" in capsys.readouterr().err
+    said = "the KV cache holds 160 tokens, and a request could take 4096" in capsys.readouterr().err
     assert said is (expected == 160)
 
 
