@@ -19,7 +19,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
 resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.guidance import compact
+from ovserve.llm.grammar.compact import compact
 from ovserve.llm.parsing.core import registry
 text = {{"type": "string"}}
 def names(n): return {{f"k{{i}}": text for i in range(n)}}
