@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 744,
-    "lines": 95_743,
+    "lines": 95_742,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 22,

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileBounds:
-    """Sizes in bytes, times in seconds; 0: no bound."""
+    """Sizes in bytes, times in seconds; 0: no bound, but of `file_bytes`."""
 
     file_bytes: int = 200 << 20
     store_bytes: int = 10 << 30
@@ -109,7 +109,7 @@ class Files:
         """Take over an uploaded file, which must be in `directory`. `seconds`: until it expires.
 
         Raises PayloadTooLarge, ResourceExhausted, Unavailable."""
-        if self.bounds.file_bytes and size > self.bounds.file_bytes:
+        if size > self.bounds.file_bytes:
             message = f"file: has {size} bytes, more than {self.bounds.file_bytes}"
             raise PayloadTooLarge(message, param="file")
         id_ = new_id("file-")

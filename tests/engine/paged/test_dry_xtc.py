@@ -25,7 +25,7 @@ LETTERS = st.lists(st.integers(0, len(TOKENS) - 1), max_size=60)
 
 
 def dry_penalties(ids: list[int], dry: Dry) -> dict[int, float]:
-    """By the definition of https://github.com/oobabooga/text-generation-webui/pull/5677: for every earlier place
+    """Apply the definition of https://github.com/oobabooga/text-generation-webui/pull/5677: for every earlier place
     of the last tokens, the number of equal tokens before both, which ends at a breaker."""
     window = ids if dry.penalty_last_n < 0 else ids[max(len(ids) - dry.penalty_last_n, 0) :]
     text, ends = b"".join(TOKENS[id_] for id_ in ids), np.cumsum([len(TOKENS[id_]) for id_ in ids])
@@ -46,7 +46,7 @@ def dry_penalties(ids: list[int], dry: Dry) -> dict[int, float]:
 
 
 def _crosses(text: bytes, since: int, breaker: bytes) -> bool:
-    """Whether the breaker ends within the text from `since` on."""
+    """Return whether the breaker ends within the text from `since` on."""
     return text.find(breaker, max(since - len(breaker) + 1, 0)) >= 0
 
 

@@ -2,7 +2,7 @@
 
 For each place of the window, `matches` has how many tokens before it, with itself, are also the last ones of
 the text. With a new token these numbers move one place on, or become 0. So a token costs one pass over the
-window, 40 us for 8,000 tokens on a busy EPYC, however long the repetitions are.
+window, however long the repetitions are.
 """
 
 from __future__ import annotations
@@ -60,12 +60,11 @@ class DryPenalty:
         lengths = np.minimum(self._matches[start:last], np.arange(1, last - start + 1))
         np.minimum(lengths, self._unbroken, out=lengths)
         places = np.flatnonzero(lengths >= dry.allowed_length)
-        longest: dict[int, int] = {}
-        for token, length in zip(
-            self._ids[places + start + 1].tolist(), lengths[places].tolist(), strict=True
-        ):
-            longest[token] = max(longest.get(token, 0), length)
-        for token, length in longest.items():
+        # A loop over the places took 3 ms for a prompt of 8,000 equal tokens, for each of 64 choices.
+        tokens, token_of_place = np.unique(self._ids[places + start + 1], return_inverse=True)
+        longest = np.zeros(len(tokens), np.int64)
+        np.maximum.at(longest, token_of_place, lengths[places])
+        for token, length in zip(tokens.tolist(), longest.tolist(), strict=True):
             if not self._breaks(token):
                 row[token] -= self._penalty(length - dry.allowed_length)
 
