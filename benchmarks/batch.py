@@ -62,7 +62,7 @@ def body(number: int, tokens: int, **more: Any) -> dict[str, Any]:
 async def live(client: httpx.AsyncClient, number: int, times: Times) -> None:
     began = time.monotonic()
     last = 0.0
-    # Another first word than the lines have: the prefix cache does not help.
+    # No two requests have the same first words: the prefix cache does not help.
     asked = body(number, LIVE_TOKENS, stream=True)
     asked["messages"][0]["content"] = f"Number {number}. " + SYSTEM
     async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
@@ -80,13 +80,13 @@ async def live(client: httpx.AsyncClient, number: int, times: Times) -> None:
     times.spans.append((began, time.monotonic()))
 
 
-async def live_round(url: str, seconds: float, every: float, seed: int, times: Times) -> None:
+async def live_round(url: str, seconds: float, every: float, seed: int, times: Times, first: int = 0) -> None:
     draw = random.Random(seed)
     async with httpx.AsyncClient(base_url=url, timeout=600) as client, asyncio.TaskGroup() as group:
         start = at = time.monotonic()
         while at < start + seconds:
             await asyncio.sleep(max(0.0, at - time.monotonic()))
-            group.create_task(live(client, 100_000 + draw.randrange(100_000), times))
+            group.create_task(live(client, 100_000 + first + draw.randrange(100_000), times))
             at += draw.uniform(0.5, 1.5) * every
 
 
@@ -172,7 +172,7 @@ async def measure(url: str, rounds: int, seconds: float, every: float) -> None:
         pace_alone.append((await batch.tokens() - before) / (time.monotonic() - began))
         this = Times()
         before, began = await batch.tokens(), time.monotonic()
-        await live_round(url, seconds, every, number, this)
+        await live_round(url, seconds, every, number, this, 100_000)
         took = time.monotonic() - began
         pace_beside.append((await batch.tokens() - before) / took)
         left.append(1 - this.busy() / took)

@@ -274,6 +274,9 @@ def test_the_options_table_says_what_is_rejected(name: str, tmp_path: Path, mode
     line = f"      {name}: {sample(field)}\n"
     if name.startswith("draft_") and name != "draft_models_path":
         line += '      draft_models_path: "."\n'
+    if name.startswith("prefix_cache_"):
+        line += "      enable_prefix_caching: true\n"
+        line += '      prefix_cache_path: "kept"\n' if name == "prefix_cache_size" else ""
     shipped = '      models_path: "../../models/smollm2"\n'
     old = f"{shipped}      max_num_batched_tokens: 1024\n      enable_prefix_caching: true\n"
     old += "      generic_tool_prompt: true\n"

@@ -103,12 +103,6 @@ IDLE_FAMILIES: tuple[Family, ...] = (
         ("cause",),
         plain=True,
     ),
-    Family(
-        "ovserve_warm_prefix_tokens_total",
-        "counter",
-        "Prompt tokens of shared prefixes that were computed again after a load, before a client needs them.",
-        value(lambda m: m.of_engines("replayed_tokens")),
-    ),
 )
 
 

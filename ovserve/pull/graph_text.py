@@ -123,6 +123,13 @@ OPTIONS = (
     GraphOption("plugin_config", str, "", "JSON object with properties of the device"),
     GraphOption("enable_prefix_caching", bool, True, "reuse the KV cache of common prompt prefixes"),
     GraphOption("cache_size", int, 0, "KV cache in GB; 0 lets it grow"),
+    GraphOption(
+        "prefix_cache_path",
+        str,
+        None,
+        "directory that keeps prefixes over restarts, relative to the graph's; unknown to OVMS",
+    ),
+    GraphOption("prefix_cache_size", int, None, "GB of that directory (default: 4); unknown to OVMS"),
     GraphOption("pipeline_type", str, None, "which pipeline of the engine", PIPELINES),
     GraphOption("engine", str, None, "which engine runs the model; unknown to OVMS", ENGINES),
     GraphOption(

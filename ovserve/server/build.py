@@ -48,7 +48,6 @@ def serving_settings(settings: Settings) -> ServingSettings:
             ready_timeout=settings.load_timeout,
             restarts=restarts,
             keep_shared=idle.enabled,
-            warm_prefix_tokens=settings.warm_prefix_tokens,
         ),
         drain_seconds=settings.reload_drain_timeout,
         replace_first=settings.reload_policy == "replace",

@@ -212,11 +212,6 @@ class Settings:
     group_residence_seconds: float = option(
         5.0, "seconds a loaded group is kept before others that wait may take its place", group=IDLE
     )
-    warm_prefix_tokens: int = option(
-        0,
-        "prompt tokens of shared prefixes that are computed again after a load",
-        group=IDLE,
-    )
     log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
     log_format: str = option(
         "text", "a line for people, or a JSON object per line", group=LOGS, choices=FORMATS

@@ -18,7 +18,6 @@ NOT_NEGATIVE = (
     "max_loaded_groups",
     "max_loaded_bytes",
     "group_residence_seconds",
-    "warm_prefix_tokens",
     "response_store_max_bytes_per_key",
 )
 POSITIVE = (

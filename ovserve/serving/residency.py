@@ -151,7 +151,6 @@ class Residency:
         for engine in engines - self._known:
             engine.dormancy.on_wanted = self.notify
             engine.dormancy.estimate = partial(self.estimate, engine)
-            engine.dormancy.others_wait = lambda: bool(self._queue or self._loading or self._tasks)
         for engine in engines:
             engine.dormancy.managed = engine in on_demand
         for engine in self._known - engines:

@@ -146,6 +146,8 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
     engine = choose_engine(node, options, chosen)
     if options.deterministic:
         _check_deterministic(node, options, engine, prompt_lookup=prompt_lookup)
+    if given := [field.name for field, _ in options.ListFields() if field.name.startswith("prefix_cache_")]:
+        _check_prefix_cache(node, options, engine, given[0])
     if chosen.stateful:
         check_stateful(node, options, prompt_lookup)
         warn_stateful(node, options)
@@ -179,6 +181,12 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
             max_num_batched_tokens=options.max_num_batched_tokens,
             dynamic_split_fuse=options.dynamic_split_fuse,
             enable_prefix_caching=options.enable_prefix_caching and (paged or not _wrong_prefixes(options)),
+            prefix_cache_path=(
+                str((node.config.base / options.prefix_cache_path).resolve())
+                if options.prefix_cache_path
+                else ""
+            ),
+            prefix_cache_size=options.prefix_cache_size,
             cache_eviction=eviction,
             sparse_attention=sparse,
             cache_interval_multiplier=interval,
@@ -216,6 +224,21 @@ def _check_deterministic(
     for reason, applies in reasons.items():
         if applies:
             raise node.error(reason, "deterministic")
+
+
+def _check_prefix_cache(node: Node, options: LLMCalculatorOptions, engine: TextEngine, field: str) -> None:
+    """Raises LoadError for a store of prefixes that nothing would be written to."""
+    if not options.prefix_cache_path:
+        raise node.error("has no meaning without prefix_cache_path", field)
+    if not options.prefix_cache_size:
+        raise node.error("expected at least 1 GB, got 0", "prefix_cache_size")
+    if not options.enable_prefix_caching:
+        raise node.error("has no meaning without enable_prefix_caching: true", "prefix_cache_path")
+    if engine.name != "paged":
+        raise node.error(
+            f"not possible with OpenVINO GenAI's engine, which the node gets {engine.reason}",
+            "prefix_cache_path",
+        )
 
 
 def _wrong_prefixes(options: LLMCalculatorOptions) -> str:

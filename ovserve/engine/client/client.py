@@ -127,7 +127,7 @@ class EngineClient(ABC, Generic[S, F]):
     @property
     def busy(self) -> bool:
         """Return whether its process has work for clients, without requests that are about to be sent."""
-        return self._holds() > self._background() or self._open_calls() > 0
+        return self._holds() > 0 or self._open_calls() > 0
 
     async def sleep(self) -> bool:
         """End the process until `wake`; False, with nothing done, if it has work or has not been loaded."""
@@ -170,7 +170,7 @@ class EngineClient(ABC, Generic[S, F]):
     @property
     def in_flight(self) -> int:
         """Return the choices that the engine holds for clients, or is about to get."""
-        return self._holds() - self._background() + self.reserved
+        return self._holds() + self.reserved
 
     @property
     def short_of_memory(self) -> str:
@@ -389,10 +389,6 @@ class EngineClient(ABC, Generic[S, F]):
     @abstractmethod
     def _holds(self) -> int:
         """Return the number of requests that the engine has, each of which must make progress."""
-
-    def _background(self) -> int:
-        """Return how many of these no client waits for: they make way for anything else."""
-        return 0
 
     async def _idle(self, process: ModelProcess) -> bool:
         """Return whether the process can be replaced without a loss."""

@@ -32,7 +32,6 @@ class Dormancy:
         self.bytes = 0  # of memory that it held when it was loaded
         self.seconds = 1.0  # that its last load took
         self.estimate: Callable[[], float] = lambda: 0.0  # seconds until it is loaded
-        self.others_wait: Callable[[], bool] = lambda: False  # for a load, which needs the processor
         self.on_wanted: Callable[[], None] = lambda: None
         self._awake = asyncio.Event()
         self._awake.set()

@@ -161,7 +161,6 @@ class Requests:
         self._prompt_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
         self.repeated = 0
-        self.on_answered: Callable[[Add, str], None] | None = None  # called with a prompt's Add, and its name
         self.suspects = Suspects()
 
     def __len__(self) -> int:
@@ -268,8 +267,6 @@ class Requests:
                     route.track.finish(now)
                     self._note(item.id, route, "finished")
                     self.suspects.completed(route.ongoing.adds)
-                    if self.on_answered is not None and route.first_of_prompt:
-                        self.on_answered(route.add, route.ongoing.name)
         self._notify_room()
 
     def accepted(self, message: Accepted) -> None:

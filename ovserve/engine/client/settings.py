@@ -16,6 +16,5 @@ class EngineSettings:
     restart_wait: float = 30.0  # how long a request waits for the next process
     stop_grace: float = 10.0  # between Stop and SIGKILL
     keep_shared: bool = False  # the process of small models stays when the last of them is unloaded
-    warm_prefix_tokens: int = 0  # of shared prefixes, computed again after an engine has lost its cache
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     grammars: GrammarLimits = field(default_factory=GrammarLimits)

@@ -69,7 +69,6 @@ class EngineStats:
     accepted_tokens: int = 0  # how many of them the model accepted; part of generated_tokens
     stalls: int = 0  # processes that were replaced because they made no progress
     repeated: int = 0  # requests that were sent to another engine because theirs ended
-    replayed_tokens: int = 0  # of prefixes computed again in an engine that had lost its cache
 
 
 @dataclass(frozen=True)

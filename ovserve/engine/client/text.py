@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
 from ovserve.engine.client.client import EngineClient
@@ -19,7 +18,6 @@ from ovserve.engine.client.grammars.prover import GrammarProver
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
-from ovserve.engine.client.replay import PrefixReplay
 from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineStats
@@ -29,11 +27,10 @@ from ovserve.engine.protocol.messages import (
     Accepted,
     Failed,
     Steps,
-    Tokenize,
     Usage,
 )
 from ovserve.engine.protocol.specs import GenerationSpec, TextFacts
-from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable
+from ovserve.errors import EngineDead, InvalidArgument, OvserveError
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GenerateRequest
@@ -45,14 +42,6 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         super().__init__(spec, settings)
         self._requests = Requests(self._send, self._notify_room)
         self._pending = PendingCalls()
-        self._replay = PrefixReplay(
-            spec,
-            self._settings.warm_prefix_tokens,
-            begin=self._begin_alone,
-            tokenize=self._tokenize_now,
-            quiet=self._is_quiet,
-        )
-        self._requests.on_answered = self._replay.answered
         self._beside: TextClient | None = None
         self._compiled = CompiledGrammars(self._settings.grammars)
         self.grammars = GrammarProver(
@@ -94,8 +83,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         return self._requests.unread_tokens() > 0
 
     def stats(self) -> EngineStats:
-        counted = self._requests.stats(restarts=self._restarts, stalls=self._stalls)
-        return replace(counted, replayed_tokens=self._replay.tokens)
+        return self._requests.stats(restarts=self._restarts, stalls=self._stalls)
 
     async def generate(
         self,
@@ -112,14 +100,12 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         `repeated`: its first engine has ended, and this is its last chance.
         `stall_timeout` replaces the policy's as long as the engine holds the request.
         """
-        self._replay.interrupt()
         meter = meter or RequestMetrics()
         arrived = time.monotonic() if arrived is None else arrived
         if (constraint := request.sampling.constraint) is not None:
             refuse_combination(self.spec.decoding, request.sampling)
         ids = await self.texts.ids_of(request)
         await self._ready_for(constraint)
-        self._replay.interrupt()  # one may have begun meanwhile
         last = self.expected <= len(self._requests) + 1
         try:
             ongoing = self._requests.begin(
@@ -154,35 +140,10 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
             if process is self._process and self.state.name == "ready":
                 await self._compiled.add(process.send, self._pending, constraint, memory)
 
-    # ---- prefixes computed again
-
-    def _is_quiet(self) -> bool:
-        """Return whether no client needs the engine, or the processor for the load of another one."""
-        clients = self.expected + self.reserved + len(self._requests) - self._replay.held
-        ready = self._takes_requests() and not self.dormancy.others_wait()
-        return ready and not clients and not self.short_of_memory
-
-    def _begin_alone(self, request: GenerateRequest) -> DeltaStream:
-        meter, now = RequestMetrics(), time.monotonic()
-        started = self._requests.begin(request, meter, now, repeated=True, stall_timeout=None, last=True)
-        return DeltaStream(self._requests, started)
-
-    async def _tokenize_now(self, text: str, special: bool) -> list[int]:
-        """Return the ids of a text. Raises Unavailable where other calls would wait for a process."""
-        if (process := self._process) is None or not self._takes_requests():
-            raise Unavailable("the engine is not loaded")
-        ids: list[list[int]] = await self._pending.call(
-            process.send, lambda id_: Tokenize(id_, (text,), special)
-        )
-        return ids[0]
-
     # ---- what EngineClient requires of a kind of engine
 
     def _holds(self) -> int:
         return len(self._requests)
-
-    def _background(self) -> int:
-        return self._replay.held
 
     def _open_calls(self) -> int:
         return len(self._pending)
@@ -227,7 +188,6 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 
     def _on_launched(self) -> None:
         self._compiled.renew()
-        self._replay.launched(self.facts)
 
     def _on_death(self, process: ModelProcess) -> None:
         self._requests.suspects.ended(by_itself=process.ended_by_itself)
@@ -242,11 +202,9 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         return self._requests.report()
 
     async def _stop_helpers(self) -> None:
-        await self._replay.stop()
         await self.grammars.stop()
         await self.texts.stop()
 
     async def _rest_helpers(self) -> None:
-        await self._replay.rest()
         await self.grammars.rest()
         await self.texts.rest()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ovserve.engine.backends.paged.blocks import GROWTH_BLOCKS, BlockPool
+from ovserve.engine.backends.paged.blocks import GROWTH_BLOCKS, ROOT, BlockPool
 from ovserve.engine.backends.paged.model import BLOCK
 
 SIZE = 12
@@ -36,7 +36,7 @@ class Pool(RuleBasedStateMachine):
     def start(self, tokens: list[int]) -> None:
         ids = ids_of(tokens) + array("q", [7])
         found = self.pool.find(ids)
-        blocks, contents = array("i", [b for b, _ in found]), [c for _, c in found]
+        blocks, digests = array("i", [b for b, _ in found]), [d for _, d in found]
         for at, block in enumerate(blocks):
             assert self.written[block] == tokens[: at + 1], "what was found is what was written"
         if self.pool.available < len(tokens) - len(blocks):
@@ -48,8 +48,8 @@ class Pool(RuleBasedStateMachine):
             assert all(block not in others for _, others in self.sequences)
             self.written[block] = tokens[: at + 1]
             blocks.append(block)
-            before = contents[-1] if contents else 0
-            contents.append(self.pool.publish(block, before, ids_of([tokens[at]])))
+            before = digests[-1] if digests else ROOT
+            digests.append(self.pool.publish(block, before, ids_of([tokens[at]])))
         self.sequences.append((tokens, blocks))
 
     @rule(at=st.integers(0, 20))
@@ -77,7 +77,7 @@ TestPool = Pool.TestCase
 @given(st.integers(1, 3 * BLOCK))
 def test_the_last_token_is_never_found(tokens: int) -> None:
     pool, ids = BlockPool(4, caches=True, copy=no_copy), array("q", [1] * tokens)
-    before = 0
+    before = ROOT
     for at in range(tokens // BLOCK):
         block = pool.take()
         assert block is not None
@@ -89,7 +89,7 @@ def test_without_a_cache_nothing_is_found() -> None:
     pool, ids = BlockPool(4, caches=False, copy=no_copy), array("q", [1] * 3 * BLOCK)
     block = pool.take()
     assert block is not None
-    pool.publish(block, 0, ids[:BLOCK])
+    pool.publish(block, ROOT, ids[:BLOCK])
     assert pool.find(ids) == []
 
 
@@ -97,7 +97,7 @@ def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> No
     pool = BlockPool(4, caches=True, copy=no_copy)
     first, second = ids_of([1, 2]), ids_of([3, 4])
     for ids in (first, second):
-        blocks, before = array("i"), 0
+        blocks, before = array("i"), ROOT
         for at in range(2):
             block = pool.take()
             assert block is not None

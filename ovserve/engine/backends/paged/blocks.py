@@ -3,22 +3,23 @@
 Forked sequences share their blocks. Only the last one is still written to: a sequence that does so takes a
 copy while others have it too (copy on write).
 
-A block is known by its tokens and the block before it, exactly and not by a hash that could collide: its key
-is the number of the block before it, as a content and not a place, and the bytes of its ids. A block that no
-sequence uses keeps its content until its place is needed; the one that was left first goes first, and of a
-sequence the last one, because without those before it it could not be found.
+A block is known by a digest of its tokens and of the digest of the block before it, so of all tokens up to
+its end. BLAKE2b with 32 bytes has no collisions that anyone could find. A block that no sequence uses keeps
+its content until its place is needed; the one that was left first goes first, and of a sequence the last
+one, because without those before it it could not be found. A `PrefixStore` keeps blocks beyond that.
 """
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterable
 
 from ovserve.engine.backends.paged.model import BLOCK
+from ovserve.engine.backends.paged.prefix_store import PrefixStore
 
-ROOT = 0  # content before the first block
+ROOT = b""  # digest before the first block
 GROWTH_BLOCKS = 64  # that are touched between two measurements of memory, which take 0.1 ms
-Key = tuple[int, bytes]
 Copy = Callable[[int, int], None]  # of the first block's keys and values to the second one
 
 
@@ -29,13 +30,19 @@ class TokenSequence:
         self.ids = array("q", ids)
         self.num_computed_tokens = 0  # of these, those whose keys and values are in the cache
         self.block_table = array("i")
-        self.contents: list[int] = []  # of the full blocks (see `BlockPool`)
+        self.digests: list[bytes] = []  # of the full blocks (see `BlockPool`)
         self.publishes = True  # others may find its blocks
 
 
 class BlockPool:
     def __init__(
-        self, blocks: int, *, caches: bool, copy: Copy, room: Callable[[], int] | None = None
+        self,
+        blocks: int,
+        *,
+        caches: bool,
+        copy: Copy,
+        room: Callable[[], int] | None = None,
+        store: PrefixStore | None = None,
     ) -> None:
         """`caches`: keep what sequences leave. `room`: for how many untouched blocks there is memory."""
         self.size = blocks
@@ -43,10 +50,10 @@ class BlockPool:
         self._caches = caches
         self._free = list(range(blocks - 1, -1, -1))  # low ones first, so that untouched memory stays so
         self._users = [0] * blocks
-        self._keys: dict[int, Key] = {}  # of blocks with a known content
-        self._known: dict[Key, tuple[int, int]] = {}  # block and content
+        self._store = store
+        self._digests: dict[int, bytes] = {}  # of blocks with a known content
+        self._known: dict[bytes, int] = {}  # blocks by their digests
         self._idle: dict[int, None] = {}  # known blocks without users, the first to go first
-        self._contents = ROOT
         self.touched = 0  # blocks that have ever been written
         self._room = room
         self._measured = 0  # blocks that may be touched until the next measurement
@@ -77,7 +84,10 @@ class BlockPool:
         elif self._idle:
             block = next(iter(self._idle))
             del self._idle[block]
-            del self._known[self._keys.pop(block)]
+            digest = self._digests.pop(block)
+            del self._known[digest]
+            if self._store is not None:
+                self._store.withdraw(digest)
         else:
             return None
         self._users[block] = 1
@@ -89,7 +99,7 @@ class BlockPool:
             self._users[block] -= 1
             if self._users[block]:
                 continue
-            if block in self._keys:
+            if block in self._digests:
                 self._idle[block] = None
             else:
                 self._free.append(block)
@@ -114,33 +124,50 @@ class BlockPool:
             self._users[block] -= 1
         return own
 
-    def find(self, ids: array[int]) -> list[tuple[int, int]]:
-        """Return known blocks and contents for the beginning of a prompt, for one more sequence.
+    def find(self, ids: array[int]) -> list[tuple[int, bytes]]:
+        """Return known blocks and their digests for the beginning of a prompt, for one more sequence.
 
         The last token is always left to compute, because its logits are needed."""
-        found: list[tuple[int, int]] = []
+        found: list[tuple[int, bytes]] = []
         if not self._caches:
             return found
-        before = ROOT
+        digest = ROOT
         for at in range(0, len(ids) - BLOCK, BLOCK):
-            known = self._known.get((before, ids[at : at + BLOCK].tobytes()))
-            if known is None:
-                break
-            block, before = known
-            if not self._users[block]:
+            digest = digest_of(digest, ids[at : at + BLOCK])
+            if (block := self._known.get(digest)) is None:
+                if (block := self._load(digest)) is None:
+                    break
+            elif not self._users[block]:
                 del self._idle[block]
             self._users[block] += 1
-            found.append(known)
+            found.append((block, digest))
         return found
 
-    def publish(self, block: int, before: int, ids: array[int]) -> int:
-        """Make a full block known, and return its content. A twin of a known one stays unknown."""
+    def _load(self, digest: bytes) -> int | None:
+        """Return a block with the content that the store has; None: it has none, or there is no room."""
+        store = self._store
+        if store is None or not store.has(digest) or not self.has(1) or (block := self.take()) is None:
+            return None
+        self._users[block] = 0
+        if not store.load(digest, block):
+            self._free.append(block)
+            return None
+        self._digests[block] = digest
+        self._known[digest] = block
+        return block
+
+    def publish(self, block: int, before: bytes, ids: array[int]) -> bytes:
+        """Make a full block known, and return its digest. A twin of a known one stays unknown."""
         if not self._caches:
             return ROOT
-        key = before, ids.tobytes()
-        if (known := self._known.get(key)) is not None:
-            return known[1]
-        self._contents += 1
-        self._keys[block] = key
-        self._known[key] = block, self._contents
-        return self._contents
+        digest = digest_of(before, ids)
+        if digest not in self._known:
+            self._digests[block] = digest
+            self._known[digest] = block
+            if self._store is not None:
+                self._store.offer(digest, block)
+        return digest
+
+
+def digest_of(before: bytes, ids: array[int]) -> bytes:
+    return hashlib.blake2b(before + ids.tobytes(), digest_size=32).digest()

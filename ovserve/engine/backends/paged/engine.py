@@ -117,7 +117,8 @@ class PagedEngine(LoadedModel):
             self._candidate = self._costs.tokens(streams, tokens) / max(tokens - streams, 1)
         else:
             self._costs.interrupted()
-        if read or tokens == streams:
+        # Short steps of batches would say that a token of a prompt takes six times as long as it does.
+        if (read or tokens == streams) and (self._scheduler.live or not self._scheduler.gentle):
             self._scheduler.budget.measured(streams, read, depth, seconds)
         self._choose(turns, logits)
 

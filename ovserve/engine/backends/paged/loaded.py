@@ -23,6 +23,7 @@ from ovserve.engine.backends.paged.drafts import StepCosts
 from ovserve.engine.backends.paged.grammars import Grammars
 from ovserve.engine.backends.paged.inputs import Inputs
 from ovserve.engine.backends.paged.model import BLOCK, FEW, FILE, PagedModel
+from ovserve.engine.backends.paged.prefix_store import PrefixStore, store_file
 from ovserve.engine.backends.paged.scheduler import Scheduler
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
@@ -79,8 +80,13 @@ class LoadedModel:
             longest_token=self._text.longest_token(),
             compiles_grammars=True,
         )
-        copy = self._model.copy_block
-        pool = BlockPool(self._model.blocks, caches=spec.enable_prefix_caching, copy=copy, room=self._room)
+        pool = BlockPool(
+            self._model.blocks,
+            caches=spec.enable_prefix_caching,
+            copy=self._model.copy_block,
+            room=self._room,
+            store=self._prefix_store(spec),
+        )
         self._scheduler = Scheduler(
             pool,
             spec.max_num_batched_tokens,
@@ -102,6 +108,20 @@ class LoadedModel:
         model.start_forms()
         if spec.deterministic:  # else the first steps would be computed in another form
             model.wait()
+
+    def _prefix_store(self, spec: PagedTextSpec) -> PrefixStore | None:
+        if not spec.prefix_cache_path:
+            return None
+        weights = (Path(spec.model_path) / FILE).with_suffix(".bin")
+        parts = (
+            spec.max_num_batched_tokens if spec.deterministic else 0
+        )  # contents depend on parts of prompts
+        layout = f"{self._model.layout()} {parts}"
+        try:
+            file = store_file(Path(spec.prefix_cache_path), weights, layout)
+        except OSError as error:
+            raise LoadError(str(error), field="prefix_cache_path") from error
+        return PrefixStore(file, spec.prefix_cache_size * GIGABYTE, self._model.cache_bytes())
 
     def _blocks(self, spec: PagedTextSpec) -> int:
         available = memory().available

@@ -220,6 +220,14 @@ class PagedModel:
             data = cache.data  # bf16 comes as float16 of the same bits
             data[target] = data[source]
 
+    def cache_bytes(self) -> list[NDArray[np.uint8]]:
+        """Return the bytes of each cache, [blocks, bytes of a block], without a copy."""
+        return [cache.data.view(np.uint8).reshape(cache.shape[0], -1) for cache in self._cache.values()]
+
+    def layout(self) -> str:
+        """Return what the contents of a block depend on, besides the weights."""
+        return f"{openvino.get_version()} {self._in_f32} {sorted(self._properties.items())} {self._shapes}"
+
     def wait(self) -> None:
         """Wait until all forms are compiled."""
         if self._compiling is not None:

@@ -70,8 +70,8 @@ class Running(TokenSequence):
         """Return the first beam, which takes over the blocks."""
         root = Beam(self.ids)
         root.num_computed_tokens = self.num_computed_tokens
-        root.block_table, root.contents = self.block_table, self.contents
-        self.block_table, self.contents = array("i"), []
+        root.block_table, root.digests = self.block_table, self.digests
+        self.block_table, self.digests = array("i"), []
         return root
 
     def follow(self, beams: list[Beam]) -> None:
@@ -88,7 +88,7 @@ class Running(TokenSequence):
         self.block_table = array("i")
         self.num_computed_tokens = self.num_drafted_tokens = 0
         self.preempted = True
-        self.contents.clear()
+        self.digests.clear()
         self._echo.clear()
         return tables
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from ovserve.engine.backends.paged.beams import Beam, Candidate
-from ovserve.engine.backends.paged.blocks import BlockPool, TokenSequence
+from ovserve.engine.backends.paged.blocks import ROOT, BlockPool, TokenSequence
 from ovserve.engine.backends.paged.budget import PromptBudget
 from ovserve.engine.backends.paged.model import BLOCK
 from ovserve.engine.backends.paged.running import Running, Turn
@@ -157,11 +157,11 @@ class Scheduler:
         ):
             sequence.publishes = False
         sequence.num_computed_tokens += count
-        contents = sequence.contents
-        while sequence.publishes and (end := (len(contents) + 1) * BLOCK) <= sequence.num_computed_tokens:
-            before = contents[-1] if contents else 0
-            block, ids = sequence.block_table[len(contents)], sequence.ids[end - BLOCK : end]
-            contents.append(self.pool.publish(block, before, ids))
+        digests = sequence.digests
+        while sequence.publishes and (end := (len(digests) + 1) * BLOCK) <= sequence.num_computed_tokens:
+            before = digests[-1] if digests else ROOT
+            block, ids = sequence.block_table[len(digests)], sequence.ids[end - BLOCK : end]
+            digests.append(self.pool.publish(block, before, ids))
 
     def fork(self, running: Running, candidates: list[Candidate]) -> None:
         """Replace the beams of a request by these, each of which has its parent's blocks."""
@@ -169,7 +169,7 @@ class Scheduler:
         beams: list[Beam] = []
         for at, candidate in enumerate(candidates):
             parent, beam = candidate.parent, Beam(candidate.ids, candidate.score, candidate.scored)
-            beam.num_computed_tokens, beam.contents = parent.num_computed_tokens, parent.contents[:]
+            beam.num_computed_tokens, beam.digests = parent.num_computed_tokens, parent.digests[:]
             beam.block_table = (
                 parent.block_table if last[parent] == at else self.pool.fork(parent.block_table)
             )
@@ -301,9 +301,9 @@ class Scheduler:
         running.preempted = False
         if running.scores:
             return  # the log-probabilities of the prompt are computed from its tokens
-        for block, content in self.pool.find(running.ids):
+        for block, digest in self.pool.find(running.ids):
             running.block_table.append(block)
-            running.contents.append(content)
+            running.digests.append(digest)
         if part := self._part_tokens:
             self._keep_whole_parts(running, part)
         running.num_computed_tokens = running.num_drafted_tokens = len(running.block_table) * BLOCK
@@ -314,7 +314,7 @@ class Scheduler:
         running.publishes = True
         kept = len(running.block_table) * BLOCK // part * part // BLOCK
         self.pool.release(running.block_table[kept:])
-        del running.block_table[kept:], running.contents[kept:]
+        del running.block_table[kept:], running.digests[kept:]
 
     def _spare(self, running: Running) -> int:
         """Return the blocks that a request should find later: one of an answer, all of a beam search."""

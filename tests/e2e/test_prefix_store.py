@@ -1,0 +1,64 @@
+"""Prefixes on the real engine: they are found after the graph was unloaded, and after the server was killed."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT, Server, script_graph, start_process
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # 20 s on a quiet machine
+
+FLAGS = ("--max_loaded_groups", "1", "--group_residence_seconds", "0.1")
+STORY = " ".join(f"On day {i} the dragon ate {i * 3} apples." for i in range(60))
+
+
+def ask(server: Server, question: str) -> tuple[str, int, int]:
+    """Return the answer, how many tokens the prompt had, and how many of them were cached."""
+    messages = [{"role": "system", "content": STORY}, {"role": "user", "content": question}]
+    body: dict[str, Any] = {"model": "smollm2", "max_tokens": 12, "temperature": 0, "messages": messages}
+    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=200)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    text = answer.json()["choices"][0]["message"]["content"]
+    return text, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_prefixes_are_found_after_an_unload_and_a_kill(tmp_path: Path, model: Path) -> None:
+    graphs, kept = tmp_path / "graphs", tmp_path / "graphs/smollm2/kept"
+    script_graph(graphs / "other", "{}")
+    (graphs / "smollm2").mkdir()
+    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
+    text = re.sub(r'models_path: "[^"]*"', f'models_path: "{model}" prefix_cache_path: "kept"', text)
+    (graphs / "smollm2/graph.pbtxt").write_text(text)
+
+    def start() -> Server:
+        return start_process("--graphs_dir", str(graphs), *FLAGS, timeout=300)
+
+    server = start()
+    try:
+        assert ask(server, "What did the dragon eat?")[2] == 0
+        right, tokens, cached = ask(server, "What did the dragon drink?")
+        assert cached > tokens - 64
+        [file] = kept.glob("*.kv")
+        deadline = time.monotonic() + 60
+        while file.stat().st_size < cached * 5000:  # 13 KB for each token
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        body = {"model": "other", "messages": [{"role": "user", "content": "hello"}]}
+        assert httpx.post(f"{server.v3}/chat/completions", json=body, timeout=200).status_code == 200
+        assert ask(server, "What did the dragon drink?") == (right, tokens, cached)
+        server.process.kill()
+        server.process.wait()
+    finally:
+        server.stop()
+    server = start()
+    try:
+        assert ask(server, "What did the dragon drink?") == (right, tokens, cached)
+    finally:
+        server.stop()
