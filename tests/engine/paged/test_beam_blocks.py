@@ -15,7 +15,7 @@ from ovserve.engine.backends.paged.beams import BeamSearch
 from ovserve.engine.backends.paged.blocks import BlockPool, TokenSequence
 from ovserve.engine.backends.paged.budget import PromptBudget
 from ovserve.engine.backends.paged.model import BLOCK
-from ovserve.engine.backends.paged.running import Running, Turn
+from ovserve.engine.backends.paged.running import Running, ScheduledSequence
 from ovserve.engine.backends.paged.sampler import Choice
 from ovserve.engine.backends.paged.scheduler import Scheduler
 from ovserve.engine.decoding.sequence import Sequence
@@ -55,25 +55,25 @@ class Engine:
         self.scheduler.add(running)
         return running
 
-    def step(self) -> list[Turn]:
-        turns = self.scheduler.plan(lambda running: ())
-        rows = [self.compute(turn) for turn in turns]
-        for at, turn in enumerate(turns):
-            running = turn.running
-            if not turn.rows:
-                self.scheduler.record_computed(running, turn.tokens)
+    def step(self) -> list[ScheduledSequence]:
+        scheduled = self.scheduler.plan(lambda running: ())
+        rows = [self.compute(item) for item in scheduled]
+        for at, item in enumerate(scheduled):
+            running = item.running
+            if not item.rows:
+                self.scheduler.record_computed(running, item.tokens)
             elif running.search is not None:
-                if turn.width:
-                    self.search(running, running.search, np.array(rows[at : at + turn.width]))
+                if item.width:
+                    self.search(running, running.search, np.array(rows[at : at + item.width]))
             else:
                 running.append(int(rows[at].argmax()), None)
-                self.scheduler.record_computed(running, turn.tokens)
+                self.scheduler.record_computed(running, item.tokens)
         for running in list(self.scheduler.running.values()):
             if parts := running.take():
                 self.ended.setdefault(running.id, []).extend(tuple(part.ids) for part in parts)
-            if running.searched or running.full or running.left == 0:
+            if running.searched or running.out_of_memory or running.remaining_tokens == 0:
                 self.scheduler.remove(running.id)
-        return turns
+        return scheduled
 
     def search(self, running: Running, search: BeamSearch, logits: np.ndarray) -> None:
         if running.beams:
@@ -85,11 +85,11 @@ class Engine:
             running.follow([root])
             search.start(root)
         self.scheduler.fork(running, search.advance(running.beams, logits))
-        running.searched = not running.beams or running.left == 0
+        running.searched = not running.beams or running.remaining_tokens == 0
 
-    def compute(self, turn: Turn) -> np.ndarray:
-        sequence = turn.sequence
-        end = sequence.num_computed_tokens + turn.tokens
+    def compute(self, item: ScheduledSequence) -> np.ndarray:
+        sequence = item.sequence
+        end = sequence.num_computed_tokens + item.tokens
         for at in range(sequence.num_computed_tokens, end):
             self.cache[sequence.block_table[at // BLOCK], at % BLOCK] = sequence.ids[at]
         tokens = self.read(sequence, end)

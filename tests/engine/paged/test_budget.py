@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from ovserve.engine.backends.paged.budget import LEAST, TARGET, PromptBudget
+from ovserve.engine.backends.paged.budget import MIN_PREFILL_TOKENS, TARGET_STEP_SECONDS, PromptBudget
 
 MOST = 2048
 PLAIN = 0.01  # seconds of a step without prompts
@@ -54,7 +54,7 @@ def test_with_nobody_answering_a_step_is_full() -> None:
 
 
 def test_before_anything_is_known_a_step_is_short() -> None:
-    assert PromptBudget().tokens(1, 1, 0, MOST) == LEAST
+    assert PromptBudget().tokens(1, 1, 0, MOST) == MIN_PREFILL_TOKENS
 
 
 @pytest.mark.parametrize("depth", [0, 4000])
@@ -62,16 +62,16 @@ def test_steps_stay_near_the_target_at_every_depth(depth: int) -> None:
     budget = PromptBudget()
     budget.measured(0, 1000, depth, SMOLLM2(1000, depth))  # the prompts of those that answer
     steps = read(budget, SMOLLM2, 30_000)
-    assert max(steps) < 1.25 * TARGET
-    assert min(steps[3:-1]) > 0.75 * TARGET
+    assert max(steps) < 1.25 * TARGET_STEP_SECONDS
+    assert min(steps[3:-1]) > 0.75 * TARGET_STEP_SECONDS
 
 
 def test_a_machine_that_gets_slower_is_followed() -> None:
     budget = PromptBudget()
     read(budget, SMOLLM2, 4000)
     steps = read(budget, machine(0.001, 0.00000044), 4000)
-    assert max(steps) < 5 * TARGET
-    assert max(steps[3:]) < 1.25 * TARGET
+    assert max(steps) < 5 * TARGET_STEP_SECONDS
+    assert max(steps[3:]) < 1.25 * TARGET_STEP_SECONDS
 
 
 def test_where_plain_steps_are_slow_prompts_have_two_thirds_of_the_time() -> None:
@@ -91,7 +91,7 @@ def test_the_time_of_more_answers_is_not_taken_for_that_of_prompts() -> None:
 
 
 def test_a_prompt_always_goes_on() -> None:
-    steps = read(PromptBudget(), machine(1.0, 0.0), 8 * LEAST)
+    steps = read(PromptBudget(), machine(1.0, 0.0), 8 * MIN_PREFILL_TOKENS)
     assert len(steps) == 8
 
 

@@ -10,20 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.backends.paged.drafts import CHANGE, MOST, MOST_STREAMS, ROW, SIZES, Lookup, StepCosts
+from ovserve.engine.backends.paged.drafts import (
+    CHANGED_FORM_COST,
+    EXTRA_ROW_COST,
+    MAX_DRAFT_TOKENS,
+    MAX_DRAFTED_STREAMS,
+    NGRAM_SIZES,
+    Lookup,
+    StepCosts,
+)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.lists(st.integers(0, 3), max_size=20))
 def test_candidates_followed_the_same_tokens_before(begins: list[int], grows: list[int]) -> None:
     ids = array("q", begins)
-    lookup = Lookup(ids, MOST)
+    lookup = Lookup(ids, MAX_DRAFT_TOKENS)
     for token in [*grows, 0]:
         found, _rate = lookup.find()
         tail = ids.tolist()
         if found:
             assert any(
                 tail[at - size : at] == tail[-size:] and tail[at : at + len(found)] == list(found)
-                for size in SIZES
+                for size in NGRAM_SIZES
                 for at in range(size, len(tail))
             )
         else:
@@ -107,12 +115,12 @@ def test_what_the_load_measured_is_assumed() -> None:
     assert large.ratio(1, 4) == pytest.approx(1.2)
     assert large.ratio(2, 4) == pytest.approx(0.120 / 0.110)
     assert large.ratio(1, 6) == pytest.approx(1.25)
-    assert large.best(1, 0.5, MOST) > StepCosts().best(1, 0.5, MOST) == 0
+    assert large.best(1, 0.5, MAX_DRAFT_TOKENS) > StepCosts().best(1, 0.5, MAX_DRAFT_TOKENS) == 0
 
 
 def test_what_a_busy_machine_measured_is_bounded() -> None:
     busy = StepCosts({1: 0.1, 2: 0.9, 4: 0.1, 8: 0.1, 16: 0.1})
-    assert busy.ratio(1, 2) == pytest.approx(1 + CHANGE + ROW)
+    assert busy.ratio(1, 2) == pytest.approx(1 + CHANGED_FORM_COST + EXTRA_ROW_COST)
     assert StepCosts({1: 0.9, 2: 0.1, 4: 0.1, 8: 0.1, 16: 0.1}).ratio(1, 4) == 1
 
 
@@ -141,13 +149,13 @@ def test_the_plain_step_after_it_counts_too() -> None:
         costs.measured(2, 2, 0.014)
         costs.interrupted()
         costs.measured(2, 2, 0.9)  # no word on plain steps: it came after one with prompts
-    assert before == pytest.approx(1 + CHANGE + ROW / 2**0.5)
+    assert before == pytest.approx(1 + CHANGED_FORM_COST + EXTRA_ROW_COST / 2**0.5)
     assert costs.ratio(2, 3) == pytest.approx(1.6, abs=0.01)
 
 
 def test_others_pay_for_candidates() -> None:
     costs = StepCosts()
-    alone, beside = (costs.best(n, 0.8, MOST) for n in (1, MOST_STREAMS))
+    alone, beside = (costs.best(n, 0.8, MAX_DRAFT_TOKENS) for n in (1, MAX_DRAFTED_STREAMS))
     assert alone > beside
 
 
@@ -187,7 +195,7 @@ def answer(random: Random, rate: float, tokens: int) -> tuple[list[int], list[in
 def speed(machine: Machine, prompt: list[int], text: list[int]) -> float:
     """Answer; return the speed against plain steps."""
     ids, seconds, done = array("q", prompt), 0.0, 0
-    lookup, costs = Lookup(ids, MOST), machine.costs
+    lookup, costs = Lookup(ids, MAX_DRAFT_TOKENS), machine.costs
     while done < len(text):
         found, rate = lookup.find()
         count = costs.best(1, rate, len(found)) if found else 0

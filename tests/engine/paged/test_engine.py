@@ -116,13 +116,13 @@ def test_a_prefix_is_computed_once(engine: PagedEngine) -> None:
 
 def test_an_answer_is_found_by_the_next_turn(engine: PagedEngine) -> None:
     answer = generate(engine, STORY, max_tokens=80).text
-    turn = STORY + answer + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
-    accepted = add(engine, 2, turn, max_tokens=8)
+    item = STORY + answer + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    accepted = add(engine, 2, item, max_tokens=8)
     assert accepted.cached_tokens is not None
     assert accepted.cached_tokens >= 64
     cached = run(engine)[2].text
     fresh = PagedTextSpec(engine._spec.model_path, properties=EXACT)
-    assert generate(PagedEngine(fresh), turn, max_tokens=8).text == cached
+    assert generate(PagedEngine(fresh), item, max_tokens=8).text == cached
 
 
 class TestLogprobs:

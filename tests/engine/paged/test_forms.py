@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.engine.backends.paged import PagedEngine, loaded
 from ovserve.engine.backends.paged import model as paged_model
-from ovserve.engine.backends.paged.model import FEW, MEASURED_TOKENS, PagedModel, Runner
+from ovserve.engine.backends.paged.model import FEW_TOKENS, MEASURED_TOKENS, PagedModel, Runner
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.host.memory import Memory
 from ovserve.engine.protocol.specs import PagedTextSpec
@@ -71,7 +71,7 @@ def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pyt
     assert model.single is not None
     assert "Paris" in generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text
     assert set(ran) == {model.few, model.single}  # the short prompt, then one token at a time
-    for count, runner in (FEW, model.few), (FEW + 1, model.runner):
+    for count, runner in (FEW_TOKENS, model.few), (FEW_TOKENS + 1, model.runner):
         ran.clear()
         for id_ in range(count):
             add(engine, id_, FRANCE, max_tokens=12, ignore_eos=True, num_assistant_tokens=0)
@@ -132,7 +132,7 @@ def test_no_copy_of_the_weights_where_memory_is_short(
 def test_a_large_model_is_measured_at_load(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = PagedTextSpec(str(Path(model_path).parent))
     assert PagedEngine(spec)._costs._curve == {}
-    monkeypatch.setattr(paged_model, "SMALL", 0)
+    monkeypatch.setattr(paged_model, "SMALL_WEIGHTS_BYTES", 0)
     monkeypatch.setattr(loaded, "processor", Processor)
     engine = PagedEngine(spec)
     assert tuple(engine._costs._curve) == MEASURED_TOKENS
@@ -169,9 +169,9 @@ def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str)
     assert repeats == [expected] * 8
     # What an answer left in the cache was computed one token at a time.
     add(engine, 0, tuple(engine.tokenize((STORY + FACTS,), False)[0][:250]), max_tokens=80, ignore_eos=True)
-    turn = engine._scheduler.running[0]
+    item = engine._scheduler.running[0]
     run(engine)
-    following = (*turn.ids, *turn.ids[:20])
+    following = (*item.ids, *item.ids[:20])
     assert scores(engine, following) == scores(uncached, following)
     with pytest.raises(InvalidArgument, match="num_assistant_tokens: 3 is not possible"):
         add(engine, 0, FACTS, num_assistant_tokens=3)

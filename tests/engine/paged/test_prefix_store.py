@@ -160,14 +160,14 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
     random = np.random.default_rng(1)
     sequences = [array("q", random.integers(0, 9, 3 * BLOCK + 1).tolist()) for _ in range(12)]
     right: dict[bytes, list[np.ndarray]] = {}
-    for turn in range(4):
+    for item in range(4):
         for ids in sequences:
             found = pool.find(ids)
             for block, known in found:
                 assert all(
                     np.array_equal(one[block], old) for one, old in zip(arrays, right[known], strict=True)
                 )
-            if turn:
+            if item:
                 assert len(found) == 3
             table, before = array("i", [block for block, _ in found]), found[-1][1] if found else ROOT
             for at in range(len(found), 3):

@@ -7,10 +7,10 @@ from itertools import count
 import pytest
 
 from ovserve.engine.backends.paged.blocks import BlockPool
-from ovserve.engine.backends.paged.budget import TARGET, PromptBudget
+from ovserve.engine.backends.paged.budget import TARGET_STEP_SECONDS, PromptBudget
 from ovserve.engine.backends.paged.running import Running
 from ovserve.engine.backends.paged.sampler import Choice
-from ovserve.engine.backends.paged.scheduler import GENTLE_TOKENS, Scheduler
+from ovserve.engine.backends.paged.scheduler import SHORT_STEP_TOKENS, Scheduler
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.llm.request import Sampling
 from tests.engine.paged.test_blocks import no_copy
@@ -20,13 +20,13 @@ ROOM = 200  # tokens of prompts in a step next to answers
 
 
 class Steps:
-    """Requests and steps, whose costs are known: ROOM tokens take the TARGET."""
+    """Requests and steps, whose costs are known: ROOM tokens take the TARGET_STEP_SECONDS."""
 
     def __init__(self, sequences: int = 64, blocks: int = 2000, *, splits: bool = True) -> None:
         self.scheduler = Scheduler(
             BlockPool(blocks, caches=False, copy=no_copy), MOST, sequences, PromptBudget(), splits=splits
         )
-        self.scheduler.budget.measured(0, ROOM, 0, TARGET)
+        self.scheduler.budget.measured(0, ROOM, 0, TARGET_STEP_SECONDS)
         self.scheduler.budget.measured(1, 0, 0, 0.0)
         self._ids = count(1)
 
@@ -44,16 +44,16 @@ class Steps:
 
     def step(self) -> dict[int, int]:
         """Return the tokens of each request."""
-        turns = self.scheduler.plan(lambda running: ())
-        for turn in turns:
+        scheduled = self.scheduler.plan(lambda running: ())
+        for item in scheduled:
             running, read = (
-                turn.running,
-                turn.running.num_computed_tokens + turn.tokens == len(turn.running.ids),
+                item.running,
+                item.running.num_computed_tokens + item.tokens == len(item.running.ids),
             )
-            self.scheduler.record_computed(running, turn.tokens)
+            self.scheduler.record_computed(running, item.tokens)
             if read:
                 running.append(1, None)
-        return {turn.running.id: turn.tokens for turn in turns}
+        return {item.running.id: item.tokens for item in scheduled}
 
 
 def test_whole_prompts_are_not_split() -> None:
@@ -110,15 +110,15 @@ def test_prompts_of_one_length_are_read_in_their_order() -> None:
         steps.add(10, answers=True)
     for _ in range(4):
         steps.add(ROOM + 50)
-    turns = steps.step()
-    assert turns == {1: 1, 2: 1, 3: 1, 4: 1, 5: ROOM}
+    scheduled = steps.step()
+    assert scheduled == {1: 1, 2: 1, 3: 1, 4: 1, 5: ROOM}
 
 
 def test_those_that_will_come_count_as_waiting() -> None:
     steps = Steps()
     steps.add(10, answers=True)
     steps.add(5000)
-    steps.scheduler.coming = 3
+    steps.scheduler.num_arriving = 3
     assert steps.step()[2] == 4 * ROOM
 
 
@@ -153,7 +153,7 @@ def test_a_stopped_request_counts_as_waiting() -> None:
     while second.id in steps.scheduler._started:
         steps.step()
     assert (first.num_new_tokens, second.num_computed_tokens) == (1, 0)
-    steps.scheduler.coming = 3
+    steps.scheduler.num_arriving = 3
     assert steps.scheduler._room(MOST) == 4 * ROOM, "four wait, one answers"
 
 
@@ -186,7 +186,7 @@ def test_a_request_takes_the_blocks_and_the_places_of_lines_of_batches() -> None
     lines = [steps.add(100, answers=True, batch=True) for _ in range(2)]
     live = steps.add(200)
     assert steps.step() == {live.id: 200}
-    assert not lines[1].block_table, "the one that started last has given its blocks back"
+    assert not lines[1].block_table, "the one that started last has scheduled_tokens its blocks back"
     assert lines[0].block_table
     for _ in range(100):
         assert steps.step() == {live.id: 1}
@@ -201,9 +201,9 @@ def test_steps_of_batches_are_short_after_another_request() -> None:
     steps = Steps()
     lines = [steps.add(10, answers=True, batch=True) for _ in range(20)]
     assert len(steps.step()) == len(lines)
-    steps.scheduler.gentle = True
-    turns = [steps.step() for _ in range(5)]
-    assert {sum(step.values()) for step in turns} == {GENTLE_TOKENS}
-    assert {id_ for step in turns for id_ in step} == {line.id for line in lines}, "all take turns"
+    steps.scheduler.short_steps = True
+    scheduled = [steps.step() for _ in range(5)]
+    assert {sum(step.values()) for step in scheduled} == {SHORT_STEP_TOKENS}
+    assert {id_ for step in scheduled for id_ in step} == {line.id for line in lines}, "all take scheduled"
     live = steps.add(500)
     assert steps.step() == {live.id: 500}

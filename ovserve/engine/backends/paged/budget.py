@@ -1,28 +1,28 @@
 """Bounds the tokens of prompts in a step, so that those who get answers do not wait for long.
 
-While requests are answered, a step should take TARGET seconds. So it reads as many tokens of prompts as
-earlier steps could in the time that a plain step leaves. Where more requests wait for their first token than
-are answered, it may take longer in that proportion. With none answered it is as long as it may be.
+While requests are answered, a step should take TARGET_STEP_SECONDS. So it reads as many tokens of prompts
+as earlier steps could in the time that a plain step leaves. Where more requests wait for their first token
+than are answered, it may take longer in that proportion. With none answered it is as long as it may be.
 
-Where a plain step alone takes a third of TARGET and more, prompts have two thirds of the time. So a burst is
+Where a plain step alone takes a third of that and more, prompts have two thirds of the time. So a burst is
 read at nearly its full speed. Time is handed in, so the same steps always give the same numbers.
 """
 
 from __future__ import annotations
 
-TARGET = 0.15  # seconds: about the pace at which text is read. Longer gaps are seen as stutter
-SHARE = 2.0  # of the time of a plain step, at least for prompts
-LEAST = 32  # tokens, a block of the KV cache: a prompt always goes on
+TARGET_STEP_SECONDS = 0.15  # about the pace at which text is read. Longer gaps are seen as stutter
+PREFILL_TIME_RATIO = 2.0  # of the time of a plain step, at least for prompts
+MIN_PREFILL_TOKENS = 32  # tokens, a block of the KV cache: a prompt always goes on
 # A token with so many before it takes twice as long as the first one. It is 2,100 for SmolLM2 and more for
 # larger models; it matters only where the depth changes at once, because what is measured follows a prompt.
-DEPTH = 4096
+COST_DOUBLING_DEPTH = 4096
 # A plain step of so many answers takes twice as long as one of a single answer, or a little less. What is
 # measured follows; in a burst more and more requests answer, and no step is plain.
-ANSWERS = 12
-MEMORY = 0.5  # of what is known, kept at each step
+COST_DOUBLING_ANSWERS = 12
+EWMA_WEIGHT = 0.5  # of what is known, kept at each step
 # Times what is known, the most that a plain step counts. One that the machine held up would otherwise leave
 # the steps of a whole prompt unbounded, because no plain step follows until that is read.
-OUTLIER = 2.0
+MAX_OUTLIER_RATIO = 2.0
 
 
 class PromptBudget:
@@ -34,12 +34,12 @@ class PromptBudget:
         """Learn from a step that read so many `tokens` of prompts, the longest of which had `depth` before
         them."""
         if not tokens:
-            plain = seconds / (1 + answering / ANSWERS)
-            self._plain = min(plain, OUTLIER * self._plain) if self._plain else plain
+            plain = seconds / (1 + answering / COST_DOUBLING_ANSWERS)
+            self._plain = min(plain, MAX_OUTLIER_RATIO * self._plain) if self._plain else plain
             return
         plain = min(self._plain_step(answering), seconds / 2)
-        self._seconds = MEMORY * self._seconds + seconds - plain
-        self._read = MEMORY * self._read + tokens * _weight(depth)
+        self._seconds = EWMA_WEIGHT * self._seconds + seconds - plain
+        self._read = EWMA_WEIGHT * self._read + tokens * _weight(depth)
 
     def tokens(self, answering: int, waiting: int, depth: int, most: int) -> int:
         """Return how many tokens of prompts to read in the next step, up to `most`.
@@ -48,16 +48,16 @@ class PromptBudget:
         if not answering:
             return most
         if not self._read:
-            return min(LEAST, most)
-        target = TARGET * max(1.0, waiting / answering)
+            return min(MIN_PREFILL_TOKENS, most)
+        target = TARGET_STEP_SECONDS * max(1.0, waiting / answering)
         plain = self._plain_step(answering)
-        room = max(target - plain, SHARE * plain)
+        room = max(target - plain, PREFILL_TIME_RATIO * plain)
         token = self._seconds / self._read * _weight(depth)
-        return min(max(int(room / token), LEAST), most)
+        return min(max(int(room / token), MIN_PREFILL_TOKENS), most)
 
     def _plain_step(self, answering: int) -> float:
-        return self._plain * (1 + answering / ANSWERS) if answering else 0.0
+        return self._plain * (1 + answering / COST_DOUBLING_ANSWERS) if answering else 0.0
 
 
 def _weight(depth: int) -> float:
-    return 1 + depth / DEPTH
+    return 1 + depth / COST_DOUBLING_DEPTH

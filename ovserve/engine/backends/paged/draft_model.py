@@ -18,7 +18,7 @@ from pathlib import Path
 from ovserve.engine.backends.genai.options import properties, sentence
 from ovserve.engine.backends.paged.inputs import StepTokens, bind_tokens
 from ovserve.engine.backends.paged.model import FILE, Floats, PagedModel
-from ovserve.engine.backends.paged.running import Running, Turn
+from ovserve.engine.backends.paged.running import Running, ScheduledSequence
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
 from ovserve.errors import LoadError
 
@@ -46,12 +46,12 @@ class DraftModel:
         self._model.allocate(blocks)
         self.vocabulary = min(self.vocabulary, vocabulary)
 
-    def prefill(self, turns: Iterable[Turn]) -> None:
+    def prefill(self, scheduled: Iterable[ScheduledSequence]) -> None:
         """Compute the tokens of prompts that the first model computes in this step."""
-        prompts = [turn for turn in turns if turn.running.num_new_tokens > 1]
+        prompts = [item for item in scheduled if item.running.num_new_tokens > 1]
         parts = []
-        for turn in prompts:
-            running, end = turn.running, turn.running.num_computed_tokens + turn.tokens
+        for item in prompts:
+            running, end = item.running, item.running.num_computed_tokens + item.tokens
             parts.append(self._part(running, running.ids[running.num_drafted_tokens : end], 0))
             running.num_drafted_tokens = end
         if parts:

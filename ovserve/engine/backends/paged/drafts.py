@@ -2,12 +2,12 @@
 
 Candidates are first evaluated without being computed: they are compared with what followed in the answer. A
 request has them in its steps while those of its last tokens would have won time, by what such steps took so
-far, and the next ones promise GAIN.
+far, and the next ones promise MIN_GAIN.
 
 A step with candidates takes longer than a plain one, and the runtime prepares both anew where one follows
 the other. With SmolLM2 on an AMD EPYC it takes 2.3 times as long for one stream, and 1.6 times after one
 like it. For two streams it takes 1.6 and 1.2 times. A large model is measured at load (eight layers of
-3B, CPU time: 1.2 times for 2 tokens, 1.5 for 4). With more than MOST_STREAMS nothing is drafted.
+3B, CPU time: 1.2 times for 2 tokens, 1.5 for 4). With more than MAX_DRAFTED_STREAMS nothing is drafted.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-SIZES = 3, 2  # of the runs of tokens that are looked for, the longest first
+NGRAM_SIZES = 3, 2  # of the runs of tokens that are looked for, the longest first
 FORCED = 0  # instead of a size: the only text that the grammar allows
 FIRST_RATES = {3: 0.5, 2: 0.25, FORCED: 0.8}  # of acceptance, per token, before anything is known
-MEMORY = 0.9  # of what is known, kept at each candidate that is compared
+RATE_EWMA_WEIGHT = 0.9  # of what is known, kept at each candidate that is compared
 FIRST_RATE_WEIGHT = 2.0  # tokens, as many as the first rates count
-MOST_STREAMS = 4
-MOST = 8  # candidates of a request
-GAIN = 1.2  # at least: rates change, and steps are measured wrong
+MAX_DRAFTED_STREAMS = 4
+MAX_DRAFT_TOKENS = 8  # candidates of a request
+MIN_GAIN = 1.2  # at least: rates change, and steps are measured wrong
 RATIO_DECAY = 0.005  # of what steps with candidates took, at each decision
 SINGLE_FORM_COST = 1.0  # of a plain step of one request: one with candidates leaves the form
-CHANGE = 0.4  # for one token, and for others, before it is measured
-ROW = 0.08  # the same, of another row: less for more requests
+CHANGED_FORM_COST = 0.4  # for one token, and for others, before it is measured
+EXTRA_ROW_COST = 0.08  # the same, of another row: less for more requests
 # What a token of one request saves is less than its part of a step, because steps go on for the others.
 SAVING_EXPONENT = 1.1  # exponent of the number of requests
-NEW = 0.3  # the part of what is measured in what is known
-OUTLIER = 2.0  # times what is known, the most that a step counts: other work may have held it up
-FIRST_ACCOUNT = -3.0  # tokens: so many must be won before a draft is computed
-ACCOUNT = 4.0  # tokens at most that count as won or lost: what was long ago says little
+COST_EWMA_WEIGHT = 0.3  # the part of what is measured in what is known
+MAX_OUTLIER_RATIO = 2.0  # times what is known, the most that a step counts: other work may have held it up
+FIRST_ACCOUNT_TOKENS = -3.0  # tokens: so many must be won before a draft is computed
+MAX_ACCOUNT_TOKENS = 4.0  # tokens at most that count as won or lost: what was long ago says little
 
 
 class ShadowDraft(NamedTuple):
@@ -55,24 +55,24 @@ class Lookup:
     def __init__(self, ids: array[int], most: int) -> None:
         """`ids` grow by themselves. `most`: candidates that this request allows."""
         self._ids = ids
-        self._most = min(most, MOST)
+        self._most = min(most, MAX_DRAFT_TOKENS)
         self._followed: dict[tuple[int, ...], int] = {}  # where the token after a run is, the last time
         self._indexed = 0
         self._right = {size: rate * FIRST_RATE_WEIGHT for size, rate in FIRST_RATES.items()}
         self._tried = dict.fromkeys(FIRST_RATES, FIRST_RATE_WEIGHT)
         self._size = FORCED  # of the last run that was found
-        self._account = FIRST_ACCOUNT  # tokens won, by drafts that were computed and by shadow drafts
+        self._account = FIRST_ACCOUNT_TOKENS  # tokens won, by drafts that were computed and by shadow drafts
         self._shadow: ShadowDraft | None = None
         self._drafted = 0  # tokens, in this step
 
     def find(self) -> tuple[tuple[int, ...], float]:
         """Return candidates, and the rate at which they are probably right."""
         ids, followed = self._ids, self._followed
-        for at in range(max(self._indexed, SIZES[0]), len(ids)):
-            for size in SIZES:
+        for at in range(max(self._indexed, NGRAM_SIZES[0]), len(ids)):
+            for size in NGRAM_SIZES:
                 followed[tuple(ids[at - size : at])] = at
         self._indexed = len(ids)
-        for size in SIZES:
+        for size in NGRAM_SIZES:
             if tail := followed.get(tuple(ids[-size:])):
                 self._size = size
                 return tuple(ids[tail : tail + self._most]), self._right[size] / self._tried[size]
@@ -89,7 +89,7 @@ class Lookup:
         `costs`: tokens that plain steps would have given in the time that these take."""
         self._compare()
         forced = self._size == FORCED  # they are hardly ever wrong
-        pays = self._account > 0 or (forced and self._account >= FIRST_ACCOUNT)
+        pays = self._account > 0 or (forced and self._account >= FIRST_ACCOUNT_TOKENS)
         if count and pays and (self._shadow is None or forced):
             self._shadow = None
             return found[:count]
@@ -119,11 +119,11 @@ class Lookup:
         self._shadow = None
 
     def _learn(self, size: int, drafted: int, right: int) -> None:
-        self._right[size] = MEMORY * self._right[size] + right
-        self._tried[size] = MEMORY * self._tried[size] + right + (right < drafted)
+        self._right[size] = RATE_EWMA_WEIGHT * self._right[size] + right
+        self._tried[size] = RATE_EWMA_WEIGHT * self._tried[size] + right + (right < drafted)
 
     def _won(self, tokens: float) -> None:
-        self._account = max(-ACCOUNT, min(self._account + tokens, ACCOUNT))
+        self._account = max(-MAX_ACCOUNT_TOKENS, min(self._account + tokens, MAX_ACCOUNT_TOKENS))
 
     def read(self, ids: list[int], kept: int) -> tuple[int, int]:
         """Count a step whose first `kept` ids belong to the answer; return drafted and accepted tokens."""
@@ -161,7 +161,7 @@ class StepCosts:
 
     def measured(self, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step of answers only."""
-        if requests > MOST_STREAMS:
+        if requests > MAX_DRAFTED_STREAMS:
             self._last = None
             return
         last, self._last = self._last, (requests, rows)
@@ -193,7 +193,7 @@ class StepCosts:
     def best(self, requests: int, rate: float, most: int) -> int:
         """Return how many candidates of one request pay most among `requests`, each right with `rate`."""
         self._decay(requests)
-        best, gain = 0, GAIN
+        best, gain = 0, MIN_GAIN
         right = extra = 0.0
         for count in range(1, most + 1):
             right = rate if count == 1 else right * rate
@@ -210,8 +210,8 @@ class StepCosts:
                 self._ratios[others, rows] = ratio + RATIO_DECAY * (self._assumed(others, rows) - ratio)
 
     def _assumed(self, requests: int, rows: int) -> float:
-        change = SINGLE_FORM_COST if requests == 1 and not self._curve else CHANGE
-        most = 1 + change + ROW * (rows - requests) / math.sqrt(requests)
+        change = SINGLE_FORM_COST if requests == 1 and not self._curve else CHANGED_FORM_COST
+        most = 1 + change + EXTRA_ROW_COST * (rows - requests) / math.sqrt(requests)
         if not self._curve:
             return most
         plain, more = np.interp([requests, rows], [*self._curve], [*self._curve.values()])
@@ -219,4 +219,4 @@ class StepCosts:
 
 
 def _mixed(old: float, new: float) -> float:
-    return old + NEW * (min(new, OUTLIER * old) - old)
+    return old + COST_EWMA_WEIGHT * (min(new, MAX_OUTLIER_RATIO * old) - old)

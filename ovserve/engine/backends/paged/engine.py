@@ -14,12 +14,12 @@ import openvino
 
 from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.backends.paged.beams import BeamSearch, CompletesStop
-from ovserve.engine.backends.paged.drafts import MOST, MOST_STREAMS, Lookup, ModelDrafts
+from ovserve.engine.backends.paged.drafts import MAX_DRAFT_TOKENS, MAX_DRAFTED_STREAMS, Lookup, ModelDrafts
 from ovserve.engine.backends.paged.dry import DryPenalty
 from ovserve.engine.backends.paged.loaded import LoadedModel
 from ovserve.engine.backends.paged.model import Floats
 from ovserve.engine.backends.paged.reasoning import ReasoningLimit
-from ovserve.engine.backends.paged.running import Running, Turn
+from ovserve.engine.backends.paged.running import Running, ScheduledSequence
 from ovserve.engine.backends.paged.sampler import Choice
 from ovserve.engine.decoding.sequence import Sequence
 from ovserve.engine.protocol.admission import admit
@@ -30,7 +30,7 @@ from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
 
 CALM_SECONDS = 5.0  # after the last live request, the steps of batches need not be short any more
-FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; MOST tokens of it are drafted
+FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; few tokens of it are drafted
 NO_MEMORY = "the KV cache of this prompt needs more memory than the machine or container has left"
 NOTHING_ALLOWED = "the grammar and the biases of this request leave no token that could follow"
 
@@ -47,8 +47,8 @@ class PagedEngine(LoadedModel):
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         encoded = self._text.encode_prompts(requests)
-        self._coming.update(add.id for add in requests if add.id in encoded and not add.batch)
-        self._scheduler.coming = len(self._coming)
+        self._arriving.update(add.id for add in requests if add.id in encoded and not add.batch)
+        self._scheduler.num_arriving = len(self._arriving)
         return encoded
 
     def can_schedule(self, request: Add, encoded: openvino.Tensor | None) -> bool:
@@ -56,7 +56,7 @@ class PagedEngine(LoadedModel):
 
     def add(self, request: Add, encoded: openvino.Tensor | None = None) -> Accepted:
         """`encoded`: the prompt's ids, from `encode_prompts`."""
-        self._came(request.id)
+        self._arrived(request.id)
         if request.id in self._scheduler.running:
             raise Internal(f"request {request.id} is already running")
         sampling = request.sampling
@@ -76,8 +76,8 @@ class PagedEngine(LoadedModel):
         dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self._text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
         # Of no token but the prompt one is computed all the same, as `Sequence` expects it.
-        asked = most or int(sampling.max_tokens == 0)
-        running = Running(sequence, ids, choice, asked)
+        max_new_tokens = most or int(sampling.max_tokens == 0)
+        running = Running(sequence, ids, choice, max_new_tokens)
         running.batch = request.batch
         if sampling.beams > 1:
             completes_stop = self._completes_stop(sampling.stop, hidden)
@@ -88,42 +88,44 @@ class PagedEngine(LoadedModel):
             most_drafted = sampling.num_assistant_tokens or DEFAULT_ASSISTANT_TOKENS
             running.model_drafts = sequence.drafts = ModelDrafts(most_drafted)
         elif sampling.num_assistant_tokens != 0:
-            running.lookup = sequence.drafts = Lookup(running.ids, sampling.num_assistant_tokens or MOST)
+            running.lookup = sequence.drafts = Lookup(
+                running.ids, sampling.num_assistant_tokens or MAX_DRAFT_TOKENS
+            )
         cached = self._scheduler.add(running)
         return Accepted(request.id, len(ids), most, cached)
 
     def abort(self, request_id: int) -> None:
-        self._came(request_id)
+        self._arrived(request_id)
         self._scheduler.remove(request_id)
 
     def step(self) -> None:
         began = time.perf_counter()
         if self._scheduler.live:
             self._last_live = began
-        self._scheduler.gentle = began - self._last_live < CALM_SECONDS
+        self._scheduler.short_steps = began - self._last_live < CALM_SECONDS
         streams = self._scheduler.answering()
-        turns = self._plan(streams)
-        if not turns:
+        scheduled = self._plan(streams)
+        if not scheduled:
             self._fail_without_memory()
             return
-        tokens, depth = sum(turn.tokens for turn in turns), self._scheduler.depth
-        alone = tokens == 1 == turns[0].rows
-        logits = self._inputs_for(tokens, alone).run(turns, self._scheduler.version)
+        tokens, depth = sum(item.tokens for item in scheduled), self._scheduler.depth
+        alone = tokens == 1 == scheduled[0].rows
+        logits = self._inputs_for(tokens, alone).run(scheduled, self._scheduler.version)
         seconds = time.perf_counter() - began
-        read = sum(turn.tokens for turn in turns if turn.running.num_new_tokens > 1)
+        read = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
         self._candidate = 0.0
-        if streams == len(turns):
+        if streams == len(scheduled):
             self._costs.measured(streams, tokens, seconds)
             self._candidate = self._costs.tokens(streams, tokens) / max(tokens - streams, 1)
         else:
             self._costs.interrupted()
         # Short steps of batches would say that a token of a prompt takes six times as long as it does.
-        if (read or tokens == streams) and (self._scheduler.live or not self._scheduler.gentle):
+        if (read or tokens == streams) and (self._scheduler.live or not self._scheduler.short_steps):
             self._scheduler.budget.measured(streams, read, depth, seconds)
-        self._choose(turns, logits)
+        self._sample(scheduled, logits)
 
     def collect(self) -> list[StepItem | Failed]:
-        gained: list[StepItem | Failed] = [*self._failed]
+        outputs: list[StepItem | Failed] = [*self._failed]
         self._failed.clear()
         changed: list[Running] = []
         for running in self._scheduler.running.values():
@@ -132,8 +134,8 @@ class PagedEngine(LoadedModel):
                 changed.append(running)
         texts = iter(self._text.decode([row for running in changed for row in running.sequence.rows()]))
         for running in changed:
-            gained += self._advance(running, texts)
-        return gained
+            outputs += self._advance(running, texts)
+        return outputs
 
     def usage(self) -> Usage:
         pool, running = self._scheduler.pool, self._scheduler.running.values()
@@ -141,9 +143,9 @@ class PagedEngine(LoadedModel):
         size = pool.touched * self.block_bytes
         return Usage(len(running), self._scheduled, pool.used / pool.size, size, to_prefill)
 
-    def _came(self, id_: int) -> None:
-        self._coming.discard(id_)
-        self._scheduler.coming = len(self._coming)
+    def _arrived(self, id_: int) -> None:
+        self._arriving.discard(id_)
+        self._scheduler.num_arriving = len(self._arriving)
 
     def _check(self, sampling: Sampling, most: int, stop_ids: frozenset[int]) -> None:
         """Raises InvalidArgument for values that the library would reject, in its words, and unknown ids."""
@@ -189,22 +191,22 @@ class PagedEngine(LoadedModel):
 
     # ---- a step
 
-    def _plan(self, streams: int) -> list[Turn]:
+    def _plan(self, streams: int) -> list[ScheduledSequence]:
         if (draft_model := self._draft_model) is None:
-            return self._scheduler.plan(self._draft if streams <= MOST_STREAMS else _no_draft)
+            return self._scheduler.plan(self._draft if streams <= MAX_DRAFTED_STREAMS else _no_draft)
         proposals = draft_model.propose(self._scheduler.reserve_drafts(_most_drafts))
 
         def draft(running: Running) -> tuple[int, ...]:
             proposal, matcher = proposals.get(running.id, ()), running.choice.matcher
             return proposal if matcher is None else proposal[: matcher.allowed_prefix(proposal)]
 
-        turns = self._scheduler.plan(draft)
-        draft_model.prefill(turns)
-        return turns
+        scheduled = self._scheduler.plan(draft)
+        draft_model.prefill(scheduled)
+        return scheduled
 
     def _draft(self, running: Running) -> tuple[int, ...]:
         """Return candidates for the tokens after the next one, if they are worth a longer step."""
-        lookup, left = running.lookup, running.left
+        lookup, left = running.lookup, running.remaining_tokens
         if lookup is None:
             return ()
         matcher = running.choice.matcher
@@ -222,42 +224,42 @@ class PagedEngine(LoadedModel):
         count = self._costs.best(streams, rate, len(found))
         return lookup.chosen(found, count, self._costs.tokens(streams, streams + count))
 
-    def _choose(self, turns: list[Turn], logits: Floats) -> None:
-        self._scheduled = sum(turn.width > 0 for turn in turns)
-        plain = all(turn.running.choice.plain and turn.rows for turn in turns)
+    def _sample(self, scheduled: list[ScheduledSequence], logits: Floats) -> None:
+        self._scheduled = sum(item.width > 0 for item in scheduled)
+        plain = all(item.running.choice.plain and item.rows for item in scheduled)
         best = logits.argmax(1).tolist() if plain else None
         at = 0
-        for turn in turns:
-            running, rows = turn.running, turn.rows
-            if running.scores and running.num_computed_tokens < running.prompt:
-                self._score_prompt(turn, logits[at : at + rows])
-            finished = running.num_computed_tokens + turn.tokens >= len(running.ids)
-            first = at + rows - 1 - len(turn.drafted)
+        for item in scheduled:
+            running, rows = item.running, item.rows
+            if running.scores_prompt and running.num_computed_tokens < running.prompt:
+                self._score_prompt(item, logits[at : at + rows])
+            finished = running.num_computed_tokens + item.tokens >= len(running.ids)
+            first = at + rows - 1 - len(item.drafted)
             if not finished:
-                self._scheduler.record_computed(running, turn.tokens)
+                self._scheduler.record_computed(running, item.tokens)
             elif running.search is not None:
-                if turn.width:
-                    self._search(running, running.search, logits[first : first + turn.width])
+                if item.width:
+                    self._search(running, running.search, logits[first : first + item.width])
             elif best is not None:
-                self._keep_plain(turn, best[first : at + rows])
+                self._verify_greedy(item, best[first : at + rows])
             else:
-                self._keep(turn, logits[first : at + rows])
+                self._verify(item, logits[first : at + rows])
             at += rows
 
-    def _keep_plain(self, turn: Turn, best: list[int]) -> None:
-        running, right = turn.running, 0
+    def _verify_greedy(self, item: ScheduledSequence, best: list[int]) -> None:
+        running, accepted = item.running, 0
         read = len(running.ids) - running.num_computed_tokens
-        while right < len(turn.drafted) and best[right] == turn.drafted[right]:
-            right += 1
-        for token in best[: right + 1]:
+        while accepted < len(item.drafted) and best[accepted] == item.drafted[accepted]:
+            accepted += 1
+        for token in best[: accepted + 1]:
             running.append(token, None)
-        self._kept(turn, read, right)
+        self._record_verified(item, read, accepted)
 
-    def _keep(self, turn: Turn, logits: Floats) -> None:
+    def _verify(self, item: ScheduledSequence, logits: Floats) -> None:
         """Choose a token from each row as long as the candidates agree with it."""
-        running, right = turn.running, 0
+        running, accepted = item.running, 0
         read = len(running.ids) - running.num_computed_tokens
-        for row, candidate in zip(logits, (*turn.drafted, None), strict=True):
+        for row, candidate in zip(logits, (*item.drafted, None), strict=True):
             token, scored = running.choice.choose(row)
             if token < 0:
                 self._fail(running)
@@ -266,16 +268,16 @@ class PagedEngine(LoadedModel):
             running.choice.append(token)
             if token != candidate:
                 break
-            right += 1
-        self._kept(turn, read, right)
+            accepted += 1
+        self._record_verified(item, read, accepted)
 
-    def _kept(self, turn: Turn, read: int, right: int) -> None:
-        running = turn.running
-        if turn.drafted and running.lookup is not None:
-            running.lookup.verified(len(turn.drafted), right, self._candidate * len(turn.drafted))
-        if turn.drafted and running.model_drafts is not None:
-            running.model_drafts.verified(len(turn.drafted))
-        self._scheduler.record_computed(running, read + right)
+    def _record_verified(self, item: ScheduledSequence, read: int, accepted: int) -> None:
+        running = item.running
+        if item.drafted and running.lookup is not None:
+            running.lookup.verified(len(item.drafted), accepted, self._candidate * len(item.drafted))
+        if item.drafted and running.model_drafts is not None:
+            running.model_drafts.verified(len(item.drafted))
+        self._scheduler.record_computed(running, read + accepted)
         # The draft has computed wrong candidates too.
         running.num_drafted_tokens = min(running.num_drafted_tokens, running.num_computed_tokens)
 
@@ -290,10 +292,10 @@ class PagedEngine(LoadedModel):
             running.follow([root])
             search.start(root)
         self._scheduler.fork(running, search.advance(running.beams, logits))
-        running.searched = not running.beams or running.left == 0
+        running.searched = not running.beams or running.remaining_tokens == 0
 
-    def _score_prompt(self, turn: Turn, logits: Floats) -> None:
-        running = turn.running
+    def _score_prompt(self, item: ScheduledSequence, logits: Floats) -> None:
+        running = item.running
         start = running.num_computed_tokens + 1
         following = running.ids[start : min(start + len(logits), running.prompt)]
         running.echo([running.choice.score(row, id_) for row, id_ in zip(logits, following, strict=False)])
@@ -326,7 +328,7 @@ def no_grammar(constraint: Constraint) -> NoReturn:
 def _most_drafts(running: Running) -> int:
     """Return how many candidates a draft model may propose."""
     most = 0 if running.model_drafts is None else running.model_drafts.most
-    return most if running.left is None else min(most, running.left - 1)
+    return most if running.remaining_tokens is None else min(most, running.remaining_tokens - 1)
 
 
 def _no_draft(running: Running) -> tuple[int, ...]:

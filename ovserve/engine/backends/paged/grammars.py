@@ -82,8 +82,8 @@ def library() -> Library:
     except (OSError, RuntimeError, ValueError) as error:
         raise LoadError(f"the library of xgrammar {XGRAMMAR} cannot be loaded: {error}") from error
     names = ("TokenizerInfo", "GrammarCompiler", "GrammarMatcher", "CompiledGrammar")
-    made = [tvm_ffi.register_object(_TYPES + name)(type(name, (tvm_ffi.Object,), {})) for name in names]
-    return Library(*made[:3])
+    classes = [tvm_ffi.register_object(_TYPES + name)(type(name, (tvm_ffi.Object,), {})) for name in names]
+    return Library(*classes[:3])
 
 
 @contextmanager
@@ -135,7 +135,7 @@ class Compiler:
         except MemoryError:
             return None, TOO_MUCH_MEMORY
         except Exception as error:  # noqa: BLE001  whatever it was, it is said of this grammar, to its owner
-            return None, said(error)
+            return None, message_of(error)
         return grammar, ""
 
     def matcher(self, grammar: Grammar) -> Matcher:
@@ -242,7 +242,7 @@ def _texts(value: Any) -> set[str]:
     }
 
 
-def said(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the library's sentence, without the time, file and line before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = _CHECK.sub("", _WHERE.sub("", lines[0])) if lines else type(error).__name__

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ovserve.engine.backends.paged.model import Floats, Ints, Runner
-from ovserve.engine.backends.paged.running import Turn
+from ovserve.engine.backends.paged.running import ScheduledSequence
 
 
 class StepTokens(NamedTuple):
@@ -38,32 +38,32 @@ class Inputs:
         self._decoding: list[int] = []  # who was in the last step, if each had one token
         self._version = -1
 
-    def run(self, turns: list[Turn], version: int) -> Floats:
+    def run(self, scheduled: list[ScheduledSequence], version: int) -> Floats:
         """Compute a step and return its logits [rows, vocabulary]: those of the first turn come first.
 
         `version` changes whenever a request gets or loses blocks."""
         decoding = (
-            [turn.running.id for turn in turns]
-            if all(turn.tokens == 1 == turn.rows for turn in turns)
+            [item.running.id for item in scheduled]
+            if all(item.tokens == 1 == item.rows for item in scheduled)
             else []
         )
         if decoding and decoding == self._decoding and self._bound is not None:
             if version != self._version:
-                bind_blocks(self._runner, [turn.sequence.block_table for turn in turns])
-            self._bound.ids[:] = [turn.sequence.ids[-1] for turn in turns]
-            past = [turn.sequence.num_computed_tokens for turn in turns]
+                bind_blocks(self._runner, [item.sequence.block_table for item in scheduled])
+            self._bound.ids[:] = [item.sequence.ids[-1] for item in scheduled]
+            past = [item.sequence.num_computed_tokens for item in scheduled]
             self._bound.positions[:] = self._bound.past[:] = past
         else:
-            self._bound = bind_tokens(self._runner, map(_tokens_of, turns))
+            self._bound = bind_tokens(self._runner, map(_tokens_of, scheduled))
         self._decoding, self._version = decoding, version
-        return self._runner.run(max(turn.sequence.num_computed_tokens + turn.tokens for turn in turns))
+        return self._runner.run(max(item.sequence.num_computed_tokens + item.tokens for item in scheduled))
 
 
-def _tokens_of(turn: Turn) -> StepTokens:
-    sequence, start = turn.sequence, turn.sequence.num_computed_tokens
-    ids = sequence.ids[start : start + turn.tokens]
-    ids.extend(turn.drafted)
-    return StepTokens(ids, start, turn.rows, sequence.block_table)
+def _tokens_of(item: ScheduledSequence) -> StepTokens:
+    sequence, start = item.sequence, item.sequence.num_computed_tokens
+    ids = sequence.ids[start : start + item.tokens]
+    ids.extend(item.drafted)
+    return StepTokens(ids, start, item.rows, sequence.block_table)
 
 
 def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:

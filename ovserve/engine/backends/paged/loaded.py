@@ -22,7 +22,7 @@ from ovserve.engine.backends.paged.draft_model import FIELD, DraftModel
 from ovserve.engine.backends.paged.drafts import StepCosts
 from ovserve.engine.backends.paged.grammars import Grammars
 from ovserve.engine.backends.paged.inputs import Inputs
-from ovserve.engine.backends.paged.model import BLOCK, FEW, FILE, PagedModel
+from ovserve.engine.backends.paged.model import BLOCK, FEW_TOKENS, FILE, PagedModel
 from ovserve.engine.backends.paged.prefix_store import PrefixStore, store_file
 from ovserve.engine.backends.paged.scheduler import Scheduler
 from ovserve.engine.host.cpu import processor
@@ -34,7 +34,7 @@ from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
 
 GIGABYTE = 1 << 30
-SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
+MAX_CACHE_SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
 RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
 
 
@@ -46,8 +46,8 @@ class LoadedModel:
         directory = Path(spec.model_path)
         try:
             tiles = processor().unpacked_is_faster
-            known = directory / "generation_config.json"
-            defaults = ov_genai.GenerationConfig(known) if known.is_file() else ov_genai.GenerationConfig()
+            file = directory / "generation_config.json"
+            defaults = ov_genai.GenerationConfig(file) if file.is_file() else ov_genai.GenerationConfig()
             # All but the model is made on another thread while the model is read and compiled. Most of that
             # needs no interpreter lock, and one core.
             with ThreadPoolExecutor(1, "tokenizer") as thread:
@@ -97,7 +97,7 @@ class LoadedModel:
         )
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
-        self._coming: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
+        self._arriving: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
         self._inputs = Inputs(self._model.runner)
         self._few: Inputs | None = None
         self._single: Inputs | None = None
@@ -125,10 +125,10 @@ class LoadedModel:
 
     def _blocks(self, spec: PagedTextSpec) -> int:
         available = memory().available
-        self._reserve = min(RESERVE_BYTES, int(available * (1 - SHARE)))
+        self._reserve = min(RESERVE_BYTES, int(available * (1 - MAX_CACHE_SHARE)))
         if spec.num_kv_blocks:
             return spec.num_kv_blocks
-        size: int = spec.cache_size * GIGABYTE or int(available * SHARE)
+        size: int = spec.cache_size * GIGABYTE or int(available * MAX_CACHE_SHARE)
         if spec.draft is None or self._draft_model is None:
             return max(2, size // self._model.block_bytes)
         if spec.draft.cache_size is None:
@@ -165,7 +165,7 @@ class LoadedModel:
             if self._single is None:
                 self._single = Inputs(self._model.single)
             return self._single
-        if tokens <= FEW and self._model.few is not None:
+        if tokens <= FEW_TOKENS and self._model.few is not None:
             if self._few is None:
                 self._few = Inputs(self._model.few)
             return self._few

@@ -43,10 +43,10 @@ INPUTS = {
 ONE_TOKEN = {"input_ids": 1, "position_ids": 1, "rows": 1, "past_lens": 1} | dict.fromkeys(
     ("subsequence_begins", "block_indices_begins"), 2
 )
-SMALL = 256 << 20  # bytes of weights
-FEW = 16  # tokens of a step
-COPY_SIZE = 1.2  # memory of a compiled model, over its file
-COPY_SHARE = 0.5  # of the memory that is left, for copies of the weights; the other half is the cache's
+SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
+FEW_TOKENS = 16  # tokens of a step
+COPY_SIZE_RATIO = 1.2  # memory of a compiled model, over its file
+MAX_COPY_SHARE = 0.5  # of the memory that is left, for copies of the weights; the other half is the cache's
 MEASURED_TOKENS = 1, 2, 4, 8, 16  # of steps, to know what candidates cost
 PRECISION = {"INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT"}  # an operator's choice is for every step
 # What may follow the output layer, element by element: scaling, a soft cap, a conversion.
@@ -134,7 +134,7 @@ class PagedModel:
     Steps of few tokens have forms of their own, compiled in the background (`start_forms`), so that a start
     takes no longer:
 
-    - With AMX, steps of up to FEW tokens compute in f32, with the packed weights that `ovserve pull` leaves
+    - With AMX, steps of up to FEW_TOKENS compute in f32, with the packed weights that `ovserve pull` leaves
       next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
       they are not. SmolLM2 takes 9.9 ms instead of 17.2 for one stream, 17.0 instead of 20.3 for 8, and 36.3
       instead of 32.5 for 32 (`benchmarks.few_tokens`, Sapphire Rapids). For 16 they are equal.
@@ -156,7 +156,7 @@ class PagedModel:
         self.compiled: openvino.CompiledModel
         self.block_bytes = self.blocks = 0
         self.runner: Runner
-        self.few: Runner | None = None  # for up to FEW tokens
+        self.few: Runner | None = None  # for up to FEW_TOKENS
         self.single: Runner | None = None  # for one token of one sequence
         self._compiling: threading.Thread | None = None
 
@@ -240,7 +240,7 @@ class PagedModel:
 
     @property
     def _small(self) -> bool:
-        return self._form_file.with_suffix(".bin").stat().st_size <= SMALL
+        return self._form_file.with_suffix(".bin").stat().st_size <= SMALL_WEIGHTS_BYTES
 
     @property
     def _has_forms(self) -> bool:
@@ -252,8 +252,8 @@ class PagedModel:
         if not self._has_forms:
             return
         file, available = self._form_file, memory().available
-        copy = int(file.with_suffix(".bin").stat().st_size * COPY_SIZE)
-        if available and copy > available * COPY_SHARE:
+        copy = int(file.with_suffix(".bin").stat().st_size * COPY_SIZE_RATIO)
+        if available and copy > available * MAX_COPY_SHARE:
             print(  # noqa: T201  this process's log
                 "steps of few tokens use the form for many: another copy of the weights takes "
                 f"{copy >> 20} MB, of {available >> 20} MB of memory left",

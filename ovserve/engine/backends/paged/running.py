@@ -12,14 +12,14 @@ from ovserve.engine.backends.paged.drafts import Lookup, ModelDrafts
 from ovserve.engine.backends.paged.sampler import Choice, Scored
 from ovserve.engine.decoding.sequence import Part, Sequence
 
-MARK = 1.0  # in place of the log-probability of the first token, which has none: see `Sequence`
+FIRST_TOKEN_LOGPROB = 1.0  # the first token of a prompt has none: see `Sequence`
 
 
 class Running(TokenSequence):
     """`ids` are those of the prompt, then of the answer; during a beam search those of the best beam."""
 
-    def __init__(self, sequence: Sequence, ids: Ordered[int], choice: Choice, most: int) -> None:
-        """`most`: tokens that may be generated; 0: no bound."""
+    def __init__(self, sequence: Sequence, ids: Ordered[int], choice: Choice, max_new_tokens: int) -> None:
+        """`max_new_tokens`: tokens that may be generated; 0: no bound."""
         super().__init__(ids)
         self.id = sequence.id
         self.sequence = sequence
@@ -33,9 +33,9 @@ class Running(TokenSequence):
         self.prompt = len(self.ids)
         self.batch = False  # a line of a batch: computed only while there is no other request
         self.preempted = False  # it had a place in the cache and lost it
-        self.full = False  # no other request is left that could give it a block
-        self.most = most
-        self.scores = sequence.sampling.echo and sequence.sampling.logprobs  # the prompt's tokens too
+        self.out_of_memory = False  # no other request is left that could give it a block
+        self.max_new_tokens = max_new_tokens
+        self.scores_prompt = sequence.sampling.echo and sequence.sampling.logprobs  # the prompt's tokens too
         self._new: list[int] = []
         self._scored: list[Scored] = []
         self._echo: list[Scored] = []
@@ -47,9 +47,9 @@ class Running(TokenSequence):
         return len(self.ids) - self.num_computed_tokens
 
     @property
-    def left(self) -> int | None:
+    def remaining_tokens(self) -> int | None:
         """Tokens that may still be generated; None: any number."""
-        return self.most - (len(self.ids) - self.prompt) if self.most else None
+        return self.max_new_tokens - (len(self.ids) - self.prompt) if self.max_new_tokens else None
 
     def append(self, token: int, scored: Scored | None) -> None:
         self.ids.append(token)
@@ -95,9 +95,9 @@ class Running(TokenSequence):
     def take(self) -> list[Part] | None:
         """Return what is new, in the form that `Sequence.read` knows; None: nothing."""
         if self.search is not None:
-            done = self.searched or self.full
+            done = self.searched or self.out_of_memory
             return [self._part(each) for each in self.search.finish()] if done else None
-        if self.full:
+        if self.out_of_memory:
             return []
         if not self._new:
             return None
@@ -106,7 +106,7 @@ class Running(TokenSequence):
         if self._echoes:
             self._echoes = False
             ids, scored = self._with_prompt(ids, scored)
-        finish = "length" if self.left == 0 else None
+        finish = "length" if self.remaining_tokens == 0 else None
         return [Part(ids, [each.logprob for each in scored], 0.0, finish, [each.top for each in scored])]
 
     def _part(self, found: Hypothesis) -> Part:
@@ -119,11 +119,11 @@ class Running(TokenSequence):
 
     def _with_prompt(self, ids: list[int], scored: list[Scored]) -> tuple[list[int], list[Scored]]:
         if self.sequence.sampling.logprobs:
-            scored = [Scored(MARK), *self._echo, *scored]
+            scored = [Scored(FIRST_TOKEN_LOGPROB), *self._echo, *scored]
         return [*self.ids[: self.prompt], *ids], scored
 
 
-class Turn(NamedTuple):
+class ScheduledSequence(NamedTuple):
     """The part of a sequence that a step computes: `tokens` of it from `num_computed_tokens` on, the last of
     them drafted. The beams of a request have one each, next to each other."""
 
@@ -131,7 +131,7 @@ class Turn(NamedTuple):
     tokens: int
     drafted: tuple[int, ...] = ()
     beam: Beam | None = None
-    width: int = 1  # of the request's turns from this one on; 0 if an earlier one stands for it
+    width: int = 1  # of the request's sequences from this one on; 0 if an earlier one stands for it
 
     @property
     def sequence(self) -> TokenSequence:
@@ -143,6 +143,6 @@ class Turn(NamedTuple):
         running = self.running
         if self.beam is not None:
             return 1
-        if running.scores and running.num_computed_tokens < running.prompt:
+        if running.scores_prompt and running.num_computed_tokens < running.prompt:
             return self.tokens
         return 1 + len(self.drafted) if running.num_computed_tokens + self.tokens >= len(running.ids) else 0

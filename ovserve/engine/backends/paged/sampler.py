@@ -27,7 +27,7 @@ Places = NDArray[np.int64]
 # Tokens by this much, in units of the temperature, below the best are left out: 250,000 of them together have
 # a probability of at most 250,000 * exp(-25) = 0.000004.
 FAR = 25.0
-FEW = 1024  # tokens, which are sorted in 50 us
+MAX_SORTED_TOKENS = 1024  # tokens, which are sorted in 50 us
 SHALLOW = 8.0  # logits; deeper than this below the best there are thousands of tokens
 LIKELY = 1e-3  # of the best one's probability
 TRIES = 8  # before the row is sorted; 1,485 took 69 ms
@@ -165,19 +165,19 @@ class Choice:
             chances[row < peak - depth] = 0
         runs = len(chances) - len(chances) % RUN
         sums = np.append(chances[:runs].reshape(-1, RUN).sum(1), chances[runs:].sum())
-        wanted = self.sampling.top_p * float(sums.sum())
+        mass = self.sampling.top_p * float(sums.sum())
         if self.sampling.top_p < 1:
             ids = np.flatnonzero(chances >= LIKELY)
-            if len(ids) <= FEW and float(chances[ids].sum()) >= wanted:
-                best = ids[_nucleus(chances[ids], wanted)]
+            if len(ids) <= MAX_SORTED_TOKENS and float(chances[ids].sum()) >= mass:
+                best = ids[_nucleus(chances[ids], mass)]
                 return int(best[self._pick(chances[best])])
         for _ in range(TRIES):
             start = RUN * self._pick(sums)
             token = start + self._pick(chances[start : start + RUN])
-            if self.sampling.top_p == 1 or _before(chances, token) < wanted:
+            if self.sampling.top_p == 1 or _before(chances, token) < mass:
                 return token
         # A try succeeds with the probability top_p, so a small one would take a thousand.
-        best = _nucleus(chances, wanted)
+        best = _nucleus(chances, mass)
         return int(best[self._pick(chances[best])])
 
     def _pick(self, chances: Row) -> int:
@@ -263,11 +263,11 @@ def best_ids(row: Row, peak: float, count: int) -> Places:
     return ids[np.argsort(-row[ids], kind="stable")[:count]]
 
 
-def _nucleus(chances: Row, wanted: float) -> Places:
-    """Return the places of the most likely tokens, as few as have `wanted` together."""
+def _nucleus(chances: Row, mass: float) -> Places:
+    """Return the places of the most likely tokens, as few as have `mass` together."""
     best = np.argsort(-chances, kind="stable")
     sums = chances[best].cumsum(dtype=np.float64)
-    return best[: int(sums.searchsorted(wanted)) + 1]
+    return best[: int(sums.searchsorted(mass)) + 1]
 
 
 def _before(chances: Row, token: int) -> float:

@@ -12,8 +12,8 @@ A beam search starts when there are blocks for all that its beams may become, or
 again where it lost its blocks. Its beams share the blocks of what they have in common.
 
 A line of a batch is computed only in steps without other requests, and keeps its blocks until one of those
-needs them. Shortly after another request such steps are small (`gentle`), because the next one waits for the
-end of the step in which it comes.
+needs them. Shortly after another request such steps are small (`short_steps`), because the next one waits
+for the end of the step in which it comes.
 
 A deterministic scheduler reads prompts in parts of one size. Only parts that a step computed alone are found
 in the cache, so that a lone prompt is computed in the same steps, or their results reused, whatever ran
@@ -28,12 +28,12 @@ from ovserve.engine.backends.paged.beams import Beam, Candidate
 from ovserve.engine.backends.paged.blocks import ROOT, BlockPool, TokenSequence
 from ovserve.engine.backends.paged.budget import PromptBudget
 from ovserve.engine.backends.paged.model import BLOCK
-from ovserve.engine.backends.paged.running import Running, Turn
+from ovserve.engine.backends.paged.running import Running, ScheduledSequence
 
-SHORT_SHARE = 0.5  # of a step's room for prompts, to short ones behind a long one
-SHORT = 0.5  # of what is left of the long one, at most
-GENTLE_TOKENS = 8  # of a step
-LEAST_PART = 0.25  # of a step's room: no prompt waits for the step after it while so much is free
+SHORT_PROMPT_SHARE = 0.5  # of a step's room for prompts, to short ones behind a long one
+MAX_SHORT_PROMPT_RATIO = 0.5  # of what is left of the long one, at most
+SHORT_STEP_TOKENS = 8  # of a step
+MIN_FREE_SHARE = 0.25  # of a step's room: no prompt waits for the step after it while so much is free
 
 Draft = Callable[[Running], tuple[int, ...]]
 
@@ -52,14 +52,14 @@ class Scheduler:
         """`tokens`, `sequences`: most of one step. `splits`: a prompt may be computed in several steps."""
         self.pool = pool
         self.budget = budget
-        self.coming = 0  # requests that will be added, without lines of batches
+        self.num_arriving = 0  # requests that will be added, without lines of batches
         self.live = 0  # requests that are not lines of batches
-        self.gentle = False
+        self.short_steps = False
         self._tokens = tokens
         self._splits = splits
         self._part_tokens = (tokens // BLOCK * BLOCK or tokens) if deterministic else 0  # of prompts; 0: any
         self._alone = True  # the last step computed one sequence
-        self._most = sequences
+        self._max_num_seqs = sequences
         self.running: dict[int, Running] = {}  # in the order of arrival
         self._started: dict[int, Running] = {}  # in the order of their start
         self._behind = 0  # the first of the answers that had no place in the last step
@@ -71,7 +71,7 @@ class Scheduler:
         """Return the tokens of its prompt that are in the cache."""
         self.running[running.id] = running
         self.live += not running.batch
-        self._find(running)
+        self._find_prefix(running)
         return running.num_computed_tokens
 
     def remove(self, id_: int) -> Running | None:
@@ -97,33 +97,33 @@ class Scheduler:
         room = self._room(self._tokens - decoding)
         short = self._short(new_tokens[0], room)
         if short and not short < tokens <= self._tokens:
-            left = int(room * SHORT_SHARE) - sum(tokens for tokens in new_tokens if tokens <= short)
+            left = int(room * SHORT_PROMPT_SHARE) - sum(tokens for tokens in new_tokens if tokens <= short)
         else:
             left = room - sum(new_tokens)
-        return tokens <= left or left >= room * LEAST_PART
+        return tokens <= left or left >= room * MIN_FREE_SHARE
 
     # ---- a step
 
-    def plan(self, draft: Draft) -> list[Turn]:
+    def plan(self, draft: Draft) -> list[ScheduledSequence]:
         """Return what to compute, the answers first."""
-        turns: dict[int, list[Turn]] = {}
+        scheduled: dict[int, list[ScheduledSequence]] = {}
         for running in self._answering():
             if running.id not in self._started:  # it has just lost its blocks
                 continue
             if running.beams:
-                if self._allocate_beams(running, turns):
-                    turns[running.id] = [
-                        Turn(running, 1, (), beam, 0 if at else running.width)
+                if self._allocate_beams(running, scheduled):
+                    scheduled[running.id] = [
+                        ScheduledSequence(running, 1, (), beam, 0 if at else running.width)
                         for at, beam in enumerate(running.beams)
                     ]
                 continue
             drafted = draft(running)
-            if self._allocate(running, len(running.ids) + len(drafted), turns):
-                turns[running.id] = [Turn(running, 1 + len(drafted), drafted)]
-        planned = [turn for of_request in turns.values() for turn in of_request]
-        left = max(self._step_tokens - sum(turn.tokens for turn in planned), 0)  # drafts may exceed a step
+            if self._allocate(running, len(running.ids) + len(drafted), scheduled):
+                scheduled[running.id] = [ScheduledSequence(running, 1 + len(drafted), drafted)]
+        planned = [item for of_request in scheduled.values() for item in of_request]
+        left = max(self._step_tokens - sum(item.tokens for item in planned), 0)  # drafts may exceed a step
         prefill = self._prefill(self._room(left)) if self._splits else self._whole_prompts()
-        planned += [Turn(running, count) for running, count in prefill.items()]
+        planned += [ScheduledSequence(running, count) for running, count in prefill.items()]
         self._alone = len(planned) == 1
         return planned
 
@@ -201,19 +201,19 @@ class Scheduler:
         prompts = list(self._prompts())
         counts: dict[Running, int] = {}
         if prompts and (short := self._short(prompts[0].num_new_tokens, left)):
-            short_room = int(left * SHORT_SHARE)
+            short_room = int(left * SHORT_PROMPT_SHARE)
             for running in prompts[1:]:
                 if short_room and running.num_new_tokens <= short:
                     counts[running] = min(running.num_new_tokens, short_room)
                     short_room -= counts[running]
         left -= sum(counts.values())
         for running in prompts:
-            given = counts.get(running, 0)
-            most = running.num_new_tokens - given
+            scheduled_tokens = counts.get(running, 0)
+            most = running.num_new_tokens - scheduled_tokens
             if part := self._part_tokens:
-                most = min(most, part - (running.num_computed_tokens + given) % part)
+                most = min(most, part - (running.num_computed_tokens + scheduled_tokens) % part)
             if more := min(left, most):
-                counts[running] = given + more
+                counts[running] = scheduled_tokens + more
                 left -= more
         return counts
 
@@ -232,12 +232,12 @@ class Scheduler:
 
     def _short(self, first: int, room: int) -> int:
         """Return how long prompts may be that pass the first one; 0 if a step reads all of that."""
-        return 0 if first <= room else min(self._tokens, int(first * SHORT))
+        return 0 if first <= room else min(self._tokens, int(first * MAX_SHORT_PROMPT_RATIO))
 
     def _room(self, most: int) -> int:
         """Return how many tokens of prompts the next step reads, up to `most`."""
         answering = self.answering()
-        waiting = (self.live or len(self.running)) - answering + self.coming
+        waiting = (self.live or len(self.running)) - answering + self.num_arriving
         return self.budget.tokens(answering, waiting, self.depth, most)
 
     def _prompts(self) -> Iterator[Running]:
@@ -258,19 +258,19 @@ class Scheduler:
                     yield running
 
     def _start(self, running: Running) -> bool:
-        if len(self._started) >= self._most and not self._displace_batch(running):
+        if len(self._started) >= self._max_num_seqs and not self._preempt_batch(running):
             return False
         if running.preempted:
-            self._find(running)
+            self._find_prefix(running)
         started = self._eligible(self._started)
-        spare = sum(map(self._spare, started))
+        reserved = sum(map(self._reserved_blocks, started))
         missing = self._missing_blocks(running)
-        needed = missing if running.search is None else self._spare(running)
-        while started and needed + spare > self.pool.available:
-            if not self._displace_batch(running):
+        needed = missing if running.search is None else self._reserved_blocks(running)
+        while started and needed + reserved > self.pool.available:
+            if not self._preempt_batch(running):
                 return False
         while not self._take_blocks(running, missing):
-            if not self._displace_batch(running):
+            if not self._preempt_batch(running):
                 return False
         self._started[running.id] = running
         return True
@@ -283,10 +283,10 @@ class Scheduler:
 
     @property
     def _step_tokens(self) -> int:
-        gentle = self.gentle and not self.live and not self._part_tokens
-        return min(GENTLE_TOKENS, self._tokens) if gentle else self._tokens
+        short_steps = self.short_steps and not self.live and not self._part_tokens
+        return min(SHORT_STEP_TOKENS, self._tokens) if short_steps else self._tokens
 
-    def _displace_batch(self, running: Running) -> bool:
+    def _preempt_batch(self, running: Running) -> bool:
         """Take the blocks of a line of a batch for another request; return False if there is none."""
         if running.batch or (last := self._last_batch()) is None:
             return False
@@ -297,9 +297,9 @@ class Scheduler:
     def _last_batch(self) -> Running | None:
         return next((running for running in reversed(self._started.values()) if running.batch), None)
 
-    def _find(self, running: Running) -> None:
+    def _find_prefix(self, running: Running) -> None:
         running.preempted = False
-        if running.scores:
+        if running.scores_prompt:
             return  # the log-probabilities of the prompt are computed from its tokens
         for block, digest in self.pool.find(running.ids):
             running.block_table.append(block)
@@ -316,12 +316,12 @@ class Scheduler:
         self.pool.release(running.block_table[kept:])
         del running.block_table[kept:], running.digests[kept:]
 
-    def _spare(self, running: Running) -> int:
+    def _reserved_blocks(self, running: Running) -> int:
         """Return the blocks that a request should find later: one of an answer, all of a beam search."""
         if running.search is None:
             return 1
         shared = running.prompt // BLOCK
-        beam = blocks_of(running.prompt + running.most) - shared
+        beam = blocks_of(running.prompt + running.max_new_tokens) - shared
         tables = [running.block_table, *(beam.block_table for beam in running.beams)]
         held = len({block for table in tables for block in table})
         return max(shared + running.sequence.sampling.beams * beam - held, 0)
@@ -335,20 +335,20 @@ class Scheduler:
             if running is not keeps and running.id not in self._started and running.block_table:
                 self._release(running)
 
-    def _allocate(self, running: Running, tokens: int, turns: dict[int, list[Turn]]) -> bool:
+    def _allocate(self, running: Running, tokens: int, scheduled: dict[int, list[ScheduledSequence]]) -> bool:
         """Give an answer room for so many tokens; return False if it is not in this step."""
         while (missing := blocks_of(tokens) - len(running.block_table)) > 0:
             if self._take_blocks(running, missing):
                 break
-            if not self._preempt_for(running, missing, turns):
+            if not self._preempt_for(running, missing, scheduled):
                 return False
         return True
 
-    def _allocate_beams(self, running: Running, turns: dict[int, list[Turn]]) -> bool:
+    def _allocate_beams(self, running: Running, scheduled: dict[int, list[ScheduledSequence]]) -> bool:
         """Give each beam a block of its own for its next token; return False if it is not in this step."""
         for beam in running.beams:
             while not self._allocate_beam(beam):
-                if not self._preempt_for(running, 1, turns):
+                if not self._preempt_for(running, 1, scheduled):
                     return False
         return True
 
@@ -364,15 +364,17 @@ class Scheduler:
             self.version += 1
         return True
 
-    def _preempt_for(self, running: Running, missing: int, turns: dict[int, list[Turn]]) -> bool:
+    def _preempt_for(
+        self, running: Running, missing: int, scheduled: dict[int, list[ScheduledSequence]]
+    ) -> bool:
         """Take the blocks of the request that started last, of lines of batches first; return False if that
         is this one, or if there is no other to take them from."""
         last = (None if running.batch else self._last_batch()) or next(reversed(self._started.values()))
         if last is running and len(self._started) == 1:
             self._free_waiting(running)
-            running.full = self.pool.available < missing
-            return not running.full
-        turns.pop(last.id, None)
+            running.out_of_memory = self.pool.available < missing
+            return not running.out_of_memory
+        scheduled.pop(last.id, None)
         del self._started[last.id]
         self._release(last)
         return last is not running
