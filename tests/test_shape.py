@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 743,
-    "lines": 95_630,
+    "lines": 95_640,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 22,
@@ -22,8 +22,8 @@ MOST = {
     "base classes with one subclass": 26,
     "depth of inheritance": 5,
     "circles among files": 6,
-    "names that are a bare participle": 1_686,
-    "numeric constants of one word": 204,
+    "names that are a bare participle": 1_684,
+    "numeric constants of one word": 197,
 }
 # Of a streamed chat with the default model: the first token of a request, and each further one. A timer of the
 # server that runs in between adds a few.

@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ovserve.access import current_request
-from ovserve.admission.controller import CALM_SECONDS, FOREVER, LEAST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT
+from ovserve.admission.controller import (
+    BATCH_TIMEOUT_SECONDS,
+    CALM_SECONDS,
+    DEFAULT_RETRY_AFTER_SECONDS,
+    MAX_RETRY_AFTER_SECONDS,
+    MIN_RETRY_AFTER_SECONDS,
+)
 from ovserve.admission.fair_queue import FairQueue, Waiter
 from ovserve.admission.limits import Limits
 from ovserve.engine.client.call_client import CallClient, CallStream
@@ -61,7 +67,7 @@ class CallDeadlines:
 
 
 AHEAD = 2  # calls in the engine per call that it runs
-LEARNING = 0.1  # weight of the last call in the mean duration
+EWMA_WEIGHT = 0.1  # weight of the last call in the mean duration
 
 
 class CallAdmission:
@@ -181,7 +187,7 @@ class CallAdmission:
             self._engine.reserved -= 1
         call = current_request()
         call.admitted = time.monotonic() - call.started
-        ends = AdmissionEnd(time.monotonic(), FOREVER, part is None)
+        ends = AdmissionEnd(time.monotonic(), BATCH_TIMEOUT_SECONDS, part is None)
         return AdmittedCall(self, stream, self._meter.of_batches, ends)
 
     async def _in_turn(
@@ -214,7 +220,7 @@ class CallAdmission:
         self._engine.on_room.add(self._advance)
         self._meter.queued = len(queue)
         try:
-            await waiter.turn
+            await waiter.admission
         except asyncio.CancelledError:
             if waiter.admitted:
                 self._engine.reserved -= 1  # it got its turn just as it left
@@ -233,9 +239,9 @@ class CallAdmission:
             if loser is None:
                 raise self._refusal("queue_full", f"{len(queue)} requests are waiting")
             queue.remove(loser)
-            if not loser.turn.done():
+            if not loser.admission.done():
                 why = "the queue is full, and most of its requests are this caller's"
-                loser.turn.set_exception(self._refusal("queue_share", why))
+                loser.admission.set_exception(self._refusal("queue_share", why))
 
     def _advance(self) -> None:
         """Admit the waiting calls that have room; called whenever there may be more room."""
@@ -243,12 +249,12 @@ class CallAdmission:
             waiter = self._queue.next(time.monotonic())
             if waiter is None:
                 break
-            if waiter.turn.cancelled():  # its task has not been resumed yet
+            if waiter.admission.cancelled():  # its task has not been resumed yet
                 self._queue.remove(waiter)
                 continue
             self._queue.take(waiter, waiter.tokens)
             self._engine.reserved += 1
-            waiter.turn.set_result(None)
+            waiter.admission.set_result(None)
         while self._batch and not self._queue and self._has_batch_room():
             turn = self._batch.popleft()
             if not turn.cancelled():
@@ -266,16 +272,16 @@ class CallAdmission:
     def ended(self, seconds: float) -> None:
         """Record the duration of a complete call."""
         before = self._seconds
-        self._seconds = seconds if before is None else before + LEARNING * (seconds - before)
+        self._seconds = seconds if before is None else before + EWMA_WEIGHT * (seconds - before)
 
     def _refusal(self, cause: str, why: str) -> Overloaded:
         return Overloaded(f"the server is overloaded: {why}", cause=cause, retry_after=self._retry_after())
 
     def _retry_after(self) -> float:
         if self._seconds is None:
-            return UNKNOWN_WAIT
+            return DEFAULT_RETRY_AFTER_SECONDS
         wait = len(self._queue) * self._seconds / max(1, self._engine.facts.max_calls)
-        return min(max(wait, LEAST_WAIT), LONGEST_WAIT)
+        return min(max(wait, MIN_RETRY_AFTER_SECONDS), MAX_RETRY_AFTER_SECONDS)
 
 
 class AdmissionEnd(NamedTuple):

@@ -13,9 +13,9 @@ Requests wait here and not in the engine. There they are served in the order the
 cannot be counted or rejected, and are lost with the process. Room is `max_num_seqs` choices, and so many
 prompt tokens without a first token that the engine's next steps are full anyway (PREFILL_STEPS). Prompts of
 at most one step have that room for themselves, because the engine takes them in ahead of longer ones
-(`engine/worker/admission_queue.py`); of longer ones, LONG_PROMPTS are admitted whatever their length. Waiting
-requests are admitted together once half of that is done: a KV cache that grows as needed is copied as a whole
-by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
+(`engine/worker/admission_queue.py`); of longer ones, MIN_LONG_PROMPTS are admitted whatever their length.
+Waiting requests are admitted together once half of that is done: a KV cache that grows as needed is copied
+as a whole by every step that makes it grow, and one newcomer is enough for that (docs/performance.md).
 
 Lines of batches are admitted where no live request waits or runs. The paged engine pauses those that it has
 when one comes.
@@ -48,20 +48,20 @@ from ovserve.errors import Overloaded, RateLimited
 from ovserve.llm.request import GenerateRequest, Prompt
 from ovserve.telemetry.requests import RequestMetrics
 
-FIRST_GUESS = 4.0  # characters per token, as in English prose
-FIRST_IMAGE = 576.0  # tokens, as of LLaVA
-LEARNING = 0.1  # weight of a new prompt in the mean
-WINDOW = 30.0  # seconds
-APART = 1.0  # seconds between two samples of the counters
-UNKNOWN = 100  # tokens of an answer, before there was one
+DEFAULT_CHARACTERS_PER_TOKEN = 4.0  # as in English prose
+DEFAULT_IMAGE_TOKENS = 576.0  # tokens, as of LLaVA
+EWMA_WEIGHT = 0.1  # weight of a new prompt in the mean
+WINDOW_SECONDS = 30.0
+SAMPLE_INTERVAL_SECONDS = 1.0  # between two samples of the counters
+DEFAULT_ANSWER_TOKENS = 100  # tokens of an answer, before there was one
 
 
 class ThroughputEstimator:
     def __init__(self, meter: RequestMetrics) -> None:
         self._meter = meter
-        self._characters_a_token = FIRST_GUESS
-        self._tokens_an_image = FIRST_IMAGE
-        self._seen: deque[tuple[float, int]] = deque()  # time, tokens until then
+        self._characters_a_token = DEFAULT_CHARACTERS_PER_TOKEN
+        self._tokens_an_image = DEFAULT_IMAGE_TOKENS
+        self._samples: deque[tuple[float, int]] = deque()  # time, tokens until then
 
     def tokens_of(self, prompts: tuple[Prompt, ...], images: int = 0) -> int:
         """Estimate the tokens of all prompts together, at least one, each with so many images."""
@@ -74,33 +74,33 @@ class ThroughputEstimator:
         """Record the token count of prompts."""
         if images:
             each = (tokens - self.tokens_of(prompts)) / (images * len(prompts))
-            self._tokens_an_image += LEARNING * (max(0.0, each) - self._tokens_an_image)
+            self._tokens_an_image += EWMA_WEIGHT * (max(0.0, each) - self._tokens_an_image)
             return
         characters = sum(len(p) for p in prompts if isinstance(p, str))
         if characters and tokens and all(isinstance(p, str) for p in prompts):
-            self._characters_a_token += LEARNING * (characters / tokens - self._characters_a_token)
+            self._characters_a_token += EWMA_WEIGHT * (characters / tokens - self._characters_a_token)
 
     @property
     def answer_tokens(self) -> float:
         """Return the mean number of tokens of an answer."""
         answers = self._meter.request_generated_tokens
-        return answers.sum / answers.count if answers.count else UNKNOWN
+        return answers.sum / answers.count if answers.count else DEFAULT_ANSWER_TOKENS
 
     def sample(self, now: float, *, busy: bool) -> None:
         """Sample the counters; call it now and then. `busy`: requests wait, so the engine works at its full
         speed."""
         if not busy:
-            self._seen.clear()
-        elif not self._seen or now - self._seen[-1][0] >= APART:
-            self._seen.append((now, self._tokens))
-            while now - self._seen[0][0] > WINDOW:
-                self._seen.popleft()
+            self._samples.clear()
+        elif not self._samples or now - self._samples[-1][0] >= SAMPLE_INTERVAL_SECONDS:
+            self._samples.append((now, self._tokens))
+            while now - self._samples[0][0] > WINDOW_SECONDS:
+                self._samples.popleft()
 
     def seconds(self, tokens: float, now: float) -> float | None:
         """Return the seconds for so many tokens of work; None when nothing is known."""
         rate = 0.0
-        if self._seen and now - self._seen[0][0] >= APART:
-            rate = (self._tokens - self._seen[0][1]) / (now - self._seen[0][0])
+        if self._samples and now - self._samples[0][0] >= SAMPLE_INTERVAL_SECONDS:
+            rate = (self._tokens - self._samples[0][1]) / (now - self._samples[0][0])
         elif (gaps := self._meter.between_tokens).sum:
             rate = self._meter.in_engine * gaps.count / gaps.sum
         return tokens / rate if rate else None
@@ -111,11 +111,11 @@ class ThroughputEstimator:
 
 
 PREFILL_STEPS = 16  # steps of max_num_batched_tokens each
-LONG_PROMPTS = 4  # a few clients that begin together do not wait for each other's prefill
+MIN_LONG_PROMPTS = 4  # a few clients that begin together do not wait for each other's prefill
 CALM_SECONDS = 5.0  # without a live request, until an engine that cannot pause lines gets several
-FOREVER = 30 * 24 * 3600.0  # a line of a batch ends with its batch
-LEAST_WAIT, LONGEST_WAIT = 0.1, 600.0  # limits of `Retry-After`, in seconds
-UNKNOWN_WAIT = 1.0
+BATCH_TIMEOUT_SECONDS = 30 * 24 * 3600.0  # a line of a batch ends with its batch
+MIN_RETRY_AFTER_SECONDS, MAX_RETRY_AFTER_SECONDS = 0.1, 600.0
+DEFAULT_RETRY_AFTER_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -175,7 +175,7 @@ class AdmissionController:
                     self._reserve(waiter)
                 stream = await self._send(request, waiter)
         except TimeoutError:
-            raise self.late(patience) from None
+            raise self.overdue(patience) from None
         return GatedStream(self, stream, request, waiter, limits)
 
     async def _generate_in_batch(self, request: GenerateRequest) -> GatedStream:
@@ -190,7 +190,7 @@ class AdmissionController:
         self._engine.on_room.add(self._advance)
         self._advance()
         try:
-            await waiter.turn
+            await waiter.admission
             stream = await self._engine.generate(
                 request, self._meter.of_batches, repeated=True, stall_timeout=self._limits.stall_timeout
             )
@@ -204,7 +204,9 @@ class AdmissionController:
             raise
         self._engine.reserved -= waiter.choices
         current_request().admitted = time.monotonic() - current_request().started
-        limits = replace(self._limits, queue_timeout=FOREVER, request_timeout=FOREVER)
+        limits = replace(
+            self._limits, queue_timeout=BATCH_TIMEOUT_SECONDS, request_timeout=BATCH_TIMEOUT_SECONDS
+        )
         return GatedStream(self, stream, request, waiter, limits)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -231,7 +233,7 @@ class AdmissionController:
         """Return whether there is room; a request too large by itself is admitted to an empty engine."""
         kind = self._kind(waiter)
         return self._has_place(waiter) and (
-            kind.requests < self._least_of(kind) or kind.tokens + waiter.tokens <= self._prefill_room
+            kind.requests < self._min_admitted(kind) or kind.tokens + waiter.tokens <= self._prefill_room
         )
 
     def _has_place(self, waiter: Waiter) -> bool:
@@ -241,12 +243,12 @@ class AdmissionController:
     def _kind(self, waiter: Waiter) -> _Prefilling:
         return self._short if waiter.tokens <= self._step_tokens else self._long
 
-    def _least_of(self, kind: _Prefilling) -> int:
+    def _min_admitted(self, kind: _Prefilling) -> int:
         """Return how many requests are admitted whatever their tokens."""
-        return LONG_PROMPTS if kind is self._long else 1
+        return MIN_LONG_PROMPTS if kind is self._long else 1
 
     def _is_low(self, kind: _Prefilling) -> bool:
-        return kind.tokens <= self._prefill_low or kind.requests < self._least_of(kind)
+        return kind.tokens <= self._prefill_low or kind.requests < self._min_admitted(kind)
 
     async def _wait(self, waiter: Waiter, most: int | None) -> None:
         """Wait for a turn. `most`: the limit of waiting requests of one caller."""
@@ -268,7 +270,7 @@ class AdmissionController:
         self._engine.on_room.add(self._advance)
         self._advance()  # it may be short, and the requests before it long
         try:
-            await waiter.turn
+            await waiter.admission
         except asyncio.CancelledError:
             if waiter.admitted:
                 self._release(waiter)  # it got its turn just as it left
@@ -282,9 +284,9 @@ class AdmissionController:
         if loser is None:
             return False
         self._queue.remove(loser)
-        if not loser.turn.done():
+        if not loser.admission.done():
             why = "the queue is full, and most of its requests are this caller's"
-            loser.turn.set_exception(self._refusal("queue_share", why))
+            loser.admission.set_exception(self._refusal("queue_share", why))
         return True
 
     def _advance(self) -> None:
@@ -293,19 +295,19 @@ class AdmissionController:
         self._throughput.sample(now, busy=bool(self._queue))
         low = {kind for kind in (self._short, self._long) if self._is_low(kind)}
         while (waiter := self._next(now, low)) is not None:
-            if waiter.turn.cancelled():  # its task has not resumed yet
+            if waiter.admission.cancelled():  # its task has not resumed yet
                 self._queue.remove(waiter)
                 continue
             self._queue.take(waiter, waiter.tokens + waiter.choices * self._throughput.answer_tokens)
             self._reserve(waiter)
-            waiter.turn.set_result(None)
+            waiter.admission.set_result(None)
         while self._batch and self._has_batch_room(self._batch[0]):
             waiter = self._batch.popleft()
-            if not waiter.turn.cancelled():
+            if not waiter.admission.cancelled():
                 waiter.admitted = True
                 self._engine.reserved += waiter.choices
                 self._engine.batch_lines += waiter.choices
-                waiter.turn.set_result(None)
+                waiter.admission.set_result(None)
         if not self._queue and not self._batch:
             self._engine.on_room.discard(self._advance)
         self._count()
@@ -381,7 +383,7 @@ class AdmissionController:
 
     # ---- rejections
 
-    def late(self, seconds: float) -> Overloaded:
+    def overdue(self, seconds: float) -> Overloaded:
         return self._refusal("queue_timeout", f"the request was not admitted within {seconds:g} s")
 
     def _refusal(self, cause: str, why: str) -> Overloaded:
@@ -394,5 +396,7 @@ class AdmissionController:
         seconds = self._throughput.seconds(work, time.monotonic())
         # After `queue_timeout` every request that waits now is admitted or rejected, so a later time is never
         # needed.
-        longest = min(LONGEST_WAIT, self._limits.queue_timeout)
-        return min(UNKNOWN_WAIT if seconds is None else max(seconds, LEAST_WAIT), longest)
+        longest = min(MAX_RETRY_AFTER_SECONDS, self._limits.queue_timeout)
+        return min(
+            DEFAULT_RETRY_AFTER_SECONDS if seconds is None else max(seconds, MIN_RETRY_AFTER_SECONDS), longest
+        )

@@ -23,7 +23,7 @@ REMEMBERED = 4096  # idle callers and users remembered in a queue that is never 
 
 @dataclass(eq=False)
 class Waiter:
-    """A waiting request; `turn` is done when it may proceed."""
+    """A waiting request; `admission` is done when it may proceed."""
 
     caller: str
     tokens: int  # prompt tokens, estimated
@@ -33,8 +33,10 @@ class Waiter:
     weight: float = 1.0  # the caller's share, relative to others
     kept: bool = False  # part of a request that has begun: never evicted for another
     batch: bool = False  # a line of a batch, which waits outside of the queue
-    admitted: bool = False  # it has its turn
-    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    admitted: bool = False  # it may proceed
+    admission: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class FairQueue:
@@ -81,14 +83,14 @@ class FairQueue:
         return min(waiting(caller, user), key=lambda waiter: self._weight(waiter, now))
 
     def take(self, waiter: Waiter, tokens: float) -> None:
-        """Give it its turn; `tokens` is the cost of the turn."""
+        """Take it out to be admitted, at a cost of `tokens`."""
         self._given[(waiter.caller,)] += tokens / waiter.weight
         self._given[(waiter.caller, waiter.user)] += tokens
         waiter.admitted = True
         self.remove(waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a request that left or has its turn; no effect if it is not here."""
+        """Remove a request that left or was admitted; no effect if it is not here."""
         users = self._waiting.get(waiter.caller, {})
         mine = users.get(waiter.user, [])
         if waiter not in mine:

@@ -24,7 +24,7 @@ class Admission(Protocol):
     def admitted(self, request: GenerateRequest, tokens: int) -> None: ...
     def begun(self, waiter: Waiter) -> None: ...
     def ended(self, waiter: Waiter) -> None: ...
-    def late(self, seconds: float) -> Overloaded: ...
+    def overdue(self, seconds: float) -> Overloaded: ...
 
 
 class GatedStream:
@@ -116,6 +116,6 @@ class GatedStream:
             seconds = limits.request_timeout
             self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
         elif now >= self._last_message + limits.queue_timeout and not self._gate.reading:
-            self._inner.fail(self._gate.late(limits.queue_timeout))
+            self._inner.fail(self._gate.overdue(limits.queue_timeout))
         else:
             self._timer = self._until_refused()

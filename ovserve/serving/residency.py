@@ -33,33 +33,33 @@ from ovserve.serving.settings import IdleSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.telemetry.counters import IDLE, ROOM, Metrics
 
-LINGER = 1.0  # seconds without a request after which a group is idle to others that want its place
-POLL = 0.05  # seconds between two decisions while a group waits for its place
-LOAD_WAIT = 60.0  # that the load of a new graph waits for room
-RESERVE = 256 << 20  # bytes of memory that stay free where there is no other limit
+MIN_IDLE_SECONDS = 1.0  # seconds without a request after which a group is idle to others that want its place
+POLL_SECONDS = 0.05  # seconds between two decisions while a group waits for its place
+LOAD_WAIT_SECONDS = 60.0  # that the load of a new graph waits for room
+RESERVE_BYTES = 256 << 20  # bytes of memory that stay free where there is no other limit
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Place:
-    """The wish of a group for a place, or that of a graph that is loaded for the first time."""
+class LoadRequest:
+    """The request of a group for a place, or that of a graph that is loaded for the first time."""
 
     name: str
     bytes: int
     group: Group | None = None
-    asked: float = field(default_factory=time.monotonic)
+    requested_at: float = field(default_factory=time.monotonic)
     granted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Residency:
     def __init__(self, entries: Entries, settings: IdleSettings, metrics: Metrics) -> None:
         self._entries, self._settings, self._metrics = entries, settings, metrics
-        self._queue: dict[str, Place] = {}  # groups with waiting requests, by name
-        self._loading: list[Place] = []  # graphs that are loaded for the first time
+        self._queue: dict[str, LoadRequest] = {}  # groups with waiting requests, by name
+        self._loading: list[LoadRequest] = []  # graphs that are loaded for the first time
         self._tasks: dict[str, asyncio.Task[None]] = {}  # groups that are being loaded or unloaded
         self._held: set[AnyEngine] = set()
-        self._known: set[AnyEngine] = set()
+        self._managed: set[AnyEngine] = set()
         self._changed = asyncio.Event()
         self._spare = Spare()
         self._running: asyncio.Task[None] | None = None
@@ -79,33 +79,35 @@ class Residency:
 
     @asynccontextmanager
     async def place(self, spec: ServableSpec, keys: Sequence[Key]) -> AsyncIterator[None]:
-        """Enter around a load, with the keys of engines that start: it waits for room, LOAD_WAIT at most."""
+        """Enter around a load, with the keys of engines that start: it waits for room, but not for ever."""
         if not (self._settings.enabled and keys) or spec.on_demand:
             yield
             return
         sizes = await asyncio.to_thread(lambda: [loaded_bytes(key[0]) for key in keys])
-        wish = Place(group_name(spec), sum(sizes))
-        self._loading.append(wish)
+        request = LoadRequest(group_name(spec), sum(sizes))
+        self._loading.append(request)
         self.notify()
         try:
             try:
-                async with asyncio.timeout(LOAD_WAIT):
-                    await wish.granted.wait()
+                async with asyncio.timeout(LOAD_WAIT_SECONDS):
+                    await request.granted.wait()
             except TimeoutError:
                 log.warning("%s is loaded although there is no room for it", spec.label)
-                wish.granted.set()
+                request.granted.set()
             yield
         finally:
-            self._loading.remove(wish)
+            self._loading.remove(request)
             self.notify()
 
     def estimate(self, engine: AnyEngine) -> float:
         """Return the seconds until an engine that is not loaded can answer."""
-        ahead = sum(
-            1 for place in self._queue.values() if place.group is None or engine not in place.group.engines
+        groups_before = sum(
+            1
+            for request in self._queue.values()
+            if request.group is None or engine not in request.group.engines
         )
         full = bool(self._settings.max_groups or self._settings.max_bytes)
-        return engine.dormancy.seconds + (ahead * self._settings.residence if full else 0.0)
+        return engine.dormancy.seconds + (groups_before * self._settings.residence if full else 0.0)
 
     # ---- decisions
 
@@ -125,98 +127,98 @@ class Residency:
         """Begin what is to be done now; return the seconds after which to look again, None: at a change."""
         groups = groups_of(self._entries.values(), self._settings)
         self._manage(groups)
-        self._line_up(groups, now)
-        leaving = self._serve_queue(groups, now)
-        self._hold(leaving)
-        for group in leaving:
+        self._enqueue_waiting(groups, now)
+        victims = self._serve_queue(groups, now)
+        self._hold(victims)
+        for group in victims:
             if not group.busy:
                 self._unload(group, ROOM)
         self._unload_idle(groups, now)
         # Not during a load, whose processor time it would take, unless a group waits for a place anyway.
         if (self._queue or not self._tasks) and any(_uses_spare(e) for g in groups for e in g.asleep):
             self._spare.prepare()
-        if self._queue or self._loading or leaving:
-            return POLL
+        if self._queue or self._loading or victims:
+            return POLL_SECONDS
         ends = [
             g.idle_since + g.idle_seconds - now
             for g in groups
             if g.idle_seconds and g.loaded and not g.permanent
         ]
-        return max(POLL, min(ends)) if ends else None
+        return max(POLL_SECONDS, min(ends)) if ends else None
 
     def _manage(self, groups: Iterable[Group]) -> None:
         """Set which engines are loaded on demand; wake those that no servable has any more."""
         engines = {engine for group in groups for engine in group.engines}
         on_demand = {e for g in groups for e in g.engines if self._settings.enabled or g.idle_seconds}
-        for engine in engines - self._known:
+        for engine in engines - self._managed:
             engine.dormancy.on_wanted = self.notify
             engine.dormancy.estimate = partial(self.estimate, engine)
         for engine in engines:
             engine.dormancy.managed = engine in on_demand
-        for engine in self._known - engines:
+        for engine in self._managed - engines:
             engine.hold(False)
             if engine.dormancy.waiting:
                 engine.wake()
-        gone = self._known - engines
-        self._known = engines | {e for e in gone if e.dormancy.asleep and e.state.name != "stopped"}
+        gone = self._managed - engines
+        self._managed = engines | {e for e in gone if e.dormancy.asleep and e.state.name != "stopped"}
 
-    def _line_up(self, groups: Iterable[Group], now: float) -> None:
+    def _enqueue_waiting(self, groups: Iterable[Group], now: float) -> None:
         """Put groups that requests wait for into the queue, and take out those whose clients have left."""
-        wanted = {g.name: g for g in groups if g.wanted and g.name not in self._tasks}
-        for name in self._queue.keys() - wanted.keys():
+        waiting_groups = {g.name: g for g in groups if g.wanted and g.name not in self._tasks}
+        for name in self._queue.keys() - waiting_groups.keys():
             del self._queue[name]
-        for name, group in wanted.items():
-            place = self._queue.setdefault(name, Place(name, 0, asked=now))
-            place.group, place.bytes = group, group.bytes
+        for name, group in waiting_groups.items():
+            request = self._queue.setdefault(name, LoadRequest(name, 0, requested_at=now))
+            request.group, request.bytes = group, group.bytes
 
     def _serve_queue(self, groups: list[Group], now: float) -> list[Group]:
         """Grant places in turn; return the groups that have to leave for the first that has none."""
         waiting = [p for p in (*self._queue.values(), *self._loading) if not p.granted.is_set()]
-        for place in sorted(waiting, key=lambda place: (not _urgent(place), place.asked)):
-            if not (_urgent(place) or self._has_room(place, groups)):
-                victim = self._victim(place, groups, now)
+        for request in sorted(waiting, key=lambda request: (not _urgent(request), request.requested_at)):
+            if not (_urgent(request) or self._has_room(request, groups)):
+                victim = self._victim(request, groups, now)
                 return [] if victim is None else [victim]
-            place.granted.set()
-            if place.group is not None:
-                del self._queue[place.name]
-                self._begin(place.group, self._load(place.group))
+            request.granted.set()
+            if request.group is not None:
+                del self._queue[request.name]
+                self._begin(request.group, self._load(request.group))
         return []
 
-    def _has_room(self, place: Place, groups: list[Group]) -> bool:
+    def _has_room(self, request: LoadRequest, groups: list[Group]) -> bool:
         settings = self._settings
         taken = [g for g in groups if g.loaded or g.name in self._tasks]
-        coming = [p for p in self._loading if p.granted.is_set() and p is not place]
-        if any(g.name == place.name for g in taken) or place.name == PERMANENT:
+        granted = [p for p in self._loading if p.granted.is_set() and p is not request]
+        if any(g.name == request.name for g in taken) or request.name == PERMANENT:
             return True
-        others = {g.name for g in taken if not g.permanent} | {p.name for p in coming}
+        others = {g.name for g in taken if not g.permanent} | {p.name for p in granted}
         if not others:
             return True
         if settings.max_groups and len(others) >= settings.max_groups:
             return False
         if settings.max_bytes:
-            held = sum(g.bytes for g in taken) + sum(p.bytes for p in coming)
-            return held + place.bytes <= settings.max_bytes
+            held = sum(g.bytes for g in taken) + sum(p.bytes for p in granted)
+            return held + request.bytes <= settings.max_bytes
         if settings.max_groups:
             return True
         left = memory().available
-        return not left or left - RESERVE >= place.bytes + sum(p.bytes for p in coming)
+        return not left or left - RESERVE_BYTES >= request.bytes + sum(p.bytes for p in granted)
 
-    def _victim(self, place: Place, groups: list[Group], now: float) -> Group | None:
+    def _victim(self, request: LoadRequest, groups: list[Group], now: float) -> Group | None:
         """Return the group that makes room; None: each has to stay a little longer."""
         if any(
             task for name, task in self._tasks.items() if name in {g.name for g in groups if not g.loaded}
         ):
             return None  # one is on its way out
-        free = [g for g in groups if g.loaded and not g.permanent and g.name not in self._tasks]
-        free = [g for g in free if g.settled and g.name != place.name]
-        linger = min(LINGER, self._settings.residence)
-        if idle := [g for g in free if not g.working and now - g.used >= linger]:
+        candidates = [g for g in groups if g.loaded and not g.permanent and g.name not in self._tasks]
+        candidates = [g for g in candidates if g.settled and g.name != request.name]
+        min_idle = min(MIN_IDLE_SECONDS, self._settings.residence)
+        if idle := [g for g in candidates if not g.working and now - g.used >= min_idle]:
             return min(idle, key=lambda group: group.used)
-        stayed = [g for g in free if now - g.since >= self._settings.residence]
-        return min(stayed, key=lambda group: group.since, default=None)
+        evictable = [g for g in candidates if now - g.since >= self._settings.residence]
+        return min(evictable, key=lambda group: group.since, default=None)
 
-    def _hold(self, leaving: Iterable[Group]) -> None:
-        held = {engine for group in leaving for engine in group.engines}
+    def _hold(self, victims: Iterable[Group]) -> None:
+        held = {engine for group in victims for engine in group.engines}
         for engine in self._held - held:
             engine.hold(False)
         for engine in held:
@@ -289,5 +291,5 @@ def _uses_spare(engine: AnyEngine) -> bool:
     return engine.spec.prewarmed and not engine.spec.hosted and not engine.spec.python
 
 
-def _urgent(place: Place) -> bool:
-    return place.group is not None and place.group.urgent
+def _urgent(request: LoadRequest) -> bool:
+    return request.group is not None and request.group.urgent

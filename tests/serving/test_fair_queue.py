@@ -15,7 +15,7 @@ PATIENCE = 60.0
 def waiter(caller: str, tokens: int, arrived: float = 0.0, user: str = "") -> Waiter:
     loop = asyncio.new_event_loop()
     try:
-        return Waiter(caller, tokens, 1, arrived, user, turn=loop.create_future())
+        return Waiter(caller, tokens, 1, arrived, user, admission=loop.create_future())
     finally:
         loop.close()
 

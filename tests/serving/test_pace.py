@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.admission.controller import UNKNOWN, ThroughputEstimator
+from ovserve.admission.controller import DEFAULT_ANSWER_TOKENS, ThroughputEstimator
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 
@@ -30,7 +30,7 @@ def test_images_are_measured_by_those_before() -> None:
 def test_nothing_is_known_at_first() -> None:
     pace = ThroughputEstimator(RequestMetrics())
     assert pace.seconds(1000, now=0) is None
-    assert pace.answer_tokens == UNKNOWN
+    assert pace.answer_tokens == DEFAULT_ANSWER_TOKENS
 
 
 def test_the_pace_is_that_of_busy_times() -> None:

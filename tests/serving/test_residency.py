@@ -109,17 +109,6 @@ async def test_an_idle_graph_is_unloaded_stays_available_and_answers_again(tmp_p
         assert not manager.metrics.of("b").wakes.count
 
 
-async def test_prefixes_wait_while_another_graph_is_loaded(tmp_path: Path) -> None:
-    async with serving(graphs(tmp_path, "a b", load_seconds=0.3), max_groups=1, residence=0.0) as manager:
-        await ask(manager, "a")
-        [engine] = manager.get("a").engines.values()
-        await eventually(lambda: not engine.dormancy.others_wait())
-        task = asyncio.create_task(ask(manager, "b"))
-        await eventually(engine.dormancy.others_wait, pause=0)
-        assert await task == "ok."
-        await eventually(lambda: not engine.dormancy.others_wait())
-
-
 async def test_a_running_answer_keeps_its_graph_loaded(tmp_path: Path) -> None:
     async with serving(graphs(tmp_path, "a"), seconds=0.2) as manager:
         task = asyncio.create_task(ask(manager, "a", LONG))
