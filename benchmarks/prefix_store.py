@@ -1,9 +1,9 @@
 """Measures what `prefix_cache_path` gains: the first token of a long prompt after the server was killed.
 
-    python -m benchmarks.prefix_store [--model FILE_OR_DIRECTORY] [--tokens 8000] [--size 4]
+    python -m benchmarks.prefix_store [--model FILE_OR_DIRECTORY] [--tokens 8000] [--size 4] [--answer 256]
 
 The same prompt, random token ids, is sent to a new server, again to that server, and after `kill -9` to another
-one. Then the same with an empty directory and a second stream, whose gaps show what writing costs the steps.
+one. Then the gaps of an answer show what writing costs the steps; `--answer 0` leaves that out.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--size", type=int, default=4, help="GB of the directory")
+    parser.add_argument("--answer", type=int, default=256, help="tokens of an answer; 0: none")
     arguments = parser.parse_args()
     exit_on_sigterm()
     ids = [random.randrange(FIRST_ID, LAST_ID) for _ in range(arguments.tokens)]
@@ -76,10 +77,11 @@ def main() -> None:
         stop_server(server)
         server = start(kept)
         rows.append(("after kill -9, from the file", asyncio.run(first_token(server, ids))))
-        rows.append(("gap of an answer, written", asyncio.run(gap(server, 256))))
-        stop_server(server)
-        server = start("")
-        rows.append(("gap of an answer, without the option", asyncio.run(gap(server, 256))))
+        if arguments.answer:
+            rows.append(("gap of an answer, written", asyncio.run(gap(server, arguments.answer))))
+            stop_server(server)
+            server = start("")
+            rows.append(("gap of an answer, without the option", asyncio.run(gap(server, arguments.answer))))
         stop_server(server)
     print(f"{arguments.tokens} tokens, {size / 1e6:.0f} MB in the file\n")
     print("| | seconds |\n|---|--:|")
