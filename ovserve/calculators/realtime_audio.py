@@ -26,7 +26,14 @@ from ovserve.calculators.text_to_speech import SPEAKER, speak
 from ovserve.calculators.text_to_speech import SpeechResource as Mouth
 from ovserve.calculators.transcription import Transcription
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.protocol.speech import ACTIVITY, RATE, SAMPLE_BYTES, VAD_FRAME, VoiceActivitySpec
+from ovserve.engine.protocol.speech import (
+    ACTIVITY,
+    RATE,
+    SAMPLE_BYTES,
+    VAD_FRAME,
+    VAD_MODEL,
+    VoiceActivitySpec,
+)
 from ovserve.errors import OvserveError
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.llm.sentences import complete, first_clause, speakable
@@ -51,7 +58,9 @@ def _parse(node: Node) -> VoiceActivitySpec:
     options = dict(node.options(Struct) or {})
     for name in options.keys() - set(OPTIONS):
         raise node.error(f"unknown; there is {', '.join(OPTIONS)}", name)
-    return VoiceActivitySpec("silero", isolation=parse_isolation(node, str(options.get("isolation", ""))))
+    return VoiceActivitySpec(
+        str(VAD_MODEL), isolation=parse_isolation(node, str(options.get("isolation", "")))
+    )
 
 
 async def _make(node: Node, spec: VoiceActivitySpec, engine: CallClient, host: Host) -> VoiceActivityResource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -15,6 +16,7 @@ TRANSCRIBE = "transcribe"  # the one method
 # The method of voice activity. Its blobs are samples, a multiple of VAD_FRAME, and the state of the call
 # before, empty for the first. Its one item has the probabilities, and the next state as its blob.
 ACTIVITY = "activity"
+VAD_MODEL = Path(__file__).parents[1] / "backends/speech/silero_vad_16k_sequence.onnx"
 VAD_FRAME = 512  # samples with one probability: 32 ms
 
 

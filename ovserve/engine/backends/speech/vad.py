@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from numpy.typing import NDArray
 from ovserve.engine.backends.calls import Invocation, Result
 from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.protocol.specs import Facts
-from ovserve.engine.protocol.speech import ACTIVITY, VAD_FRAME, VoiceActivitySpec
+from ovserve.engine.protocol.speech import ACTIVITY, VAD_FRAME, VAD_MODEL, VoiceActivitySpec
 from ovserve.errors import InvalidArgument
 
-MODEL = Path(__file__).with_name("silero_vad_16k_sequence.onnx")
 FRAME, CONTEXT, STATE = VAD_FRAME, 64, 128  # samples, samples of the frame before, width of the state
 
 Samples = NDArray[np.float32]
@@ -35,7 +33,7 @@ class VoiceActivity:
             "INFERENCE_NUM_THREADS": 1,
             "INFERENCE_PRECISION_HINT": "f32",
         }
-        self._request = core.compile_model(core.read_model(MODEL), "CPU", settings).create_infer_request()
+        self._request = core.compile_model(core.read_model(VAD_MODEL), "CPU", settings).create_infer_request()
         self._lock = threading.Lock()  # a request object serves one thread at a time
 
     def probabilities(self, audio: Samples) -> Samples:
