@@ -22,14 +22,13 @@ from ovserve.api.openai.body import decode_body
 from ovserve.calculators.library import ConversationMemory, Toolbox, ToolResult, answer_with_tools
 from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
 from ovserve.calculators.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
-from ovserve.calculators.resource import EngineCalculator, ItemStream
+from ovserve.calculators.resource import EngineCalculator
 from ovserve.calculators.response_writer import ignored_header
 from ovserve.calculators.speech_to_text import SPEECH
 from ovserve.calculators.speech_to_text import SpeechResource as Ears
-from ovserve.calculators.text_to_speech import SPEAKER
+from ovserve.calculators.text_to_speech import SPEAKER, speak
 from ovserve.calculators.text_to_speech import SpeechResource as Mouth
 from ovserve.calculators.transcription import Transcription
-from ovserve.engine.protocol.text_to_speech import SPEAK, SpeakArguments, Spoken
 from ovserve.errors import InvalidArgument, PayloadTooLarge
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.llm.sentences import complete, speakable
@@ -230,7 +229,6 @@ class Speak(EngineCalculator):
     def open(self, cc: Context) -> None:
         self.at = 0  # of the next packet: there are more events than parts
         self.seconds = 0.0
-        self.stream: ItemStream | None = None
 
     async def process(self, cc: Context) -> None:
         part = cc[self.part]
@@ -244,19 +242,15 @@ class Speak(EngineCalculator):
 
     async def _speak(self, cc: Context, text: str, voice: str) -> None:
         mouth = cc[self.mouth]
-        language = mouth.voices.language(None, voice)
-        self.stream = await mouth.engine.call(SPEAK, SpeakArguments(text, voice, language))
-        while (item := await self.stream.next()) is not None:
-            spoken: Spoken = item.decode(Spoken)
-            if not spoken.text:
-                continue
-            self.seconds += spoken.audio_seconds
-            mouth.metrics.spoke(len(spoken.text), spoken.audio_seconds, spoken.seconds, spoken.waited)
-            audio = base64.b64encode(b"".join(item.blobs)).decode()
-            rate = mouth.model.sample_rate
-            await self._send(
-                cc, {"type": "assistant.audio", "format": "pcm_s16le", "rate": rate, "audio": audio}
-            )
+        parts = speak(mouth, text, voice)
+        async with aclosing(parts):
+            async for spoken, samples in parts:
+                self.seconds += spoken.audio_seconds
+                audio = base64.b64encode(samples).decode()
+                rate = mouth.model.sample_rate
+                await self._send(
+                    cc, {"type": "assistant.audio", "format": "pcm_s16le", "rate": rate, "audio": audio}
+                )
 
     async def _send(self, cc: Context, event: Event) -> None:
         data = b"data: " + msgspec.json.encode(event) + b"\n\n"
@@ -266,10 +260,6 @@ class Speak(EngineCalculator):
         cc.send(self.response, first, self.at)
         self.at += 1
         await cc.flush()
-
-    def close(self, cc: Context) -> None:
-        if self.stream is not None:
-            self.stream.cancel()  # no effect on one that has ended
 
 
 def _tool_event(result: ToolResult) -> Event:

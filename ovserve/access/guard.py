@@ -9,19 +9,31 @@ from __future__ import annotations
 
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ovserve.access.caller import ANYONE, Caller, Rights
 from ovserve.access.keys import Entry, digest, load_keys
-from ovserve.errors import LoadError, Unauthenticated
+from ovserve.errors import LoadError, RateLimited, Unauthenticated
 
 LOOK_SECONDS = 1.0
 HEADERS = ("api-key", "x-api-key")  # Azure's, Anthropic's
-CREDENTIALS = ("authorization", *HEADERS)
+# A page can send no header with a WebSocket, so its key is among the subprotocols that it offers.
+PROTOCOLS, PROTOCOL_KEY = "sec-websocket-protocol", "openai-insecure-api-key."
+CREDENTIALS = ("authorization", *HEADERS, PROTOCOLS)
+SECRET = "ek_"  # begins the short-lived keys of realtime sessions
+MAX_SECRETS = 10_000
 
 log = logging.getLogger(__name__)
+
+
+class _Secret(NamedTuple):
+    caller: Caller
+    expires: int  # Unix seconds
+    session: dict[str, Any]
 
 
 class Guard:
@@ -38,6 +50,7 @@ class Guard:
             self._seen = _stamp(keys_file)
             self._entries |= load_keys(keys_file)
         self._looked = time.monotonic()
+        self._secrets: dict[str, _Secret] = {}  # by the digests of their values
 
     @property
     def required(self) -> bool:
@@ -62,6 +75,39 @@ class Guard:
         if found is None:
             raise Unauthenticated("the API key is not valid", wrong=True)
         return _unexpired(found)
+
+    def make_secret(self, caller: Caller, seconds: int, session: dict[str, Any]) -> tuple[str, int]:
+        """Return a key that opens realtime sessions with a configuration in the name of `caller`, and when it
+        expires. Raises RateLimited while too many have not expired."""
+        now = time.time()
+        if len(self._secrets) >= MAX_SECRETS:
+            self._secrets = {key: known for key, known in self._secrets.items() if known.expires > now}
+        if len(self._secrets) >= MAX_SECRETS:
+            raise RateLimited(f"{MAX_SECRETS} short-lived keys have not expired", retry_after=10.0)
+        value, expires = SECRET + secrets.token_hex(16), int(now) + seconds
+        self._secrets[digest(value)] = _Secret(caller, expires, session)
+        return value, expires
+
+    def is_secret(self, key: str | None) -> bool:
+        return self._secret(key) is not None
+
+    def secret_session(self, key: str | None) -> dict[str, Any]:
+        """Return the configuration that a short-lived key is bound to; empty for other keys."""
+        found = self._secret(key)
+        return found.session if found is not None else {}
+
+    def session_caller(self, key: str | None) -> Caller:
+        """Return the owner of a key, which may be short-lived. Raises Unauthenticated."""
+        found = self._secret(key)
+        if found is None or not self.required:
+            return self.caller(key)
+        return self.caller_named(found.caller.name) if found.caller.name else found.caller
+
+    def _secret(self, key: str | None) -> _Secret | None:
+        if key is None or not key.startswith(SECRET):
+            return None
+        found = self._secrets.get(digest(key))
+        return found if found is not None and found.expires > time.time() else None
 
     def caller_named(self, name: str) -> Caller:
         """Return the owner of what is done later in its name. Raises Unauthenticated."""
@@ -111,7 +157,11 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and bearer.strip():
         return bearer.strip()
-    return next((given.strip() for name in HEADERS if (given := headers.get(name, ""))), None)
+    key = next((given.strip() for name in HEADERS if (given := headers.get(name, ""))), None)
+    if key is not None:
+        return key
+    offered = (one.strip() for one in headers.get(PROTOCOLS, "").split(","))
+    return next((one.removeprefix(PROTOCOL_KEY) for one in offered if one.startswith(PROTOCOL_KEY)), None)
 
 
 def _stamp(path: Path) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -276,6 +276,23 @@ SPEAKER = ResourceKind(
     make=_make,
     check=_check,
 )
+
+
+async def speak(
+    speaker: SpeechResource, text: str, voice: str, speed: float = 1.0
+) -> AsyncGenerator[tuple[Spoken, bytes]]:
+    """Yield sentence by sentence, with its samples. Leaving the loop ends the work."""
+    arguments = SpeakArguments(text, voice, speaker.voices.language(None, voice), speed)
+    stream = await speaker.engine.call(SPEAK, arguments)
+    try:
+        while (item := await stream.next()) is not None:
+            spoken: Spoken = item.decode(Spoken)
+            if spoken.text:
+                seconds = spoken.audio_seconds
+                speaker.metrics.spoke(len(spoken.text), seconds, spoken.seconds, spoken.waited)
+                yield spoken, b"".join(bytes(blob) for blob in item.blobs)
+    finally:
+        stream.cancel()  # no effect on one that has ended
 
 
 @calculator("T2sCalculator")

@@ -7,6 +7,7 @@ pieces the calls of other requests take their turn, weighted by seconds of audio
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import msgspec
 
@@ -24,8 +25,24 @@ from ovserve.engine.protocol.speech import (
     TranscribeItem,
 )
 from ovserve.errors import Internal
-from ovserve.sandbox.audio.loader import Recording
 from ovserve.telemetry.kinds import SpeechMetrics
+
+
+class Samples(Protocol):
+    """Audio at 16 kHz: a `Recording`, or a clip in memory."""
+
+    samples: int
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def read(self, begin: int, count: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
 
 CARRIED = 1000  # characters of the text before that are sent as a prompt
 PIECE_SECONDS = 30  # a call counts for at most so many seconds in the queue: it reads no more
@@ -40,7 +57,7 @@ class Transcription:
         self,
         asked: Transcribe,
         language: str,
-        recording: Recording,
+        recording: Samples,
         session: CallerSession,
         metrics: SpeechMetrics,
     ) -> None:

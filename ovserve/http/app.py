@@ -38,6 +38,7 @@ from ovserve.http.routes.lora import LoraRoutes
 from ovserve.http.routes.metrics import MetricsRoute
 from ovserve.http.routes.ollama import Ollama
 from ovserve.http.routes.ollama_pull import OllamaPull
+from ovserve.http.routes.realtime import RealtimeRoutes
 from ovserve.http.routes.responses import ResponsesRoutes
 from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
@@ -125,6 +126,7 @@ def routes(
     v3: V3,
     models: Path,
     batch_service: BatchService,
+    realtime: RealtimeRoutes,
 ) -> list[tuple[str, str, Handler]]:
     """Return every path: method, pattern, handler."""
     v2, responses = V2(manager), ResponsesRoutes(service)
@@ -182,6 +184,8 @@ def routes(
             ("DELETE", version + "/responses/{id}", responses.delete),
             ("GET", version + "/responses/{id}/input_items", responses.input_items),
             ("POST", version + "/responses/{id}/cancel", responses.cancel),
+            ("GET", version + "/realtime", realtime.connect),
+            ("POST", version + "/realtime/client_secrets", realtime.create_secret),
             ("GET", version + "/capabilities", describe.capabilities),
             ("POST", version + "/files", batches.upload),
             ("GET", version + "/files", batches.list_files),
@@ -217,7 +221,8 @@ def build_app(
     service, guard = responses or ResponsesService(manager, None), guard or Guard()
     batches = batches or build_batches(manager, service, guard, None)
     v3 = V3(manager)
-    table = routes(manager, service, inference or Inference(manager), v3, models, batches)
+    realtime = RealtimeRoutes(manager, guard, cors or Cors())
+    table = routes(manager, service, inference or Inference(manager), v3, models, batches, realtime)
     around: list[Middleware] = [
         identify,
         answer_errors,

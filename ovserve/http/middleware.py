@@ -71,6 +71,7 @@ QUIET = {
 }  # probes and pages read them; lines for them would hide others
 # What changes the server. Without keys, pages of other sites must not reach it.
 ADMINISTRATION = ("/v1/config/reload", "/v2/repository/", "/v2/logging")
+REALTIME = "/realtime"  # the path that short-lived keys open
 CONSOLE, CONSOLE_API = "/console", "/console/api/"  # its files need no key, its calls do
 CONSOLE_READS = {
     CONSOLE_API + name for name in ("check", "render", "tokens")
@@ -161,7 +162,8 @@ def authorize(guard: Guard) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            current_request().caller = guard.caller(presented_key(request.headers))
+            check = guard.session_caller if request.path.endswith(REALTIME) else guard.caller
+            current_request().caller = check(presented_key(request.headers))
         except Unauthenticated:
             if not (request.path in OPEN or _is_page(request.path)):
                 raise

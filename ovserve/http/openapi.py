@@ -26,7 +26,7 @@ from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
 from ovserve.http.errors import ApiStyle, style_of
-from ovserve.http.routes import config, lora, metrics, tensorflow, v2
+from ovserve.http.routes import config, lora, metrics, realtime, tensorflow, v2
 
 PREFIX = "#/components/schemas/"
 RESERVED = {"Response": "ResponseObject"}  # a generated client has a class of this name already
@@ -108,6 +108,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *metrics.OPERATIONS,
     *config.OPERATIONS,
     *lora.OPERATIONS,
+    *realtime.OPERATIONS,
     OPENAPI,
     LLMS_TXT,
 )

@@ -55,6 +55,12 @@ def complete(text: str) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
+def first_clause(text: str) -> tuple[str, str]:
+    """Split the beginning of an answer, still growing, after its first clause that is worth speaking."""
+    cut = _CLAUSE_END.search(text, CLAUSE)
+    return (text[: cut.end()], text[cut.end() :]) if cut is not None and cut.end() < len(text) else ("", text)
+
+
 def _cut(text: str) -> Iterator[str]:
     for paragraph in _PARAGRAPH.split(_CONTROL.sub(" ", text)):
         line = _NUMBER.sub(lambda found: " ".join(found[0]), _SPACE.sub(" ", paragraph)).strip()

@@ -27,11 +27,14 @@ class GraphResponse:
     calculator raised otherwise arrives as NodeError with the cause kept.
     """
 
-    def __init__(self, servable: Servable, payload: HttpPayload, front: Front) -> None:
+    def __init__(
+        self, servable: Servable, payload: HttpPayload, front: Front, *, open_ended: bool = False
+    ) -> None:
         self._servable = servable
         self._payload = payload
         self._input, self._output = servable.http_streams
         self._front = front
+        self._open_ended = open_ended
         self._run = self._new_run()
         self._lease = servable.lease()
         self._call = current_request()
@@ -43,7 +46,7 @@ class GraphResponse:
         self._answering.__enter__()  # may raise; nothing has begun
         self._lease.__enter__()
         self._cancellable.__enter__()
-        self.streams = self._payload.head.stream
+        self.streams = self._payload.head.stream or self._open_ended
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
             await self._begin()
@@ -62,6 +65,13 @@ class GraphResponse:
             self._outcome.left(error)
             self._cancellable.__exit__(None, None, None)
             self._lease.__exit__(None, None, None)
+
+    async def send(self, payload: HttpPayload) -> None:
+        """Send one more payload to an open-ended run; wait while the graph has enough."""
+        try:
+            await self._run.send(self._input, payload)
+        except NodeError as exc:
+            self._fail(exc)
 
     async def first(self) -> HttpResponse:
         """Return how the answer begins. Raises what went wrong before that."""
@@ -110,12 +120,14 @@ class GraphResponse:
         return more
 
     def _new_run(self) -> GraphRun:
-        return self._servable.graph.start(self._servable.side_packets, [self._output], whole=True)
+        whole = not self._open_ended
+        return self._servable.graph.start(self._servable.side_packets, [self._output], whole=whole)
 
     async def _begin(self) -> None:
         await self._run.__aenter__()
         await self._run.send(self._input, self._payload)
-        self._run.close_inputs()
+        if not self._open_ended:
+            self._run.close_inputs()
 
     async def _next(self, *, again: bool = False) -> Any:
         """`again`: nothing was sent, so if the engine ends, the request is repeated once."""

@@ -123,8 +123,11 @@ class Servable:
         """A model of this graph has a chat template."""
         return any(model.template is not None for model in self.contexts)
 
-    def start(self, payload: HttpPayload, front: Front = REST) -> GraphResponse:
-        """Raises InvalidArgument for a graph that does not take HTTP payloads."""
+    def start(self, payload: HttpPayload, front: Front = REST, *, open_ended: bool = False) -> GraphResponse:
+        """`open_ended`: further payloads follow the first one, see `GraphResponse.send`.
+
+        Raises InvalidArgument for a graph that does not take HTTP payloads.
+        """
         if self.interface is not Interface.HTTP:
             raise InvalidArgument(
                 f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
@@ -135,7 +138,7 @@ class Servable:
                 f"{payload.endpoint!r} is not served by model {self.name!r}; it has "
                 f"{', '.join(sorted(self.endpoints))}"
             )
-        return GraphResponse(self, payload, front)
+        return GraphResponse(self, payload, front, open_ended=open_ended)
 
     def lease(self) -> Lease:
         """Inside, the servable is not stopped by a reload. Enter it before the first `await` after

@@ -16,10 +16,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from ovserve.calculators.author_llm import AuthorLlm, Messages
 from ovserve.calculators.library.server_tools import Toolbox, ToolResult
 from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.request import Sampling
+from ovserve.llm.tooling import ToolPolicy
 
 
 async def answer_with_tools(
@@ -29,8 +32,12 @@ async def answer_with_tools(
     *,
     max_tokens: int = 256,
     sampling: Sampling | None = None,
+    client: ToolPolicy | None = None,
 ) -> AsyncGenerator[Parsed | ToolResult]:
-    """Yield the packets of each round, then the results of its calls. `max_tokens` are of one round."""
+    """Yield the packets of each round, then the results of its calls. `max_tokens` are of one round.
+
+    A round that calls a tool of the `client`, who runs it, is the last.
+    """
     history: list[Any] = list(messages)
     rounds = tools.options.max_rounds if tools is not None else 0
     may_call = True
@@ -40,7 +47,8 @@ async def answer_with_tools(
         may_call = may_call and number < rounds
         if results and not may_call:
             history = _told(messages, results)
-        policy = tools.policy(allowed=may_call) if tools is not None else None
+        own = tools.policy(allowed=may_call) if tools is not None else None
+        policy = _joined(own, client)
         answer = Completion()
         packets = llm.stream(history, max_tokens=max_tokens, sampling=sampling, tools=policy)
         async with aclosing(packets):
@@ -49,6 +57,8 @@ async def answer_with_tools(
                 yield parsed
         choice = answer.choices[0]
         if tools is None or not may_call or not choice.tool_calls:
+            return
+        if client is not None and any(call.name in client.names for call in choice.tool_calls):
             return
         calls = choice.tool_calls[: tools.options.max_calls]
         new = await asyncio.gather(*(tools.run(call) for call in calls))
@@ -59,6 +69,16 @@ async def answer_with_tools(
         known |= found
         for result in new:
             yield result
+
+
+def _joined(own: ToolPolicy | None, client: ToolPolicy | None) -> ToolPolicy | None:
+    """Return both parties' tools. What the client demands counts; of two with one name, its own is shown."""
+    if own is None or client is None or not own.calls:
+        return client or own
+    taken = {tool["function"]["name"] for tool in client.tools}
+    added = tuple(tool for tool in own.tools if tool["function"]["name"] not in taken)
+    names = tuple(name for name in own.names if name not in taken) if client.choice == "auto" else ()
+    return msgspec.structs.replace(client, tools=(*client.tools, *added), names=(*client.names, *names))
 
 
 def _turn(choice: FoldedChoice, results: list[ToolResult]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -12,6 +13,11 @@ RATE = 16_000  # samples per second; audio is one channel of 16-bit samples, lit
 SAMPLE_BYTES = 2
 WINDOW = 60 * RATE  # samples of one call at most: below the 2 MiB that travel in a frame
 TRANSCRIBE = "transcribe"  # the one method
+# The method of voice activity. Its blobs are samples, a multiple of VAD_FRAME, and the state of the call
+# before, empty for the first. Its one item has the probabilities, and the next state as its blob.
+ACTIVITY = "activity"
+VAD_MODEL = Path(__file__).parents[1] / "backends/speech/silero_vad_16k_sequence.onnx"
+VAD_FRAME = 512  # samples with one probability: 32 ms
 
 
 class SpeechFacts(Facts, frozen=True, omit_defaults=True):
@@ -31,6 +37,14 @@ class SpeechToTextSpec(Spec, frozen=True):
     facts_type: ClassVar[type[Facts]] = SpeechFacts
 
     word_timestamps: bool = False
+
+
+class VoiceActivitySpec(Spec, frozen=True):
+    """The probability of speech in audio that goes on from call to call. The model is the package's own."""
+
+    kind: ClassVar[str] = "voice_activity"
+    backend: ClassVar[str] = "ovserve.engine.backends.speech.vad:VoiceActivityBackend"
+    shared: ClassVar[bool] = True
 
 
 class TranscribeArguments(msgspec.Struct, frozen=True):

@@ -23,6 +23,11 @@ _ABSENT = (
         re.compile(r"/(?:.+/)?responses/compact"),
         "conversations are not compacted here; truncation: auto of responses leaves the oldest turns out",
     ),
+    (
+        re.compile(r"/(?:.+/)?realtime/(?:calls|sessions|transcription_sessions|translations)(?:/.*)?"),
+        "Realtime is served over a WebSocket, at GET /v1/realtime; there is no WebRTC and no SIP, and "
+        "POST /v1/realtime/client_secrets makes keys for pages",
+    ),
 )
 
 

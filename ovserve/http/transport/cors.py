@@ -46,6 +46,10 @@ class Cors:
             return "allow_credentials: needs origins by name, because browsers reject it together with *"
         return None
 
+    def names(self, origin: str) -> bool:
+        """Return whether the options name this origin; `*` names none."""
+        return bool(origin) and origin.lower() in [one.lower() for one in self._allowed if one != "*"]
+
     def is_preflight(self, request: web.Request) -> bool:
         return (
             request.method == hdrs.METH_OPTIONS

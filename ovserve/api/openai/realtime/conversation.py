@@ -1,0 +1,317 @@
+"""The items of a session in their order, and the messages that a language model gets of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ovserve.api.openai.realtime.config import fault
+from ovserve.errors import shortened
+
+MAX_ITEMS = 2000
+MAX_CHARACTERS = 2_000_000  # of all items together
+MAX_AUDIO_BYTES = 32 << 20  # kept for `conversation.item.retrieve`; the oldest goes first
+CLAMP_MS = 250  # clients ask for a cut up to this far beyond the audio, because their clocks differ
+
+_ID = re.compile(r"[\w.:-]{1,128}")
+_WORD = re.compile(r"\s*\S+")
+_TEXT_PARTS = {"system": ("input_text",), "user": ("input_text",), "assistant": ("output_text", "text")}
+
+Json = dict[str, Any]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+@dataclass
+class Heard:
+    """A spoken stretch of an assistant's item, a sentence or clause, in milliseconds of its audio."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass
+class Item:
+    """`value` is the item as events show it, without audio bytes."""
+
+    value: Json
+    audio: bytearray = field(default_factory=bytearray)  # in the format of the session at that time
+    sentences: list[Heard] = field(default_factory=list)  # of a spoken answer
+    audio_ms: int = 0
+    pending: bool = False  # its transcript is still to come
+    failed: str = ""  # why there is no transcript
+
+    @property
+    def id(self) -> str:
+        return str(self.value["id"])
+
+    @property
+    def speech(self) -> Json | None:
+        """The part with audio, if there is one."""
+        parts = self.value.get("content", ())
+        return next((p for p in parts if p["type"] in ("input_audio", "output_audio")), None)
+
+    @property
+    def size(self) -> int:
+        """The characters that a model reads of it."""
+        parts = self.value.get("content", ())
+        texts = [part.get("text") or part.get("transcript") or "" for part in parts]
+        return sum(map(len, texts)) + len(self.value.get("arguments", "")) + len(self.value.get("output", ""))
+
+    def shown(self) -> Json:
+        """Return the item with its audio, for `conversation.item.retrieved`."""
+        if not self.audio:
+            return self.value
+        sound = {"audio": base64.b64encode(self.audio).decode()}
+        content: list[Json] = self.value["content"]
+        speech = self.speech
+        return {**self.value, "content": [part | sound if part is speech else part for part in content]}
+
+    def cut(self, end_ms: int) -> None:
+        """Keep what was heard in the first `end_ms` of a spoken answer: whole sentences, and of the one that
+        was interrupted as many words as its share of time."""
+        kept: list[Heard] = []
+        for sentence in self.sentences:
+            if sentence.end <= end_ms:
+                kept.append(sentence)
+                continue
+            words = _WORD.findall(sentence.text)
+            share = max(0, end_ms - sentence.start) / max(1, sentence.end - sentence.start)
+            if text := "".join(words[: int(share * len(words))]):
+                kept.append(Heard(text, sentence.start, end_ms))
+            break
+        del self.audio[round(len(self.audio) * end_ms / max(1, self.audio_ms)) & ~1 :]
+        self.sentences, self.audio_ms = kept, end_ms
+        if (part := self.speech) is not None:
+            part["transcript"] = "".join(sentence.text for sentence in kept).strip()
+
+
+class Conversation:
+    """The items by id, in order. A dict keeps the order and finds an id in constant time."""
+
+    def __init__(self) -> None:
+        self.id = new_id("conv")
+        self._items: dict[str, Item] = {}
+        self._characters = 0
+        self._audio = 0  # bytes kept
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def items(self) -> list[Item]:
+        return list(self._items.values())
+
+    @property
+    def last_id(self) -> str | None:
+        return next(reversed(self._items), None)
+
+    def get(self, id_: Any, param: str = "item_id") -> Item:
+        """Raises EventError for an unknown id."""
+        item = self._items.get(id_) if isinstance(id_, str) else None
+        if item is None:
+            raise fault(f"{param}: no item has the id {shortened(str(id_))!r}", param, "item_not_found")
+        return item
+
+    def add(self, item: Item, previous: str | None = None, *, bounded: bool = True) -> str | None:
+        """Add an item after `previous` ("root": first; None: last); return the id before it.
+
+        Raises EventError for an id that exists or does not, and if `bounded` for a conversation that is full.
+        """
+        if item.id in self._items:
+            raise fault(f"item.id: {item.id!r} exists already", "item.id", "item_already_exists")
+        if previous not in (None, "root"):
+            self.get(previous, "previous_item_id")
+        if bounded and (len(self._items) >= MAX_ITEMS or self._characters + item.size > MAX_CHARACTERS):
+            raise fault(
+                f"the conversation is full: at most {MAX_ITEMS} items and {MAX_CHARACTERS} characters; "
+                "delete items",
+                "item",
+                "conversation_full",
+            )
+        before: str | None = self.last_id
+        if previous is None or previous == before:
+            self._items[item.id] = item
+        else:
+            before = None if previous == "root" else previous
+            ordered: dict[str, Item] = {} if before else {item.id: item}
+            for id_, known in self._items.items():
+                ordered[id_] = known
+                if id_ == before:
+                    ordered[item.id] = item
+            self._items = ordered
+        self._characters += item.size
+        return before
+
+    def previous_of(self, id_: str) -> str | None:
+        """Return the id before an item; it is nearly always the last."""
+        ids = reversed(self._items)
+        for known in ids:
+            if known == id_:
+                return next(ids, None)
+        return None
+
+    def grew(self, characters: int) -> None:
+        """Record text that an item got after it was added."""
+        self._characters += characters
+
+    def keep_audio(self, item: Item, audio: bytes) -> None:
+        """Keep the audio of an item, at the cost of the oldest."""
+        item.audio += audio
+        self._audio += len(audio)
+        if self._audio <= MAX_AUDIO_BYTES:
+            return
+        for old in self._items.values():
+            if old.audio:
+                self._audio -= len(old.audio)
+                old.audio = bytearray()
+                if self._audio <= MAX_AUDIO_BYTES:
+                    return
+
+    def delete(self, id_: Any) -> Item:
+        item = self.get(id_)
+        if item.value.get("status") == "in_progress":
+            raise fault(f"item_id: {item.id!r} is being generated; cancel its response first", "item_id")
+        del self._items[item.id]
+        self._characters -= item.size
+        self._audio -= len(item.audio)
+        return item
+
+    def truncate(self, event: Mapping[str, Any]) -> tuple[Item, int]:
+        """Cut a spoken answer; return it with the milliseconds that were kept. Raises EventError."""
+        item = self.get(event.get("item_id"))
+        end, index = event.get("audio_end_ms"), event.get("content_index")
+        if index != 0 or isinstance(index, bool):
+            raise fault(f"content_index: expected 0, got {index!r}", "content_index")
+        if not isinstance(end, int) or isinstance(end, bool) or end < 0:
+            raise fault(f"audio_end_ms: expected an integer of 0 or more, got {end!r}", "audio_end_ms")
+        spoken = item.value.get("role") == "assistant" and item.speech is not None
+        if not spoken or not item.audio_ms:
+            raise fault(
+                "item_id: only an assistant's message with audio can be truncated",
+                "item_id",
+                "unsupported_content_type",
+            )
+        if end > item.audio_ms + CLAMP_MS:
+            raise fault(
+                f"audio_end_ms: the audio of {item.audio_ms}ms is already shorter than {end}ms",
+                "audio_end_ms",
+            )
+        end = min(end, item.audio_ms)
+        before, kept = item.size, len(item.audio)
+        item.cut(end)
+        self._characters += item.size - before
+        self._audio += len(item.audio) - kept
+        return item, end
+
+
+def client_item(given: Any, param: str = "item") -> Item:
+    """Return the item that a client creates. Raises EventError naming the field."""
+    if not isinstance(given, dict):
+        raise fault(f"{param}: expected an object, got {shortened(repr(given))}", param)
+    id_ = given.get("id") or new_id("item")
+    if not isinstance(id_, str) or not _ID.fullmatch(id_):
+        raise fault(
+            f"{param}.id: expected 1 to 128 letters, digits, _ . : or -, got {shortened(repr(id_))}",
+            f"{param}.id",
+        )
+    value: Json = {"id": id_, "object": "realtime.item", "type": given.get("type"), "status": "completed"}
+    match given.get("type"):
+        case "message":
+            value |= _message(given, param)
+        case "function_call":
+            value |= _strings(given, param, "name", "arguments")
+            value["call_id"] = given.get("call_id") or new_id("call")
+        case "function_call_output":
+            value |= _strings(given, param, "call_id", "output")
+        case other:
+            raise fault(
+                f"{param}.type: expected message, function_call or function_call_output, "
+                f"got {shortened(repr(other))}",
+                f"{param}.type",
+            )
+    item = Item(value)
+    for part in value.get("content", ()):
+        if part["type"] == "input_audio":
+            item.audio += part.pop("audio")
+            item.pending = part.get("transcript") is None
+    return item
+
+
+def _strings(given: Json, param: str, *names: str) -> Json:
+    for name in names:
+        if not isinstance(given.get(name), str):
+            raise fault(
+                f"{param}.{name}: expected a string, got {shortened(repr(given.get(name)))}",
+                f"{param}.{name}",
+            )
+    return {name: given[name] for name in names}
+
+
+def _message(given: Json, param: str) -> Json:
+    role, content = given.get("role"), given.get("content")
+    if role not in _TEXT_PARTS:
+        raise fault(
+            f"{param}.role: expected system, user or assistant, got {shortened(repr(role))}", f"{param}.role"
+        )
+    if not isinstance(content, list) or not content:
+        raise fault(
+            f"{param}.content: expected a non-empty array, got {shortened(repr(content))}", f"{param}.content"
+        )
+    return {"role": role, "content": [_part(p, role, f"{param}.content[{i}]") for i, p in enumerate(content)]}
+
+
+def _part(part: Any, role: str, param: str) -> Json:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _TEXT_PARTS[role]:
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise fault(f"{param}.text: expected a string, got {shortened(repr(text))}", f"{param}.text")
+        return {"type": "output_text" if role == "assistant" else kind, "text": text}
+    if kind == "input_audio" and role == "user":
+        try:
+            audio = base64.b64decode(part.get("audio", ""), validate=True)
+        except (binascii.Error, ValueError, TypeError):
+            raise fault(f"{param}.audio: not base64", f"{param}.audio") from None
+        transcript = part.get("transcript")
+        return {
+            "type": kind,
+            "transcript": transcript if isinstance(transcript, str) else None,
+            "audio": audio,
+        }
+    expected = _TEXT_PARTS[role][0] + (" or input_audio" if role == "user" else "")
+    raise fault(f"{param}.type: expected {expected}, got {shortened(repr(kind))}", f"{param}.type")
+
+
+def messages_of(instructions: str, items: Sequence[Item]) -> list[Json]:
+    """Return items as chat messages. Calls that follow one another are one message, as models expect."""
+    messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
+    names: dict[str, str] = {}  # of calls, which some templates show with their outputs
+    for item in items:
+        value = item.value
+        match value["type"]:
+            case "message":
+                texts = [part.get("text") or part.get("transcript") or "" for part in value["content"]]
+                if text := " ".join(filter(None, texts)):
+                    messages.append({"role": value["role"], "content": text})
+            case "function_call":
+                names[value["call_id"]] = value["name"]
+                function = {"name": value["name"], "arguments": value["arguments"] or "{}"}
+                call = {"id": value["call_id"], "type": "function", "function": function}
+                if messages and messages[-1].get("tool_calls"):
+                    messages[-1]["tool_calls"].append(call)
+                else:
+                    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            case "function_call_output":
+                output = {"role": "tool", "tool_call_id": value["call_id"], "content": value["output"]}
+                name = names.get(value["call_id"])
+                messages.append(output | ({"name": name} if name is not None else {}))
+    return messages

@@ -1,0 +1,118 @@
+"""The packets between the nodes of a realtime graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from ovserve.api.openai.realtime.config import Format
+from ovserve.errors import OvserveError
+from ovserve.llm.output import ToolCall
+from ovserve.llm.tooling import ToolPolicy
+
+RATE = 16_000  # samples per second of audio that is listened to; 16 bits, little-endian
+
+
+class Run:
+    """The work for one response or transcript, which each of its packets carries.
+
+    Once it is cancelled, nodes drop its packets and stop the models that work on it."""
+
+    __slots__ = ("_ends", "cancelled", "id")
+
+    def __init__(self, id_: str) -> None:
+        self.id = id_
+        self.cancelled = False
+        self._ends: list[Callable[[], object]] = []
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for end in tuple(self._ends):
+            end()
+
+    @contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """Inside, `cancel` calls `end`."""
+        self._ends.append(end)
+        try:
+            yield
+        finally:
+            self._ends.remove(end)
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """The manner in which an answer is spoken."""
+
+    voice: str
+    speed: float
+    format: Format
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A response to be generated. `manner` is None for one of text."""
+
+    run: Run
+    messages: list[dict[str, Any]]
+    policy: ToolPolicy | None = None  # the client's tools; those of the graph are added
+    max_tokens: int = 4096
+    truncate: bool = True  # leave out the oldest turns of a conversation that does not fit
+    manner: Manner | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """What the language model read and wrote."""
+
+    read: int = 0
+    cached: int = 0
+    written: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A part of a response. The one with `last` says why it ended or failed."""
+
+    run: Run
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()  # of the client's tools, whole
+    audio: bytes = b""  # of `text`, in the format of `manner`
+    manner: Manner | None = None
+    last: bool = False
+    finish_reason: str | None = None
+    tokens: Tokens = Tokens()  # so far
+    error: OvserveError | None = None
+
+
+class Sound(msgspec.Struct, frozen=True):
+    """Audio as it came in; `end` counts the samples of the session up to its end."""
+
+    audio: bytes
+    end: int
+    last: bool = False  # no more may follow: look at all of it
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """The probability of speech in each 32 ms; `end` counts samples like `Sound.end`."""
+
+    probabilities: tuple[float, ...]
+    end: int
+    error: OvserveError | None = None
+
+
+class Utterance(msgspec.Struct, frozen=True):
+    """Speech to be written down. Transcripts of one run are in the order of its packets."""
+
+    run: Run
+    audio: bytes
+    language: str = ""
+    prompt: str = ""
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """Text of an utterance; `last` ends it."""
+
+    run: Run
+    text: str = ""
+    last: bool = False
+    error: OvserveError | None = None

@@ -1,0 +1,265 @@
+"""The nodes of a realtime graph that need no audio: the session, and the language model.
+
+| calculator | reads | writes |
+|---|---|---|
+| `RealtimeSessionCalculator` | `HTTP_REQUEST_PAYLOAD`, and by back edges `ACTIVITY`, `TRANSCRIPT`, `ANSWER` | `HTTP_RESPONSE_PAYLOAD`, `SOUND`, `UTTERANCE`, `PROMPT` |
+| `RealtimeThinkCalculator` | `PROMPT` | `ANSWER` |
+
+The graph runs once for each connection. The first payload is the handshake, each further one an event of the
+client; each packet of the answer is an event of the server. A session can do what its graph has nodes for.
+"""  # noqa: E501  a table
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+import msgspec
+
+from ovserve.api.openai.audio.languages import language_code
+from ovserve.api.openai.realtime.config import Abilities, Format
+from ovserve.api.openai.realtime.hearing import Ear
+from ovserve.api.openai.realtime.packets import (
+    Activity,
+    Answer,
+    Prompt,
+    Run,
+    Sound,
+    Tokens,
+    Transcript,
+    Utterance,
+)
+from ovserve.api.openai.realtime.session import RealtimeSession
+from ovserve.calculators.library.server_tools import Toolbox, ToolResult
+from ovserve.calculators.library.tool_rounds import answer_with_tools
+from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
+from ovserve.calculators.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.calculators.speech_to_text import SpeechResource as Ears
+from ovserve.calculators.text_to_speech import SpeechResource as Mouth
+from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError
+from ovserve.graph import Context, Input, Output, SidePacket, calculator
+from ovserve.llm.output import Completion
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+
+REALTIME = "realtime"  # the endpoint
+
+
+class Handshake(msgspec.Struct):
+    """The body of the first payload."""
+
+    model: str
+    session: dict[str, Any] = {}
+
+
+class RealtimeEndpoint:
+    name = REALTIME
+
+    def decode(self, body: bytes) -> Handshake:
+        return msgspec.json.decode(body, type=Handshake)
+
+
+async def unless_cancelled(run: Run, work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work of a run; stop when the run is cancelled."""
+    if run.cancelled:
+        return
+    task = asyncio.ensure_future(work())
+    with run.ending(task.cancel):
+        try:
+            await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not run.cancelled or (current is not None and current.cancelling()):
+                raise
+
+
+@calculator("RealtimeSessionCalculator")
+class RealtimeSessionCalculator(HttpCalculator):
+    """Drives a `RealtimeSession`: packets go in one by one, and what it has to send goes out in order."""
+
+    runs_on = "loop"
+    immediate = True
+    endpoints: ClassVar[Mapping[str, Decoder]] = {REALTIME: RealtimeEndpoint()}
+
+    http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    activity = Input("ACTIVITY", Activity, optional=True)
+    transcript = Input("TRANSCRIPT", Transcript, optional=True)
+    answer = Input("ANSWER", Answer, optional=True)
+    reply: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    sound = Output("SOUND", Sound, optional=True)
+    utterance = Output("UTTERANCE", Utterance, optional=True)
+    prompt = Output("PROMPT", Prompt, optional=True)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources, optional=True)
+    ears = SidePacket("STT_NODE_RESOURCES", Ears, optional=True)
+    mouth = SidePacket("TTS_NODE_RESOURCES", Mouth, optional=True)
+
+    def open(self, cc: Context) -> None:
+        self.session: RealtimeSession | None = None
+        self.sent: dict[Any, int] = {}  # packets by port: their timestamps
+
+    async def process(self, cc: Context) -> None:
+        payload = cc[self.http]
+        if self.session is None:
+            assert payload is not None, "the other inputs only answer what the session sent"
+            self.session = self._begin(cc, payload)
+        elif payload is not None:
+            self.session.on_event(payload.body)
+        elif (answer := cc[self.answer]) is not None:
+            self.session.on_answer(answer)
+        elif (activity := cc[self.activity]) is not None:
+            self.session.on_activity(activity)
+        elif (transcript := cc[self.transcript]) is not None:
+            self.session.on_transcript(transcript)
+        await self._send(cc, self.session)
+
+    def close(self, cc: Context) -> None:
+        if self.session is not None:
+            self.session.close()
+
+    def _begin(self, cc: Context, payload: HttpPayload) -> RealtimeSession:
+        if payload.method != "GET":
+            raise InvalidArgument(f"{payload.path} is a WebSocket: connect to it with GET and `Upgrade`")
+        handshake = RealtimeEndpoint().decode(payload.body)
+        session = RealtimeSession(self._abilities(cc, handshake.model), _ear)
+        session.begin(handshake.session)
+        return session
+
+    def _abilities(self, cc: Context, model: str) -> Abilities:
+        tags = {output.tag for output in cc.node.outputs}
+        llm: LlmResources | None = cc[self.llm]
+        ears: Ears | None = cc[self.ears]
+        mouth: Mouth | None = cc[self.mouth]
+
+        def language(code: str) -> str:
+            if ears is None:
+                return code
+            return language_code(code, ears.model.languages, multilingual=ears.model.multilingual)
+
+        return Abilities(
+            model=model,
+            hears=self.utterance.tag in tags,
+            detects=self.sound.tag in tags,
+            speaks=mouth is not None,
+            voice=mouth.voices.find if mouth is not None else lambda name: name,
+            default_voice=mouth.voices.default_name if mouth is not None else "",
+            language=language,
+            lacks_tools=llm.model.lacks_tools if llm is not None else None,
+            thinks=self.prompt.tag in tags,
+        )
+
+    async def _send(self, cc: Context, session: RealtimeSession) -> None:
+        """Send what the session has to send, each packet with a timestamp of its own."""
+        ports: dict[type[Any], Output[Any]] = {
+            Sound: self.sound,
+            Utterance: self.utterance,
+            Prompt: self.prompt,
+        }
+        for work in session.work:
+            self._put(cc, ports[type(work)], work)
+        for event in session.events:
+            data = msgspec.json.encode(event)
+            first = not self.sent.get(self.reply)
+            self._put(cc, self.reply, HttpResponse(data, more=True) if first else data)
+        session.work.clear()
+        session.events.clear()
+        await cc.flush()
+
+    def _put(self, cc: Context, port: Output[Any], value: Any) -> None:
+        at = self.sent.get(port, 0)
+        cc.send(port, value, at)
+        self.sent[port] = at + 1
+
+
+def _ear(format_: Format) -> Ear:
+    from ovserve.calculators.realtime_codec import ear  # numpy and soxr, which text sessions do not need
+
+    return ear(format_)
+
+
+@calculator("RealtimeThinkCalculator")
+class RealtimeThinkCalculator(LlmCalculator):
+    """Answers prompts one after another. Calls of the graph's own tools run here, unseen by the client."""
+
+    runs_on = "loop"
+
+    prompt = Input("PROMPT", Prompt)
+    answer = Output("ANSWER", Answer)
+    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+    tools = SidePacket("TOOLS", Toolbox, optional=True)
+
+    def open(self, cc: Context) -> None:
+        self.at = 0  # of the next packet
+
+    async def process(self, cc: Context) -> None:
+        prompt = cc[self.prompt]
+        if prompt is not None:
+            await unless_cancelled(prompt.run, lambda: self._think(cc, prompt))
+
+    async def _think(self, cc: Context, prompt: Prompt) -> None:
+        messages = prompt.messages
+        try:
+            while True:
+                try:
+                    return await self._answer(cc, prompt, messages)
+                except ContextLengthExceeded:
+                    shorter = without_oldest_turn(messages)
+                    if not prompt.truncate or len(shorter) == len(messages):
+                        raise
+                    messages = shorter
+        except OvserveError as error:
+            await self._send(cc, Answer(prompt.run, manner=prompt.manner, last=True, error=error))
+
+    async def _answer(self, cc: Context, prompt: Prompt, messages: list[dict[str, Any]]) -> None:
+        done, round_ = Tokens(), Completion()
+        llm: LlmResources = cc[self.llm]
+        sampling = Sampling(
+            max_tokens=prompt.max_tokens,
+            temperature=GREEDY_TEMPERATURE,
+            repetition_detection=llm.model.repetition_detection,
+        )
+        parts = answer_with_tools(llm, messages, cc[self.tools], sampling=sampling, client=prompt.policy)
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, ToolResult):
+                    continue
+                round_.add(part)
+                tokens = _sum(done, round_)
+                if text := part.content:
+                    await self._send(cc, Answer(prompt.run, text, manner=prompt.manner, tokens=tokens))
+                if part.last:
+                    choice, done, round_ = round_.choices[0], tokens, Completion()
+        names = frozenset(prompt.policy.names) if prompt.policy is not None else frozenset()
+        calls = tuple(call for call in choice.tool_calls if call.name in names)
+        last = Answer(
+            prompt.run,
+            calls=calls,
+            manner=prompt.manner,
+            last=True,
+            finish_reason=choice.finish_reason,
+            tokens=done,
+        )
+        await self._send(cc, last)
+
+    async def _send(self, cc: Context, answer: Answer) -> None:
+        self.at = max(self.at, cc.timestamp)
+        cc.send(self.answer, answer, self.at)
+        self.at += 1
+        await cc.flush()
+
+
+def _sum(done: Tokens, round_: Completion) -> Tokens:
+    return Tokens(
+        done.read + round_.prompt_tokens,
+        done.cached + (round_.cached_tokens or 0),
+        done.written + round_.completion_tokens,
+    )
+
+
+def without_oldest_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages without the oldest turn: all before the second message of a user, but the system's at
+    the beginning. A call leaves with its output. The same messages if there is one turn only."""
+    begin = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    users = [at for at in range(begin, len(messages)) if messages[at]["role"] == "user"]
+    later = next((at for at in users if at > begin), None)
+    return messages if later is None else messages[:begin] + messages[later:]

@@ -1,0 +1,263 @@
+"""The nodes of a realtime graph that hear and speak.
+
+| calculator | reads | writes |
+|---|---|---|
+| `VoiceActivityCalculator` | `SOUND` | `ACTIVITY`: the probability of speech in each 32 ms |
+| `RealtimeTranscribeCalculator` | `UTTERANCE` | `TRANSCRIPT` |
+| `RealtimeSpeakCalculator` | `ANSWER` | `ANSWER`: text that is to be heard comes by sentences, with audio |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import msgspec
+from google.protobuf.struct_pb2 import Struct
+
+from ovserve.api.openai.audio.transcriptions import TRANSCRIPTIONS, AudioEndpoint
+from ovserve.api.openai.realtime.packets import Activity, Answer, Manner, Run, Sound, Transcript, Utterance
+from ovserve.calculators.realtime import unless_cancelled
+from ovserve.calculators.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation
+from ovserve.calculators.speech_to_text import SPEECH
+from ovserve.calculators.speech_to_text import SpeechResource as Ears
+from ovserve.calculators.text_to_speech import SPEAKER, speak
+from ovserve.calculators.text_to_speech import SpeechResource as Mouth
+from ovserve.calculators.transcription import Transcription
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.protocol.speech import (
+    ACTIVITY,
+    RATE,
+    SAMPLE_BYTES,
+    VAD_FRAME,
+    VAD_MODEL,
+    VoiceActivitySpec,
+)
+from ovserve.errors import OvserveError
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.llm.sentences import complete, first_clause, speakable
+
+FRAME_BYTES = VAD_FRAME * SAMPLE_BYTES
+FEWEST_FRAMES = 3  # of a call: single frames cost 12.7 times the processor time of one call for all
+MOST_FRAMES = 1024  # of a call: 33 s
+OPTIONS = ("isolation",)
+
+
+@dataclass(frozen=True)
+class VoiceActivityResource:
+    """The side packet of the nodes that share an engine."""
+
+    engine: Caller
+
+    def facts(self) -> Mapping[str, object]:
+        return {}
+
+
+def _parse(node: Node) -> VoiceActivitySpec:
+    options = dict(node.options(Struct) or {})
+    for name in options.keys() - set(OPTIONS):
+        raise node.error(f"unknown; there is {', '.join(OPTIONS)}", name)
+    return VoiceActivitySpec(
+        str(VAD_MODEL), isolation=parse_isolation(node, str(options.get("isolation", "")))
+    )
+
+
+async def _make(node: Node, spec: VoiceActivitySpec, engine: CallClient, host: Host) -> VoiceActivityResource:
+    return VoiceActivityResource(host.admit_calls(engine, {}))
+
+
+VOICE_ACTIVITY = ResourceKind(
+    tag="VAD_NODE_RESOURCES",
+    packet_type=VoiceActivityResource,
+    options_type=Struct,
+    parse=_parse,
+    spec=lambda spec: spec,
+    make=_make,
+)
+
+
+@calculator("VoiceActivityCalculator")
+class VoiceActivityCalculator(EngineCalculator):
+    """Looks at audio frame by frame. The state of the stream travels with each call, so an engine that was
+    replaced goes on with it."""
+
+    runs_on = "loop"
+    resource = VOICE_ACTIVITY
+
+    sound = Input("SOUND", Sound)
+    activity = Output("ACTIVITY", Activity)
+    voice = SidePacket("VAD_NODE_RESOURCES", VoiceActivityResource)
+
+    def open(self, cc: Context) -> None:
+        self.state = b""
+        self.rest = bytearray()  # less than a call's worth
+
+    async def process(self, cc: Context) -> None:
+        sound = cc[self.sound]
+        if sound is None:
+            return
+        self.rest += sound.audio
+        frames = len(self.rest) // FRAME_BYTES
+        if frames < FEWEST_FRAMES and not sound.last:
+            return
+        found: list[float] = []
+        error: OvserveError | None = None
+        try:
+            while frames and error is None:
+                count = min(frames, MOST_FRAMES)
+                found += await self._look(cc, bytes(self.rest[: count * FRAME_BYTES]))
+                del self.rest[: count * FRAME_BYTES]
+                frames -= count
+        except OvserveError as exc:
+            error, self.state, self.rest = exc, b"", bytearray()
+        end = sound.end - len(self.rest) // SAMPLE_BYTES
+        cc.send(self.activity, Activity(tuple(found), end, error))
+
+    async def _look(self, cc: Context, audio: bytes) -> list[float]:
+        stream = await cc[self.voice].engine.call(ACTIVITY, None, (audio, self.state))
+        item = await stream.next()
+        assert item is not None, "a call of activity has one item"
+        await stream.next()  # the end, so that the call counts as finished
+        self.state = bytes(item.blobs[0])
+        values: list[float] = item.decode()
+        return values
+
+
+class _Clip:
+    """Samples in memory, in the form of a `Recording`."""
+
+    def __init__(self, audio: bytes) -> None:
+        self._audio = audio
+        self.samples = len(audio) // SAMPLE_BYTES
+        self._closed = False
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / RATE
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def read(self, begin: int, count: int) -> bytes:
+        return self._audio[begin * SAMPLE_BYTES : (begin + count) * SAMPLE_BYTES]
+
+    def close(self) -> None:
+        self._closed = True
+
+
+@calculator("RealtimeTranscribeCalculator")
+class RealtimeTranscribeCalculator(EngineCalculator):
+    """Writes utterances down, one after another, text by text as the model finds it."""
+
+    runs_on = "loop"
+    resource = SPEECH
+
+    utterance = Input("UTTERANCE", Utterance)
+    transcript = Output("TRANSCRIPT", Transcript)
+    ears = SidePacket("STT_NODE_RESOURCES", Ears)
+
+    def open(self, cc: Context) -> None:
+        self.at = 0  # of the next packet
+
+    async def process(self, cc: Context) -> None:
+        utterance = cc[self.utterance]
+        if utterance is not None:
+            await unless_cancelled(utterance.run, lambda: self._write_down(cc, utterance))
+
+    async def _write_down(self, cc: Context, utterance: Utterance) -> None:
+        ears = cc[self.ears]
+        plain = AudioEndpoint(TRANSCRIPTIONS).decode(b'{"model": "", "file": "file", "stream": true}')
+        asked = replace(plain, prompt=utterance.prompt)
+        try:
+            work = Transcription(
+                asked, utterance.language, _Clip(utterance.audio), ears.engine.session(), ears.metrics
+            )
+            try:
+                while (text := await work.next()) is not None:
+                    await self._send(cc, Transcript(utterance.run, text))
+            finally:
+                work.close()
+        except OvserveError as error:
+            await self._send(cc, Transcript(utterance.run, last=True, error=error))
+        else:
+            await self._send(cc, Transcript(utterance.run, last=True))
+
+    async def _send(self, cc: Context, transcript: Transcript) -> None:
+        self.at = max(self.at, cc.timestamp)
+        cc.send(self.transcript, transcript, self.at)
+        self.at += 1
+        await cc.flush()
+
+
+@calculator("RealtimeSpeakCalculator")
+class RealtimeSpeakCalculator(EngineCalculator):
+    """Speaks an answer by sentences, the first one by its first clause; text that is only read passes."""
+
+    runs_on = "loop"
+    resource = SPEAKER
+
+    answer = Input("ANSWER", Answer)
+    spoken = Output("ANSWER", Answer)
+    mouth = SidePacket("TTS_NODE_RESOURCES", Mouth)
+
+    def open(self, cc: Context) -> None:
+        self.at = 0  # of the next packet
+        self.run: Run | None = None
+        self.text = ""  # that was not spoken yet
+        self.begun = False  # something was
+
+    async def process(self, cc: Context) -> None:
+        answer = cc[self.answer]
+        if answer is None or answer.run.cancelled:
+            return
+        if (manner := answer.manner) is None:
+            await self._send(cc, answer)
+            return
+        await unless_cancelled(answer.run, lambda: self._speak(cc, answer, manner))
+
+    async def _speak(self, cc: Context, answer: Answer, manner: Manner) -> None:
+        if self.run is not answer.run:
+            self.run, self.text, self.begun = answer.run, "", False
+            self.encode: Callable[[bytes, bool], bytes] = _mouth(cc[self.mouth].model.sample_rate, manner)
+        ready, self.text = complete(self.text + answer.text)
+        if not ready and not self.begun:
+            ready, self.text = first_clause(self.text)
+        if answer.last:
+            ready, self.text = ready + self.text, ""
+        try:
+            if speakable(ready):
+                self.begun = True
+                await self._say(cc, answer, manner, ready)
+            elif ready and self.begun:
+                await self._send(cc, msgspec.structs.replace(answer, text=ready, calls=(), last=False))
+            if answer.last:
+                rest = self.encode(b"", True) if self.begun else b""
+                await self._send(cc, msgspec.structs.replace(answer, text="", audio=rest))
+        except OvserveError as error:
+            last = Answer(answer.run, manner=manner, last=True, tokens=answer.tokens, error=error)
+            await self._send(cc, last)
+
+    async def _say(self, cc: Context, answer: Answer, manner: Manner, text: str) -> None:
+        """Send each sentence with its audio. The sentences that are spoken are the text in other blanks."""
+        parts = speak(cc[self.mouth], text, manner.voice, manner.speed)
+        shown = text
+        async with aclosing(parts):
+            async for _, audio in parts:
+                data = self.encode(audio, False)
+                part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)
+                await self._send(cc, part)
+                shown = ""
+
+    async def _send(self, cc: Context, answer: Answer) -> None:
+        self.at = max(self.at, cc.timestamp)
+        cc.send(self.spoken, answer, self.at)
+        self.at += 1
+        await cc.flush()
+
+
+def _mouth(rate: int, manner: Manner) -> Callable[[bytes, bool], bytes]:
+    from ovserve.calculators.realtime_codec import mouth  # numpy and soxr, which text sessions do not need
+
+    return mouth(rate, manner.format)
