@@ -81,6 +81,10 @@ ONLY_IMPORTER = {
         "ovserve/engine/backends/speech/convert.py",
     ),
     "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
+    "mcp": "ovserve/calculators/library/mcp_connection.py",
+    "mcp_types": "ovserve/calculators/library/mcp_connection.py",
+    "httpx2": "ovserve/calculators/library/mcp_connection.py",
+    "anyio": "ovserve/calculators/library/mcp_connection.py",
     "orjson": "ovserve/engine/backends/embeddings/embed.py",
     "aiohttp": (
         "ovserve/http/",

@@ -16,6 +16,7 @@ from msgspec import Raw
 from ovserve.api.openai.body import decode_fields, decode_struct, is_light, unique_members
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.context import ResponseContext
+from ovserve.api.openai.responses.mcp import McpOffer
 from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
 from ovserve.responses.store import Record, ResponseStore, StoreError
@@ -36,6 +37,7 @@ class _Peek(msgspec.Struct):
     background: bool | None = None
     previous_response_id: str | None = None
     truncation: str | None = None
+    tools: Raw = Raw(b"null")
 
 
 class _Reference(msgspec.Struct):
@@ -75,17 +77,36 @@ class ResolvedRequest:
         headers: Mapping[str, str],
         history: Iterable[Raw] | None = None,
         input_: Iterable[Raw] | None = None,
+        mcp: tuple[McpOffer, ...] | None = None,
+        done: Iterable[Raw] = (),
+        replaced: Mapping[str, Raw] | None = None,
     ) -> HttpPayload:
-        """Return the graph's payload, with all of the conversation or the part that is given."""
+        """Return the graph's payload, with all of the conversation or the part that is given.
+
+        `mcp` are the tools of MCP servers, `done` the items of the same response that the conversation has
+        by now, and `replaced` fields in place of those of the body.
+        """
         body, context = self.body, self.context
         if history is not None:
             context = msgspec.structs.replace(context, history=tuple(history))
-        if input_ is not None:
-            assert self.fields is not None, "read where truncation is asked for"
-            body = encode({**self.fields, "input": list(input_)})
-        read = b",".join([body, *context.history]) if context.history else body
+        if mcp is not None:
+            context = msgspec.structs.replace(context, mcp=mcp, done=tuple(done))
+        if input_ is not None or replaced:
+            assert self.fields is not None, "read where the body may be rewritten"
+            given = {} if input_ is None else {"input": list(input_)}
+            body = encode({**self.fields, **given, **(replaced or {})})
+        items = (*context.history, *context.done)
+        read = b",".join([body, *items]) if items else body
         head = Head(not is_light(read), self.model, self.stream)
         return HttpPayload("responses", body, headers, head, context)
+
+
+def own_items(request: ResolvedRequest) -> list[Raw]:
+    """Return the request's own input as items; a text is a message of the user."""
+    try:
+        return msgspec.json.decode(request.input, type=list[Raw])
+    except msgspec.ValidationError:
+        return [Raw(b'{"role":"user","content":' + bytes(request.input) + b"}")]
 
 
 def _read_peek(body: bytes) -> _Peek:
@@ -119,7 +140,8 @@ async def prepare(
         history = await _history(owner, peek.previous_response_id, store)
     given, truncate, fields = bytes(peek.input), peek.truncation == "auto", None
     refers = given.startswith(b"[") and b'"item_reference"' in given
-    if refers or truncate:
+    uses_mcp = b'"mcp"' in bytes(peek.tools) or b'"mcp_approval_response"' in given
+    if refers or truncate or uses_mcp:
         fields = await bodies.run(head.large, _read_fields, body)
     if refers and fields is not None:
         fields["input"] = Raw(encode(await _dereference(owner, _raws.decode(peek.input), store)))

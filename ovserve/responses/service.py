@@ -42,7 +42,8 @@ from ovserve.api.openai.responses.operations import Deleted, ItemPage
 from ovserve.api.openai.responses.replay import replay
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable
-from ovserve.responses.input import ResolvedRequest, prepare
+from ovserve.responses.input import ResolvedRequest, own_items, prepare
+from ovserve.responses.mcp_answer import McpAnswer, McpSession, open_session
 from ovserve.responses.run import Run
 from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.responses.stored import SERVER_GONE, StoredResponses, is_background, require_background, unknown
@@ -50,12 +51,14 @@ from ovserve.responses.streams import ResponseReply, failure_of, fold_all, one, 
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
+from ovserve.serving.servable import Servable
 from ovserve.serving.token_checks import TokenizeResult
 from ovserve.serving.tokens import tokens_of
 
 Items = list[Raw]
 # An answer to the request with so much of its history and its input; None: all of it.
-Start = Callable[[Items | None, Items | None], GraphResponse]
+Answer = GraphResponse | McpAnswer
+Start = Callable[[Items | None, Items | None], Answer]
 
 
 class _Role(msgspec.Struct):
@@ -78,7 +81,7 @@ def _turns(items: list[Raw]) -> list[list[int]]:
 @asynccontextmanager
 async def start_fitting(
     start: Start, asked: ResolvedRequest
-) -> AsyncIterator[tuple[GraphResponse, HttpResponse, int]]:
+) -> AsyncIterator[tuple[Answer, HttpResponse, int]]:
     """A running answer, how it begins, and how many items were left out to make it fit."""
     async with start(None, None) as answer:
         first = await _first(answer, asked.truncate)
@@ -90,7 +93,7 @@ async def start_fitting(
         yield answer, await answer.first(), dropped
 
 
-async def _first(answer: GraphResponse, truncate: bool) -> HttpResponse | None:
+async def _first(answer: Answer, truncate: bool) -> HttpResponse | None:
     """Return how it begins; None if it is too long and may be shortened."""
     try:
         return await answer.first()
@@ -106,10 +109,7 @@ async def _fits(start: Start, past: Items, own: Items) -> bool:
 
 
 async def _shorten(start: Start, asked: ResolvedRequest) -> tuple[Items, Items, int]:
-    try:
-        own = msgspec.json.decode(asked.input, type=list[Raw])
-    except msgspec.ValidationError:  # a text
-        own = [Raw(b'{"role":"user","content":' + bytes(asked.input) + b"}")]
+    own = own_items(asked)
     past = list(asked.context.history)
     turns = _turns([*past, *own])
 
@@ -141,7 +141,17 @@ async def count_tokens(
     name = manager.only(named).name
     completed = await manager.bodies.run(head.large, _completed, body, name)
     asked = await prepare(owner, completed, store, manager.bodies, head)
-    return await tokens_of(manager.get(asked.model)).count_response(asked.payload({}))
+    servable = manager.get(asked.model)
+    session = await _session(servable, asked, runs=False)
+    payload = asked.payload({}, mcp=None if session is None else session.offers)
+    return await tokens_of(servable).count_response(payload)
+
+
+async def _session(servable: Servable, asked: ResolvedRequest, *, runs: bool = True) -> McpSession | None:
+    """Return the request's use of the graph's MCP servers, if any. Raises InvalidArgument."""
+    if servable.mcp is None:
+        return None
+    return await open_session(asked, servable.mcp, servable.count_mcp, servable.bodies, runs=runs)
 
 
 def _completed(body: bytes, model: str) -> bytes:
@@ -305,14 +315,24 @@ class ResponsesService:
     @asynccontextmanager
     async def _answer(
         self, asked: ResolvedRequest, headers: Mapping[str, str]
-    ) -> AsyncIterator[tuple[GraphResponse, HttpResponse, dict[str, str]]]:
+    ) -> AsyncIterator[tuple[Answer, HttpResponse, dict[str, str]]]:
         with named_once(asked.body, large=asked.large):
             servable = self._manager.get(asked.model)
 
-        def start(history: list[Raw] | None, input_: list[Raw] | None) -> GraphResponse:
-            return servable.start(asked.payload(headers, history, input_))
+        session: McpSession | None = None
+
+        def start(history: list[Raw] | None, input_: list[Raw] | None) -> Answer:
+            if session is None or asked.fields is None:
+                return servable.start(asked.payload(headers, history, input_))
+            offers = session.offers
+
+            def start_round(done: list[Raw], replaced: dict[str, Raw]) -> GraphResponse:
+                return servable.start(asked.payload(headers, history, input_, offers, done, replaced))
+
+            return McpAnswer(session, start_round, asked.fields)
 
         with servable.lease():
+            session = await _session(servable, asked)
             async with start_fitting(start, asked) as (answer, first, dropped):
                 notes = dict(first.headers)
                 if CLAMPED in notes:
@@ -322,7 +342,7 @@ class ResponsesService:
                 yield answer, first, notes
 
     async def _whole(
-        self, asked: ResolvedRequest, answer: GraphResponse, first: ResponseEvents, notes: dict[str, str]
+        self, asked: ResolvedRequest, answer: Answer, first: ResponseEvents, notes: dict[str, str]
     ) -> ResponseReply:
         fold = await fold_all(answer, first)
         why_incomplete = fold.response.incomplete_details

@@ -12,6 +12,7 @@ from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.objects import Failure
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import InvalidArgument, NodeError, OvserveError, for_log
+from ovserve.responses.mcp_answer import McpAnswer
 from ovserve.responses.run import Run
 from ovserve.serving.graph_response import GraphResponse
 
@@ -31,7 +32,7 @@ HIDDEN = "internal error; see the server's log"
 log = logging.getLogger(__name__)
 
 
-async def fold_all(answer: GraphResponse, first: ResponseEvents) -> ResponseFold:
+async def fold_all(answer: GraphResponse | McpAnswer, first: ResponseEvents) -> ResponseFold:
     """The whole response: what its events add up to."""
     fold = ResponseFold(first)
     fold.add(first)
@@ -40,7 +41,9 @@ async def fold_all(answer: GraphResponse, first: ResponseEvents) -> ResponseFold
     return fold
 
 
-async def stream_of(run: Run, answer: GraphResponse, first: ResponseEvents) -> AsyncIterator[bytes]:
+async def stream_of(
+    run: Run, answer: GraphResponse | McpAnswer, first: ResponseEvents
+) -> AsyncIterator[bytes]:
     """A foreground stream. It ends with response.failed if the graph fails."""
     yield run.received(first)
     try:
@@ -64,7 +67,7 @@ def failure_of(error: OvserveError) -> Failure:
     return Failure(code, HIDDEN if isinstance(error, NodeError) and ours else str(error))
 
 
-async def through(answer: GraphResponse, first: HttpResponse) -> AsyncIterator[bytes]:
+async def through(answer: GraphResponse | McpAnswer, first: HttpResponse) -> AsyncIterator[bytes]:
     """The stream of a graph that writes its own responses."""
     yield first.body
     while (chunk := await answer.next()) is not None:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from ovserve.admission.limits import Limits
+from ovserve.calculators.library.mcp_servers import McpServers
 from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.plain_model import PlainModel
@@ -117,6 +118,21 @@ class Servable:
     def base_name(self) -> bool:
         """Return whether it answers under its own name; one with fused adapters has only their names."""
         return all(r.base_name for r in self.resources.values() if isinstance(r, NamedVariants))
+
+    @cached_property
+    def _mcp(self) -> tuple[str, McpServers] | None:
+        nodes = ((plan.node.name, state.value) for plan, state in self.graph.loaded)
+        return next(((name, value) for name, value in nodes if isinstance(value, McpServers)), None)
+
+    @property
+    def mcp(self) -> McpServers | None:
+        """The MCP servers that the graph lists."""
+        return None if self._mcp is None else self._mcp[1]
+
+    def count_mcp(self, event: str) -> None:
+        """Count an event of their node."""
+        if self._mcp is not None:
+            self.metrics.node_events.add(self._mcp[0], event)
 
     @property
     def chats(self) -> bool:

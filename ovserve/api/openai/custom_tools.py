@@ -25,11 +25,13 @@ _HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
 class ClientTool(NamedTuple):
-    """A tool as the client knows it."""
+    """A tool as the client knows it. One with the label of an MCP server runs in this server."""
 
     name: str
     namespace: str = ""
     custom: bool = False
+    server_label: str = ""
+    approval: bool = False  # the client has to approve of each call
 
 
 def shown_name(namespace: str | None, name: str) -> str:

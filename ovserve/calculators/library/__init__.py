@@ -13,6 +13,7 @@ from ovserve.calculators.library import (
     cascade,
     conversation,
     conversation_memory,
+    mcp_servers,
     merge,
     text_filter,
 )
@@ -50,6 +51,7 @@ MODULES = (
     cascade,
     conversation,
     conversation_memory,
+    mcp_servers,
     merge,
     text_filter,
 )

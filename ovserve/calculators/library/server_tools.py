@@ -28,7 +28,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import msgspec
@@ -96,35 +96,57 @@ class Toolbox:
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run one call. What goes wrong is its output, for the model to read."""
-        began, failed = time.monotonic(), False
-        try:
-            output = await self._output(call)
-        except Exception as error:  # the operator's code: the model reads the reason
-            output, failed = f"error: {described(error)}", True
-            log.warning("tool %r failed: %s", call.name, described(error), exc_info=error)
-        most = self.options.max_output_characters
-        if len(output) > most:
-            output = output[:most] + " ..."
-        self._count("failed_calls" if failed else "calls")
-        return ToolResult(call, output, time.monotonic() - began, failed)
+        return await run_call(call, self._value(call), self.options, self._count)
 
-    async def _output(self, call: ToolCall) -> str:
+    async def _value(self, call: ToolCall) -> Any:
         found = self._tools.get(call.name)
         if found is None:
             raise LookupError(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
         given = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
         arguments = {name: getattr(given, name) for name in found.arguments.__struct_fields__}
         method = getattr(self._owner, found.method)
-        seconds = self.options.call_seconds
+        if found.waits:
+            return await method(**arguments)
+        return await _in_thread(method, arguments)
+
+
+async def run_call(
+    call: ToolCall, value: Awaitable[Any], options: ServerToolsOptions, count: Callable[[str], None]
+) -> ToolResult:
+    """Await the value of a call within the limits of a node, and count it. An error is its output."""
+    began, failed, seconds = time.monotonic(), False, options.call_seconds
+    try:
         try:
             async with asyncio.timeout(seconds):
-                if found.waits:
-                    value = await method(**arguments)
-                else:
-                    value = await _in_thread(method, arguments)
+                made = await value
         except TimeoutError:
             raise TimeoutError(f"no result within {seconds:g} s") from None
-        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        output = made if isinstance(made, str) else msgspec.json.encode(made).decode()
+    except Exception as error:  # the operator's code: the model reads the reason
+        output, failed = f"error: {described(error)}", True
+        log.warning("tool %r failed: %s", call.name, described(error), exc_info=error)
+    if len(output) > options.max_output_characters:
+        output = output[: options.max_output_characters] + " ..."
+    count("failed_calls" if failed else "calls")
+    return ToolResult(call, output, time.monotonic() - began, failed)
+
+
+class Rounds:
+    """Decides whether a model may call once more: for `most` rounds, while they find out something new."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._known: set[tuple[str, str]] = set()  # names and outputs of calls
+
+    @property
+    def may_call(self) -> bool:
+        return self._left > 0
+
+    def add(self, results: Iterable[ToolResult]) -> None:
+        """Add a round of calls."""
+        found = {(result.call.name, result.output) for result in results}
+        self._left = 0 if found <= self._known else self._left - 1  # else it goes in circles
+        self._known |= found
 
 
 async def _in_thread(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ovserve.calculators.author_llm import AuthorLlm, Messages
-from ovserve.calculators.library.server_tools import Toolbox, ToolResult
+from ovserve.calculators.library.server_tools import Rounds, Toolbox, ToolResult
 from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy
@@ -39,12 +39,10 @@ async def answer_with_tools(
     A round that calls a tool of the `client`, who runs it, is the last.
     """
     history: list[Any] = list(messages)
-    rounds = tools.options.max_rounds if tools is not None else 0
-    may_call = True
-    known: set[tuple[str, str]] = set()  # names and outputs of calls
+    rounds = Rounds(tools.options.max_rounds if tools is not None else 0)
     results: list[ToolResult] = []
-    for number in range(rounds + 1):
-        may_call = may_call and number < rounds
+    while True:
+        may_call = rounds.may_call
         if results and not may_call:
             history = _told(messages, results)
         own = tools.policy(allowed=may_call) if tools is not None else None
@@ -64,9 +62,7 @@ async def answer_with_tools(
         new = await asyncio.gather(*(tools.run(call) for call in calls))
         history += _turn(choice, new)
         results += new
-        found = {(result.call.name, result.output) for result in new}
-        may_call = not found <= known  # else it goes in circles
-        known |= found
+        rounds.add(new)
         for result in new:
             yield result
 

@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from ovserve.api.openai.common import new_id
+from ovserve.api.openai.responses.mcp import McpOffer
 
 
 def _id() -> str:
@@ -25,3 +26,6 @@ class ResponseContext(msgspec.Struct, frozen=True, kw_only=True):
     created: int = msgspec.field(default_factory=_now)
     store: bool = False
     history: tuple[msgspec.Raw, ...] = ()  # items of earlier responses, in the stored form
+    # The tools of MCP servers that the request may use; None: the graph has no servers.
+    mcp: tuple[McpOffer, ...] | None = None
+    done: tuple[msgspec.Raw, ...] = ()  # items of the response itself, of its rounds before

@@ -12,7 +12,7 @@ from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.events import StoredInput
 from ovserve.api.openai.responses.items import Item, listed
 from ovserve.api.openai.responses.request import ResponseRequest
-from ovserve.api.openai.responses.tools import Tools
+from ovserve.api.openai.responses.tools import Tools, clean_tools
 from ovserve.llm.request import Presentation
 
 _item = msgspec.json.Decoder(Item)
@@ -32,9 +32,18 @@ class DecodedResponses:
     def history(self) -> list[Item]:
         return [_item.decode(raw) for raw in self.context.history]
 
+    @property
+    def done(self) -> list[Item]:
+        return [_item.decode(raw) for raw in self.context.done]
+
     def within(self, context: ResponseContext) -> DecodedResponses:
-        """The same with what the service knows of it."""
-        return replace(self, context=context)
+        """The same with what the service knows of it. Raises InvalidArgument."""
+        if context.mcp is None:
+            return replace(self, context=context)
+        body = self.body
+        tools = clean_tools(body.tools, body.tool_choice, body.parallel_tool_calls, context.mcp)
+        ignored = tuple(name for name in self.ignored if name not in self.tools.ignored)
+        return replace(self, context=context, tools=tools, ignored=(*ignored, *tools.ignored))
 
     @cached_property
     def stored_input(self) -> StoredInput:
@@ -47,7 +56,7 @@ class DecodedResponses:
     def without_input(self) -> DecodedResponses:
         """The same without the conversation, which may be large; with what is stored of it."""
         body = msgspec.structs.replace(self.body, input="")
-        context = msgspec.structs.replace(self.context, history=())
+        context = msgspec.structs.replace(self.context, history=(), mcp=None, done=())
         return replace(self, body=body, items=(), context=context, kept=self.stored_input)
 
 

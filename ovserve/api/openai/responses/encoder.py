@@ -13,6 +13,7 @@ import msgspec
 
 from ovserve.api.openai.common import DONE, encode
 from ovserve.api.openai.responses.events import (
+    ArgumentsDone,
     GenerationStarted,
     ItemAdded,
     ItemDelta,
@@ -20,11 +21,15 @@ from ovserve.api.openai.responses.events import (
     ResponseCreated,
     ResponseEnded,
     ResponseEvent,
+    ToolEnded,
 )
 from ovserve.api.openai.responses.objects import (
     CustomToolCall,
     FunctionCall,
     Logprob,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     OutputItem,
     Reasoning,
     Response,
@@ -81,6 +86,10 @@ class EventEncoder:
                 return self.opened(index, response.output[index])
             case ItemDone(index):
                 return self.closed(index, response.output[index])
+            case ArgumentsDone(index):
+                return self.called(index, response.output[index])
+            case ToolEnded(index):
+                return self.answered(index, response.output[index])
             case ResponseCreated():
                 out = self.lifecycle("created", response)
                 return out + self.lifecycle("queued", response) if response.status == "queued" else out
@@ -99,8 +108,11 @@ class EventEncoder:
     def opened(self, index: int, item: OutputItem) -> bytes:
         """An item begins, empty: the item itself, and its one part."""
         out = self._event("response.output_item.added", {"output_index": index, "item": _empty(item)})
-        if isinstance(item, FunctionCall | CustomToolCall):
+        if isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest):
             return out
+        if isinstance(item, McpListTools | McpCall):
+            where = {"item_id": item.id, "output_index": index}
+            return out + self._event(f"response.{_type(item)}.in_progress", where)
         if isinstance(item, Reasoning):
             where = {"item_id": item.id, "output_index": index, "summary_index": 0}
             part: dict[str, Any] = {"type": "summary_text", "text": ""}
@@ -111,8 +123,13 @@ class EventEncoder:
 
     def delta(self, index: int, item: OutputItem, text: str, logprobs: list[Logprob]) -> bytes:
         """More of an item. These are nearly all events of a stream, hence structs of their own."""
+        if isinstance(item, McpApprovalRequest):
+            return b""  # it is shown when it is whole
         number = self.next_number
         self.next_number += 1
+        if isinstance(item, McpCall):
+            type_ = "response.mcp_call_arguments.delta"
+            return _frame(type_, InputDelta(type_, number, item.id, index, text))
         if isinstance(item, FunctionCall):
             type_ = "response.function_call_arguments.delta"
             return _frame(type_, ArgumentsDelta(type_, number, item.id, index, item.call_id, text))
@@ -125,9 +142,23 @@ class EventEncoder:
         type_ = "response.output_text.delta"
         return _frame(type_, TextDelta(type_, number, item.id, index, 0, text, logprobs))
 
+    def called(self, index: int, item: OutputItem) -> bytes:
+        """The arguments of an MCP call are whole."""
+        assert isinstance(item, McpCall), "no other item has such an event"
+        where = {"item_id": item.id, "output_index": index, "arguments": item.arguments}
+        return self._event("response.mcp_call_arguments.done", where)
+
+    def answered(self, index: int, item: OutputItem) -> bytes:
+        """An MCP server has answered."""
+        assert isinstance(item, McpListTools | McpCall), "no other item has such an event"
+        state = "completed" if item.error is None else "failed"
+        return self._event(f"response.{_type(item)}.{state}", {"item_id": item.id, "output_index": index})
+
     def closed(self, index: int, item: OutputItem) -> bytes:
         """An item is whole."""
-        if isinstance(item, FunctionCall):
+        if isinstance(item, McpListTools | McpCall | McpApprovalRequest):
+            out = b""
+        elif isinstance(item, FunctionCall):
             where: dict[str, Any] = {"item_id": item.id, "output_index": index}
             more = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
             out = self._event("response.function_call_arguments.done", where | more)
@@ -157,7 +188,19 @@ def _frame(type_: str, value: Any) -> bytes:
     return b"event: " + type_.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
+def _type(item: OutputItem) -> str:
+    return str(item.__struct_config__.tag)
+
+
 def _empty(item: OutputItem) -> dict[str, Any]:
+    if isinstance(item, McpListTools | McpCall | McpApprovalRequest):
+        begun = msgspec.structs.replace(item, tools=[]) if isinstance(item, McpListTools) else item
+        if isinstance(begun, McpCall):
+            begun = msgspec.structs.replace(
+                begun, status="in_progress", arguments="", output=None, error=None
+            )
+        shown: dict[str, Any] = msgspec.to_builtins(begun)
+        return shown
     shared = {"id": item.id, "status": "in_progress"}
     if isinstance(item, FunctionCall | CustomToolCall):
         type_, field = ("function_call", "arguments")

@@ -57,7 +57,8 @@ class Responses:
         check_model(policy, model)
         max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
         images, history = pictures_of(model), decoded.history
-        messages = to_messages([*history, *decoded.items], body.instructions, images, len(history))
+        conversation = [*history, *decoded.items, *decoded.done]
+        messages = to_messages(conversation, body.instructions, images, len(history))
         if not messages:
             raise InvalidArgument("input: expected at least one message, got none", param="input")
         effort = body.reasoning.effort if body.reasoning else None

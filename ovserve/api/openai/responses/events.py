@@ -8,13 +8,16 @@ calculator that changes an `ItemDelta` changes all of them.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from ovserve.api.openai.responses.objects import Failure, Incomplete, Logprob, Response, Usage
 
-ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
+ItemKind = Literal[
+    "message", "reasoning", "function_call", "custom_tool_call",
+    "mcp_list_tools", "mcp_call", "mcp_approval_request",
+]  # fmt: skip
 Status = Literal["completed", "incomplete", "failed", "cancelled"]
 
 
@@ -37,7 +40,11 @@ class GenerationStarted(msgspec.Struct, frozen=True):
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
-    """An output item begins, empty. `call_id`, `name` and `namespace` belong to calls."""
+    """An output item begins, empty. `call_id`, `name` and `namespace` belong to calls.
+
+    An MCP item has the label of its server as `namespace`, and an approved call the id of the request as
+    `call_id`.
+    """
 
     index: int
     kind: ItemKind
@@ -55,11 +62,26 @@ class ItemDelta(msgspec.Struct, frozen=True, gc=False):
     logprobs: list[Logprob] = []
 
 
+class ArgumentsDone(msgspec.Struct, frozen=True):
+    """The arguments of an MCP call are whole, so it runs."""
+
+    index: int
+
+
+class ToolEnded(msgspec.Struct, frozen=True):
+    """An MCP server has answered: a call by `output`, a list by `tools`, either by `error`."""
+
+    index: int
+    output: str | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    error: str | None = None
+
+
 class ItemDone(msgspec.Struct, frozen=True):
     """An item gets no more text."""
 
     index: int
-    status: Literal["completed", "incomplete"]
+    status: Literal["completed", "incomplete", "failed"]
 
 
 class ItemRetracted(msgspec.Struct, frozen=True):
@@ -89,6 +111,8 @@ ResponseEvent = (
     | GenerationStarted
     | ItemAdded
     | ItemDelta
+    | ArgumentsDone
+    | ToolEnded
     | ItemDone
     | ItemRetracted
     | ItemBecameReasoning

@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.events import (
+    ArgumentsDone,
     GenerationStarted,
     ItemAdded,
     ItemBecameReasoning,
@@ -19,13 +20,18 @@ from ovserve.api.openai.responses.events import (
     ResponseEvents,
     Status,
     StoredInput,
+    ToolEnded,
 )
 from ovserve.api.openai.responses.objects import (
+    STATELESS,
     TERMINAL,
     CustomToolCall,
     Failure,
     FunctionCall,
     Logprob,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     Message,
     OutputItem,
     OutputText,
@@ -47,13 +53,13 @@ class _OpenItem:
     def write_to(self, item: OutputItem) -> None:
         text = "".join(self.texts)
         self.texts = [text]
-        if isinstance(item, FunctionCall):
+        if isinstance(item, FunctionCall | McpCall | McpApprovalRequest):
             item.arguments = text
         elif isinstance(item, CustomToolCall):
             item.input = text
         elif isinstance(item, Reasoning):
             item.summary[0].text = text
-        else:
+        elif isinstance(item, Message):
             item.content[0].text = text
             item.content[0].logprobs = self.logprobs
 
@@ -86,6 +92,14 @@ class ResponseFold:
         for index, open_ in self._open.items():
             open_.write_to(self.response.output[index])
         return encode(self.response)
+
+    def items(self) -> list[OutputItem]:
+        """Return the items so far, without those that were retracted."""
+        return [
+            self._as_reasoning(item, self._reasoning[i]) if i in self._reasoning else item
+            for i, item in enumerate(self.response.output)
+            if i not in self._retracted
+        ]
 
     def end_early(self, status: Status, error: Failure | None = None) -> list[ResponseEvent]:
         """Return the events that end the response now; none if it has ended."""
@@ -121,7 +135,10 @@ class ResponseFold:
                 item = self.response.output[index]
                 open_.write_to(item)
                 del self._open[index]
-                item.status = status
+                if not isinstance(item, STATELESS):
+                    item.status = status
+            case ArgumentsDone() | ToolEnded():
+                self._progress(event)
             case ItemRetracted(index):
                 self._retracted.add(index)
             case ItemBecameReasoning(index, id_):
@@ -134,6 +151,18 @@ class ResponseFold:
         if open_ is None:
             raise Internal(f"an event for output item {index}, which is not open")
         return open_
+
+    def _progress(self, event: ArgumentsDone | ToolEnded) -> None:
+        item = self.response.output[event.index]
+        if isinstance(event, ArgumentsDone):
+            self._item(event.index).write_to(item)
+        elif isinstance(item, McpListTools):
+            item.tools, item.error = list(event.tools), event.error
+        elif isinstance(item, McpCall):
+            item.output = event.output
+            if event.error is not None:
+                text = {"type": "text", "text": event.error}
+                item.error = {"type": "mcp_tool_execution_error", "content": [text]}
 
     def _add(self, event: ItemAdded) -> None:
         output = self.response.output
@@ -153,17 +182,21 @@ class ResponseFold:
                 custom = CustomToolCall(event.id, "in_progress", event.call_id, event.name)
                 custom.namespace = event.namespace or UNSET
                 output.append(custom)
+            case "mcp_list_tools":
+                output.append(McpListTools(event.id, event.namespace))
+            case "mcp_call":
+                made = McpCall(event.id, "in_progress", event.namespace, event.name)
+                made.approval_request_id = event.call_id or None
+                output.append(made)
+            case "mcp_approval_request":
+                output.append(McpApprovalRequest(event.id, event.namespace, event.name))
 
     def _end(self, event: ResponseEnded) -> None:
         response = self.response
         response.status, response.usage = event.status, self.usage
         response.completed_at = event.completed_at
         response.incomplete_details, response.error = event.incomplete_details, event.error
-        response.output = [
-            self._as_reasoning(item, self._reasoning[i]) if i in self._reasoning else item
-            for i, item in enumerate(response.output)
-            if i not in self._retracted
-        ]
+        response.output = self.items()
 
     def _as_reasoning(self, item: OutputItem, id_: str) -> OutputItem:
         if not isinstance(item, Message):

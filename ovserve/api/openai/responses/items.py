@@ -27,8 +27,16 @@ OUTPUT_PARTS = (*TEXT_PARTS, "refusal", IMAGE_PART, FILE_PART)  # an output with
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-    "reasoning", "item_reference",
+    "reasoning", "item_reference", "mcp_list_tools", "mcp_call", "mcp_approval_request",
+    "mcp_approval_response",
 )  # fmt: skip
+MCP_FIELDS = {  # that items of MCP servers need
+    "mcp_list_tools": ("server_label",),
+    "mcp_call": ("server_label", "name", "arguments"),
+    "mcp_approval_request": ("server_label", "name", "arguments"),
+    "mcp_approval_response": ("approval_request_id", "approve"),
+}
+LABELLED = ("mcp_list_tools", "mcp_call", "mcp_approval_request")
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -53,7 +61,9 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     type: Annotated[
         str | None,
-        doc("message, reasoning, a call or the output of one; what ran at OpenAI is dropped and reported"),
+        doc(
+            "message, reasoning, a call or the output of one, or an item of an MCP server; others are dropped"
+        ),
     ] = None
     id: Annotated[str | None, doc("kept")] = None
     role: Annotated[str | None, doc("of a message; one with a role needs no type")] = None
@@ -70,6 +80,12 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     input: Annotated[str | None, doc("of a custom_tool_call: text")] = None  # of a custom tool's call
     output: Annotated[Any, doc("text, parts of text, or any JSON")] = None
     summary: Annotated[list[ContentPart] | None, doc("of reasoning without content")] = None
+    server_label: Annotated[str | None, doc("of an MCP item")] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("of mcp_list_tools")] = None
+    error: Annotated[Any, doc("of mcp_call and mcp_list_tools")] = None
+    approval_request_id: Annotated[str | None, doc("of an mcp_approval_response, and of the call")] = None
+    approve: Annotated[bool | None, doc("of an mcp_approval_response")] = None
+    reason: Annotated[str | None, doc("of an mcp_approval_response")] = None
 
     @property
     def kind(self) -> str:
@@ -100,9 +116,13 @@ def check_items(items: Sequence[Item]) -> list[str]:
             _output(item.output, f"{where}.output", Pictures())
         elif kind == "reasoning":
             _text(item.content, f"{where}.content", Pictures(TEXT_ONLY_HERE))
+        elif kind in MCP_FIELDS and not _is_dropped(item):
+            _need(item, where, *MCP_FIELDS[kind])
         elif kind == "item_reference":
             raise InvalidArgument(f"{where}.id: item {item.id!r} is not stored here", param=f"{where}.id")
-        elif kind and item.role is None:  # made by a tool that runs at OpenAI: nothing for this model
+        elif kind and (
+            item.role is None or kind in MCP_FIELDS
+        ):  # made by a tool that runs at OpenAI: nothing for this model
             dropped.append(f"{where}.type={kind}")
         else:
             raise _wrong(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
@@ -111,7 +131,7 @@ def check_items(items: Sequence[Item]) -> list[str]:
 
 def listed(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The items as GET input_items shows them and as the store keeps them."""
-    return [_listed(item) for item in items if item.kind in KINDS]
+    return [_listed(item) for item in items if item.kind in KINDS and not _is_dropped(item)]
 
 
 def loosen_items(body: Any) -> None:
@@ -119,13 +139,28 @@ def loosen_items(body: Any) -> None:
     items = body.get("input") if isinstance(body, dict) else None
     if isinstance(items, list):
         body["input"] = [
-            {"type": item["type"], "role": item.get("role")} if chat.is_foreign(item, KINDS) else item
-            for item in items
+            {"type": item["type"], "role": item.get("role")} if _is_foreign(item) else item for item in items
         ]
+
+
+def _is_dropped(item: Item) -> bool:
+    """Return whether it is an MCP server's without a label: another server's, so nothing for this model."""
+    return item.kind in LABELLED and item.server_label is None
+
+
+def _is_foreign(item: Any) -> bool:
+    """Return whether only other servers know the item; so it is with one of an MCP server without a label."""
+    if chat.is_foreign(item, KINDS):
+        return True
+    labelled = isinstance(item, dict) and item.get("type") in LABELLED
+    return labelled and not isinstance(item.get("server_label"), str)
 
 
 def _listed(item: Item) -> dict[str, Any]:
     status = item.status or "completed"
+    if item.kind.startswith("mcp_"):
+        given: dict[str, Any] = msgspec.to_builtins(item)
+        return given | {"id": item.id or new_id(f"{item.kind}_")}
     if item.kind == "message":
         shown: list[dict[str, Any]] = []
         parts = [ContentPart("text", item.content)] if isinstance(item.content, str) else item.content
@@ -189,6 +224,7 @@ def to_messages(
     request."""
     messages = [] if instructions is None else [chat.Message("system", instructions)]
     turn = _Turn()
+    requests: dict[str, Item] = {}  # for approval, by id
 
     def flush() -> None:
         nonlocal turn
@@ -212,6 +248,10 @@ def to_messages(
             arguments = _arguments(item) if kind == "function_call" else input_arguments(item.input)
             call = chat.FunctionCall(shown_name(item.namespace, item.name or ""), arguments or "{}")
             turn.calls.append(chat.ToolCallItem(call, item.call_id or item.id))
+        elif (called := _mcp_call(item, requests)) is not None:
+            turn.calls.append(called)
+            flush()
+            messages.append(chat.Message("tool", _mcp_output(item), tool_call_id=called.id))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             flush()
             messages.append(
@@ -224,6 +264,33 @@ def to_messages(
             messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", images)))
     flush()
     return [chat.template_message(m, i, images) for i, m in enumerate(messages)]
+
+
+def _mcp_call(item: Item, requests: dict[str, Item]) -> chat.ToolCallItem | None:
+    """Return the call that an item says has been run, or not been approved of; keep requests for approval."""
+    called: Item | None = None
+    if item.kind == "mcp_approval_request":
+        requests[item.id or ""] = item
+    elif item.kind == "mcp_call":
+        called = item
+    elif item.kind == "mcp_approval_response" and item.approve is False:
+        called = requests.get(item.approval_request_id or "")
+    if called is None or called.server_label is None:
+        return None
+    return chat.ToolCallItem(chat.FunctionCall(called.name or "", _arguments(called) or "{}"), called.id)
+
+
+def _mcp_output(item: Item) -> str:
+    """Return what the model reads of a call that has been run, or that the user has not approved of."""
+    if item.kind == "mcp_approval_response":
+        return "error: the user did not approve of this call" + (f": {item.reason}" if item.reason else "")
+    if isinstance(item.output, str):
+        return item.output
+    content = item.error.get("content") if isinstance(item.error, dict) else None
+    texts = (
+        [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    )
+    return "\n".join(text for text in texts if isinstance(text, str)) or f"error: {item.error or 'no result'}"
 
 
 def _arguments(item: Item) -> str | None:

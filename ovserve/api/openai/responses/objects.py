@@ -70,7 +70,33 @@ class CustomToolCall(msgspec.Struct, tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
+class McpListTools(msgspec.Struct, tag="mcp_list_tools"):
+    id: str
+    server_label: str
+    tools: list[dict[str, Any]] = []
+    error: str | None = None
+
+
+class McpCall(msgspec.Struct, tag="mcp_call"):
+    id: str
+    status: str
+    server_label: str
+    name: str
+    arguments: str = ""
+    output: str | None = None
+    error: dict[str, Any] | None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequest(msgspec.Struct, tag="mcp_approval_request"):
+    id: str
+    server_label: str
+    name: str
+    arguments: str = ""
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | McpListTools | McpCall | McpApprovalRequest
+STATELESS = (McpListTools, McpApprovalRequest)  # items without a status
 
 
 class InputDetails(msgspec.Struct, gc=False):

@@ -14,10 +14,14 @@ import msgspec
 from ovserve.api.openai.common import DONE, encode
 from ovserve.api.openai.responses.encoder import EventEncoder
 from ovserve.api.openai.responses.objects import (
+    STATELESS,
     CustomToolCall,
     Failure,
     FunctionCall,
     Logprob,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     Message,
     OutputItem,
     OutputText,
@@ -62,10 +66,16 @@ def events_of(body: bytes, after: int | None = None) -> bytes:
             text, logprobs = item.content[0].text, item.content[0].logprobs
         elif isinstance(item, Reasoning):
             text, logprobs = item.summary[0].text, []
+        elif isinstance(item, McpListTools):
+            text, logprobs = "", []
         else:
-            text, logprobs = item.arguments if isinstance(item, FunctionCall) else item.input, []
+            text, logprobs = item.input if isinstance(item, CustomToolCall) else item.arguments, []
         if text:
             out += events.delta(index, item, text, logprobs)
+        if isinstance(item, McpCall) and item.status != "incomplete":
+            out += events.called(index, item)
+        if isinstance(item, McpListTools) or (isinstance(item, McpCall) and item.status != "incomplete"):
+            out += events.answered(index, item)
         out += events.closed(index, item)
     state = ended.status if ended.status in ("completed", "failed") else "incomplete"
     if after is not None and after >= events.next_number:
@@ -117,7 +127,8 @@ def lost(body: bytes, log: bytes | None, message: str) -> tuple[bytes, bytes | N
 
 def _fail(response: Response, message: str) -> None:
     for item in response.output:
-        item.status = "incomplete" if item.status == "in_progress" else item.status
+        if not isinstance(item, STATELESS) and item.status == "in_progress":
+            item.status = "incomplete"
     response.status, response.error = "failed", Failure("server_error", message)
 
 
@@ -165,12 +176,12 @@ def _item(seen: dict[str, Any]) -> OutputItem:
 
 
 def _grow(item: OutputItem, event: _Seen) -> None:
-    if isinstance(item, FunctionCall):
+    if isinstance(item, FunctionCall | McpCall | McpApprovalRequest):
         item.arguments += event.delta
     elif isinstance(item, CustomToolCall):
         item.input += event.delta
     elif isinstance(item, Reasoning):
         item.summary[0].text += event.delta
-    else:
+    elif isinstance(item, Message):
         item.content[0].text += event.delta
         item.content[0].logprobs += event.logprobs

@@ -44,7 +44,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
         None
     )
     max_output_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
-    max_tool_calls: Annotated[Count | None, doc("echoed; no tools run in the server")] = None
+    max_tool_calls: Annotated[Count | None, doc("of tools of MCP servers, which run in the server")] = None
     metadata: Annotated[
         Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, doc("kept and echoed")
     ] = None
@@ -67,7 +67,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
     tools: Annotated[
         list[dict[str, Any]] | None,
         doc(
-            "function and custom tools, in a namespace too; those that run at OpenAI are dropped and reported"
+            "function and custom tools, in a namespace too, and mcp with the server_label of a server of the "
+            "graph; others are dropped and reported"
         ),
     ] = None
     tool_choice: Annotated[

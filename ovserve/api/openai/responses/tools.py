@@ -1,7 +1,8 @@
 """The `tools` and `tool_choice` of a responses body: the client's tools as a policy, the rest reported.
 
-Agents send tools that only OpenAI can run (web_search, mcp ...) in every request; those are dropped and named
-in a header, never rejected (W5). The same for a tool_choice that names one. Custom tools and the tools of a
+Agents send tools that only OpenAI can run (web_search ...) in every request; those are dropped and named in a
+header, never rejected (W5), and so is `mcp` where the graph has no such servers (`mcp.py`). The same for a
+tool_choice that names one. Custom tools and the tools of a
 namespace are the client's own (`api/openai/custom_tools.py`).
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.api.openai.custom_tools import ClientTool, custom_function, shown_name
+from ovserve.api.openai.responses.mcp import MCP, McpOffer, add_offers, chosen_names
 from ovserve.api.openai.tools import function_tool, tool_policy
 from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.tooling import ToolPolicy
@@ -36,12 +38,15 @@ class _Found:
     listed: list[dict[str, Any]] = field(default_factory=list)
     names: dict[str, ClientTool] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    serves_mcp: bool = False
 
     def add(self, tool: Any, where: str) -> None:
         type_ = _type_of(tool, where)
         if type_ == "namespace":
             self._add_namespace(tool, where)
             self.listed.append({"description": "", **tool})
+        elif type_ == MCP and self.serves_mcp:
+            self.listed.append(tool)
         elif self._add_own(tool, type_, where):
             self.listed.append(tool if type_ == "custom" else _flat(self.functions[-1]))
 
@@ -85,13 +90,21 @@ class _Found:
 
 
 def clean_tools(
-    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None = None
+    tools: list[dict[str, Any]] | None,
+    choice: str | dict[str, Any] | None,
+    parallel: bool | None = None,
+    mcp: tuple[McpOffer, ...] | None = None,
 ) -> Tools:
-    """Raises InvalidArgument for a malformed tool of the client or choice."""
-    found = _Found()
+    """`mcp` are the tools of the graph's servers, if it has servers.
+
+    Raises InvalidArgument for a malformed tool of the client or choice.
+    """
+    found = _Found(serves_mcp=mcp is not None)
     for i, tool in enumerate(tools or ()):
         found.add(tool, f"tools[{i}]")
-    wanted, dropped = _without_hosted(choice, only_hosted=bool(tools) and not found.functions)
+    found.ignored += add_offers(mcp or (), found.functions, found.names)
+    own = OWN if mcp is None else (*OWN, MCP)
+    wanted, dropped = _without_hosted(choice, own, only_hosted=bool(tools) and not found.functions)
     policy = tool_policy(found.functions, _shown_choice(wanted, found.names), parallel)
     ignored = (*found.ignored, *dropped, *(policy.unenforced if policy is not None else ()))
     return Tools(tuple(found.listed), _echo(wanted), policy, ignored, found.names)
@@ -105,7 +118,7 @@ def _type_of(tool: Any, where: str) -> str:
 
 
 def _shown_choice(
-    choice: str | dict[str, Any] | None, names: Mapping[str, ClientTool]
+    choice: str | dict[str, Any] | None, names: dict[str, ClientTool]
 ) -> str | dict[str, Any] | None:
     """Return the choice with the names that the model is shown."""
     if not isinstance(choice, dict) or not names:
@@ -114,15 +127,17 @@ def _shown_choice(
     if choice.get("type") == "allowed_tools" and isinstance(listed, list):
         shown = [one for tool in listed for one in _shown_tools(tool, names)]
         return choice | {"tools": shown}
-    if choice.get("type") == "namespace":
+    if choice.get("type") in ("namespace", MCP):
         tools = _shown_tools(choice, names)
         return {"type": "allowed_tools", "mode": "required", "tools": tools}
     named: dict[str, Any] = _shown_tools(choice, names)[0]
     return named
 
 
-def _shown_tools(tool: Any, names: Mapping[str, ClientTool]) -> list[Any]:
-    """Return a tool of a choice, or all of a namespace, with the names that the model is shown."""
+def _shown_tools(tool: Any, names: dict[str, ClientTool]) -> list[Any]:
+    """Return a tool of a choice, or all of a namespace or server, with the names that the model is shown."""
+    if isinstance(tool, dict) and tool.get("type") == MCP:
+        return chosen_names(tool, names)
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         return [tool]
     name, space = tool["name"], tool.get("namespace")
@@ -133,7 +148,7 @@ def _shown_tools(tool: Any, names: Mapping[str, ClientTool]) -> list[Any]:
 
 
 def _without_hosted(
-    choice: str | dict[str, Any] | None, *, only_hosted: bool
+    choice: str | dict[str, Any] | None, own: tuple[str, ...], *, only_hosted: bool
 ) -> tuple[str | dict[str, Any] | None, list[str]]:
     """The choice among function tools, and what is dropped of it."""
     if choice == "required" and only_hosted:
@@ -142,19 +157,19 @@ def _without_hosted(
         return choice, []
     type_ = choice.get("type")
     if type_ == "allowed_tools" and isinstance(choice.get("tools"), list):
-        kept = [t for t in choice["tools"] if not isinstance(t, dict) or t.get("type") in (None, *OWN)]
+        kept = [t for t in choice["tools"] if not isinstance(t, dict) or t.get("type") in (None, *own)]
         gone = len(choice["tools"]) - len(kept)
         if gone and kept:
             return choice | {"tools": kept}, ["tool_choice.tools"]
         if gone:
             return "none", ["tool_choice.tools"]
-    elif type_ not in (*OWN, "allowed_tools", None):
+    elif type_ not in (*own, "allowed_tools", None):
         return None, [f"tool_choice.type={type_}"]
     return choice, []
 
 
 def _echo(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
-    if isinstance(choice, dict) and choice.get("type") != "allowed_tools":
+    if isinstance(choice, dict) and choice.get("type") not in ("allowed_tools", MCP):
         inner = choice.get("function")
         name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
         space = {"namespace": choice["namespace"]} if choice.get("namespace") else {}

@@ -98,6 +98,9 @@ ID_PREFIX: dict[ItemKind, str] = {
     "reasoning": "rs_",
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
+    "mcp_list_tools": "mcpl_",
+    "mcp_call": "mcp_",
+    "mcp_approval_request": "mcpr_",
 }
 NO_TOOL = ClientTool("")
 # The reason of an incomplete response, by the finish reason of a choice.
@@ -208,6 +211,9 @@ class ResponseEventWriter:
     def _next_call(self, choice: int, call: int, call_id: str, shown: str) -> None:
         tool = self._shown.decoded.tools.names.get(shown) or ClientTool(shown)
         kind: ItemKind = "custom_tool_call" if tool.custom else "function_call"
+        if tool.server_label:
+            kind = "mcp_approval_request" if tool.approval else "mcp_call"
+            tool, call_id = tool._replace(namespace=tool.server_label), ""
         self._next(choice, kind, call, call_id, tool)
 
     def _next(
