@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.api.openai.realtime.config import Abilities
@@ -17,6 +17,7 @@ from ovserve.api.openai.realtime.turns import FRAME
 from ovserve.calculators.realtime_codec import ear
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall
+from tests.breadth import examples
 from tests.http.test_realtime import check_event
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
@@ -36,52 +37,56 @@ def chunk(seconds: float) -> str:
     return base64.b64encode(np.zeros(int(seconds * 24_000), np.int16).tobytes()).decode()
 
 
-IDS = st.sampled_from(["a", "b", "c"])
-CLIENT = st.one_of(
-    st.builds(lambda id_: {"type": "conversation.item.create", "item": message("x", id=id_)}, IDS),
-    st.builds(
-        lambda id_, p: {
-            "type": "conversation.item.create",
-            "item": message("x", id=id_),
-            "previous_item_id": p,
-        },
-        IDS,
-        st.one_of(IDS, st.just("root")),
-    ),
-    st.builds(lambda id_: {"type": "conversation.item.delete", "item_id": id_}, IDS),
-    st.builds(lambda id_: {"type": "conversation.item.retrieve", "item_id": id_}, IDS),
-    st.sampled_from(
-        [
-            {"type": "response.create"},
-            {"type": "response.create", "response": {"conversation": "none", "input": [message("y")]}},
-            {"type": "response.create", "response": {"output_modalities": ["text"]}},
-            {"type": "response.create", "response": {"input": []}},
-            {"type": "response.create", "response": {"tools": 3}},
-            {"type": "response.cancel"},
-            {"type": "response.cancel", "response_id": "none"},
-            {"type": "input_audio_buffer.append", "audio": chunk(0.1)},
-            {"type": "input_audio_buffer.append", "audio": chunk(1)},
-            {"type": "input_audio_buffer.append", "audio": "%"},
-            {"type": "input_audio_buffer.commit"},
-            {"type": "input_audio_buffer.clear"},
-            {"type": "session.update", "session": {"audio": {"input": {"turn_detection": None}}}},
-            {"type": "session.update", "session": {"audio": {"input": {"transcription": {"model": "x"}}}}},
-            {
-                "type": "session.update",
-                "session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}},
-            },
-            {
-                "type": "session.update",
-                "session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}},
-            },
-            {"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcma"}}}}},
-            {"type": "session.update", "session": {"tools": [TOOL], "nothing": 1}},
-            {"type": "nonsense"},
-            {"type": "output_audio_buffer.clear"},
-            {"type": 3},
-        ]
-    ),
-)
+def about(id_: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "conversation.item.create", "item": message("x", id=id_)},
+        {"type": "conversation.item.create", "item": message("x", id=id_), "previous_item_id": "root"},
+        {"type": "conversation.item.create", "item": message("x"), "previous_item_id": id_},
+        {"type": "conversation.item.delete", "item_id": id_},
+        {"type": "conversation.item.retrieve", "item_id": id_},
+        {"type": "conversation.item.truncate", "item_id": id_, "content_index": 0, "audio_end_ms": 0},
+    ]
+
+
+# Half of all events are those that begin and end responses.
+OFTEN = [
+    {"type": "conversation.item.create", "item": message("x")},
+    {"type": "response.create"},
+    {"type": "response.cancel"},
+    {"type": "input_audio_buffer.append", "audio": chunk(1)},
+]
+SELDOM = [
+    *about("a"),
+    *about("b"),
+    {"type": "response.create"},
+    {"type": "response.create", "response": {"conversation": "none", "input": [message("y")]}},
+    {"type": "response.create", "response": {"output_modalities": ["text"]}},
+    {"type": "response.create", "response": {"input": []}},
+    {"type": "response.create", "response": {"tools": 3}},
+    {"type": "response.cancel"},
+    {"type": "response.cancel", "response_id": "none"},
+    {"type": "input_audio_buffer.append", "audio": chunk(0.1)},
+    {"type": "input_audio_buffer.append", "audio": chunk(1)},
+    {"type": "input_audio_buffer.append", "audio": "%"},
+    {"type": "input_audio_buffer.commit"},
+    {"type": "input_audio_buffer.clear"},
+    {"type": "session.update", "session": {"audio": {"input": {"turn_detection": None}}}},
+    {"type": "session.update", "session": {"audio": {"input": {"transcription": {"model": "x"}}}}},
+    {
+        "type": "session.update",
+        "session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}},
+    },
+    {
+        "type": "session.update",
+        "session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}},
+    },
+    {"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcma"}}}}},
+    {"type": "session.update", "session": {"tools": [TOOL], "nothing": 1}},
+    {"type": "nonsense"},
+    {"type": "output_audio_buffer.clear"},
+    {"type": 3},
+]
+CLIENT = st.sampled_from(OFTEN * (len(SELDOM) // len(OFTEN)) + SELDOM)
 # What the models do with the oldest work that they have: a step of it, its end, a failure, or speech is heard.
 MODEL = st.sampled_from(["step", "call", "end", "length", "fail", "speech", "silence"])
 
@@ -148,7 +153,8 @@ def new_session(**abilities: Any) -> RealtimeSession:
     return session
 
 
-@given(st.lists(st.one_of(CLIENT, MODEL), max_size=60))
+@settings(max_examples=examples(100))
+@given(st.lists(st.one_of(CLIENT, MODEL), min_size=10, max_size=60))
 def test_the_order_holds_whatever_comes(steps: list[Any]) -> None:
     session = new_session()
     models = Models(session)
