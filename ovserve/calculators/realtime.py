@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -38,12 +38,24 @@ from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
 from ovserve.calculators.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
 from ovserve.calculators.speech_to_text import SpeechResource as Ears
 from ovserve.calculators.text_to_speech import SpeechResource as Mouth
-from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError
-from ovserve.graph import Context, Input, Output, SidePacket, calculator
+from ovserve.errors import ContextLengthExceeded, InvalidArgument, Overloaded, OvserveError
+from ovserve.graph import Context, Input, LoadContext, Output, SidePacket, calculator
 from ovserve.llm.output import Completion
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 REALTIME = "realtime"  # the endpoint
+RETRY_SECONDS = 10.0
+
+
+class SessionOptions(msgspec.Struct, frozen=True):
+    max_sessions: Annotated[int, msgspec.Meta(ge=1)] = 100  # at the same time
+
+
+class OpenSessions:
+    """The number of sessions of a loaded graph."""
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class Handshake(msgspec.Struct):
@@ -80,6 +92,7 @@ class RealtimeSessionCalculator(HttpCalculator):
 
     runs_on = "loop"
     immediate = True
+    options_type = SessionOptions
     endpoints: ClassVar[Mapping[str, Decoder]] = {REALTIME: RealtimeEndpoint()}
 
     http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
@@ -93,6 +106,10 @@ class RealtimeSessionCalculator(HttpCalculator):
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources, optional=True)
     ears = SidePacket("STT_NODE_RESOURCES", Ears, optional=True)
     mouth = SidePacket("TTS_NODE_RESOURCES", Mouth, optional=True)
+
+    @classmethod
+    def load(cls, lc: LoadContext) -> OpenSessions:
+        return OpenSessions()
 
     def open(self, cc: Context) -> None:
         self.session: RealtimeSession | None = None
@@ -116,6 +133,9 @@ class RealtimeSessionCalculator(HttpCalculator):
     def close(self, cc: Context) -> None:
         if self.session is not None:
             self.session.close()
+            cc.state.count -= 1
+            for status, number in self.session.counts.items():
+                cc.count(f"responses_{status}", number)
 
     def _begin(self, cc: Context, payload: HttpPayload) -> RealtimeSession:
         if payload.method != "GET":
@@ -123,6 +143,12 @@ class RealtimeSessionCalculator(HttpCalculator):
         handshake = RealtimeEndpoint().decode(payload.body)
         session = RealtimeSession(self._abilities(cc, handshake.model), _ear)
         session.begin(handshake.session)
+        most, open_ = cc.options(SessionOptions).max_sessions, cc.state
+        if open_.count >= most:
+            message = f"the server is overloaded: {open_.count} realtime sessions are open"
+            raise Overloaded(message, cause="queue_full", retry_after=RETRY_SECONDS)
+        open_.count += 1
+        cc.count("sessions")
         return session
 
     def _abilities(self, cc: Context, model: str) -> Abilities:
