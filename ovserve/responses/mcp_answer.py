@@ -57,6 +57,7 @@ from ovserve.llm.output import ToolCall
 from ovserve.responses.input import ResolvedRequest, own_items
 from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.graph_response import GraphResponse
+from ovserve.serving.servable import Servable
 
 # Begins a round after items of this response, with fields in place of those of the body.
 StartRound = Callable[[list[Raw], dict[str, Raw]], GraphResponse]
@@ -100,7 +101,14 @@ class McpSession:
         return await self.servers.call(label, call, self.count)
 
 
-async def open_session(
+async def session_of(servable: Servable, asked: ResolvedRequest, *, runs: bool = True) -> McpSession | None:
+    """Return the request's use of the graph's MCP servers, if any. Raises InvalidArgument."""
+    if servable.mcp is None:
+        return None
+    return await _open_session(asked, servable.mcp, servable.count_mcp, servable.bodies, runs=runs)
+
+
+async def _open_session(
     asked: ResolvedRequest,
     servers: McpServers,
     count: Callable[[str], None],

@@ -43,7 +43,7 @@ from ovserve.api.openai.responses.replay import replay
 from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable
 from ovserve.responses.input import ResolvedRequest, own_items, prepare
-from ovserve.responses.mcp_answer import McpAnswer, McpSession, open_session
+from ovserve.responses.mcp_answer import McpAnswer, McpSession, session_of
 from ovserve.responses.run import Run
 from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.responses.stored import SERVER_GONE, StoredResponses, is_background, require_background, unknown
@@ -51,7 +51,6 @@ from ovserve.responses.streams import ResponseReply, failure_of, fold_all, one, 
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
-from ovserve.serving.servable import Servable
 from ovserve.serving.token_checks import TokenizeResult
 from ovserve.serving.tokens import tokens_of
 
@@ -142,16 +141,9 @@ async def count_tokens(
     completed = await manager.bodies.run(head.large, _completed, body, name)
     asked = await prepare(owner, completed, store, manager.bodies, head)
     servable = manager.get(asked.model)
-    session = await _session(servable, asked, runs=False)
+    session = await session_of(servable, asked, runs=False)
     payload = asked.payload({}, mcp=None if session is None else session.offers)
     return await tokens_of(servable).count_response(payload)
-
-
-async def _session(servable: Servable, asked: ResolvedRequest, *, runs: bool = True) -> McpSession | None:
-    """Return the request's use of the graph's MCP servers, if any. Raises InvalidArgument."""
-    if servable.mcp is None:
-        return None
-    return await open_session(asked, servable.mcp, servable.count_mcp, servable.bodies, runs=runs)
 
 
 def _completed(body: bytes, model: str) -> bytes:
@@ -332,7 +324,7 @@ class ResponsesService:
             return McpAnswer(session, start_round, asked.fields)
 
         with servable.lease():
-            session = await _session(servable, asked)
+            session = await session_of(servable, asked)
             async with start_fitting(start, asked) as (answer, first, dropped):
                 notes = dict(first.headers)
                 if CLAMPED in notes:

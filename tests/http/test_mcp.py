@@ -262,6 +262,11 @@ async def test_over_http(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("servers", "message"),
     [
+        (
+            'servers: { label: "a" url: "http://x" } } } } node { calculator: "McpServersCalculator"'
+            " node_options: { [type.googleapis.com / google.protobuf.Struct]: {",
+            "a graph has one such node",
+        ),
         ('servers: { label: "a" }', "expected either a command or a url"),
         ('servers: { label: "a" command: "no-such-program" }', "there is no program"),
         ('servers: { label: "a" url: "http://x" headers: "Key: ${NO_SUCH}" }', "no variable NO_SUCH"),

@@ -1,8 +1,8 @@
 """A connection to an MCP server: started by the first call, kept, and started again after it ended.
 
-The official client does the protocol. The transport over stdin and stdout is our own, for three reasons: it
-bounds a message (the package's reads a line of any length, each piece of which it copies again), the child
-ends with this process even after a kill -9, and what the child writes to stderr is in our log.
+The official client does the protocol. The transport over stdin and stdout is our own, for three reasons. It
+bounds a message, where the package's reads a line of any length and copies it again for each piece. The child
+ends with this process even after a kill -9. The child's stderr is in our log.
 
 The package is imported by the first connection, on a thread: that takes 1.5 s.
 """
@@ -45,7 +45,7 @@ class McpError(Exception):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started, or connected to. Its repr may be logged, without env and headers."""
+    """The program that is started, or the URL. Its repr may be logged, without env and headers."""
 
     label: str
     command: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ class ListedTool(Protocol):
 
 
 class McpOffer(msgspec.Struct, frozen=True):
-    """What one entry of `tools` gives to the model."""
+    """The functions that one entry of `tools` gives to the model."""
 
     index: int
     label: str
