@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import importlib
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -31,6 +33,15 @@ BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks 
 
 
 breadth.register()
+# Images of containers set it. Then each server of a test compiles all 434 modules that it imports, which is more than
+# a second of its start, and each process of pytest all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+for _library in ("httpx", "httpx2"):  # the second is that of OpenAI's and Anthropic's clients
+    # Without settings of TLS each client reads the same certificates, in 45 ms. A run makes thousands of clients.
+    with suppress(ImportError):
+        _transport = importlib.import_module(f"{_library}._transports.default")
+        _transport.create_ssl_context = cache(_transport.create_ssl_context)
 for _part in ("connect", "read", "write", "pool"):
     # Without a `timeout=` httpx gives up after 5 s, which a busy machine takes; pytest-timeout ends what hangs.
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)

@@ -27,52 +27,58 @@ def ranges(*chars: str) -> Ranges:
     return [(ord(char), ord(char)) for char in chars]
 
 
-@pytest.mark.parametrize("char", [*SPECIAL, *WIDE])
-def test_a_class_has_its_members_whatever_follows(char: str) -> None:
-    for follower in FOLLOWERS:
-        expected = {char, follower}
-        assert members(language(character_class(ranges(char, follower)))) == expected
-        assert members(language(character_class(ranges(follower, char)))) == expected
+def test_a_class_has_its_members_whatever_follows(subtests: pytest.Subtests) -> None:
+    for char in [*SPECIAL, *WIDE]:
+        with subtests.test(repr(char)):
+            for follower in FOLLOWERS:
+                expected = {char, follower}
+                assert members(language(character_class(ranges(char, follower)))) == expected
+                assert members(language(character_class(ranges(follower, char)))) == expected
 
 
-@pytest.mark.parametrize("char", [*SPECIAL, *WIDE])
-def test_a_range_begins_and_ends_at_its_bounds(char: str) -> None:
-    code = ord(char)
-    for low, high in ((code, min(code + 9, LAST)), (max(code - 9, 0), code)):
-        expected = {other for other in OTHERS if low <= ord(other) <= high}
-        assert members(language(character_class([(low, high), *ranges("a")]))) == expected | {"a"}
-    rest = character_class(complement(ranges(char, "a")))
-    assert members(language(rest)) == set(OTHERS) - {char, "a"}
+def test_a_range_begins_and_ends_at_its_bounds(subtests: pytest.Subtests) -> None:
+    for char in [*SPECIAL, *WIDE]:
+        with subtests.test(repr(char)):
+            code = ord(char)
+            for low, high in ((code, min(code + 9, LAST)), (max(code - 9, 0), code)):
+                expected = {other for other in OTHERS if low <= ord(other) <= high}
+                assert members(language(character_class([(low, high), *ranges("a")]))) == expected | {"a"}
+            rest = character_class(complement(ranges(char, "a")))
+            assert members(language(rest)) == set(OTHERS) - {char, "a"}
 
 
-@pytest.mark.parametrize("char", [*SPECIAL, *WIDE])
-def test_a_literal_is_its_text(char: str) -> None:
-    for follower in FOLLOWERS:
-        text = f"{follower}{char}{follower}{follower}"
-        found = language(quoted(text))
-        assert text in found
-        assert not any(text.replace(char, other) in found for other in OTHERS if other != char)
+def test_a_literal_is_its_text(subtests: pytest.Subtests) -> None:
+    for char in [*SPECIAL, *WIDE]:
+        with subtests.test(repr(char)):
+            for follower in FOLLOWERS:
+                text = f"{follower}{char}{follower}{follower}"
+                found = language(quoted(text))
+                assert text in found
+                assert not any(text.replace(char, other) in found for other in OTHERS if other != char)
 
 
-@pytest.mark.parametrize("char", [*RAW, *WIDE])
-def test_a_character_of_a_json_string_is_written_as_it_is_read(char: str) -> None:
-    inside = in_string(ranges(char, "a"))
-    assert inside
-    found = language(f'"\\"" {inside} "\\""')
-    assert {other for other in OTHERS if json.dumps(other, ensure_ascii=False) in found} == {char, "a"}
+def test_a_character_of_a_json_string_is_written_as_it_is_read(subtests: pytest.Subtests) -> None:
+    for char in [*RAW, *WIDE]:
+        with subtests.test(repr(char)):
+            inside = in_string(ranges(char, "a"))
+            assert inside
+            found = language(f'"\\"" {inside} "\\""')
+            read = {other for other in OTHERS if json.dumps(other, ensure_ascii=False) in found}
+            assert read == {char, "a"}
 
 
-@pytest.mark.parametrize("char", RAW)
-def test_keys_and_values_of_a_schema(char: str) -> None:
-    for follower in "af09":
-        name = f"{char}{follower}{follower}"
-        found = instances(
-            {"properties": {name: {"enum": [name, char]}}, "additionalProperties": {"type": "null"}}
-        )
-        for value in (name, char):
-            assert json.dumps({name: value}, ensure_ascii=False) in found
-        assert json.dumps({name: None}, ensure_ascii=False) not in found, "the name is no other key"
-        assert json.dumps({char + follower: None}, ensure_ascii=False) in found
+def test_keys_and_values_of_a_schema(subtests: pytest.Subtests) -> None:
+    for char in RAW:
+        with subtests.test(repr(char)):
+            for follower in "af09":
+                name = f"{char}{follower}{follower}"
+                found = instances(
+                    {"properties": {name: {"enum": [name, char]}}, "additionalProperties": {"type": "null"}}
+                )
+                for value in (name, char):
+                    assert json.dumps({name: value}, ensure_ascii=False) in found
+                assert json.dumps({name: None}, ensure_ascii=False) not in found, "the name is no other key"
+                assert json.dumps({char + follower: None}, ensure_ascii=False) in found
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,11 @@ Prompt = TypeVar("Prompt", str, tuple[int, ...])
 
 
 def crowd(
-    engine: GenAIEngine, seed: int, prompt_of: Callable[[str], Prompt], longest: int = LONGEST
+    engine: GenAIEngine,
+    seed: int,
+    prompt_of: Callable[[str], Prompt],
+    longest: int = LONGEST,
+    requests: int = REQUESTS,
 ) -> list[tuple[Prompt, int, Result]]:
     """Have requests come and leave at any time. Return the prompts of those that stayed, the most tokens, and their
     answers."""
@@ -66,7 +70,7 @@ def crowd(
     prompts: dict[int, Prompt] = {}
     queued = Queued(engine)
     for _ in range(5000):
-        if len(prompts) < REQUESTS and chance.random() < 0.5:
+        if len(prompts) < requests and chance.random() < 0.5:
             size = chance.choice([5, 30, 60, 120, 200, 250])
             letters = shared[: size // 2] + "".join(chance.choices("abcdefghij", k=size - size // 2))
             prompts[number := len(prompts)] = prompt_of(letters)
@@ -76,12 +80,12 @@ def crowd(
             queued.add(number, prompts[number], max_tokens=most, ignore_eos=True)
         running = [number for number, result in queued.results.items() if not result.finish]
         aborted = len(prompts) - len(queued.results)
-        if running and aborted < REQUESTS // 3 and chance.random() < 0.05:
+        if running and aborted < requests // 3 and chance.random() < 0.05:
             queued.abort(chance.choice(running))
         queued.step()
-        if len(prompts) == REQUESTS and not running:
+        if len(prompts) == requests and not running:
             break
-    assert len(queued.run()) < REQUESTS
+    assert len(queued.run()) < requests
     assert queued.most > 1, "they ran next to each other"
     return [
         (prompts[number], queued.accepted[number].max_tokens, result)
@@ -133,7 +137,7 @@ def test_the_real_model_answers_as_alone(model_path: str) -> None:
         )
     )
     for prompt, most, result in crowd(
-        engine, 0, lambda letters: tuple(1000 + 37 * ord(one) for one in letters), longest=16
+        engine, 0, lambda letters: tuple(1000 + 37 * ord(one) for one in letters), longest=16, requests=12
     ):
         assert result.text == generate(alone, prompt, max_tokens=most, ignore_eos=True).text
 

@@ -27,6 +27,18 @@ def table(text: str = ENDLESS) -> dict[str, str]:
     return successors | dict(zip(ENDING, [*ENDING[1:], END], strict=True))
 
 
+def write_openvino(place: Path, successors: Mapping[str, str]) -> str:
+    """Make a directory with OpenVINO's form of a model, and return it."""
+    import openvino_genai
+
+    place.mkdir()
+    file = place / "model.gguf"
+    write(file, successors)
+    openvino_genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True)
+    file.unlink()
+    return str(place)
+
+
 def write(file: Path, successors: Mapping[str, str], layers: int = 1) -> None:
     characters = [chr(code) for code in range(33, 127)]
     tokens = [*characters, "th", START, END]  # the reader wants a merge, and its result

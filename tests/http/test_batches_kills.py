@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 
+from tests.breadth import examples
 from tests.conftest import ROOT, script_graph
 from tests.http.test_batches import client_of, counts, create, ended, jsonl, line, results, start, wait_for
 
@@ -41,7 +42,7 @@ def check(client: openai.OpenAI, id_: str) -> None:
             assert f"say {number // 2} and" in response["body"]["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(1)))
 def test_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     server = start(tmp_path, "--shutdown_timeout", "1", script=STEP)

@@ -49,8 +49,8 @@ def body(tokens: int, **more: object) -> dict[str, object]:
     return {"model": "bounded", "prompt": prompt(tokens), "temperature": 0, "max_tokens": 2, **more}
 
 
-@pytest.mark.timeout(400)  # 100 prompts of the real model, beside whatever else runs
-def test_every_length(client: httpx.Client) -> None:
+@pytest.mark.timeout(400)  # 70 prompts of the real model, beside whatever else runs
+def test_every_other_length(client: httpx.Client) -> None:
     def ask(tokens: int) -> None:
         answer = client.post("/completions", json=body(tokens, stop=["never said"], ignore_eos=True))
         assert answer.status_code == 200, (tokens, answer.text)
@@ -58,7 +58,7 @@ def test_every_length(client: httpx.Client) -> None:
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (tokens, 2)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(1, 101)))
+        list(pool.map(ask, sorted({*range(1, 101)} - {*BORDERS})))  # which are streamed below
 
 
 @pytest.mark.parametrize("tokens", BORDERS)

@@ -54,13 +54,14 @@ def test_references_of_the_document_resolve_and_ids_differ() -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("operation", ASKED, ids=lambda o: o.name)
-def test_every_parameter_has_its_sentence_and_no_table_names_another(operation: Any) -> None:
-    rows = {row.name: row for row in parameters(operation)}
-    assert [name for name, row in rows.items() if not row.why] == []
-    fields = {name for name, row in rows.items() if row.status != "rejected"}
-    assert set(operation.reported) | set(operation.defaults) <= fields
-    assert not fields & set(operation.refused)
+def test_every_parameter_has_its_sentence_and_no_table_names_another(subtests: pytest.Subtests) -> None:
+    for operation in ASKED:
+        with subtests.test(operation.name):
+            rows = {row.name: row for row in parameters(operation)}
+            assert [name for name, row in rows.items() if not row.why] == []
+            fields = {name for name, row in rows.items() if row.status != "rejected"}
+            assert set(operation.reported) | set(operation.defaults) <= fields
+            assert not fields & set(operation.refused)
 
 
 async def test_capabilities_are_those_of_the_model(scripted: Scripted) -> None:

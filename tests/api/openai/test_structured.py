@@ -91,13 +91,14 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
-@pytest.mark.parametrize(("fields", "form", "param"), FORMS)
-def test_each_spelling(endpoint: str, fields: dict[str, Any], form: dict[str, Any], param: str) -> None:
-    constraint, ignored = sent(endpoint, **fields)
-    assert constraint is not None
-    assert json.loads(constraint.format) == form
-    assert constraint.param == param
-    assert ignored == ()
+def test_each_spelling(endpoint: str, subtests: pytest.Subtests) -> None:
+    for fields, form, param in FORMS:
+        with subtests.test(json.dumps(fields)):
+            constraint, ignored = sent(endpoint, **fields)
+            assert constraint is not None
+            assert json.loads(constraint.format) == form
+            assert constraint.param == param
+            assert ignored == ()
 
 
 def test_the_order_of_properties_is_kept() -> None:
@@ -120,38 +121,39 @@ def test_the_format_of_responses() -> None:
     assert sent("responses", text={"format": {"type": "text"}})[0] is None
 
 
+REFUSALS = [
+    ({"response_format": "json"}, "response_format", '"json"'),
+    ({"response_format": {}}, "response_format.type", "null"),
+    ({"response_format": {"type": "banana"}}, "response_format.type", '"banana"'),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "missing"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format.json_schema.schema", "[1]"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}}, "response_format.json_schema.strict", "got 1"),
+    ({"response_format": {"type": "regex"}}, "response_format.pattern", "null"),
+    ({"response_format": {"type": "grammar", "grammar": ""}}, "response_format.grammar", '""'),
+    ({"response_format": {"type": "structural_tag"}}, "response_format", "format"),
+    ({"structured_outputs": {}}, "structured_outputs", "none"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not JSON"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "[]"),
+    ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex", "7"),
+    ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar", "structured_outputs.regex"),
+    ({"guided_json": "[1]"}, "guided_json", "[1]"),
+    ({"guided_choice": "a"}, "guided_choice", '"a"'),
+    ({"guided_choice": [1]}, "guided_choice[0]", "1"),
+    ({"guided_regex": ""}, "guided_regex", '""'),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+    ({"guided_regex": "a" * MAX_BYTES}, "guided_regex", "400000 steps"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("endpoint", BODIES)
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"response_format": "json"}, "response_format", '"json"'),
-        ({"response_format": {}}, "response_format.type", "null"),
-        ({"response_format": {"type": "banana"}}, "response_format.type", '"banana"'),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "missing"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format.json_schema.schema", "[1]"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}}, "response_format.json_schema.strict", "got 1"),
-        ({"response_format": {"type": "regex"}}, "response_format.pattern", "null"),
-        ({"response_format": {"type": "grammar", "grammar": ""}}, "response_format.grammar", '""'),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "format"),
-        ({"structured_outputs": {}}, "structured_outputs", "none"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not JSON"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "[]"),
-        ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex", "7"),
-        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar", "structured_outputs.regex"),
-        ({"guided_json": "[1]"}, "guided_json", "[1]"),
-        ({"guided_choice": "a"}, "guided_choice", '"a"'),
-        ({"guided_choice": [1]}, "guided_choice[0]", "1"),
-        ({"guided_regex": ""}, "guided_regex", '""'),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
-        ({"guided_regex": "a" * MAX_BYTES}, "guided_regex", "400000 steps"),
-    ],
-)  # fmt: skip
-def test_refusals_name_field_and_value(endpoint: str, fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        sent(endpoint, **fields)
-    assert caught.value.param == param
-    assert says in str(caught.value)
+def test_refusals_name_field_and_value(endpoint: str, subtests: pytest.Subtests) -> None:
+    for fields, param, says in REFUSALS:
+        with subtests.test(json.dumps(fields)[:80]):
+            with pytest.raises(InvalidArgument) as caught:
+                sent(endpoint, **fields)
+            assert caught.value.param == param
+            assert says in str(caught.value)
 
 
 def test_what_is_not_enforced_is_reported_or_refused() -> None:

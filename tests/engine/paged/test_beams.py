@@ -85,8 +85,8 @@ def shown(items: list[StepItem]) -> list[tuple[str, int, str | None]]:
 # Both run here: which texts win depends on the processor, whose kernels round and whose weights are laid differently.
 @pytest.mark.parametrize(
     ("prompt", "options"),
-    # Each search with some of the prompts: all 48 pairs take five minutes of one core.
-    [(prompt, o) for i, o in enumerate(SEARCHES) for j, prompt in enumerate(PROMPTS) if (i + j) % 3 == 0],
+    # Each search with one of the prompts: all 48 pairs take five minutes of one core.
+    [(prompt, o) for i, o in enumerate(SEARCHES) for j, prompt in enumerate(PROMPTS) if (i + j) % 6 == 0],
     ids=str,
 )
 def test_searches_find_what_those_of_the_library_find(

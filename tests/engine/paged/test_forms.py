@@ -1,5 +1,5 @@
-"""The forms of a model for steps of few tokens, on the default model. The processor is told, so that those of
-AMX are tried everywhere."""
+"""The forms of a model for steps of few tokens, on the default model, and on a tiny one where its size plays no part.
+The processor is told, so that those of AMX are tried everywhere."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ovserve.engine.host.cpu import Processor
 from ovserve.engine.host.memory import Memory
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import InvalidArgument
+from tests.engine import tiny
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
 
 pytestmark = pytest.mark.long
@@ -24,8 +25,14 @@ pytestmark = pytest.mark.long
 TILES = Processor(flags=frozenset({"amx_bf16"}))
 
 
-def forms(model_path: str, properties: dict[str, str], *, tiles: bool) -> tuple[bool, bool]:
-    model = PagedModel(Path(model_path).with_name("openvino_model.xml"), "CPU", properties, tiles)
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory."""
+    return tiny.write_openvino(tmp_path_factory.mktemp("tiny") / "model", tiny.table())
+
+
+def forms(directory: str | Path, properties: dict[str, str], *, tiles: bool) -> tuple[bool, bool]:
+    model = PagedModel(Path(directory, "openvino_model.xml"), "CPU", properties, tiles)
     model.read_forms()
     model.compile()
     model.allocate(4)
@@ -37,7 +44,7 @@ def forms(model_path: str, properties: dict[str, str], *, tiles: bool) -> tuple[
 def test_steps_of_few_tokens_compute_in_f32_with_tiles(
     model_path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert forms(model_path, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (True, True)
+    assert forms(Path(model_path).parent, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (True, True)
     assert capfd.readouterr().err == ""
 
 
@@ -49,8 +56,9 @@ def test_steps_of_few_tokens_compute_in_f32_with_tiles(
         ({"EXECUTION_MODE_HINT": "ACCURACY"}, True),
     ],
 )
-def test_no_second_precision(model_path: str, properties: dict[str, str], tiles: bool) -> None:
-    assert not forms(model_path, properties, tiles=tiles)[0]
+def test_no_second_precision(tiny_model: str, properties: dict[str, str], tiles: bool) -> None:
+    assert forms(tiny_model, {"KV_CACHE_PRECISION": "u8"}, tiles=True)[0]
+    assert not forms(tiny_model, properties, tiles=tiles)[0]
 
 
 def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +102,7 @@ def test_without_a_form_the_one_for_many_goes_on(
 
 
 def test_forms_that_could_not_be_read_early_are_read_again(
-    model_path: str, monkeypatch: pytest.MonkeyPatch
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, calls = paged_model.read_paged, []
 
@@ -105,12 +113,12 @@ def test_forms_that_could_not_be_read_early_are_read_again(
         return read(core, file)
 
     monkeypatch.setattr(paged_model, "read_paged", failing_second)
-    assert forms(model_path, {"KV_CACHE_PRECISION": "u8"}, tiles=False) == (False, True)
+    assert forms(tiny_model, {"KV_CACHE_PRECISION": "u8"}, tiles=False) == (False, True)
     assert len(calls) == 3
 
 
-def test_no_request_gets_the_block_that_a_first_token_is_computed_in(model_path: str) -> None:
-    engine = PagedEngine(PagedTextSpec(str(Path(model_path).parent), num_kv_blocks=4))
+def test_no_request_gets_the_block_that_a_first_token_is_computed_in(tiny_model: str) -> None:
+    engine = PagedEngine(PagedTextSpec(tiny_model, num_kv_blocks=4))
     engine.wait_for_forms()
     pool, model = engine._scheduler.pool, engine._model
     assert pool.touched == 0
@@ -122,25 +130,24 @@ def test_no_copy_of_the_weights_where_memory_is_short(
     model_path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(paged_model, "memory", lambda: Memory(200 << 20, "container"))
-    assert forms(model_path, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
+    assert forms(Path(model_path).parent, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
     said = capfd.readouterr().err  # which form is laid depends on the processor, so the size does
     found = re.search(r"another copy of the weights takes (\d+) MB, of 200 MB of memory left", said)
     assert found is not None, said
     assert 80 < int(found[1]) < 160
 
 
-def test_a_large_model_is_measured_at_load(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = PagedTextSpec(str(Path(model_path).parent))
+def test_a_large_model_is_measured_at_load(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = PagedTextSpec(tiny_model)
     assert PagedEngine(spec)._costs._curve == {}
     monkeypatch.setattr(paged_model, "SMALL_WEIGHTS_BYTES", 0)
     monkeypatch.setattr(loaded, "processor", Processor)
     engine = PagedEngine(spec)
     assert tuple(engine._costs._curve) == MEASURED_TOKENS
-    add(engine, 1, FRANCE, max_tokens=8)
-    assert run(engine)
+    assert generate(engine, "a", max_tokens=8).text == "bcdefghi"
 
 
-FACTS = CHAT.format(" ".join(f"{i} times {i} is {i * i}." for i in range(60)) + " List these squares.")
+FACTS = CHAT.format(" ".join(f"{i} times {i} is {i * i}." for i in range(42)) + " List these squares.")
 
 
 def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str) -> None:
@@ -149,7 +156,7 @@ def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str)
     engine = PagedEngine(PagedTextSpec(directory, deterministic=True, enable_prefix_caching=True))
 
     def scores(engine: PagedEngine, prompt: str | tuple[int, ...]) -> tuple[object, ...]:
-        done = generate(engine, prompt, max_tokens=24, logprobs=True)
+        done = generate(engine, prompt, max_tokens=16, logprobs=True)
         assert not done.drafted
         return done.text, *done.logprobs
 
@@ -158,15 +165,15 @@ def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str)
     add(engine, 0, FACTS, max_tokens=8)
     add(engine, 1, STORY, max_tokens=8)
     run(engine)
-    repeats = [scores(engine, FACTS) for _ in range(3)]
+    repeats = [scores(engine, FACTS) for _ in range(2)]
     accepted = add(engine, 0, FACTS)
-    assert accepted.prompt_tokens > accepted.cached_tokens == 3 * 256
+    assert accepted.prompt_tokens > accepted.cached_tokens == 2 * 256
     run(engine)
     add(engine, 0, FACTS + STORY, max_tokens=8)
-    add(engine, 1, FACTS.replace("59 times", "58 times"), max_tokens=8)
+    add(engine, 1, FACTS.replace("41 times", "40 times"), max_tokens=8)
     run(engine)
-    repeats += [*(scores(engine, FACTS) for _ in range(3)), scores(uncached, FACTS), scores(uncached, FACTS)]
-    assert repeats == [expected] * 8
+    repeats += [scores(engine, FACTS), scores(engine, FACTS), scores(uncached, FACTS)]
+    assert repeats == [expected] * 5
     # What an answer left in the cache was computed one token at a time.
     add(engine, 0, tuple(engine.tokenize((STORY + FACTS,), False)[0][:250]), max_tokens=80, ignore_eos=True)
     item = engine._scheduler.running[0]

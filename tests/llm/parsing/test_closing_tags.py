@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.llm.parsing.events import ToolCallBroken
+from tests.breadth import examples
 from tests.llm.parsing.cuts import events, result, tool
 from tests.llm.parsing.test_roundtrip import BARE_TEXT, WRITERS, Call
 
@@ -58,45 +59,46 @@ def read(text: str, name: str) -> list[Call]:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-@pytest.mark.parametrize("value", VALUES)
-def test_a_value_may_hold_tags(name: str, value: str) -> None:
-    for arguments in ({"path": "p", "content": value}, {"content": value, "path": "p"}):
-        calls: list[Call] = [("write_file", arguments), ("other", {"n": 3})]
-        assert read(WRITERS[name](calls), name) == calls
+def test_a_value_may_hold_tags(name: str, subtests: pytest.Subtests) -> None:
+    for value in VALUES:
+        for arguments in ({"path": "p", "content": value}, {"content": value, "path": "p"}):
+            calls: list[Call] = [("write_file", arguments), ("other", {"n": 3})]
+            with subtests.test(value):
+                assert read(WRITERS[name](calls), name) == calls
 
 
 @pytest.mark.parametrize("name", sorted(BARE_TEXT - {"gemma4"}))
-@pytest.mark.parametrize(
-    "quoted",
-    [
+def test_a_value_may_quote_whole_calls(name: str, subtests: pytest.Subtests) -> None:
+    quotations: list[list[Call]] = [
         [("write_file", {"path": "q", "content": "r"})],
         [("write_file", {"content": "q", "path": "r"})],
         [("other", {"n": 1}), ("write_file", {"path": "q"})],
-    ],
-)
-def test_a_value_may_quote_whole_calls(name: str, quoted: list[Call]) -> None:
-    text = WRITERS[name](quoted)
-    for arguments in ({"path": "p", "content": text}, {"content": text, "path": "p"}):
-        calls: list[Call] = [("write_file", arguments)]
-        assert read(WRITERS[name](calls), name) == calls
+    ]
+    for text in map(WRITERS[name], quotations):
+        for arguments in ({"path": "p", "content": text}, {"content": text, "path": "p"}):
+            calls: list[Call] = [("write_file", arguments)]
+            with subtests.test(text):
+                assert read(WRITERS[name](calls), name) == calls
 
 
-@pytest.mark.parametrize("name", sorted(set(WRITERS) - BARE_TEXT - {"lfm2", "pythonic", "olmo3"}))
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        (r"C:\path\Users", r"C:\path\Users"),
-        (r"\d+\s*\(", r"\d+\s*\("),
-        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
-        (r"\u12 \uD", r"\u12 \uD"),
-        (r"it\'s", "it's"),
-        ("a\\\nb", "a\\\nb"),
-        (r"C:\\path \"quoted\" \u00e9", 'C:\\path "quoted" é'),
-    ],
-)
-def test_escapes_that_are_none_are_repaired(name: str, written: str, value: str) -> None:
-    text = WRITERS[name]([("write_file", {"path": MARK, "content": "z"})]).replace(MARK, written)
-    assert read(text, name) == [("write_file", {"path": value, "content": "z"})]
+JSON_DIALECTS = sorted(set(WRITERS) - BARE_TEXT - {"lfm2", "pythonic", "olmo3"})
+ESCAPES = [  # as they are written, and what they mean
+    (r"C:\path\Users", r"C:\path\Users"),
+    (r"\d+\s*\(", r"\d+\s*\("),
+    ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+    (r"\u12 \uD", r"\u12 \uD"),
+    (r"it\'s", "it's"),
+    ("a\\\nb", "a\\\nb"),
+    (r"C:\\path \"quoted\" \u00e9", 'C:\\path "quoted" é'),
+]
+
+
+@pytest.mark.parametrize("name", JSON_DIALECTS)
+def test_escapes_that_are_none_are_repaired(name: str, subtests: pytest.Subtests) -> None:
+    for written, value in ESCAPES:
+        text = WRITERS[name]([("write_file", {"path": MARK, "content": "z"})]).replace(MARK, written)
+        with subtests.test(written):
+            assert read(text, name) == [("write_file", {"path": value, "content": "z"})]
 
 
 # Arguments as models write them, and what they mean to the servers and clients that repair them.
@@ -120,7 +122,6 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ('{"path": [1, 2}', {"path": [1, 2]}),
     ('{"path": "p", "content": "c}', {"path": "p", "content": "c"}),
 ]  # fmt: skip
-JSON_DIALECTS = sorted(set(WRITERS) - BARE_TEXT - {"lfm2", "pythonic", "olmo3"})
 
 
 @pytest.mark.parametrize("name", JSON_DIALECTS)
@@ -142,7 +143,7 @@ ODD = "ab\\\"'{}[],:/ \n<>"
         max_leaves=4), max_size=3),
     st.sampled_from(JSON_DIALECTS), st.sampled_from([None, 1]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50))
 def test_valid_arguments_pass_unchanged(arguments: dict[str, Any], name: str, indent: int | None) -> None:
     written = json.dumps(arguments, indent=indent)
     text = re.sub(r'\{"path": ?"@@@"\}', lambda _: written, WRITERS[name]([("write_file", {"path": MARK})]))
@@ -152,7 +153,7 @@ def test_valid_arguments_pass_unchanged(arguments: dict[str, Any], name: str, in
 
 
 @given(st.sampled_from(FAULTS), st.sampled_from(JSON_DIALECTS), st.booleans(), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_cut_does_not_change_a_repair(
     fault: tuple[str, Any], name: str, limit: bool, data: st.DataObject
 ) -> None:

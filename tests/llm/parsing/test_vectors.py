@@ -23,7 +23,12 @@ VECTORS = [
     for path in sorted((Path(__file__).parents[2] / "vectors/parsers").glob("*.json"))
     for vector in json.loads(path.read_text())
 ]
+PARSERS = sorted({vector["parser"] for vector in VECTORS})
 RANDOM_CUTS = 6
+
+
+def of_parser(parser: str) -> list[dict[str, Any]]:
+    return [vector for vector in VECTORS if vector["parser"] == parser]
 
 
 def name_of(vector: dict[str, Any]) -> str:
@@ -106,24 +111,28 @@ def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=name_of)
-def test_whole(vector: dict[str, Any]) -> None:
-    got = Adapter().parse(vector)
-    assert accepted(got, vector), got
-    ids = [call["id"] for call in got["tool_calls"]]
-    if "expect_ids" in vector:
-        assert ids == vector["expect_ids"]
-    elif vector["parser"] in ("mistral", "devstral"):
-        assert all(re.fullmatch("[0-9A-Za-z]{9}", id) for id in ids)
+@pytest.mark.parametrize("parser", PARSERS)
+def test_whole(parser: str, subtests: pytest.Subtests) -> None:
+    for vector in of_parser(parser):
+        with subtests.test(name_of(vector)):
+            got = Adapter().parse(vector)
+            assert accepted(got, vector), got
+            ids = [call["id"] for call in got["tool_calls"]]
+            if "expect_ids" in vector:
+                assert ids == vector["expect_ids"]
+            elif parser in ("mistral", "devstral"):
+                assert all(re.fullmatch("[0-9A-Za-z]{9}", id) for id in ids)
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=name_of)
-def test_streamed(vector: dict[str, Any]) -> None:
-    for pieces in cuts(vector):
-        stream = Adapter().stream(vector)
-        deltas = [delta for piece in pieces for delta in stream.feed(piece)]
-        got = merged(deltas + stream.finish())
-        assert accepted(got, vector) or not vector["stream_equivalent"], (pieces, got)
+@pytest.mark.parametrize("parser", PARSERS)
+def test_streamed(parser: str, subtests: pytest.Subtests) -> None:
+    for vector in of_parser(parser):
+        with subtests.test(name_of(vector)):
+            for pieces in cuts(vector):
+                stream = Adapter().stream(vector)
+                deltas = [delta for piece in pieces for delta in stream.feed(piece)]
+                got = merged(deltas + stream.finish())
+                assert accepted(got, vector) or not vector["stream_equivalent"], (pieces, got)
 
 
 def test_every_tool_dialect_has_vectors() -> None:
