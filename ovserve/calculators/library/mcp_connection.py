@@ -307,6 +307,8 @@ async def _stdio(target: Target, ended: Callable[[str], None]) -> AsyncIterator[
         for stream in (received, incoming, outgoing, sent):
             stream.close()
         await _stop(child)
+        # A pipe with a message that was too long is not read to its end, and nothing public closes it.
+        child._transport.close()  # type: ignore[attr-defined]
 
 
 async def _report(label: str, stderr: asyncio.StreamReader) -> None:
