@@ -40,6 +40,7 @@ def test_every_example_is_tested_here() -> None:
     elsewhere = {"grafana", "deploy", "evaluation", "05_ocr_client.py", "06_python_picture"}
     elsewhere |= {"09_chat_log", "10_two_models"}  # in tests/test_author_graphs.py
     elsewhere |= {"08_vad_client.py"}  # in tests/inference/test_vad.py
+    elsewhere |= {"11_realtime_talker.py"}  # a microphone's client of graphs/realtime
     elsewhere |= {"07_voice_assistant.py", "place.json"}  # the latter is a schema for `ovserve run`
     assert found - elsewhere == {
         "01_echo_graph.py",

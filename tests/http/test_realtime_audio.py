@@ -47,7 +47,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_voice(place / "mouth", work=8)
     (place / "model.script.json").write_text(json.dumps(SCRIPT))
     text = (ROOT / "graphs/realtime/graph.pbtxt").read_text()
-    model = "qwen2.5-coder-0.5b/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    model = "qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
     for name, mine in {"whisper-base": "ears", model: "model.script.json", "kokoro": "mouth"}.items():
         text = text.replace(f"../../models/{name}", str(place / mine))
     (place / "graph").mkdir()

@@ -105,7 +105,7 @@ class Audio(Checked, frozen=True):
 
 
 class Generation(Checked, frozen=True):
-    """What decides a response. A response holds to the values with which it began."""
+    """The settings of a response, which holds to the values with which it began."""
 
     output_modalities: Modalities = field(default_factory=lambda: ["audio"])
     instructions: str = ""
@@ -171,7 +171,7 @@ class ResponseConfig(Generation, frozen=True):
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the graph of a session can do; a node without its neighbour cannot."""
+    """The abilities of the graph of a session, by the nodes that it has."""
 
     model: str
     hears: bool = False  # it has a node that transcribes
@@ -339,7 +339,7 @@ def _same_kind(value: Mapping[str, Any], before: Any) -> bool:
 
 
 class EventError(InvalidArgument):
-    """What a client event did wrong, with the code of its `error` event."""
+    """A mistake of a client event, with the code of its `error` event."""
 
     def __init__(self, message: str, param: str | None = None, event_code: str = "invalid_value") -> None:
         super().__init__(message, param=param)

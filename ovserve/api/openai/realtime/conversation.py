@@ -114,6 +114,9 @@ class Conversation:
     def last_id(self) -> str | None:
         return next(reversed(self._items), None)
 
+    def find(self, id_: str) -> Item | None:
+        return self._items.get(id_)
+
     def get(self, id_: Any, param: str = "item_id") -> Item:
         """Raises EventError for an unknown id."""
         item = self._items.get(id_) if isinstance(id_, str) else None

@@ -63,7 +63,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """What the language model read and wrote."""
+    """The tokens that the language model read and wrote."""
 
     read: int = 0
     cached: int = 0

@@ -24,7 +24,7 @@ Emit = Callable[..., None]
 
 
 class Response:
-    """`conversation` is None for a response beside it."""
+    """`conversation` is None for a response apart from it."""
 
     def __init__(
         self, emit: Emit, conversation: Conversation | None, config: ResponseConfig, heard_ms: int

@@ -7,7 +7,6 @@ and packets for the models (`work`) come out. There is no I/O and no clock: time
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ import msgspec
 from ovserve.api.openai.realtime.config import (
     Abilities,
     AnyConfig,
-    AudioInput,
     EventError,
     Format,
     ResponseConfig,
@@ -34,45 +32,18 @@ from ovserve.api.openai.realtime.conversation import (
     messages_of,
     new_id,
 )
-from ovserve.api.openai.realtime.hearing import MOST_SECONDS, SHORTEST_MS, Ear, InputBuffer
+from ovserve.api.openai.realtime.hearing import Ear
+from ovserve.api.openai.realtime.listener import Listener, Work
 from ovserve.api.openai.realtime.packets import (
-    RATE,
-    Activity,
     Answer,
     Manner,
     Prompt,
-    Run,
-    Sound,
-    Transcript,
-    Utterance,
 )
 from ovserve.api.openai.realtime.response import Response
-from ovserve.api.openai.realtime.turns import Turn, TurnDetector
 from ovserve.errors import InvalidArgument, OvserveError, public, shortened
 
-COMMIT_EMPTY = "input_audio_buffer_commit_empty"
-TRANSCRIPTION = "conversation.item.input_audio_transcription."
-MAX_RESPONSES = 8  # in progress, beside the conversation; they are generated one after another
+MAX_RESPONSES = 8  # in progress besides that of the conversation; they are generated one after another
 SESSION_SECONDS = 3600
-ROOM_SECONDS = 600.0  # of audio that has come faster than it is looked at
-
-Work = Prompt | Sound | Utterance
-
-
-class _Speech:
-    """A turn of the user: from its first sound until its transcript is known."""
-
-    def __init__(self, item_id: str, start: int) -> None:
-        self.item_id = item_id
-        self.start = start
-        self.run: Run | None = None  # what writes it down, begun in a pause if the turn may end there
-        self.text = ""
-        self.heard = False  # the transcript is complete
-        self.committed = False
-        self.sent = 0  # characters that were sent as deltas
-        self.seconds = 0.0
-        self.responds = False  # a response follows if there is text
-        self.error: OvserveError | None = None
 
 
 class RealtimeSession:
@@ -86,25 +57,20 @@ class RealtimeSession:
         self.config: AnyConfig = initial_config(abilities)
         self.conversation = Conversation()
         self.active: Response | None = None  # of the conversation
-        self.responses: dict[str, Response] = {}  # in progress, those beside the conversation too
+        self.responses: dict[str, Response] = {}  # in progress, all of them
         self.counts: dict[str, int] = {}  # of responses, by status
-        self._buffer = InputBuffer(make_ear)
         self._expires = int((time.time() if now is None else now) + SESSION_SECONDS)
         self._numbers = 0
-        self._speech: _Speech | None = None  # the open turn
-        self._speeches: dict[str, _Speech] = {}  # by the run that writes them down
-        self._looked = 0  # samples whose activity is known
-        self._later: deque[tuple[int, Json]] = deque()  # commits, until the audio before them was looked at
-        self._heard_ms = 0  # since the last response
         self._spoke = False  # audio was sent: the voice stays
-        self._idle_at: int | None = None  # the sample at which the user has been silent for too long
         self._event_id: str | None = None  # of the client event that is being handled
-        self._detector = self._new_detector()
+        self._listener = Listener(self, make_ear)
+        self.on_activity = self._listener.on_activity
+        self.on_transcript = self._listener.on_transcript
         self._handlers: Mapping[str, Callable[[Json], None]] = {
             "session.update": self._update,
-            "input_audio_buffer.append": self._append,
-            "input_audio_buffer.commit": self._commit,
-            "input_audio_buffer.clear": self._clear,
+            "input_audio_buffer.append": self._listener.append,
+            "input_audio_buffer.commit": self._listener.commit,
+            "input_audio_buffer.clear": self._listener.clear,
             "conversation.item.create": self._create_item,
             "conversation.item.retrieve": self._retrieve,
             "conversation.item.delete": self._delete,
@@ -133,9 +99,10 @@ class RealtimeSession:
         if not isinstance(event, dict):
             self._fail(fault("the message is not a JSON object", None, "invalid_event"))
             return
-        self._handle(event)
+        self.handle(event)
 
-    def _handle(self, event: Json) -> None:
+    def handle(self, event: Json) -> None:
+        """Handle an event of the client."""
         given = event.get("event_id")
         self._event_id = given if isinstance(given, str) and len(given) <= 512 else None
         kind = event.get("type")
@@ -176,45 +143,42 @@ class RealtimeSession:
         else:
             self._end(response, "completed")
 
-    def on_activity(self, activity: Activity) -> None:
-        """Handle the probabilities of speech of audio that was sent as `Sound`."""
-        if activity.error is not None:
-            # The turns of audio that was not looked at are lost; the session goes on with the next.
-            self._event_id = None
-            self._fail(public(activity.error))
-        if self._detector is not None:
-            for turn in self._detector.feed(activity.probabilities, activity.end):
-                self._on_turn(turn)
-        self._looked = max(self._looked, activity.end)
-        while self._later and self._later[0][0] <= self._looked:
-            self._handle(self._later.popleft()[1])
-        if self._detector is not None and self._speech is None:
-            self._check_idle()
-            self._buffer.trim()
-
-    def on_transcript(self, transcript: Transcript) -> None:
-        """Handle text of an utterance."""
-        speech = self._speeches.get(transcript.run.id)
-        if speech is None or transcript.run.cancelled:
-            return
-        speech.text += transcript.text
-        if speech.committed:
-            self._send_delta(speech)
-        if not transcript.last:
-            return
-        speech.heard, speech.error = True, transcript.error
-        if speech.committed:
-            self._transcribed(speech)
-        elif self._detector is not None:
-            self._detector.text = speech.text
-
     def close(self) -> None:
         """End all work, because the client has left."""
         for response in self.responses.values():
             response.run.cancel()
-        for speech in self._speeches.values():
-            if speech.run is not None:
-                speech.run.cancel()
+        self._listener.close()
+
+    # -- what the listener asks for
+
+    def fail(self, error: OvserveError) -> None:
+        """Send an `error` that no event of the client caused."""
+        self._event_id = None
+        self._fail(error)
+
+    def interrupt(self) -> None:
+        """Cancel the answer, because the user speaks."""
+        if self.active is not None:
+            self._interrupt(self.active, "turn_detected")
+
+    def respond(self) -> None:
+        """Begin a response to a turn, unless the client was faster or nothing can be answered."""
+        self._event_id = None
+        if self.active is None:
+            try:
+                self._respond({})
+            except EventError as error:
+                self._fail(error)
+
+    def transcribed(self, item_id: str, error: OvserveError | None) -> None:
+        """Let responses go on that have waited for a transcript; without one they fail."""
+        for response in list(self.responses.values()):
+            if item_id in response.waits_for:
+                response.waits_for.discard(item_id)
+                if error is not None:
+                    self._end(response, "failed", error=error)
+                elif not response.waits_for:
+                    self._send_prompt(response)
 
     # -- what goes out
 
@@ -229,20 +193,16 @@ class RealtimeSession:
         self.emit("error", error={**shown, "event_id": self._event_id})
 
     def _shown(self) -> Json:
-        known: Json = {"id": self.id, "object": f"realtime.{'transcription_' * self._writes}session"}
+        known: Json = {"id": self.id, "object": f"realtime.{'transcription_' * self.only_writes}session"}
         config: Json = msgspec.to_builtins(self.config)
         return known | config | {"expires_at": self._expires}
 
     # -- configuration
 
     @property
-    def _writes(self) -> bool:
+    def only_writes(self) -> bool:
         """Return whether the session only writes down what is said."""
         return not isinstance(self.config, SessionConfig)
-
-    @property
-    def _input(self) -> AudioInput:
-        return self.config.audio.input
 
     def _update(self, event: Json) -> None:
         given = event.get("session")
@@ -263,203 +223,12 @@ class RealtimeSession:
         self.emit("session.updated", session=self._shown())
 
     def _set_config(self, config: AnyConfig) -> None:
-        before, self.config = self._input, config
-        if before.format != self._input.format:
-            self._drop_turn()
-            self._buffer.set_format(self._input.format)
-            self._looked = self._buffer.end
-        if before.turn_detection != self._input.turn_detection:
-            if self._input.turn_detection is None:
-                self._drop_turn()
-                self._detector = None
-            elif self._detector is not None:  # an open turn goes on, with the new values
-                self._detector.config = self._input.turn_detection
-            else:
-                self._detector = self._new_detector()
-                self._looked = self._buffer.end
-
-    def _new_detector(self) -> TurnDetector | None:
-        config = self._input.turn_detection
-        return TurnDetector(config) if config is not None else None
-
-    # -- input audio
-
-    def _append(self, event: Json) -> None:
-        if not self.abilities.hears:
-            raise fault("this graph has no node that hears: it takes text only", "audio", "unsupported_audio")
-        room = MOST_SECONDS if self._detector is None else ROOM_SECONDS
-        audio = self._buffer.append(event.get("audio"), room)
-        if audio and self._detector is not None:
-            self.work.append(Sound(audio, self._buffer.end))
-
-    def _commit(self, event: Json) -> None:
-        if self._detector is not None and self._looked + 511 < self._buffer.end:
-            self._later.append((self._buffer.end - 511, event))
-            self.work.append(Sound(b"", self._buffer.end, last=True))
-            return
-        speech = self._speech
-        if self._detector is not None:
-            if speech is None:
-                raise fault(
-                    "input audio buffer: buffer too small: no speech is in it",
-                    None,
-                    COMMIT_EMPTY,
-                )
-            self._on_turn(self._detector.end(self._buffer.end), by_client=True)
-            return
-        if self._buffer.milliseconds < SHORTEST_MS:
-            raise fault(
-                f"input audio buffer: buffer too small: expected at least {SHORTEST_MS}ms of audio, "
-                f"but it has {self._buffer.milliseconds}ms",
-                None,
-                COMMIT_EMPTY,
-            )
-        self._finish_turn(_Speech(new_id("item"), self._buffer.begin), self._buffer.end, responds=False)
-
-    def _clear(self, event: Json) -> None:
-        self._drop_turn()
-        self._later.clear()
-        self._buffer.clear()
-        self.emit("input_audio_buffer.cleared")
-
-    def _drop_turn(self) -> None:
-        speech, self._speech = self._speech, None
-        if speech is not None:
-            self._stop_writing(speech)
-            if self._detector is not None:
-                self._detector.end(self._buffer.end)
-
-    def _on_turn(self, turn: Turn, *, by_client: bool = False) -> None:
-        config = self._input.turn_detection
-        assert config is not None, "only a detector notices turns"
-        speech = self._speech
-        if turn.kind == "begun":
-            speech = self._speech = _Speech(new_id("item"), turn.at)
-            self.emit(
-                "input_audio_buffer.speech_started", audio_start_ms=_ms(turn.at), item_id=speech.item_id
-            )
-            if config.interrupt_response and self.active is not None:
-                self._interrupt(self.active, "turn_detected")
-        elif speech is None:
-            return
-        elif turn.kind == "paused":
-            self._write_down(speech, turn.at)
-        elif turn.kind == "resumed":
-            self._stop_writing(speech)
-        else:
-            self.emit("input_audio_buffer.speech_stopped", audio_end_ms=_ms(turn.at), item_id=speech.item_id)
-            self._speech = None
-            self._finish_turn(speech, turn.at, responds=config.create_response and not by_client)
-
-    def _finish_turn(self, speech: _Speech, end: int, *, responds: bool) -> None:
-        """Make an item of a turn."""
-        raw = self._buffer.raw(speech.start, end)
-        audio_ms = _ms(end - max(speech.start, self._buffer.begin))
-        content = [{"type": "input_audio", "transcript": None}]
-        value: Json = {"id": speech.item_id, "object": "realtime.item", "type": "message"}
-        item = Item(value | {"status": "completed", "role": "user", "content": content}, pending=True)
-        self.emit("input_audio_buffer.committed", item_id=item.id, previous_item_id=self.conversation.last_id)
-        self._add_item(item, None, bounded=False)
-        self.conversation.keep_audio(item, raw)
-        self._heard_ms += audio_ms
-        speech.committed, speech.seconds = True, audio_ms / 1000
-        speech.responds = responds and not self._writes
-        if speech.run is None:
-            self._write_down(speech, end)
-        self._buffer.drop(end)
-        if speech.heard:
-            self._send_delta(speech)
-            self._transcribed(speech)
-
-    def _write_down(self, speech: _Speech, end: int) -> None:
-        config = self._input.transcription
-        speech.run, speech.text, speech.heard, speech.sent = Run(new_id("hear")), "", False, 0
-        self._speeches[speech.run.id] = speech
-        language, prompt = (config.language or "", config.prompt or "") if config else ("", "")
-        language = self.abilities.language(language) if language else ""
-        self.work.append(Utterance(speech.run, self._buffer.audio(speech.start, end), language, prompt))
-
-    def _stop_writing(self, speech: _Speech) -> None:
-        if speech.run is not None:
-            speech.run.cancel()
-            self._speeches.pop(speech.run.id, None)
-            speech.run, speech.text, speech.heard = None, "", False
-
-    def _send_delta(self, speech: _Speech) -> None:
-        text = speech.text[speech.sent :]
-        if not text or self._input.transcription is None:
-            return
-        speech.sent = len(speech.text)
-        self.emit(
-            f"{TRANSCRIPTION}delta",
-            item_id=speech.item_id,
-            content_index=0,
-            delta=text,
-        )
-
-    def _transcribed(self, speech: _Speech) -> None:
-        assert speech.run is not None
-        del self._speeches[speech.run.id]
-        known: Json = {"item_id": speech.item_id, "content_index": 0}
-        text = speech.text.strip()
-        error = public(speech.error) if speech.error is not None else None
-        if self._input.transcription is not None and error is not None:
-            shown = {
-                "type": error.kind,
-                "code": error.code or error.kind,
-                "message": str(error),
-                "param": None,
-            }
-            self.emit(f"{TRANSCRIPTION}failed", **known, error=shown)
-        elif self._input.transcription is not None:
-            usage = {"type": "duration", "seconds": round(speech.seconds, 3)}
-            self.emit(f"{TRANSCRIPTION}completed", **known, transcript=text, usage=usage)
-        elif error is not None and speech.responds:
-            self._event_id = None
-            self._fail(error)
-        item = self._find(speech.item_id)
-        if item is not None:
-            item.pending, item.failed = False, str(error) if error is not None else ""
-            part = item.speech
-            assert part is not None, "it was made of audio"
-            before = item.size
-            part["transcript"] = text
-            self.conversation.grew(item.size - before)
-        for response in list(self.responses.values()):
-            if speech.item_id in response.waits_for:
-                response.waits_for.discard(speech.item_id)
-                if error is not None:
-                    self._end(response, "failed", error=error)
-                elif not response.waits_for:
-                    self._send_prompt(response)
-        if speech.responds and item is not None and text and error is None and self.active is None:
-            self._event_id = None
-            self._respond({})
-
-    def _check_idle(self) -> None:
-        if self._idle_at is None or self._looked < self._idle_at or self.active is not None:
-            return
-        start, self._idle_at = self._idle_at, None
-        speech = _Speech(new_id("item"), max(self._buffer.begin, self._looked - RATE))
-        self.emit(
-            "input_audio_buffer.timeout_triggered",
-            audio_start_ms=_ms(min(start, self._looked)),
-            audio_end_ms=_ms(self._looked),
-            item_id=speech.item_id,
-        )
-        self._finish_turn(speech, self._looked, responds=False)
-        self._event_id = None
-        self._respond({})
+        before, self.config = self.config.audio.input, config
+        self._listener.configure(before)
 
     # -- items
 
-    def _find(self, id_: str) -> Item | None:
-        try:
-            return self.conversation.get(id_)
-        except EventError:
-            return None
-
-    def _add_item(self, item: Item, previous: str | None, *, bounded: bool = True) -> None:
+    def add_item(self, item: Item, previous: str | None, *, bounded: bool = True) -> None:
         before = self.conversation.add(item, previous, bounded=bounded)
         self.emit("conversation.item.added", previous_item_id=before, item=item.value)
         self.emit("conversation.item.done", previous_item_id=before, item=item.value)
@@ -470,8 +239,8 @@ class RealtimeSession:
         if previous is not None and not isinstance(previous, str):
             raise fault(f"previous_item_id: expected a string, got {previous!r}", "previous_item_id")
         self._check_audio(item)
-        self._add_item(item, previous)
-        self._hear_item(item)
+        self.add_item(item, previous)
+        self._listener.hear_item(item)
 
     def _check_audio(self, item: Item) -> None:
         if item.pending and not self.abilities.hears:
@@ -479,28 +248,12 @@ class RealtimeSession:
                 "item.content: this graph has no node that hears", "item.content", "unsupported_audio"
             )
 
-    def _hear_item(self, item: Item) -> None:
-        """Have audio that came in an item written down."""
-        if not item.pending:
-            return
-        speech = _Speech(item.id, 0)
-        speech.committed, speech.run = True, Run(new_id("hear"))
-        self._speeches[speech.run.id] = speech
-        audio = self._buffer.converted(bytes(item.audio))
-        speech.seconds = len(audio) / 2 / RATE
-        self._heard_ms += _ms(len(audio) // 2)
-        self.work.append(Utterance(speech.run, audio))
-
     def _retrieve(self, event: Json) -> None:
         self.emit("conversation.item.retrieved", item=self.conversation.get(event.get("item_id")).shown())
 
     def _delete(self, event: Json) -> None:
         item = self.conversation.delete(event.get("item_id"))
-        for response in list(self.responses.values()):
-            if item.id in response.waits_for:
-                response.waits_for.discard(item.id)
-                if not response.waits_for:
-                    self._send_prompt(response)
+        self.transcribed(item.id, None)
         self.emit("conversation.item.deleted", item_id=item.id)
 
     def _truncate(self, event: Json) -> None:
@@ -521,8 +274,8 @@ class RealtimeSession:
                 "a transcription session has no responses", "type", "unsupported_in_transcription_session"
             )
         config = response_config(self.config, given, self.abilities)
-        beside = config.conversation == "none"
-        if not beside and self.active is not None:
+        apart = config.conversation == "none"
+        if not apart and self.active is not None:
             raise fault(
                 "the conversation already has an active response: wait for its response.done, or cancel it",
                 None,
@@ -531,10 +284,10 @@ class RealtimeSession:
         if len(self.responses) > MAX_RESPONSES:
             raise fault(f"at most {MAX_RESPONSES} responses may be in progress", None, "too_many_responses")
         items = self._items_of(config)
-        response = Response(self.emit, None if beside else self.conversation, config, self._heard_ms)
-        self._heard_ms, self._idle_at = 0, None
+        response = Response(self.emit, None if apart else self.conversation, config, self._listener.heard_ms)
+        self._listener.heard_ms, self._listener.idle_at = 0, None
         self.responses[response.id] = response
-        if not beside:
+        if not apart:
             self.active = response
         response.prompt_items = items
         failed = next((item for item in items if item.failed), None)
@@ -608,9 +361,8 @@ class RealtimeSession:
             self.active = None
         response.done(status, reason=reason, error=error)
         self.counts[status] = self.counts.get(status, 0) + 1
-        idle = getattr(self._input.turn_detection, "idle_timeout_ms", None)
-        if idle is not None and status == "completed":
-            self._idle_at = self._buffer.end + (response.audio_ms + idle) * RATE // 1000
+        if status == "completed":
+            self._listener.wait_for_user(response.audio_ms)
 
     def _no_webrtc(self, event: Json) -> None:
         raise fault(
@@ -619,7 +371,3 @@ class RealtimeSession:
             "type",
             "unsupported_event",
         )
-
-
-def _ms(samples: int) -> int:
-    return samples * 1000 // RATE

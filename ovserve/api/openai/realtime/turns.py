@@ -24,7 +24,7 @@ ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
 
 @dataclass(frozen=True)
 class Turn:
-    """What has been noticed: `begun` and `ended` with a sample, `paused` where a turn may have ended."""
+    """A change that was noticed: `begun` and `ended` with a sample, `paused` where a turn may have ended."""
 
     kind: Literal["begun", "paused", "resumed", "ended"]
     at: int
