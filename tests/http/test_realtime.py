@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from openai._models import construct_type, validate_type
 from openai.types.realtime import RealtimeServerEvent
 
 from ovserve.access import Guard
+from ovserve.http.routes import realtime
 from tests.conftest import eventually
 from tests.http.conftest import Running, running
 
@@ -396,3 +397,37 @@ async def test_keys(tmp_path: Path) -> None:
             f"{server.url}/v1/models", headers={"Authorization": f"Bearer {value}"}
         ) as answer:
             assert answer.status == 401, "a short-lived key opens sessions only"
+
+
+async def test_a_session_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realtime, "SESSION_SECONDS", 0.0)
+    async with talking(tmp_path) as server, talker(server) as talk:
+        assert (await talk.next())["error"]["code"] == "session_expired"
+        message = await talk.ws.receive(timeout=60)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1001)
+        assert "60" not in message.extra
+        assert "maximum duration" in message.extra
+
+
+async def test_one_session_too_many_is_a_503_and_a_large_message_ends_its_own(tmp_path: Path) -> None:
+    graph = text_graph(tmp_path / "graph", "model.script.json")
+    (graph / "model.script.json").write_text(json.dumps(SCRIPT))
+    file = graph / "graph.pbtxt"
+    options = """calculator: "RealtimeSessionCalculator"
+  node_options: { [type.googleapis.com / google.protobuf.Struct]: { max_sessions: 1 } }"""
+    file.write_text(file.read_text().replace('calculator: "RealtimeSessionCalculator"', options))
+    async with running(graph) as server:
+        async with talker(server) as talk, aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as error:
+                await session.ws_connect(f"{server.url}/v1/realtime")
+            assert error.value.status == 503
+            assert error.value.headers is not None
+            assert "Retry-After" in error.value.headers
+            with suppress(ConnectionError):  # the server closes as soon as it has read the size
+                await talk.ws.send_str("x" * (realtime.MAX_MESSAGE + 1))
+            message = await talk.ws.receive(timeout=60)
+            ended = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+            assert message.type in ended
+        await eventually(lambda: not servable_running(server))
+        async with talker(server) as talk:
+            assert (await talk.ask("Hi"))["status"] == "completed"

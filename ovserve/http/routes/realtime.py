@@ -39,8 +39,10 @@ log = logging.getLogger(__name__)
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    anchor: Literal["created_at"] = "created_at"
-    seconds: Annotated[int, msgspec.Meta(ge=10, le=7200)] = 600
+    anchor: Annotated[Literal["created_at"], doc("Where the time begins: when the key is made.")] = (
+        "created_at"
+    )
+    seconds: Annotated[int, msgspec.Meta(ge=10, le=7200), doc("How long the key is valid.")] = 600
 
 
 class SecretRequest(msgspec.Struct, frozen=True):
