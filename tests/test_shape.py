@@ -12,18 +12,18 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 743,
-    "lines": 95_640,
+    "files": 760,
+    "lines": 100_050,
     "median lines of a file": 160,
-    "folders": 79,
+    "folders": 80,
     "top-level packages": 22,
     "modules with one importer": 205,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 20,
-    "base classes with one subclass": 26,
+    "base classes with one subclass": 27,
     "depth of inheritance": 5,
     "circles among files": 6,
-    "names that are a bare participle": 1_684,
-    "numeric constants of one word": 197,
+    "names that are a bare participle": 1_786,
+    "numeric constants of one word": 200,
 }
 # Of a streamed chat with the default model: the first token of a request, and each further one. A timer of the
 # server that runs in between adds a few.

@@ -217,6 +217,19 @@ def test_heartbeats_without_tokens_and_with_a_filling_cache() -> None:
     assert "the engine made steps but no token within 4 s" in found
 
 
+def test_heartbeats_without_tokens_while_a_prompt_is_computed() -> None:
+    """The paged engine takes all blocks of a prompt at its start, so its cache does not fill step by step."""
+    dog = Watchdog(4.0)
+    for left in range(600, 0, -10):
+        dog.on_message(progress=False, usage=Usage(1, 1, 0.5, 1000, unread=((7, left),)))
+        assert looks(dog, 0.5, requests=1) is None
+    found = []
+    for left in (600, 300, 10) * 5:  # it is preempted and computed again, for ever
+        dog.on_message(progress=False, usage=Usage(1, 1, 0.5, 1000, unread=((7, left),)))
+        found.append(looks(dog, 0.5, requests=1))
+    assert "the engine made steps but no token within 4 s" in found
+
+
 def test_time_in_which_nobody_looked_does_not_count() -> None:
     """This process was stopped, the machine slept, the clock jumped."""
     dog = Watchdog(4.0)
