@@ -21,6 +21,7 @@ from ovserve.api.openai.describe.operation import Operation, doc
 from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, public
 from ovserve.http.body import headers_of, read_small_body
+from ovserve.http.sse.events import ANSWERED
 from ovserve.http.transport.cors import Cors
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
@@ -114,6 +115,7 @@ class RealtimeRoutes:
         async with servable.start(self._handshake(request, servable, session), open_ended=True) as run:
             first = await run.first()
             await ws.prepare(request)
+            request[ANSWERED] = ws.status  # however the session ends
             await _Connection(ws, run, self._still_valid(request), self._manager).serve(first.body)
         return ws
 
