@@ -4,7 +4,7 @@ The official client does the protocol. The transport over stdin and stdout is ou
 bounds a message, where the package's reads a line of any length and copies it again for each piece. The child
 ends with this process even after a kill -9. The child's stderr is in our log.
 
-The package is imported by the first connection, on a thread: that takes 1.5 s.
+The package is imported by the first connection, on a thread: that takes 1.4 s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ovserve.errors import described
 
 log = logging.getLogger(__name__)
 
-MESSAGE_BYTES = 4 << 20  # of one message: its JSON is decoded in 10 ms, in which no other request goes on
+# Of a message. No other request goes on while its JSON is decoded: 11 ms of a text, 0.8 s of 200,000 items.
+MESSAGE_BYTES = 4 << 20
 MAX_TOOLS = 256  # of one server
 LOG_CHARACTERS = 500  # of a line that a child writes to stderr
 STOP_SECONDS = 2.0  # until a child that does not end is asked to, and again until it is killed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.api.openai.realtime.config import Abilities
+from ovserve.api.openai.realtime.conversation import MAX_AUDIO_BYTES
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.api.openai.realtime.turns import FRAME
@@ -171,11 +173,126 @@ def test_the_order_holds_whatever_comes(steps: list[Any]) -> None:
             models.step("silence")
         models.step("end")
         models.take()
-    for response in list(session.responses.values()):
-        session.on_event(json.dumps({"type": "response.cancel", "response_id": response.id}).encode())
     check_order(session.events, sent)
     assert session.active is None
     assert not session.responses
+
+
+# A valid event of each kind, of which the next test replaces any value by another one.
+WHOLE: list[dict[str, Any]] = [
+    {
+        "type": "session.update",
+        "session": {
+            "type": "realtime",
+            "output_modalities": ["text"],
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "name": "weather"},
+            "max_output_tokens": 5,
+            "truncation": {"type": "retention_ratio", "retention_ratio": 0.5},
+            "audio": {
+                "input": {
+                    "format": {"type": "audio/pcm", "rate": 24000},
+                    "transcription": {"model": "x", "language": "en", "prompt": "p"},
+                    "turn_detection": {"type": "server_vad", "threshold": 0.5, "idle_timeout_ms": 5000},
+                },
+                "output": {"format": {"type": "audio/pcmu"}, "voice": "alloy", "speed": 1.0},
+            },
+        },
+    },
+    {"type": "conversation.item.create", "item": message("x", id="a"), "previous_item_id": "root"},
+    *(
+        {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": content}}
+        for content in (
+            [{"type": "input_audio", "audio": chunk(0.2), "transcript": None}],
+            [{"type": "input_audio", "audio": "AAAA"}],  # three bytes are no samples
+            [{"type": "input_audio", "audio": chunk(0.2)}] * 2,
+        )
+    ),
+    {
+        "type": "conversation.item.create",
+        "item": {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+    },
+    {
+        "type": "conversation.item.create",
+        "item": {"type": "function_call_output", "call_id": "c", "output": "o"},
+    },
+    {"type": "response.create"},
+    {
+        "type": "response.create",
+        "response": {
+            "instructions": "i",
+            "tools": [TOOL],
+            "audio": {"output": {"voice": "alloy", "format": {"type": "audio/pcm", "rate": 24000}}},
+            "max_output_tokens": "inf",
+            "conversation": "none",
+            "input": [message("y"), {"type": "item_reference", "id": "a"}],
+            "metadata": {"a": "b"},
+        },
+    },
+    {"type": "response.cancel", "response_id": "r"},
+    {"type": "conversation.item.truncate", "item_id": "a", "content_index": 0, "audio_end_ms": 10},
+    {"type": "conversation.item.delete", "item_id": "a"},
+]
+VALUES = [None, True, -1, 2**70, 3.5, "", "x", "AAA=", [], ["x"], [[]], {}, {"type": "x"}, {"a": {"b": 1}}]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*place, key))
+
+
+def replaced(value: Any, place: tuple[Any, ...], other: Any) -> Any:
+    if not place:
+        return other
+    changed = value.copy()
+    changed[place[0]] = replaced(value[place[0]], place[1:], other)
+    return changed
+
+
+WRONG = [(event, place) for event in WHOLE for place in places(event)]
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(WHOLE), st.builds(lambda p, v: replaced(*p, v), st.sampled_from(WRONG), st.sampled_from(VALUES))),
+        min_size=3,
+        max_size=12,
+    )
+)  # fmt: skip
+def test_wrong_values_are_errors_and_no_response_waits_for_ever(events: list[Any]) -> None:
+    session = new_session()
+    models = Models(session)
+    for event in events:
+        session.on_event(json.dumps(event).encode())
+        models.take()
+    for _ in range(60):
+        models.step("silence")
+        models.step("end")
+        models.take()
+    assert not session.responses
+    for event in session.events:
+        check_event(event)
+
+
+def test_deep_json_is_an_error() -> None:
+    session = new_session()
+    session.on_event(b"[" * 100_000)
+    assert session.events[-1]["error"]["code"] == "invalid_event"
+
+
+def test_the_audio_of_items_has_a_bound() -> None:
+    session = new_session()
+    content = [{"type": "input_audio", "audio": base64.b64encode(bytes(3 << 20)).decode(), "transcript": "t"}]
+    for _ in range(14):
+        item = {"type": "message", "role": "user", "content": content}
+        session.on_event(json.dumps({"type": "conversation.item.create", "item": item}).encode())
+    kept = [len(item.audio) for item in session.conversation.items]
+    assert sum(kept) <= MAX_AUDIO_BYTES
+    assert kept[0] == 0
+    assert kept[-1] == 3 << 20
 
 
 def check_order(events: list[dict[str, Any]], sent: set[str]) -> None:

@@ -152,6 +152,7 @@ class Conversation:
                     ordered[item.id] = item
             self._items = ordered
         self._characters += item.size
+        self._bound_audio(len(item.audio))
         return before
 
     def previous_of(self, id_: str) -> str | None:
@@ -169,7 +170,10 @@ class Conversation:
     def keep_audio(self, item: Item, audio: bytes) -> None:
         """Keep the audio of an item, at the cost of the oldest."""
         item.audio += audio
-        self._audio += len(audio)
+        self._bound_audio(len(audio))
+
+    def _bound_audio(self, more: int) -> None:
+        self._audio += more
         if self._audio <= MAX_AUDIO_BYTES:
             return
         for old in self._items.values():
@@ -231,8 +235,7 @@ def client_item(given: Any, param: str = "item") -> Item:
         case "message":
             value |= _message(given, param)
         case "function_call":
-            value |= _strings(given, param, "name", "arguments")
-            value["call_id"] = given.get("call_id") or new_id("call")
+            value |= _strings({"call_id": new_id("call"), **given}, param, "name", "arguments", "call_id")
         case "function_call_output":
             value |= _strings(given, param, "call_id", "output")
         case other:
@@ -242,10 +245,12 @@ def client_item(given: Any, param: str = "item") -> Item:
                 f"{param}.type",
             )
     item = Item(value)
-    for part in value.get("content", ()):
-        if part["type"] == "input_audio":
-            item.audio += part.pop("audio")
-            item.pending = part.get("transcript") is None
+    sounds = [part for part in value.get("content", ()) if part["type"] == "input_audio"]
+    if len(sounds) > 1:
+        raise fault(f"{param}.content: at most one part may be input_audio", f"{param}.content")
+    for part in sounds:
+        item.audio += part.pop("audio")
+        item.pending = part["transcript"] is None
     return item
 
 
@@ -261,7 +266,7 @@ def _strings(given: Json, param: str, *names: str) -> Json:
 
 def _message(given: Json, param: str) -> Json:
     role, content = given.get("role"), given.get("content")
-    if role not in _TEXT_PARTS:
+    if not isinstance(role, str) or role not in _TEXT_PARTS:
         raise fault(
             f"{param}.role: expected system, user or assistant, got {shortened(repr(role))}", f"{param}.role"
         )

@@ -61,9 +61,7 @@ class InputBuffer:
         return heard
 
     def converted(self, raw: bytes) -> bytes:
-        """Return audio that is not of the buffer at 16 kHz. Raises EventError."""
-        if isinstance(self._format, Pcm) and len(raw) % 2:
-            raise fault(f"audio: {len(raw)} bytes are no whole samples of 16 bits", "audio")
+        """Return audio that is not of the buffer at 16 kHz."""
         return self._make_ear(self._format)(raw)
 
     @property

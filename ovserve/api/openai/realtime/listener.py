@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ovserve.api.openai.realtime.config import Abilities, AnyConfig, AudioInput, Format, ServerVad, fault
+from ovserve.api.openai.realtime.config import Abilities, AnyConfig, AudioInput, Format, Pcm, ServerVad, fault
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
 from ovserve.api.openai.realtime.hearing import MOST_SECONDS, SHORTEST_MS, Ear, InputBuffer
 from ovserve.api.openai.realtime.packets import RATE, Activity, Prompt, Run, Sound, Transcript, Utterance
@@ -300,14 +300,18 @@ class Listener:
         self._finish_turn(speech, self._looked, responds=False)
         self._host.respond()
 
-    def hear_item(self, item: Item) -> None:
-        """Have audio that came in an item written down."""
-        if not item.pending:
-            return
+    def converted(self, item: Item) -> bytes:
+        """Return the audio that came in an item, at 16 kHz. Raises EventError."""
+        if isinstance(self._input.format, Pcm) and len(item.audio) % 2:
+            why = f"item.content: {len(item.audio)} bytes of audio are no whole samples of 16 bits"
+            raise fault(why, "item.content")
+        return self._buffer.converted(bytes(item.audio))
+
+    def hear_item(self, item: Item, audio: bytes) -> None:
+        """Have audio that came in an item written down; `audio`: at 16 kHz."""
         speech = _Speech(item.id, 0)
         speech.committed, speech.run = True, Run(new_id("hear"))
         self._speeches[speech.run.id] = speech
-        audio = self._buffer.converted(bytes(item.audio))
         speech.seconds = len(audio) / 2 / RATE
         self.heard_ms += _ms(len(audio) // 2)
         self._host.work.append(Utterance(speech.run, audio))

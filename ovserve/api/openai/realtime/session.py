@@ -93,7 +93,7 @@ class RealtimeSession:
         self._event_id = None
         try:
             event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._fail(fault(f"the message is not valid JSON: {error}", None, "invalid_event"))
             return
         if not isinstance(event, dict):
@@ -238,15 +238,14 @@ class RealtimeSession:
         previous = event.get("previous_item_id")
         if previous is not None and not isinstance(previous, str):
             raise fault(f"previous_item_id: expected a string, got {previous!r}", "previous_item_id")
-        self._check_audio(item)
-        self.add_item(item, previous)
-        self._listener.hear_item(item)
-
-    def _check_audio(self, item: Item) -> None:
         if item.pending and not self.abilities.hears:
             raise fault(
                 "item.content: this graph has no node that hears", "item.content", "unsupported_audio"
             )
+        audio = self._listener.converted(item) if item.pending else b""
+        self.add_item(item, previous)
+        if item.pending:
+            self._listener.hear_item(item, audio)
 
     def _retrieve(self, event: Json) -> None:
         self.emit("conversation.item.retrieved", item=self.conversation.get(event.get("item_id")).shown())
