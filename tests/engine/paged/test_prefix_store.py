@@ -186,6 +186,37 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
     assert pool.available == BLOCKS
 
 
+def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> None:
+    """Room for six blocks: a prompt of three, which is asked again and again, and others in between."""
+    arrays = caches()
+    store = PrefixStore(file, 6 * 3 * PAGE, arrays)
+    pool = BlockPool(BLOCKS, caches=True, copy=lambda *_: None, store=store)
+    often = array("q", [1] * 3 * BLOCK + [0])
+
+    def ask(ids: array[int]) -> list[bytes]:
+        found = pool.find(ids)
+        table, digests = array("i", [block for block, _ in found]), [known for _, known in found]
+        for at in range(len(found), 3):
+            block = pool.take()
+            assert block is not None
+            table.append(block)
+            digests.append(
+                pool.publish(block, digests[-1] if at else ROOT, ids[at * BLOCK : (at + 1) * BLOCK])
+            )
+            deadline = time.monotonic() + 60
+            while not store.has(digests[-1]):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        pool.release(table)
+        return digests
+
+    first = ask(often)
+    for number in range(2, 6):
+        ask(array("q", [number] * 3 * BLOCK + [0]))
+        assert all(store.has(known) for known in first)
+        assert ask(often) == first
+
+
 def test_blocks_that_are_taken_away_are_not_written(file: Path) -> None:
     """Blocks get new contents as fast as they can, while the thread copies them."""
     arrays = caches()

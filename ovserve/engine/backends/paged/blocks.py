@@ -141,6 +141,9 @@ class BlockPool:
                 del self._idle[block]
             self._users[block] += 1
             found.append((block, digest))
+        if self._store is not None:
+            # The first one last: without it the others could not be found.
+            self._store.touch(digest for _, digest in reversed(found))
         return found
 
     def _load(self, digest: bytes) -> int | None:

@@ -115,7 +115,7 @@ class LoadedModel:
         weights = (Path(spec.model_path) / FILE).with_suffix(".bin")
         parts = (
             spec.max_num_batched_tokens if spec.deterministic else 0
-        )  # contents depend on parts of prompts
+        )  # of prompts, on which a block depends
         layout = f"{self._model.layout()} {parts}"
         try:
             file = store_file(Path(spec.prefix_cache_path), weights, layout)

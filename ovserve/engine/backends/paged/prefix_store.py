@@ -26,7 +26,7 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,12 +79,18 @@ class PrefixStore:
         with self._lock:
             self._pending.pop(digest, None)
 
+    def touch(self, digests: Iterable[bytes]) -> None:
+        """Record a use of blocks, the most important one last, also of those that were found in memory."""
+        with self._lock:
+            for digest in digests:
+                if digest in self._slots:
+                    self._slots.move_to_end(digest)
+
     def load(self, digest: bytes, block: int) -> bool:
         """Read into a block; return whether it was there and whole."""
         with self._lock:
             if (slot := self._slots.get(digest)) is None:
                 return False
-            self._slots.move_to_end(digest)
             views = [cache[block] for cache in self._caches]
             if self._read(slot, digest, views):
                 return True
@@ -117,7 +123,10 @@ class PrefixStore:
             return
         with self._lock:
             self._file = file
-            self._index()
+            try:
+                self._index()
+            except OSError as error:
+                self._give_up(error)
             self._offered.notify()
 
     def _index(self) -> None:
@@ -140,7 +149,11 @@ class PrefixStore:
 
     def _read(self, slot: int, digest: bytes, views: list[NDArray[np.uint8]]) -> bool:
         header = bytearray(HEADER.size)
-        count = os.preadv(self._file, [header, *(view.data for view in views)], slot * self._slot_bytes)
+        try:
+            count = os.preadv(self._file, [header, *(view.data for view in views)], slot * self._slot_bytes)
+        except OSError as error:  # of a disk that is failing: the prompt is computed
+            self._give_up(error)
+            return False
         if count < HEADER.size + sum(view.nbytes for view in views):
             return False
         expected = MARK, digest, checksum(digest, views)
@@ -159,7 +172,11 @@ class PrefixStore:
                     continue
                 for buffer, cache in zip(self._buffer, self._caches, strict=True):
                     buffer[...] = cache[block]
-                slot = self._slot()
+                try:
+                    slot = self._slot()
+                except OSError as error:
+                    self._give_up(error)
+                    continue
             if slot is None:
                 continue
             try:
