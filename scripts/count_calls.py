@@ -20,13 +20,14 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TOKENS = 32  # further tokens of the long answer, between which a count is shared
 WARM_UPS = 3
-REPEATS = 3
+REPEATS = 5
 START_SECONDS = 120
 IDLE_SECONDS = 5
 # Runs in each process before its first module. A thread writes the counts when `ask` has a new number.
@@ -143,9 +144,7 @@ def _report(url: str, folder: Path, server: int) -> Report:
 
 def _least(counted: list[dict[str, Counter[str]]]) -> dict[str, Counter[str]]:
     """Return the least of each count, because a loaded machine splits the messages of a step."""
-    return {
-        side: Counter.__and__(counted[0][side], counted[1][side] & counted[2][side]) for side in counted[0]
-    }
+    return {side: reduce(Counter.__and__, (each[side] for each in counted)) for side in counted[0]}
 
 
 def _files(counts: Counter[str]) -> int:

@@ -291,12 +291,14 @@ class GraphRun:
         """Apply rules 4 and 5 if no node is active."""
         if self.active or self.error is not None:
             return
-        if any(q.full and q.writers for q in self.outputs.values()):
-            return  # the client is slow; it will read a packet
-        if any(not q.full for q in self.held):
-            return  # that node has been woken and will run
+        for queue in self.outputs.values():  # writers first: `full` is a call, 13 times a request
+            if queue.writers and queue.full:
+                return  # the client is slow; it will read a packet
+        for queue in self.held:
+            if not queue.full:
+                return  # that node has been woken and will run
         queues = [q for n in self.nodes for q in n.queues]
-        stuck = [q for q in queues if q.full and (q.writers or q in self.held)]
+        stuck = [q for q in queues if (q.writers or q in self.held) and q.full]
         for queue in stuck:
             self._relieve(queue)
         parked = not stuck and not self.held and self._looping
