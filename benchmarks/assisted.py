@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec, TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.paged import PagedEngine
 from tests.engine.real import CHAT, add
 
 ROOT = Path(__file__).parents[1]

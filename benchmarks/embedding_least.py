@@ -22,8 +22,8 @@ import openvino as ov
 import uvloop
 from aiohttp import web
 
-from ovserve.engine.backends.embeddings import model as models
-from ovserve.engine.backends.embeddings.tokens import FastTokenizer
+from ovserve.kinds.encoders.worker import model as models
+from ovserve.kinds.encoders.worker.tokens import FastTokenizer
 
 MOST = 32  # texts of a batch
 

@@ -65,8 +65,8 @@ class Bare:
     def __init__(self, directory: Path) -> None:
         import openvino as ov
 
-        from ovserve.engine.backends.embeddings import model as models
-        from ovserve.engine.backends.embeddings.tokens import FastTokenizer
+        from ovserve.kinds.encoders.worker import model as models
+        from ovserve.kinds.encoders.worker.tokens import FastTokenizer
 
         pooled = models.pool(models.read(directory), "MEAN", True)
         cores = models.usable_cores()

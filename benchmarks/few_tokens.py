@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import openvino
 
-from ovserve.engine.backends.paged.model import BLOCK, PagedModel, Runner
+from ovserve.kinds.text.worker.paged.model import BLOCK, PagedModel, Runner
 
 BEFORE = 150  # tokens of each sequence
 BLOCKS = BEFORE // BLOCK + 1  # of each sequence

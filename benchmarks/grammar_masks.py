@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ovserve.engine.backends.genai.vocabulary import read_vocabulary
-from ovserve.engine.backends.paged.grammars import Compiler
-from ovserve.engine.backends.paged.masks import apply, mask_bits, mask_of, words
+from ovserve.kinds.text.worker.genai.vocabulary import read_vocabulary
+from ovserve.kinds.text.worker.paged.grammars import Compiler
+from ovserve.kinds.text.worker.paged.masks import apply, mask_bits, mask_of, words
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import (
     Format,

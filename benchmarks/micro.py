@@ -25,9 +25,6 @@ from msgspec import structs
 
 from ovserve.access import as_system
 from ovserve.api.openai import ENDPOINTS
-from ovserve.calculators.http_frontend import decode as decode_payload
-from ovserve.calculators.llm_resource import LlmResources
-from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.shipped import MODULES
 from ovserve.cli.serve import new_event_loop
 from ovserve.engine.client.client import EngineClient
@@ -40,6 +37,9 @@ from ovserve.engine.protocol.messages import Accepted, FromEngine, StepItem, Ste
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
+from ovserve.kinds.payload import HttpPayload
+from ovserve.kinds.text.http_frontend import decode as decode_payload
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed
 from ovserve.llm.prompt.chat_template import ChatTemplate

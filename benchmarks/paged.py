@@ -23,10 +23,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks import steps
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import Add, StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.llm.request import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

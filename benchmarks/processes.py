@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
+from ovserve.kinds.text.options.llm import parse_llm_options
 from ovserve.serving.loader import check_graph
 from tests.conftest import ROOT, Server, start_server
 

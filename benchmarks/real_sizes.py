@@ -35,12 +35,12 @@ from gguf import GGMLQuantizationType as Type
 from benchmarks import peers, processes
 from benchmarks.assisted import MODEL, ROOT
 from benchmarks.contenders import Contender, Recipe, peer
-from ovserve.engine.backends.gguf.convert import write_network
-from ovserve.engine.backends.gguf.network import MERGE, Network
-from ovserve.engine.backends.gguf.weights import Constant, Matrix, Part, WeightsFile
 from ovserve.engine.model.gguf import read_gguf
 from ovserve.engine.model.gguf_forms import BY_ROW, Form
 from ovserve.engine.model.gguf_model import read_model
+from ovserve.kinds.text.worker.gguf.convert import write_network
+from ovserve.kinds.text.worker.gguf.network import MERGE, Network
+from ovserve.kinds.text.worker.gguf.weights import Constant, Matrix, Part, WeightsFile
 from ovserve.pull.convert import convert
 
 PLACE = ROOT / ".real"

@@ -15,8 +15,8 @@ import argparse
 import sys
 import time
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.specs import TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from tests.engine.real import CHAT, EXACT, LIST, add, generate, run
 
 MODEL = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

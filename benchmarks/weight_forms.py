@@ -17,7 +17,7 @@ import numpy as np
 import openvino_genai as ov_genai
 from numpy.typing import NDArray
 
-from ovserve.engine.backends.paged.model import BLOCK, PagedModel
+from ovserve.kinds.text.worker.paged.model import BLOCK, PagedModel
 
 ROOT = Path(__file__).parents[1]
 TOKENS, WINDOW = 1_500, 250

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ovserve.engine.backends.speech.whisper_weights import Weights, open_weights
+from ovserve.kinds.speech.worker.whisper_weights import Weights, open_weights
 
 Float = NDArray[np.float32]
 MAGIC, VERSION, FILE_Q8, F32, F16, Q8 = 0x67676D6C, 2, 7, 0, 1, 8

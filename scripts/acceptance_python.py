@@ -211,7 +211,7 @@ def graphs(source: Path) -> dict[str, tuple[str, Check]]:
 def tensor_tests(source: Path) -> str:
     """Run OVMS's tests of the tensor; return what is wrong."""
     code = (
-        "import sys, pytest, ovserve.engine.backends.python.pyovms as p; sys.modules['pyovms'] = p;"
+        "import sys, pytest, ovserve.kinds.python.worker.pyovms as p; sys.modules['pyovms'] = p;"
         "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-c', sys.argv[1], sys.argv[2]]))"
     )
     command = [sys.executable, "-c", code, "/dev/null", str(source / TENSOR_TESTS)]

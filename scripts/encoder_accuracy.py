@@ -27,10 +27,10 @@ def reference(source: str, file: str) -> None:
 def compare(directory: str, file: str) -> None:
     import msgspec
 
-    from ovserve.engine.backends.calls import Invocation
-    from ovserve.engine.backends.embeddings.embed import EmbeddingBackend
-    from ovserve.engine.protocol.encoders import EMBED, SEPARATOR, EmbedArguments, EmbeddingSpec
+    from ovserve.engine.protocol.call_backend import Invocation
     from ovserve.engine.protocol.messages import Call
+    from ovserve.kinds.encoders.spec import EMBED, SEPARATOR, EmbedArguments, EmbeddingSpec
+    from ovserve.kinds.encoders.worker.embed import EmbeddingBackend
 
     backend = EmbeddingBackend(EmbeddingSpec(directory, properties='{"INFERENCE_PRECISION_HINT": "f32"}'))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ovserve.engine.backends.paged.grammars import Compiler
+from ovserve.kinds.text.worker.paged.grammars import Compiler
 from ovserve.llm.grammar.constraint import Format, constrain, ebnf, structural_tag
 from ovserve.llm.grammar.writer import write
 

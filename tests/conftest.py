@@ -220,7 +220,7 @@ def server(model: Path) -> Iterator[Server]:
 
 
 def script_graph(directory: Path, script: str, options: str = "") -> Path:
-    """A graph directory whose model is a script (see ovserve.engine.backends.scripted), its other options the defaults
+    """A graph directory whose model is a script (see ovserve.kinds.text.worker.scripted), its other options the defaults
     but for those given."""
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     directory.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ FETCH = "`ovserve pull minilm` fetches it"
 
 def tiny(name: str, directory: Path, **config: Any) -> Path:
     """A tiny model in OpenVINO IR form, converted here. `config`: other values of config.json."""
-    from ovserve.engine.backends.embeddings.convert import convert
+    from ovserve.kinds.encoders.worker.convert import convert
 
     shutil.copytree(VECTORS / name, directory, dirs_exist_ok=True)
     if config:

@@ -52,9 +52,9 @@ def tiny_whisper(directory: Path) -> Path:
     """A model of 0.5 MB in OpenVINO IR form, which hears random letters."""
     import openvino as ov
 
-    from ovserve.engine.backends.speech.convert import build_tokenizer
-    from ovserve.engine.backends.speech.whisper_graph import build
-    from ovserve.engine.model.speech_files import NETWORKS
+    from ovserve.kinds.speech.files import NETWORKS
+    from ovserve.kinds.speech.worker.convert import build_tokenizer
+    from ovserve.kinds.speech.worker.whisper_graph import build
 
     directory.mkdir(parents=True, exist_ok=True)
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ovserve"
 
 # A package imports packages of rows below its own, never one of its row. `engine` has two sides in two
-# processes, so its subpackages are placed one by one.
+# processes, so its subpackages are placed one by one; of `kinds` the worker's side, and `kinds.spec`, which are
+# the `spec.py` and `files.py` of the rooms, imported by both sides.
 ROWS = (
     {"__main__"},
     {"cli"},
@@ -28,9 +29,11 @@ ROWS = (
     {"responses", "inference", "monitoring", "pull"},
     {"serving"},
     {"calculators", "admission"},
+    {"kinds"},
     {"sandbox", "engine.client", "engine.worker"},
-    {"engine.backends"},
-    {"engine.decoding", "engine.model", "engine.host"},
+    {"kinds.worker"},
+    {"kinds.spec"},
+    {"engine.model", "engine.host"},
     {"engine.protocol"},
     {"api", "graph"},
     {"llm", "telemetry"},
@@ -48,44 +51,43 @@ FORBIDDEN = {
     ("sandbox", "graph"): "a sandbox renders and decodes, it knows no graph",
     ("admission", "calculators"): "admission stands between nodes and their engine",
 }
-WORKER_SIDE = ("engine.worker", "engine.backends", "engine.decoding")
-WORKER_SIDE_HOMES = {"engine.worker", "engine.backends", "engine.decoding"}
+WORKER_SIDE = ("engine.worker", "kinds.worker")
 ENGINE_FREE = {"http", "grpc_api"}  # transports see servables, not engines
 SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
     "openvino_genai": (
-        "ovserve/engine/backends/genai/",
-        "ovserve/engine/backends/paged/loaded.py",
-        "ovserve/engine/backends/embeddings/tokens.py",
-        "ovserve/engine/backends/images/",
-        "ovserve/engine/backends/text_to_speech/pipeline.py",
-        "ovserve/engine/backends/speech/",
+        "ovserve/kinds/text/worker/genai/",
+        "ovserve/kinds/text/worker/paged/loaded.py",
+        "ovserve/kinds/encoders/worker/tokens.py",
+        "ovserve/kinds/images/worker/",
+        "ovserve/kinds/voice/worker/pipeline.py",
+        "ovserve/kinds/speech/worker/",
     ),
-    "av": ("ovserve/engine/backends/text_to_speech/compress.py", "ovserve/sandbox/audio/"),
-    "espeakng_loader": "ovserve/engine/backends/text_to_speech/pipeline.py",
+    "av": ("ovserve/kinds/voice/worker/compress.py", "ovserve/sandbox/audio/"),
+    "espeakng_loader": "ovserve/kinds/voice/worker/pipeline.py",
     "openvino": (
-        "ovserve/engine/backends/embeddings/",
-        "ovserve/engine/backends/genai/",
-        "ovserve/engine/backends/gguf/",
-        "ovserve/engine/backends/images/",
-        "ovserve/engine/backends/paged/",
-        "ovserve/engine/backends/speech/",
-        "ovserve/engine/backends/tensors/",
-        "ovserve/engine/backends/text_to_speech/",
+        "ovserve/kinds/encoders/worker/",
+        "ovserve/kinds/text/worker/genai/",
+        "ovserve/kinds/text/worker/gguf/",
+        "ovserve/kinds/images/worker/",
+        "ovserve/kinds/text/worker/paged/",
+        "ovserve/kinds/speech/worker/",
+        "ovserve/kinds/tensors/worker/",
+        "ovserve/kinds/voice/worker/",
     ),
-    "tvm_ffi": "ovserve/engine/backends/paged/grammars.py",
-    "anyascii": "ovserve/engine/backends/text_to_speech/normalize.py",
-    "wetext": "ovserve/engine/backends/text_to_speech/normalize.py",
+    "tvm_ffi": "ovserve/kinds/text/worker/paged/grammars.py",
+    "anyascii": "ovserve/kinds/voice/worker/normalize.py",
+    "wetext": "ovserve/kinds/voice/worker/normalize.py",
     "openvino_tokenizers": (
-        "ovserve/engine/backends/gguf/tokenizer.py",
-        "ovserve/engine/backends/speech/convert.py",
+        "ovserve/kinds/text/worker/gguf/tokenizer.py",
+        "ovserve/kinds/speech/worker/convert.py",
     ),
-    "tokenizers": "ovserve/engine/backends/embeddings/tokens.py",
+    "tokenizers": "ovserve/kinds/encoders/worker/tokens.py",
     "mcp": "ovserve/calculators/library/mcp_connection.py",
     "mcp_types": "ovserve/calculators/library/mcp_connection.py",
     "httpx2": "ovserve/calculators/library/mcp_connection.py",
     "anyio": "ovserve/calculators/library/mcp_connection.py",
-    "orjson": "ovserve/engine/backends/embeddings/embed.py",
+    "orjson": "ovserve/kinds/encoders/worker/embed.py",
     "aiohttp": (
         "ovserve/http/",
         "ovserve/console/",
@@ -99,13 +101,13 @@ ONLY_IMPORTER = {
     "prometheus_client": "ovserve/monitoring/scrape.py",
     "jinja2": "ovserve/llm/prompt/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
-    "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/engine/backends/images/drawing.py"),
+    "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/kinds/images/worker/drawing.py"),
     "pypdf": "ovserve/sandbox/images/worker.py",
     "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench/plot.py"),
     "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",
-    "gguf": "ovserve/engine/backends/gguf/weights.py",
+    "gguf": "ovserve/kinds/text/worker/gguf/weights.py",
     "rich": "ovserve/cli/",
     "prompt_toolkit": "ovserve/cli/chat/",
 }
@@ -134,7 +136,9 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def unit(parts: tuple[str, ...]) -> str:
-    """The package of a module, as the table names it: `http`, `engine.client`."""
+    """The package of a module, as the table names it: `http`, `engine.client`, `kinds.worker`."""
+    if parts[0] == "kinds" and len(parts) > 2:
+        return {"worker": "kinds.worker", "spec": "kinds.spec", "files": "kinds.spec"}.get(parts[2], "kinds")
     return ".".join(parts[:2]) if parts[0] == "engine" and len(parts) > 1 else parts[0]
 
 
@@ -177,7 +181,7 @@ def wrong_imports(path: Path) -> Iterator[str]:
             yield f"{name}, which is not below it"
         if (here, there) in FORBIDDEN:
             yield f"{name}: {FORBIDDEN[here, there]}"
-        if there in WORKER_SIDE and here not in WORKER_SIDE_HOMES:
+        if there in WORKER_SIDE and here not in WORKER_SIDE:
             yield f"{name}, which runs in another process"
         if here in ENGINE_FREE and there.startswith("engine."):
             yield f"{name}: a transport sees no engine"

@@ -17,7 +17,6 @@ import pyte
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.calculators.shipped import MODULES
 from ovserve.cli.commands import build_parser
 from ovserve.engine.protocol.messages import FromEngine, ToEngine
@@ -25,6 +24,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.parsing import Registry as Dialects
 from ovserve.llm.parsing.core.registry import REASONING, TOOLS
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig

@@ -13,7 +13,7 @@ import openvino as ov
 from openvino import opset15 as op
 
 from benchmarks.small_kind.spec import AddOneSpec
-from ovserve.engine.backends.calls import Invocation, Result
+from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ovserve.api.kserve import Tensor
-from ovserve.calculators.session import Session
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
+from ovserve.kinds.tensors.session import Session
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -16,21 +16,21 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from tools import AssistantTools
 
-from ovserve.api.openai.audio.languages import language_code
-from ovserve.api.openai.audio.transcriptions import TRANSCRIPTIONS, AudioEndpoint
 from ovserve.api.openai.body import decode_body
 from ovserve.calculators.library import ConversationMemory, Toolbox, ToolResult, answer_with_tools
-from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
-from ovserve.calculators.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
-from ovserve.calculators.resource import EngineCalculator
-from ovserve.calculators.response_writer import ignored_header
-from ovserve.calculators.speech_to_text import SPEECH
-from ovserve.calculators.speech_to_text import SpeechResource as Ears
-from ovserve.calculators.text_to_speech import SPEAKER, speak
-from ovserve.calculators.text_to_speech import SpeechResource as Mouth
-from ovserve.calculators.transcription import Transcription
 from ovserve.errors import InvalidArgument, PayloadTooLarge
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
+from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.resource import EngineCalculator
+from ovserve.kinds.speech.api import TRANSCRIPTIONS, AudioEndpoint
+from ovserve.kinds.speech.languages import language_code
+from ovserve.kinds.speech.node import SPEECH
+from ovserve.kinds.speech.node import SpeechResource as Ears
+from ovserve.kinds.speech.transcription import Transcription
+from ovserve.kinds.text.resource import LlmCalculator, LlmResources
+from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.kinds.voice.node import SPEAKER, speak
+from ovserve.kinds.voice.node import SpeechResource as Mouth
 from ovserve.llm.sentences import complete, speakable
 
 __all__ = ["AssistantTools"]

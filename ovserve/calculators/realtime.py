@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from ovserve.api.openai.audio.languages import language_code
 from ovserve.api.openai.realtime.config import Abilities, Format
 from ovserve.api.openai.realtime.hearing import Ear
 from ovserve.api.openai.realtime.packets import (
@@ -34,12 +33,13 @@ from ovserve.api.openai.realtime.packets import (
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.calculators.library.server_tools import Toolbox, ToolResult
 from ovserve.calculators.library.tool_rounds import answer_with_tools
-from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
-from ovserve.calculators.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
-from ovserve.calculators.speech_to_text import SpeechResource as Ears
-from ovserve.calculators.text_to_speech import SpeechResource as Mouth
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, Overloaded, OvserveError
 from ovserve.graph import Context, Input, LoadContext, Output, SidePacket, calculator
+from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.speech.languages import language_code
+from ovserve.kinds.speech.node import SpeechResource as Ears
+from ovserve.kinds.text.resource import LlmCalculator, LlmResources
+from ovserve.kinds.voice.node import SpeechResource as Mouth
 from ovserve.llm.output import Completion
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 

@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 import msgspec
 from google.protobuf.struct_pb2 import Struct
 
-from ovserve.api.openai.audio.transcriptions import TRANSCRIPTIONS, AudioEndpoint
 from ovserve.api.openai.realtime.packets import Activity, Answer, Manner, Run, Sound, Transcript, Utterance
 from ovserve.calculators.realtime import unless_cancelled
-from ovserve.calculators.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation
-from ovserve.calculators.speech_to_text import SPEECH
-from ovserve.calculators.speech_to_text import SpeechResource as Ears
-from ovserve.calculators.text_to_speech import SPEAKER, speak
-from ovserve.calculators.text_to_speech import SpeechResource as Mouth
-from ovserve.calculators.transcription import Transcription
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.protocol.speech import (
+from ovserve.errors import OvserveError
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation
+from ovserve.kinds.speech.api import TRANSCRIPTIONS, AudioEndpoint
+from ovserve.kinds.speech.node import SPEECH
+from ovserve.kinds.speech.node import SpeechResource as Ears
+from ovserve.kinds.speech.spec import (
     ACTIVITY,
     RATE,
     SAMPLE_BYTES,
@@ -34,8 +33,9 @@ from ovserve.engine.protocol.speech import (
     VAD_MODEL,
     VoiceActivitySpec,
 )
-from ovserve.errors import OvserveError
-from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.speech.transcription import Transcription
+from ovserve.kinds.voice.node import SPEAKER, speak
+from ovserve.kinds.voice.node import SpeechResource as Mouth
 from ovserve.llm.sentences import complete, first_clause, speakable
 
 FRAME_BYTES = VAD_FRAME * SAMPLE_BYTES

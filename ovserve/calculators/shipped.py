@@ -4,29 +4,17 @@ It imports all of them and with them every API, so what needs only the options o
 alone. A new calculator is a file in this package and a row here.
 """
 
-from ovserve.calculators import (
-    adapter,
-    embeddings,
-    http_frontend,
-    http_llm,
-    image_generation,
-    inference,
-    library,
-    llm_executor,
-    output_parser,
-    pass_through,
-    plain_model_node,
-    python_converter,
-    python_node,
-    realtime,
-    realtime_audio,
-    request_parser,
-    rerank,
-    response_writer,
-    session,
-    speech_to_text,
-    text_to_speech,
-)
+from ovserve.calculators import library, pass_through, realtime, realtime_audio
+from ovserve.kinds.encoders import embeddings, rerank
+from ovserve.kinds.images import node as image_generation
+from ovserve.kinds.python import converter as python_converter
+from ovserve.kinds.python import node as python_node
+from ovserve.kinds.speech import node as speech_to_text
+from ovserve.kinds.tensors import adapter, inference, session
+from ovserve.kinds.tensors import node as plain_model_node
+from ovserve.kinds.text import executor as llm_executor
+from ovserve.kinds.text import http_frontend, http_llm, output_parser, request_parser, response_writer
+from ovserve.kinds.voice import node as text_to_speech
 
 MODULES = (
     adapter,

@@ -16,12 +16,12 @@ import msgspec
 from aiohttp import web
 
 from ovserve.access import Guard
-from ovserve.calculators.payload import HttpPayload
 from ovserve.console.calls import answer, caller, heard, integer, read, stream
 from ovserve.console.graphs import Changed, Graphs
 from ovserve.console.server_info import server_info
 from ovserve.console.watch import Watches
 from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError, Unavailable
+from ovserve.kinds.payload import HttpPayload
 from ovserve.log import request_id
 from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.servable import Servable

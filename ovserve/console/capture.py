@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from ovserve.access import Caller, RequestContext, current_request
-from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.log import request_id

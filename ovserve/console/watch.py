@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.api.kserve.tensor import Tensor
-from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.console.capture import Capture, describe
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.graph.runtime.streams import Stream
+from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.serving.manager import Manager

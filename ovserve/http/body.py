@@ -12,11 +12,11 @@ from aiohttp import web
 from ovserve.access.guard import CREDENTIALS
 from ovserve.api.azure.chat import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
-from ovserve.calculators.payload import HttpPayload
-from ovserve.calculators.response_writer import report_headers
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
+from ovserve.kinds.payload import HttpPayload
+from ovserve.kinds.text.response_writer import report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, cast
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ovserve.api.openai.audio.transcriptions import form_body
-from ovserve.calculators.payload import UploadedFile
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, Unavailable, UnsupportedMediaType
 from ovserve.http.body import BODIES, Body
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
+from ovserve.kinds.payload import UploadedFile
+from ovserve.kinds.speech.api import form_body
 from ovserve.sandbox.bodies import Head
 
 LINE = 256  # what reading a line costs besides its bytes, in bytes

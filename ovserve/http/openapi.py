@@ -20,13 +20,20 @@ from typing import Any
 import msgspec
 
 from ovserve import __version__
-from ovserve.api import anthropic, azure, cohere, ollama, openai
+from ovserve.api import anthropic, ollama
+from ovserve.api.openai import batches, chat, completions, fim, models, token_operations
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
+from ovserve.api.openai.responses import operations as responses
+from ovserve.http import azure_operations
 from ovserve.http.errors import ApiStyle, style_of
 from ovserve.http.routes import config, lora, metrics, realtime, tensorflow, v2
+from ovserve.kinds.encoders import embeddings_api, rerank_api
+from ovserve.kinds.images import answers
+from ovserve.kinds.speech import api as transcriptions
+from ovserve.kinds.voice import api as speech
 
 PREFIX = "#/components/schemas/"
 RESERVED = {"Response": "ResponseObject"}  # a generated client has a class of this name already
@@ -97,10 +104,20 @@ LLMS_TXT = Operation("GET", "/llms.txt", "What the server offers, as Markdown fo
 
 # Each API style and each part of the server adds its own.
 OPERATIONS: tuple[Operation, ...] = (
-    *openai.OPERATIONS,
+    chat.OPERATION,
+    completions.OPERATION,
+    fim.OPERATION,
+    *responses.OPERATIONS,
+    embeddings_api.OPERATION,
+    *answers.OPERATIONS,
+    *speech.OPERATIONS,
+    *transcriptions.OPERATIONS,
+    *token_operations.OPERATIONS,
+    *models.OPERATIONS,
+    *batches.OPERATIONS,
     *anthropic.OPERATIONS,
-    *azure.OPERATIONS,
-    *cohere.OPERATIONS,
+    *azure_operations.OPERATIONS,
+    *rerank_api.OPERATIONS,
     *ollama.OPERATIONS,
     capabilities.OPERATION,
     *v2.OPERATIONS,

@@ -18,8 +18,8 @@ from ovserve.api.kserve import InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.tensor import BYTES, shown
 from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
-from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.interface import http_streams
 from ovserve.serving.servable import Servable

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 from ovserve.access import current_request
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
-from ovserve.calculators.plain_model import PlainModel
 from ovserve.errors import Internal, InvalidArgument, Overloaded, OvserveError
 from ovserve.inference import http_infer
 from ovserve.inference.tensor_run import TensorRun
+from ovserve.kinds.tensors.resource import PlainModel
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from ovserve import __version__
 from ovserve.access import current_request
 from ovserve.api.kserve.tensor import BYTES
-from ovserve.engine.protocol.tensors import TensorInfo
 from ovserve.errors import ModelNotFound, OvserveError, Unavailable
 from ovserve.inference import http_infer
+from ovserve.kinds.tensors.spec import TensorInfo
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import State

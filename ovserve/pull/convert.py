@@ -1,6 +1,6 @@
 """Convert a .gguf file to a directory in OpenVINO IR form, for the paged engine and for drafts.
 
-The conversion is a process, `ovserve/engine/backends/gguf/convert.py`. What a directory holds besides
+The conversion is a process, `ovserve/kinds/text/worker/gguf/convert.py`. What a directory holds besides
 (limits, end tokens, the chat template) is written here from the file's metadata, under Hugging Face's names.
 """
 
@@ -40,14 +40,14 @@ CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
 GROWTH = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
-ROUND = "round"  # a step of engine/backends/gguf/convert.py alone
-MERGE, INT8_OUTPUT = "merge", "int8_output"  # steps of engine/backends/gguf/convert.py and genai/convert.py
+ROUND = "round"  # a step of kinds/text/worker/gguf/convert.py alone
+MERGE, INT8_OUTPUT = "merge", "int8_output"  # steps of kinds/text/worker/gguf/convert.py and genai/convert.py
 DONE = {
     MERGE: "query, key and value of each layer are merged",
     INT8_OUTPUT: "the output layer is in int8 per row",
 }
 WORKSPACE = ".converting-"
-CONVERT, REWRITE = "ovserve.engine.backends.gguf.convert", "ovserve.engine.backends.genai.convert"
+CONVERT, REWRITE = "ovserve.kinds.text.worker.gguf.convert", "ovserve.kinds.text.worker.genai.convert"
 ATTENTION = "ScaledDotProductAttention"
 MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
 

@@ -15,9 +15,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ovserve.engine.model.encoder_files import MODEL, missing_files, model_file
-from ovserve.engine.model.image_files import INDEX
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.encoders.files import MODEL, missing_files, model_file
+from ovserve.kinds.images.files import INDEX
 from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH
@@ -127,7 +127,7 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
             shutil.copyfile(file, target)
     say(f"converting {WEIGHTS} to OpenVINO's form")
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
-        command = [sys.executable, "-m", "ovserve.engine.backends.embeddings.convert", str(source), scratch]
+        command = [sys.executable, "-m", "ovserve.kinds.encoders.worker.convert", str(source), scratch]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
-from ovserve.engine.model.image_files import INDEX
-from ovserve.engine.model.speech_files import ENCODER as SPEECH_ENCODER
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
+from ovserve.kinds.images.files import INDEX
+from ovserve.kinds.speech.files import ENCODER as SPEECH_ENCODER
 from ovserve.pull.disk import require
 from ovserve.pull.hub_files import RemoteFile, choose
 from ovserve.pull.packaged import NO_SAMPLING

@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.gguf import PART_NAME
-from ovserve.engine.model.image_files import INDEX, MODEL
-from ovserve.engine.model.speech_files import ENCODER as SPEECH_ENCODER
 from ovserve.errors import LoadError, NotFound
+from ovserve.kinds.images.files import INDEX, MODEL
+from ovserve.kinds.speech.files import ENCODER as SPEECH_ENCODER
 from ovserve.pull.record import digest
 
 KEPT = (

@@ -179,7 +179,7 @@ def _convert(network: Path, directory: Path, scratch: Path, say: Say) -> None:
     say(f"converting {NETWORK} to OpenVINO's form")
     made = scratch / "ir"
     made.mkdir()
-    module = "ovserve.engine.backends.text_to_speech.convert"
+    module = "ovserve.kinds.voice.worker.convert"
     command = [sys.executable, "-m", module, str(network), str(made)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

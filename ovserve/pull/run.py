@@ -24,10 +24,10 @@ from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, gguf_models
-from ovserve.engine.protocol.encoders import EmbeddingFacts
 from ovserve.engine.protocol.specs import GenerationSpec, Spec, StatefulTextSpec, TextSpec
 from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
 from ovserve.installation import command, masks_grammars
+from ovserve.kinds.encoders.spec import EmbeddingFacts
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull import encoders, graph_file, kokoro, record, whisper
 from ovserve.pull.convert import AUTO, FP16, MAIN, check_memory, checked, loaded_size

@@ -14,8 +14,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ovserve.engine.model.speech_files import DECODER, missing_speech_files
 from ovserve.errors import LoadError
+from ovserve.kinds.speech.files import DECODER, missing_speech_files
 from ovserve.pull import packaged
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
@@ -104,7 +104,7 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
         for file in sorted(source.glob("*.json")):
             shutil.copyfile(file, Path(scratch) / file.name)
-        command = [sys.executable, "-m", "ovserve.engine.backends.speech.convert", str(source), scratch]
+        command = [sys.executable, "-m", "ovserve.kinds.speech.worker.convert", str(source), scratch]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]

@@ -15,11 +15,11 @@ from msgspec import Raw
 from ovserve.api.openai.batches import BatchError, Line
 from ovserve.api.openai.body import decode_struct, unique_members
 from ovserve.api.openai.common import encode
-from ovserve.calculators.embeddings import EmbeddingsCalculatorOV
-from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.payload import Decoder
-from ovserve.calculators.rerank import RerankCalculatorOV
 from ovserve.errors import InvalidArgument, shortened
+from ovserve.kinds.encoders.embeddings import EmbeddingsCalculatorOV
+from ovserve.kinds.encoders.rerank import RerankCalculatorOV
+from ovserve.kinds.payload import Decoder
+from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.responses.batch_rows import InputLine
 
 PART_BYTES, PART_LINES = 4 << 20, 1000  # checked in one call

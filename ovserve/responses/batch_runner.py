@@ -27,7 +27,6 @@ from ovserve.access import NOBODY, Guard, RequestContext, calling
 from ovserve.api.openai.batches import Batch, LineResponse, LineResult
 from ovserve.api.openai.body import decode_fields, peek_model
 from ovserve.api.openai.common import encode
-from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import (
     EndsEngine,
     EngineDead,
@@ -38,6 +37,7 @@ from ovserve.errors import (
     for_log,
     public,
 )
+from ovserve.kinds.payload import HttpPayload
 from ovserve.log import request_id
 from ovserve.responses.batch_lines import body_of, endpoint_of, read_line
 from ovserve.responses.batch_results import ResultWriter, encoded, usage_of

@@ -17,8 +17,8 @@ from ovserve.api.openai.body import decode_fields, decode_struct, is_light, uniq
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.mcp import McpOffer
-from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
+from ovserve.kinds.payload import HttpPayload
 from ovserve.responses.store import Record, ResponseStore, StoreError
 from ovserve.sandbox.bodies import Bodies, Head
 

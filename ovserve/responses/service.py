@@ -40,8 +40,8 @@ from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.api.openai.responses.operations import Deleted, ItemPage
 from ovserve.api.openai.responses.replay import replay
-from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable
+from ovserve.kinds.payload import HttpResponse
 from ovserve.responses.input import ResolvedRequest, own_items, prepare
 from ovserve.responses.mcp_answer import McpAnswer, McpSession, session_of
 from ovserve.responses.run import Run

@@ -10,8 +10,8 @@ from ovserve.access import current_request
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.objects import Failure
-from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import InvalidArgument, NodeError, OvserveError, for_log
+from ovserve.kinds.payload import HttpResponse
 from ovserve.responses.mcp_answer import McpAnswer
 from ovserve.responses.run import Run
 from ovserve.serving.graph_response import GraphResponse

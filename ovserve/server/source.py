@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ovserve.engine.model.encoder_task import encoder_task
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, model_in
-from ovserve.engine.model.tensor_files import SUFFIXES, is_model_file
 from ovserve.errors import InvalidArgument, NotFound
+from ovserve.kinds.encoders.task import encoder_task
+from ovserve.kinds.tensors.files import SUFFIXES, is_model_file
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text

@@ -17,19 +17,19 @@ from pathlib import Path
 import msgspec
 
 from ovserve.access import as_system
-from ovserve.calculators.llm_resource import choose_parsers, load_template
-from ovserve.calculators.options.llm import LlmOptions
-from ovserve.calculators.options.text_engine import TextEngine
-from ovserve.calculators.session import Models
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script
-from ovserve.engine.model.tensor_files import is_model_file
 from ovserve.engine.protocol.admission import context_limit
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.graph.plan import NodePlan
+from ovserve.kinds.tensors.files import is_model_file
+from ovserve.kinds.tensors.session import Models
+from ovserve.kinds.text.options.llm import LlmOptions
+from ovserve.kinds.text.options.text_engine import TextEngine
+from ovserve.kinds.text.resource import choose_parsers, load_template
 from ovserve.llm.parsing.core.choice import ParserChoice, choose
 from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.serving.check_engine import Probe, cache_fault, file_faults

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ovserve.engine.host.memory import memory
-from ovserve.engine.model.tensor_files import weights_fault
 from ovserve.engine.protocol.specs import Spec, TextSpec
+from ovserve.kinds.tensors.files import weights_fault
 from ovserve.serving.model_size import GIGABYTE
 
 PROBE_SECONDS = 60.0
@@ -54,7 +54,7 @@ class Probe:
 
     async def _ask(self, device: str, properties: object) -> tuple[str, str]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ovserve.engine.backends.genai.probe",
+            sys.executable, "-m", "ovserve.kinds.text.worker.genai.probe",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ovserve.calculators.payload import HttpCalculator
 from ovserve.graph.graph import Graph
+from ovserve.kinds.payload import HttpCalculator
 
 BELOW = "/*"
 

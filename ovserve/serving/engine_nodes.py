@@ -9,13 +9,13 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from ovserve.calculators.adapter import OpenVINOInferenceAdapter
-from ovserve.calculators.resource import EngineCalculator, ResourceKind
 from ovserve.engine.protocol.specs import Spec
 from ovserve.graph import Calculator, Node, Registry
 from ovserve.graph.config import GraphConfig
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import NodePlan
+from ovserve.kinds.resource import EngineCalculator, ResourceKind
+from ovserve.kinds.tensors.adapter import OpenVINOInferenceAdapter
 
 
 @dataclass(frozen=True)

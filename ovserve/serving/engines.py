@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ovserve.calculators.resource import client_of
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.prewarm import PrewarmedProcess
@@ -27,6 +26,7 @@ from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.lora import unusable
 from ovserve.engine.protocol.specs import Spec, TextSpec
 from ovserve.errors import LoadError, OvserveError
+from ovserve.kinds.resource import client_of
 from ovserve.serving.model_size import loaded_bytes, memory_fault
 from ovserve.serving.settings import Convert
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ovserve.access import current_request
 from ovserve.api.openai.responses.events import ResponseEvents
-from ovserve.calculators.payload import HttpPayload, HttpResponse
 from ovserve.errors import EngineDead, Internal, NodeError, OvserveError
 from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.telemetry.counters import Front, Outcome
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from enum import Enum
 from typing import Any
 
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
-from ovserve.calculators.payload import AnswerPacket, HttpPayload
 from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import GraphPlan
 from ovserve.graph.planning import compatible
+from ovserve.kinds.payload import AnswerPacket, HttpPayload
 
 HTTP_PAIRS = (
     ("HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"),

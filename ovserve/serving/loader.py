@@ -23,19 +23,19 @@ import msgspec
 from ovserve.admission.calls import CallAdmission
 from ovserve.admission.controller import AdmissionController
 from ovserve.admission.limits import Limits
-from ovserve.calculators.plain_model import PlainModel
-from ovserve.calculators.plain_model_node import PACKET, graph_text
-from ovserve.calculators.resource import EngineCalculator, Host
-from ovserve.calculators.session import Models
 from ovserve.engine.model.lora import adapter_file, scaling
-from ovserve.engine.model.tensor_files import model_file, read_mapping
 from ovserve.engine.protocol.specs import LoraAdapter, Spec, TextSpec
-from ovserve.engine.protocol.tensors import TensorSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.imports import author_files
+from ovserve.kinds.resource import EngineCalculator, Host
+from ovserve.kinds.tensors.files import model_file, read_mapping
+from ovserve.kinds.tensors.node import PACKET, graph_text
+from ovserve.kinds.tensors.resource import PlainModel
+from ovserve.kinds.tensors.session import Models
+from ovserve.kinds.tensors.spec import TensorSpec
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media

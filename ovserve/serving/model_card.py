@@ -7,9 +7,9 @@ import os
 import re
 
 from ovserve.api.ollama.models import Described
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.engine.model.files import read_model_files
 from ovserve.errors import LoadError
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.serving.model_size import weights
 from ovserve.serving.servable import Servable

@@ -15,13 +15,13 @@ from typing import Any
 
 from ovserve.admission.limits import Limits
 from ovserve.calculators.library.mcp_servers import McpServers
-from ovserve.calculators.llm_resource import LlmResources
-from ovserve.calculators.payload import HttpPayload
-from ovserve.calculators.plain_model import PlainModel
-from ovserve.calculators.resource import NamedVariants, Resource
 from ovserve.engine.client.dormancy import RESTING
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.graph.graph import Graph
+from ovserve.kinds.payload import HttpPayload
+from ovserve.kinds.resource import NamedVariants, Resource
+from ovserve.kinds.tensors.resource import PlainModel
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.endpoints import matches

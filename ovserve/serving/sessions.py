@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ovserve.calculators.inference import InferenceCalculator, Wire, Wiring, check_wiring
-from ovserve.calculators.plain_model import PlainModel
-from ovserve.calculators.session import Models, Session, SessionCalculator
-from ovserve.engine.protocol.tensors import TensorFacts, TensorInfo
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph.plan import GraphPlan, NodePlan
+from ovserve.kinds.tensors.inference import InferenceCalculator, Wire, Wiring, check_wiring
+from ovserve.kinds.tensors.resource import PlainModel
+from ovserve.kinds.tensors.session import Models, Session, SessionCalculator
+from ovserve.kinds.tensors.spec import TensorFacts, TensorInfo
 from ovserve.serving.changes import RETRY_AFTER
 from ovserve.serving.entries import Entries
 

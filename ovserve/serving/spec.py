@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ovserve.engine.protocol.tensors import TensorSpec
+from ovserve.kinds.tensors.spec import TensorSpec
 from ovserve.serving.status import VERSION
 
 GRAPH_FILE = "graph.pbtxt"

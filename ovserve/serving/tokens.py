@@ -19,13 +19,13 @@ from ovserve.api.openai.common import encode
 from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
-from ovserve.calculators.encoder_resource import EncoderResource
-from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.large import encoded, parse
-from ovserve.calculators.llm_resource import LlmResources
-from ovserve.calculators.payload import HttpPayload
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, NotFound
+from ovserve.kinds.encoders.resource import EncoderResource
+from ovserve.kinds.payload import HttpPayload
+from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.large import encoded, parse
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import ImageSource, texts_between
 from ovserve.llm.model import ModelContext

@@ -17,8 +17,8 @@ import msgspec
 
 from ovserve.access import as_system
 from ovserve.api.kserve.json_body import decode_infer
-from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import LoadError, OvserveError
+from ovserve.kinds.payload import HttpPayload
 from ovserve.serving.endpoints import matches
 from ovserve.serving.servable import Servable
 from ovserve.serving.spec import ServableSpec

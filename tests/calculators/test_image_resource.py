@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ovserve.api.openai.image_requests import decode_drawing
-from ovserve.calculators.image_resource import ImageResource
-from ovserve.engine.model.image_files import text_encoders
-from ovserve.engine.protocol.images import ImageFacts
+from ovserve.kinds.images.files import text_encoders
+from ovserve.kinds.images.requests import decode_drawing
+from ovserve.kinds.images.resource import ImageResource
+from ovserve.kinds.images.spec import ImageFacts
 from scripts.vision_parts import write_json
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators.options.llm import LlmOptions, parse_llm_options
-from ovserve.calculators.options.pipeline_type import TALKER_FILE
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.model.files import VISION_FILES
 from ovserve.engine.protocol.specs import (
@@ -23,6 +21,8 @@ from ovserve.engine.protocol.specs import (
 )
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
+from ovserve.kinds.text.options.llm import LlmOptions, parse_llm_options
+from ovserve.kinds.text.options.pipeline_type import TALKER_FILE
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.loader import check_graph
 from tests.conftest import script_graph
@@ -383,7 +383,7 @@ def test_the_engine_of_a_graph_and_why(tmp_path: Path, text: str, name: str, rea
 def test_without_the_packages_of_the_paged_engine_the_other_one_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ovserve.calculators.options.text_engine.masks_grammars", lambda: False)
+    monkeypatch.setattr("ovserve.kinds.text.options.text_engine.masks_grammars", lambda: False)
     options = options_of(tmp_path)
     assert (options.spec.decoding, options.engine.fallback) == ("plain", None)
     assert "packages of the paged engine are missing" in caplog.text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ovserve.calculators.pass_through import PassThrough
-from ovserve.calculators.payload import HttpResponse
-from ovserve.calculators.response_writer import ResponseBuilder, ignored_header
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
+from ovserve.kinds.payload import HttpResponse
+from ovserve.kinds.text.response_writer import ResponseBuilder, ignored_header
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.packets import packet
 

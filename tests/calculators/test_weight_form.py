@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.calculators.options.engine_spec import slower_form
-from ovserve.calculators.options.llm import parse_llm_options
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.graph import Registry
+from ovserve.kinds.text.options.engine_spec import slower_form
+from ovserve.kinds.text.options.llm import parse_llm_options
 from ovserve.serving.loader import check_graph
 from tests.conftest import script_graph
 

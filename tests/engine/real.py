@@ -1,5 +1,5 @@
 """Drive a real engine step by step in this process: `generate(engine, prompt, **sampling)`; used by the tests
-of `ovserve/engine/backends/genai/`."""
+of `ovserve/kinds/text/worker/genai/`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import openvino_genai as ov_genai
 
-from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem
 from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
+from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from tests.engine.real import EXACT, LIST, STORY, bare_ids, generate
 
 # Three engines in f32, the only precision in which the texts can be compared: minutes on two cores.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.genai.reservation import CacheReservation
 from ovserve.engine.protocol.specs import CacheEviction, SparseAttention, TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.genai.reservation import CacheReservation
 from ovserve.llm.request import Sampling
 from tests.engine.real import Queued, add, run
 from tests.engine.tiny import ENDLESS, table, write

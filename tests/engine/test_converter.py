@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-ENGINE = "import sys, ovserve.engine.backends.genai, openvino\n"
+ENGINE = "import sys, ovserve.kinds.text.worker.genai, openvino\n"
 LATER = """
 assert "openvino.tools.ovc" not in sys.modules
 assert not hasattr(openvino, "convert_models")

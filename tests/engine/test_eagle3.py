@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.specs import DraftSpec, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.llm.grammar import constraint as c
 from tests.engine import eagle, tiny
 from tests.engine.real import add, bare_ids, generate, run

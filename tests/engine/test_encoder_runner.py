@@ -12,18 +12,18 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from ovserve.engine.backends.embeddings.model import (
+from ovserve.engine.host.cpu import Processor
+from ovserve.kinds.encoders.worker.model import (
     Compiled,
     Output,
     matrix_bytes,
     properties_of,
     usable_cores,
 )
-from ovserve.engine.backends.embeddings.pool import BUDGET, Job
-from ovserve.engine.backends.embeddings.runner import Runner
-from ovserve.engine.backends.embeddings.shapes import TIMES, FixedShape
-from ovserve.engine.backends.embeddings.tokens import Row
-from ovserve.engine.host.cpu import Processor
+from ovserve.kinds.encoders.worker.pool import BUDGET, Job
+from ovserve.kinds.encoders.worker.runner import Runner
+from ovserve.kinds.encoders.worker.shapes import TIMES, FixedShape
+from ovserve.kinds.encoders.worker.tokens import Row
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core has one compiled model")
 
@@ -205,5 +205,5 @@ def test_the_precision_is_f32_where_bf16_is_slower(
     monkeypatch: pytest.MonkeyPatch, name: str, flags: str, given: str, device: str, precision: str | None
 ) -> None:
     here = Processor(name, flags=frozenset(flags.split()))
-    monkeypatch.setattr("ovserve.engine.backends.embeddings.model.processor", lambda: here)
+    monkeypatch.setattr("ovserve.kinds.encoders.worker.model.processor", lambda: here)
     assert properties_of(given, device).get("INFERENCE_PRECISION_HINT") == precision

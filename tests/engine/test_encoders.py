@@ -16,15 +16,15 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from ovserve.engine.backends.calls import Invocation, Outcome, Result
-from ovserve.engine.backends.embeddings import model as models
-from ovserve.engine.backends.embeddings.embed import EmbeddingBackend
-from ovserve.engine.backends.embeddings.pool import Job, Pool
-from ovserve.engine.backends.embeddings.tokens import SHORT, FastTokenizer, Framed, open_tokenizer
-from ovserve.engine.model.encoder_files import read_encoder_files
-from ovserve.engine.protocol.encoders import EMBED, SEPARATOR, EmbedAnswer, EmbedArguments, EmbeddingSpec
+from ovserve.engine.protocol.call_backend import Invocation, Outcome, Result
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
+from ovserve.kinds.encoders.files import read_encoder_files
+from ovserve.kinds.encoders.spec import EMBED, SEPARATOR, EmbedAnswer, EmbedArguments, EmbeddingSpec
+from ovserve.kinds.encoders.worker import model as models
+from ovserve.kinds.encoders.worker.embed import EmbeddingBackend
+from ovserve.kinds.encoders.worker.pool import Job, Pool
+from ovserve.kinds.encoders.worker.tokens import SHORT, FastTokenizer, Framed, open_tokenizer
 from scripts.encoder_goldens import texts
 from tests.encoders import FETCH, MINILM, VECTORS, answers, tiny
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.genai.request import generation_config
 from ovserve.engine.protocol.messages import Add
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.genai.request import generation_config
 from ovserve.llm.request import Sampling
 from tests.engine.real import CHAT, FRANCE, STORY, Queued, add, generate, run
 

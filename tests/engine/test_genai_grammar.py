@@ -12,11 +12,11 @@ import jsonschema_rs
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine, loaded
-from ovserve.engine.backends.genai.grammar import GrammarCompiler, _config, _init_times, _one_token
 from ovserve.engine.protocol.messages import Add, Compiled, Failed, StepItem
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.kinds.text.worker.genai import GenAIEngine, loaded
+from ovserve.kinds.text.worker.genai.grammar import GrammarCompiler, _config, _init_times, _one_token
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.writer import write

@@ -18,8 +18,6 @@ import openvino
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.gguf.weights import Part, WeightsFile
-from ovserve.engine.backends.paged.model import BLOCK, PagedModel
 from ovserve.engine.model.gguf import KINDS, read_gguf
 from ovserve.engine.model.gguf_forms import (
     BY_ROW,
@@ -29,6 +27,8 @@ from ovserve.engine.model.gguf_forms import (
     converted_size,
     form_of,
 )
+from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
+from ovserve.kinds.text.worker.paged.model import BLOCK, PagedModel
 from ovserve.pull.convert import convert
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
 from tests.engine.random_gguf import write
@@ -270,7 +270,7 @@ def test_memory_and_disk_of_a_conversion(tmp_path: Path) -> None:
     """The memory does not grow with the file."""
     program = (
         "import re, runpy\n"
-        "runpy.run_module('ovserve.engine.backends.gguf.convert', run_name='__main__')\n"
+        "runpy.run_module('ovserve.kinds.text.worker.gguf.convert', run_name='__main__')\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
     peaks = []

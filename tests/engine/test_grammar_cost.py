@@ -9,10 +9,10 @@ from typing import Any
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai.grammar import TRIVIAL, GrammarCompiler
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.worker.genai.grammar import TRIVIAL, GrammarCompiler
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.cost import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, Queued, Result, add, generate, run
 
 pytestmark = pytest.mark.long

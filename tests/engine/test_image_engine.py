@@ -14,9 +14,9 @@ import pytest
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.call_client import CallClient, CallStream
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.protocol.images import GENERATE, GenerateArguments, ImageFacts, ImageItem, ImageSpec
 from ovserve.errors import EngineDead, LoadError
 from ovserve.graph import Registry
+from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageItem, ImageSpec
 from ovserve.serving.loader import check_graph
 from scripts.image_model import make, make_adapter
 from tests.engine.conftest import FAST_RESTARTS
@@ -34,10 +34,10 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def draw(model: Path, *, wait: float = 0.0, raises: str = "", **more: Any) -> list[ImageItem]:
     """Items of one image whose partial images take `wait` s to decode, or cannot be decoded."""
-    from ovserve.engine.backends.calls import Invocation
-    from ovserve.engine.backends.images.drawing import Drawing
-    from ovserve.engine.backends.images.pipelines import ImageBackend
+    from ovserve.engine.protocol.call_backend import Invocation
     from ovserve.engine.protocol.messages import Call
+    from ovserve.kinds.images.worker.drawing import Drawing
+    from ovserve.kinds.images.worker.pipelines import ImageBackend
 
     real = ImageBackend(ImageSpec(str(model)))._pipelines["generate"]
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.images.pipelines import Prompts, _Encoder
-from ovserve.engine.protocol.images import GenerateArguments
+from ovserve.kinds.images.spec import GenerateArguments
+from ovserve.kinds.images.worker.pipelines import Prompts, _Encoder
 from scripts.image_model import make
 from scripts.vision_parts import write_json
 

@@ -121,7 +121,7 @@ async def test_who_killed_it(start: Start, script: Script, monkeypatch: pytest.M
 CHILD = """
 import json, re, sys
 from pathlib import Path
-from ovserve.engine.backends.paged import PagedEngine
+from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.engine.host.memory import memory
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.engine.worker.mapped_files import MappedFiles

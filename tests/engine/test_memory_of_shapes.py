@@ -12,9 +12,9 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.backends.tensors.model import Model
 from ovserve.engine.host.device_properties import CACHE, CAPACITY, PER_DEVICE, device_properties
-from ovserve.engine.protocol.tensors import TensorSpec
+from ovserve.kinds.tensors.spec import TensorSpec
+from ovserve.kinds.tensors.worker.model import Model
 from tests.encoders import tiny
 
 # It prints the private memory in MB before and after NEW shapes that did not occur before. The first ones fill
@@ -31,15 +31,15 @@ def private():
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
 
 if kind == "plain":
-    from ovserve.engine.backends.tensors.model import Model
-    from ovserve.engine.protocol.tensors import TensorSpec
+    from ovserve.kinds.tensors.worker.model import Model
+    from ovserve.kinds.tensors.spec import TensorSpec
     model = Model(TensorSpec(path, properties=properties))
     request = model.compile().create_infer_request()
     shapes = [(1, length) for length in range(1, {FIRST + NEW} + 1)]
     def run(rows, length):
         request.infer({{0: np.zeros((rows, length, 64), np.float32)}})
 else:
-    from ovserve.engine.backends.embeddings import model as models
+    from ovserve.kinds.encoders.worker import model as models
     own = models.properties_of(properties, "CPU")
     read = models.pool(models.read(Path(path)), "MEAN", True)
     compiled = models.Compiled(read, "CPU", {{"NUM_STREAMS": 1, **own}}, 1)

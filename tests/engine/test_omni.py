@@ -7,9 +7,9 @@ from pathlib import Path
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
 from ovserve.llm.images import tag
 from scripts.omni_model import MARKS, make
 from tests.engine.real import CHAT, EXACT, run
@@ -71,7 +71,7 @@ def test_markers_of_its_own_are_refused(engine: GenAIEngine, marker: str) -> Non
 
 def test_one_at_a_time_the_library_still_loses_its_place(engine: GenAIEngine, directory: Path) -> None:
     """Behind an image of one row there is no place to lose. Else the refusal has lost its reason
-    (`calculators/options/pipeline_type.py`)."""
+    (`kinds/text/options/pipeline_type.py`)."""
     other = StatefulEngine(StatefulTextSpec(str(directory), properties=EXACT))
     row, rows = image(1, 112, 28), image(1, 112, 84)
     assert generate(other, PROMPT, row).text == generate(engine, PROMPT, row).text

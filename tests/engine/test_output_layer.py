@@ -9,8 +9,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.backends.genai import output_layer
-from ovserve.engine.backends.genai.output_layer import OutputLayer, quantised
+from ovserve.kinds.text.worker.genai import output_layer
+from ovserve.kinds.text.worker.genai.output_layer import OutputLayer, quantised
 
 ROWS, WIDTH, GROUP = 70, 64, 32
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}

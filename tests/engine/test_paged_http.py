@@ -14,9 +14,9 @@ import openvino
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.paged import PagedEngine
 from tests.conftest import Server, start_process
 from tests.engine.real import EXACT
 

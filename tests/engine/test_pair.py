@@ -10,10 +10,10 @@ from typing import Any
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.messages import Compiled
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.llm.grammar import constraint as c
 from tests.engine import tiny
 from tests.engine.real import Queued, Result, add, bare_ids, generate, run

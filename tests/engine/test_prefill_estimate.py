@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.engine.decoding.prefill_estimate import PrefillEstimate
+from ovserve.kinds.text.worker.decoding.prefill_estimate import PrefillEstimate
 
 
 class Clock:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.assisted import PROMPTS
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.specs import DraftSpec, TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from tests.conftest import ROOT
 from tests.engine.real import CHAT, EXACT, generate
 

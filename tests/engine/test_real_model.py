@@ -33,7 +33,7 @@ async def test_from_ready_to_restart(start: Start, model_path: str) -> None:
 
 async def test_the_server_process_never_imports_openvino() -> None:
     code = (
-        "import sys, ovserve.engine.client.client, ovserve.engine.worker.main, ovserve.engine.backends.scripted\n"
+        "import sys, ovserve.engine.client.client, ovserve.engine.worker.main, ovserve.kinds.text.worker.scripted\n"
         "print([name for name in sys.modules if 'openvino' in name or 'numpy' in name])"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)

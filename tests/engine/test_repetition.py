@@ -1,4 +1,4 @@
-"""An answer that only repeats itself ends (ovserve.engine.decoding.repetition)."""
+"""An answer that only repeats itself ends (ovserve.kinds.text.worker.decoding.repetition)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.api.openai.completions import Completions
-from ovserve.engine.decoding.repetition import CHECK_INTERVAL, MAX_PATTERN, WINDOW_TOKENS, RepetitionDetector
-from ovserve.engine.decoding.sequence import Part, Sequence
+from ovserve.kinds.text.worker.decoding.repetition import (
+    CHECK_INTERVAL,
+    MAX_PATTERN,
+    WINDOW_TOKENS,
+    RepetitionDetector,
+)
+from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import Sampling
 

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from ovserve.engine.decoding.repetition import CHECK_INTERVAL, WINDOW_TOKENS
+from ovserve.kinds.text.worker.decoding.repetition import CHECK_INTERVAL, WINDOW_TOKENS
 from tests.conftest import ROOT, Server, start_process
 
 LOOP = "Hello! " * 40 + "Hello!"

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.calls import Invocation
-from ovserve.engine.backends.embeddings.pairs import PairForm, pair_form
-from ovserve.engine.backends.embeddings.rerank import RerankBackend
-from ovserve.engine.backends.embeddings.tokens import open_tokenizer
-from ovserve.engine.protocol.encoders import RERANK, RerankAnswer, RerankArguments, RerankSpec
+from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
+from ovserve.kinds.encoders.spec import RERANK, RerankAnswer, RerankArguments, RerankSpec
+from ovserve.kinds.encoders.worker.pairs import PairForm, pair_form
+from ovserve.kinds.encoders.worker.rerank import RerankBackend
+from ovserve.kinds.encoders.worker.tokens import open_tokenizer
 from tests.encoders import VECTORS, answers, tiny
 
 F32 = '{"INFERENCE_PRECISION_HINT": "f32"}'

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.genai.reservation import CacheReservation
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.errors import Unavailable
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.genai.reservation import CacheReservation
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
 from tests.engine import tiny

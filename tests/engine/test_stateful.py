@@ -16,11 +16,11 @@ import openvino
 import openvino_genai as ov_genai
 import pytest
 
-from ovserve.engine.backends.genai import StatefulEngine
-from ovserve.engine.backends.genai.stateful import _Run, _Streamer, lengths
 from ovserve.engine.protocol.messages import Add, Compiled
 from ovserve.engine.protocol.specs import StatefulTextSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
+from ovserve.kinds.text.worker.genai import StatefulEngine
+from ovserve.kinds.text.worker.genai.stateful import _Run, _Streamer, lengths
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
 from tests.engine.real import FRANCE, STORY, add, generate, run
@@ -259,7 +259,7 @@ class TestLoading:
         assert caught.value.field == "device"
 
     def test_what_the_library_decodes_otherwise_it_refuses_here(self, ir_directory: Path) -> None:
-        """So `calculators/options/pipeline_type.py` refuses it with the name of the option."""
+        """So `kinds/text/options/pipeline_type.py` refuses it with the name of the option."""
         with pytest.raises(RuntimeError, match="requires PagedAttention"):
             ov_genai.LLMPipeline(str(ir_directory), "CPU", ATTENTION_BACKEND="SDPA", prompt_lookup=True)
 

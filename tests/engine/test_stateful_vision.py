@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
 from ovserve.engine.protocol.messages import Add, Compiled
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.images import tag
 from ovserve.llm.request import Sampling

@@ -1,6 +1,6 @@
 """A tokenizer that is more than a table of bytes must not be decoded by one."""
 
-from ovserve.engine.decoding.token_bytes import Rows, validate
+from ovserve.llm.token_bytes import Rows, validate
 
 BYTES = {bytes([byte]): byte for byte in range(256)}
 WORDS = {b" the": 256, b" .": 257, b"word": 258, " 日".encode(): 259} | {

@@ -13,9 +13,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.messages import Add, Compiled, StepItem
 from ovserve.engine.protocol.specs import TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.output import FoldedChoice, ToolCall

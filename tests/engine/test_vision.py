@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
 from ovserve.engine.protocol.messages import Add
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
+from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 from scripts.vision_model import IMAGE_TOKENS

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine, StatefulEngine
-from ovserve.engine.backends.genai.vision import PROBES
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
+from ovserve.kinds.text.worker.genai.vision import PROBES
 from ovserve.llm.images import tag
 from scripts.qwen2vl_model import MARKS, image_tokens, make
 from tests.engine.real import CHAT, EXACT, run

@@ -16,7 +16,7 @@ import openvino
 import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
-from ovserve.engine.backends.genai.grammar import _config, _one_token
+from ovserve.kinds.text.worker.genai.grammar import _config, _one_token
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 
 LIKED = 50.0  # the logit of the wanted token; all others have 0

@@ -15,8 +15,8 @@ from azure.ai.inference.models import ImageEmbeddingInput, UserMessage
 from azure.core.credentials import AzureKeyCredential
 from azure.core.exceptions import ResourceNotFoundError
 
-from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import ChatTemplate

@@ -25,7 +25,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ovserve.engine.decoding.token_bytes import byte_of_character
+from ovserve.llm.token_bytes import byte_of_character
 from tests.conftest import Server, start_process
 from tests.encoders import answers, graph, tiny
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from ovserve.admission.stream import GatedStream
-from ovserve.calculators.response_writer import ResponseBuilder
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.kinds.text.response_writer import ResponseBuilder
 from ovserve.serving.graph_response import GraphResponse
 from tests.conftest import eventually
 from tests.http.conftest import Scripted

@@ -268,7 +268,7 @@ async def test_a_large_conversation_is_decoded_beside_the_loop(script: Running) 
 
 EMBEDDER = """
 import json
-from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
 from ovserve.graph import Context, Input, Output, calculator
 
 class Decoder:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from ovserve.api.openai.responses.events import ResponseEvents
-from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.payload import AnswerPacket, HttpResponse
-from ovserve.calculators.response_writer import ResponseBuilder
+from ovserve.kinds.payload import AnswerPacket, HttpResponse
+from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.response_writer import ResponseBuilder
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.speech.whisper_weights import CTranslate2Weights
-from ovserve.engine.model.speech_files import missing_speech_files
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.speech.files import missing_speech_files
+from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_file import check_file
 from ovserve.pull.hub_files import RemoteFile, choose

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from ovserve.access import RequestContext, calling
-from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings
@@ -24,6 +23,7 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
+from ovserve.kinds.payload import HttpPayload
 from ovserve.serving import rollout
 from ovserve.serving.config.repository import GraphsDirectory
 from ovserve.serving.manager import Manager

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from ovserve.access import RequestContext, calling
-from ovserve.calculators.payload import HttpPayload
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import Overloaded, OvserveError, Unavailable
 from ovserve.graph import Registry
+from ovserve.kinds.payload import HttpPayload
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import IdleSettings, ServingSettings
 from ovserve.serving.spec import ServableSpec

@@ -5,8 +5,6 @@
 docs/calculators.md explains them.
 """
 
-from ovserve.calculators.author_llm import Generated, mean_logprob
-from ovserve.calculators.http_frontend import DecodedRequest
 from ovserve.calculators.library import (
     answer_append,
     answerer,
@@ -30,7 +28,6 @@ from ovserve.calculators.library.switch import RequestSwitch, Switch
 from ovserve.calculators.library.text_filter import TextFilter
 from ovserve.calculators.library.text_map import TextMap
 from ovserve.calculators.library.tool_rounds import answer_with_tools
-from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
 from ovserve.errors import ContentFiltered, InvalidArgument, LoadError, RateLimited
 from ovserve.graph import (
     Calculator,
@@ -42,6 +39,9 @@ from ovserve.graph import (
     SidePacket,
     calculator,
 )
+from ovserve.kinds.text.author_llm import Generated, mean_logprob
+from ovserve.kinds.text.http_frontend import DecodedRequest
+from ovserve.kinds.text.resource import LlmCalculator, LlmResources
 from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.request import GenerateRequest, Sampling
 

@@ -25,9 +25,9 @@ from collections.abc import Awaitable
 import msgspec
 
 from ovserve.calculators.library.text_filter import CONTENT_FILTER
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
 from ovserve.graph.overrides import awaited, must_override
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.output import Completion, Content, Parsed
 from ovserve.llm.request import GenerateRequest
 

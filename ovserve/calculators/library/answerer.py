@@ -29,10 +29,10 @@ from typing import Any
 import msgspec
 
 from ovserve.calculators.library.messages import messages_of
-from ovserve.calculators.llm_resource import LlmCalculator, LlmResources
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.graph.overrides import must_override
+from ovserve.kinds.text.resource import LlmCalculator, LlmResources
 from ovserve.llm.output import Content, Parsed
 from ovserve.llm.request import GenerateRequest, Sampling
 

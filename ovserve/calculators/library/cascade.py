@@ -26,11 +26,11 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from ovserve.calculators.author_llm import mean_logprob
-from ovserve.calculators.http_frontend import DecodedRequest
 from ovserve.calculators.library.answer_check import AnswerCheck
 from ovserve.graph import Calculator, Context, Input, Output, calculator
 from ovserve.graph.overrides import awaited, must_override
+from ovserve.kinds.text.author_llm import mean_logprob
+from ovserve.kinds.text.http_frontend import DecodedRequest
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
 

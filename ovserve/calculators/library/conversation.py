@@ -11,9 +11,9 @@ where the client sent a prompt.
 
 from __future__ import annotations
 
-from ovserve.calculators.http_frontend import DecodedRequest
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
+from ovserve.kinds.text.http_frontend import DecodedRequest
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.request import GenerateRequest
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ovserve.calculators.library.messages import prompt_text
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.errors import ContentFiltered
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
 from ovserve.graph.overrides import awaited, must_override
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.request import GenerateRequest
 
 

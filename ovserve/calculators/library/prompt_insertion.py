@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ovserve.calculators.library.messages import question, with_system_text
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
 from ovserve.graph.overrides import awaited, must_override
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.request import GenerateRequest
 
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from ovserve.calculators.http_frontend import DecodedRequest
 from ovserve.calculators.library.messages import question
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket
 from ovserve.graph.overrides import awaited, must_override
+from ovserve.kinds.text.http_frontend import DecodedRequest
+from ovserve.kinds.text.resource import LlmResources
 
 
 class Switch(Calculator):

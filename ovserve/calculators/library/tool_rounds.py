@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from ovserve.calculators.author_llm import AuthorLlm, Messages
 from ovserve.calculators.library.server_tools import Rounds, Toolbox, ToolResult
+from ovserve.kinds.text.author_llm import AuthorLlm, Messages
 from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy

@@ -1,4 +1,4 @@
-"""A scripted model: the file that a scripted engine (`backends/scripted.py`) answers from.
+"""A scripted model: the file that a scripted engine (`kinds/text/worker/scripted.py`) answers from.
 
 The script is one JSON object; all fields are optional, unknown ones are rejected:
 

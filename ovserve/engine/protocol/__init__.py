@@ -6,4 +6,5 @@
 - `specs`: what an engine is started with
 - `blobs`: tensors in shared memory
 - `admission`: whether a request fits
+- `call_backend`: the base of backends that answer calls
 """

@@ -163,7 +163,7 @@ class TextSpec(Spec, frozen=True):
     """Text generation by continuous batching. Defaults are those of OVMS's LLMCalculatorOptions."""
 
     kind: ClassVar[str] = "text"
-    backend: ClassVar[str] = "ovserve.engine.backends.genai:open_continuous"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.genai:open_continuous"
     conversation: ClassVar[Conversation] = "steps"
     facts_type: ClassVar[type[Facts]] = TextFacts
 
@@ -205,11 +205,11 @@ class PagedTextSpec(TextSpec, frozen=True):
 
     A .gguf file is converted before an engine gets the specification (`serving/engines.py`).
     Without `draft` it drafts from the text, so `prompt_lookup` is off. Options of the scheduler that it does
-    not have are rejected where the graph is read (`calculators/options/text_engine.py`).
+    not have are rejected where the graph is read (`kinds/text/options/text_engine.py`).
     """
 
     kind: ClassVar[str] = "paged_text"
-    backend: ClassVar[str] = "ovserve.engine.backends.paged:open_paged"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.paged:open_paged"
     pauses_batches: ClassVar[bool] = True
 
     @property
@@ -225,7 +225,7 @@ class ScriptSpec(TextSpec, frozen=True):
     """Text from a script file instead of a model; it accepts the options of `TextSpec`."""
 
     kind: ClassVar[str] = "script"
-    backend: ClassVar[str] = "ovserve.engine.backends.scripted:ScriptedEngine"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.scripted:ScriptedEngine"
 
     one_at_a_time: bool = False  # reject what `StatefulTextSpec` rejects
     paged: bool = False  # accept what `PagedTextSpec` accepts
@@ -241,7 +241,7 @@ class StatefulTextSpec(Spec, frozen=True):
     """Text generation without batching, one request at a time: some devices offer nothing else."""
 
     kind: ClassVar[str] = "stateful_text"
-    backend: ClassVar[str] = "ovserve.engine.backends.genai:open_stateful"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.genai:open_stateful"
     conversation: ClassVar[Conversation] = "steps"
     facts_type: ClassVar[type[Facts]] = TextFacts
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import msgspec
 
-from ovserve.engine.backends.calls import Beginner, CallBackend, Invocation, Outcome, Result
 from ovserve.engine.protocol.blobs import Blob, Segments
+from ovserve.engine.protocol.call_backend import Beginner, CallBackend, Invocation, Outcome, Result
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     Call,

@@ -63,14 +63,14 @@ def run(channel: Channel[ToEngine], prove: Callable[[str], str]) -> int:
 def load(spec: GrammarSpec) -> Callable[[str], str]:
     """Raises LoadError."""
     if spec.scripted:
-        from ovserve.engine.backends.scripted import prover as scripted_prover
+        from ovserve.kinds.text.worker.scripted import prover as scripted_prover
 
         return scripted_prover(spec.model_path)
     if spec.paged:
-        from ovserve.engine.backends.paged.proof import prover as paged_prover
+        from ovserve.kinds.text.worker.paged.proof import prover as paged_prover
 
         return paged_prover(spec.model_path)
-    from ovserve.engine.backends.genai.proof import prover
+    from ovserve.kinds.text.worker.genai.proof import prover
 
     return prover(spec.model_path)
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 
 import msgspec
 
-from ovserve.engine.backends.calls import CallBackend
 from ovserve.engine.protocol.blobs import Segments
+from ovserve.engine.protocol.call_backend import CallBackend
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.messages import (
     Call,

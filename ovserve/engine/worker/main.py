@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
         _end_with_parent(sock)
         channel = Channel(sock, ToEngine)
         if PREPARE in argv[2:]:
-            import ovserve.engine.backends.genai  # noqa: F401  for `_load`
+            import ovserve.kinds.text.worker.genai  # noqa: F401  for `_load`
         first, *_ = channel.receive(block=True)
         if not isinstance(first, Load):
             raise FrameError("the first frame is not Load")

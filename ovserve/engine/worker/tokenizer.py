@@ -59,9 +59,9 @@ def _answer(tokenizer: Tokenizer, asked: ToEngine) -> Tokenized | Detokenized | 
 def load(spec: TokenizerSpec) -> Tokenizer:
     """Raises LoadError."""
     if spec.scripted:
-        from ovserve.engine.backends.scripted import words_of
+        from ovserve.kinds.text.worker.scripted import words_of
 
         return words_of(spec.model_path)
-    from ovserve.engine.backends.genai.text import open_text
+    from ovserve.kinds.text.worker.genai.text import open_text
 
     return open_text(spec, spec.facts)

@@ -10,11 +10,11 @@ from aiohttp import web
 from ovserve.api.openai.batches import BatchRequest, FileDeleted, FileUpload
 from ovserve.api.openai.body import decode_body, decode_fields
 from ovserve.api.openai.common import encode
-from ovserve.calculators.response_writer import report_headers
 from ovserve.errors import InvalidArgument, PayloadTooLarge
 from ovserve.http.body import read_small_body
 from ovserve.http.form import TEXT_BYTES, read_form
 from ovserve.http.routes.responses import number_of, owner_of
+from ovserve.kinds.text.response_writer import report_headers
 from ovserve.responses.batches import BatchService
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -18,11 +18,11 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from ovserve.access import Guard, current_request, presented_key
 from ovserve.access.origin import check_site
 from ovserve.api.openai.describe.operation import Operation, doc
-from ovserve.calculators.payload import HttpPayload
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, public
 from ovserve.http.body import headers_of, read_small_body
 from ovserve.http.sse.events import ANSWERED
 from ovserve.http.transport.cors import Cors
+from ovserve.kinds.payload import HttpPayload
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable

@@ -12,11 +12,11 @@ from ovserve.api.kserve.json_body import HEADER_LENGTH, decode_infer, encode_inf
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.api.openai.body import LOOP_NODES
 from ovserve.api.openai.common import encode
-from ovserve.calculators.response_writer import ignored_header
 from ovserve.errors import Unavailable
 from ovserve.http.body import BODIES, read_bytes, without_mark
 from ovserve.inference.infer import Inference
 from ovserve.inference.metadata import BACKEND, Description, End
+from ovserve.kinds.text.response_writer import ignored_header
 from ovserve.serving.manager import RETRY_AFTER
 from ovserve.telemetry.counters import KSERVE_REST, MODEL_METADATA, MODEL_READY
 

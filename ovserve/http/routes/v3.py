@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from ovserve.access import current_request
 from ovserve.api.anthropic import models as anthropic_models
 from ovserve.api.openai import models
-from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import open_payload, payload_of, read_body, read_bytes, servable_of
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
 from ovserve.http.form import FORM, read_form
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse.stream import send_answer
+from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.serving.endpoints import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState

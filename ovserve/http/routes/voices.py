@@ -6,8 +6,8 @@ from aiohttp import web
 
 from ovserve.access import current_request
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.speech import Voice, VoiceList
-from ovserve.calculators.text_to_speech import SpeechResource
+from ovserve.kinds.voice.api import Voice, VoiceList
+from ovserve.kinds.voice.node import SpeechResource
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from ovserve.access import current_request
-from ovserve.calculators.payload import HttpResponse
 from ovserve.errors import OvserveError, for_log, public
 from ovserve.http.errors import API_STYLE
 from ovserve.http.sse.events import EVENT_STREAM, EventStream, as_event
+from ovserve.kinds.payload import HttpResponse
 from ovserve.log import request_id
 from ovserve.serving.graph_response import GraphResponse
 

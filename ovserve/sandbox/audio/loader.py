@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from ovserve.engine.protocol.frames import encode
-from ovserve.engine.protocol.speech import RATE, SAMPLE_BYTES
 from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.kinds.speech.spec import RATE, SAMPLE_BYTES
 from ovserve.sandbox.audio.messages import AudioResult, DecodeAudio, UndecodableAudio
 from ovserve.sandbox.children import ChildEnded, ChildPool, ChildTimeout
 

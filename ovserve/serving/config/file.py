@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.engine.model.files import cloud_fault
-from ovserve.engine.model.tensor_files import SUFFIXES
 from ovserve.errors import LoadError
+from ovserve.kinds.tensors.files import SUFFIXES
 from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, option_fault
 from ovserve.serving.config.schema import FILE, uses
 from ovserve.serving.config.subconfig import SUBCONFIG_FILE, Found, checked, items, with_models

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault
-from ovserve.engine.model.tensor_files import is_model_file, model_file, unfinished
-from ovserve.engine.protocol.tensors import KSERVE_TYPES, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.tensors.files import is_model_file, model_file, unfinished
+from ovserve.kinds.tensors.spec import KSERVE_TYPES, TensorSpec
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 from ovserve.serving.status import VERSION
 

@@ -74,7 +74,7 @@ def check_versions(versions: dict[str, str]) -> Finding:
 
 def read_devices() -> Devices | str:
     """Return what OpenVINO finds, or why it could not be asked."""
-    command = [sys.executable, "-m", "ovserve.engine.backends.tensors.devices"]
+    command = [sys.executable, "-m", "ovserve.kinds.tensors.worker.devices"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ovserve.calculators.options.llm import LlmOptions
 from ovserve.graph.calculator import Calculator
 from ovserve.graph.plan import GraphPlan, NodePlan
+from ovserve.kinds.text.options.llm import LlmOptions
 from ovserve.serving.loader import Checked
 
 MAX_VALUE = 60  # characters of an option's value

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ovserve.calculators.options.plugin_config import with_properties
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph.pbtxt.edit import Value, with_options, with_paths
+from ovserve.kinds.plugin_config import with_properties
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.tools.tuning.choices import Options, applied, is_property
 from ovserve.tools.tuning.target import Target, find

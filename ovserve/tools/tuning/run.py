@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ovserve import __version__
-from ovserve.calculators.llm_resource import load_template
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.text.resource import load_template
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.sandbox.templates.pool import TemplatePool

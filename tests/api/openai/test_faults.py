@@ -10,10 +10,10 @@ import pytest
 from ovserve.api.kserve.json_body import decode_infer
 from ovserve.api.openai.describe.parameters import parameters
 from ovserve.api.openai.tokenize import decode_detokenize, decode_tokenize
-from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument
 from ovserve.http.openapi import OPERATIONS
 from ovserve.inference.administration import change_log_settings
+from ovserve.kinds.text.endpoints import ENDPOINTS
 
 TURNS = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovserve.api.openai.sampling import LARGEST, MAX_BIASES
-from ovserve.calculators.endpoints import ENDPOINTS
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.llm.decoding import MAX_ASSISTANT_TOKENS, Mode, refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.model import ModelContext

@@ -28,11 +28,11 @@ from ovserve.calculators.library.cascade import LimitCascade, WithLogprobs
 from ovserve.calculators.library.merge import Merge
 from ovserve.calculators.library.messages import prompt_text, question, with_system_text
 from ovserve.calculators.library.text_filter import PatternFilter
-from ovserve.calculators.llm_resource import LlmResources
 from ovserve.errors import InvalidArgument, LoadError, NodeError
 from ovserve.graph import Context, Packet, calculator
 from ovserve.graph.loading import MAX_FOLLOW_UPS, FollowUps
 from ovserve.graph.testing import CalculatorRunner
+from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Content, Parsed, ToolCallDelta
@@ -210,7 +210,7 @@ CASCADE = (
 )
 async def test_a_cascade_hands_on_what_is_unsure(limits: str, logprob: float | None, sure: bool) -> None:
     from ovserve.api.openai import ENDPOINTS
-    from ovserve.calculators.http_frontend import DecodedRequest
+    from ovserve.kinds.text.http_frontend import DecodedRequest
 
     decoded = DecodedRequest(ENDPOINTS["completions"], b"{}")
     given = stream("ab", "cd")

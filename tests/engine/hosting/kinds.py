@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ovserve.engine.backends.calls import Invocation
+from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from ovserve.engine.backends.calls import Deliver, Invocation, Outcome, Result
 from ovserve.engine.protocol.blobs import Segments
+from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
 from ovserve.engine.protocol.frames import Channel
 from ovserve.engine.protocol.messages import (
     Call,

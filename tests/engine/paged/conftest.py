@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.genai.vocabulary import Vocabulary, read_vocabulary
-from ovserve.engine.backends.paged.grammars import Compiler, library
-from ovserve.engine.backends.paged.masks import Matcher, apply, mask_bits, words
 from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary, read_vocabulary
+from ovserve.kinds.text.worker.paged.grammars import Compiler, library
+from ovserve.kinds.text.worker.paged.masks import Matcher, apply, mask_bits, words
 from ovserve.llm.grammar.constraint import Format, constrain, structural_tag
 
 QWEN = Path(__file__).parents[3] / "models/qwen2.5-coder-0.5b"

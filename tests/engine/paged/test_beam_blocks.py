@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ovserve.engine.backends.paged.beams import BeamSearch
-from ovserve.engine.backends.paged.blocks import BlockPool, TokenSequence
-from ovserve.engine.backends.paged.budget import PromptBudget
-from ovserve.engine.backends.paged.model import BLOCK
-from ovserve.engine.backends.paged.running import Running, ScheduledSequence
-from ovserve.engine.backends.paged.sampler import Choice
-from ovserve.engine.backends.paged.scheduler import Scheduler
-from ovserve.engine.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.paged.beams import BeamSearch
+from ovserve.kinds.text.worker.paged.blocks import BlockPool, TokenSequence
+from ovserve.kinds.text.worker.paged.budget import PromptBudget
+from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
+from ovserve.kinds.text.worker.paged.sampler import Choice
+from ovserve.kinds.text.worker.paged.scheduler import Scheduler
 from ovserve.llm.request import Sampling
 
 BLOCKS = 14

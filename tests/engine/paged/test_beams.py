@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.paged import PagedEngine
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, generate
 
 pytestmark = pytest.mark.long

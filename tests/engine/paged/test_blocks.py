@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ovserve.engine.backends.paged.blocks import GROWTH_BLOCKS, ROOT, BlockPool
-from ovserve.engine.backends.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.blocks import GROWTH_BLOCKS, ROOT, BlockPool
+from ovserve.kinds.text.worker.paged.model import BLOCK
 
 SIZE = 12
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from ovserve.engine.backends.paged.budget import MIN_PREFILL_TOKENS, TARGET_STEP_SECONDS, PromptBudget
+from ovserve.kinds.text.worker.paged.budget import MIN_PREFILL_TOKENS, TARGET_STEP_SECONDS, PromptBudget
 
 MOST = 2048
 PLAIN = 0.01  # seconds of a step without prompts

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import Compiled, StepItem
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
 from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.llm.grammar.constraint import constrain, literal, structural_tag
 from tests.engine import tiny
 from tests.engine.real import EXACT, FRANCE, LIST, add, generate, run

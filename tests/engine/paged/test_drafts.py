@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.backends.paged.drafts import (
+from ovserve.kinds.text.worker.paged.drafts import (
     CHANGED_FORM_COST,
     EXTRA_ROW_COST,
     MAX_DRAFT_TOKENS,

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ovserve.engine.backends.paged import PagedEngine
-from ovserve.engine.backends.paged import dry as dry_module
-from ovserve.engine.backends.paged.dry import DryPenalty
-from ovserve.engine.backends.paged.sampler import Choice
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
+from ovserve.kinds.text.worker.paged import PagedEngine
+from ovserve.kinds.text.worker.paged import dry as dry_module
+from ovserve.kinds.text.worker.paged.dry import DryPenalty
+from ovserve.kinds.text.worker.paged.sampler import Choice
 from ovserve.llm.request import Dry, ReasoningBudget, Sampling
 from tests.engine.real import EXACT, LIST, generate
 

@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ovserve.engine.backends.genai import GenAIEngine
-from ovserve.engine.backends.paged import PagedEngine
 from ovserve.engine.protocol.messages import Add, Compiled, StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument
+from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import Format, constrain, either, literal, structural_tag, tag
 from ovserve.llm.request import Sampling, TokenLogprob

@@ -10,13 +10,13 @@ from pathlib import Path
 import openvino
 import pytest
 
-from ovserve.engine.backends.paged import PagedEngine, loaded
-from ovserve.engine.backends.paged import model as paged_model
-from ovserve.engine.backends.paged.model import FEW_TOKENS, MEASURED_TOKENS, PagedModel, Runner
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.host.memory import Memory
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.worker.paged import PagedEngine, loaded
+from ovserve.kinds.text.worker.paged import model as paged_model
+from ovserve.kinds.text.worker.paged.model import FEW_TOKENS, MEASURED_TOKENS, PagedModel, Runner
 from tests.engine import tiny
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
 

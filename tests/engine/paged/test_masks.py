@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.genai.vocabulary import Vocabulary
-from ovserve.engine.backends.paged.masks import apply, mask_bits, mask_of, words
+from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
+from ovserve.kinds.text.worker.paged.masks import apply, mask_bits, mask_of, words
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from tests.engine.paged.conftest import Masks

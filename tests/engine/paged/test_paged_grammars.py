@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.genai.vocabulary import Vocabulary
-from ovserve.engine.backends.paged import grammars as paged_grammars
-from ovserve.engine.backends.paged.grammars import Grammars
-from ovserve.engine.backends.paged.masks import Mask, Matcher, mask_bits
-from ovserve.engine.backends.paged.proof import prover
 from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.installation import XGRAMMAR
+from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
+from ovserve.kinds.text.worker.paged import grammars as paged_grammars
+from ovserve.kinds.text.worker.paged.grammars import Grammars
+from ovserve.kinds.text.worker.paged.masks import Mask, Matcher, mask_bits
+from ovserve.kinds.text.worker.paged.proof import prover
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.cost import PROBE_TOKENS
@@ -170,7 +170,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from ovserve.engine.backends.paged.grammars import library\n"
+        "from ovserve.kinds.text.worker.paged.grammars import library\n"
         "library(); assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, cwd=ROOT)

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.paged.blocks import ROOT, BlockPool, digest_of
-from ovserve.engine.backends.paged.model import BLOCK
-from ovserve.engine.backends.paged.prefix_store import PAGE, PrefixStore, store_file
+from ovserve.kinds.text.worker.paged.blocks import ROOT, BlockPool, digest_of
+from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.prefix_store import PAGE, PrefixStore, store_file
 
 BLOCKS, MANY = 8, 1 << 30
 WRITE = """
 import sys, time
 from pathlib import Path
 from tests.engine.paged.test_prefix_store import caches, digest, fill
-from ovserve.engine.backends.paged.prefix_store import PrefixStore
+from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore
 arrays = caches()
 fill(arrays)
 store = PrefixStore(Path(sys.argv[1]), int(sys.argv[2]), arrays)

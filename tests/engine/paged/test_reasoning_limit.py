@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ovserve.engine.backends.paged.reasoning import ReasoningLimit
+from ovserve.kinds.text.worker.paged.reasoning import ReasoningLimit
 from ovserve.llm.request import ReasoningBudget
 
 THINK = ReasoningBudget(2, starts=("<think>",), ends=("</think>",), closing="</think>")

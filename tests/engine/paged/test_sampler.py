@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.backends.paged import sampler
-from ovserve.engine.backends.paged.sampler import Choice, Row, _before
+from ovserve.kinds.text.worker.paged import sampler
+from ovserve.kinds.text.worker.paged.sampler import Choice, Row, _before
 from ovserve.llm.request import Sampling
 
 VOCABULARY = 5000

@@ -6,12 +6,12 @@ from itertools import count
 
 import pytest
 
-from ovserve.engine.backends.paged.blocks import BlockPool
-from ovserve.engine.backends.paged.budget import TARGET_STEP_SECONDS, PromptBudget
-from ovserve.engine.backends.paged.running import Running
-from ovserve.engine.backends.paged.sampler import Choice
-from ovserve.engine.backends.paged.scheduler import SHORT_STEP_TOKENS, Scheduler
-from ovserve.engine.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.paged.blocks import BlockPool
+from ovserve.kinds.text.worker.paged.budget import TARGET_STEP_SECONDS, PromptBudget
+from ovserve.kinds.text.worker.paged.running import Running
+from ovserve.kinds.text.worker.paged.sampler import Choice
+from ovserve.kinds.text.worker.paged.scheduler import SHORT_STEP_TOKENS, Scheduler
 from ovserve.llm.request import Sampling
 from tests.engine.paged.test_blocks import no_copy
 

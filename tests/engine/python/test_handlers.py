@@ -13,11 +13,11 @@ from textwrap import dedent
 
 import pytest
 
-from ovserve.engine.backends.python.deadlines import EXIT_STUCK, CallTimeout, Deadlines
-from ovserve.engine.backends.python.handlers import Handler
-from ovserve.engine.backends.python.modules import Modules
-from ovserve.engine.protocol.python_nodes import PythonNode
 from ovserve.errors import LoadError
+from ovserve.kinds.python.spec import PythonNode
+from ovserve.kinds.python.worker.deadlines import EXIT_STUCK, CallTimeout, Deadlines
+from ovserve.kinds.python.worker.handlers import Handler
+from ovserve.kinds.python.worker.modules import Modules
 
 CLASS = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return []\n"
 
@@ -141,7 +141,7 @@ def test_a_call_in_python_is_stopped_at_its_deadline() -> None:
 def test_a_call_that_cannot_be_stopped_ends_the_process() -> None:
     code = """
         import time
-        from ovserve.engine.backends.python.deadlines import Deadlines
+        from ovserve.kinds.python.worker.deadlines import Deadlines
         with Deadlines(grace=0.2).within(0.1, "slow", lambda: None):
             time.sleep(60)
     """
@@ -158,7 +158,7 @@ def test_a_call_that_cannot_be_stopped_ends_the_process() -> None:
 def test_lines_have_the_name_of_their_node(tmp_path: Path) -> None:
     code = """
         import sys, threading
-        from ovserve.engine.backends.python.output import mark_output, printing_as
+        from ovserve.kinds.python.worker.output import mark_output, printing_as
         mark_output("graph")
         print("before")
         with printing_as("node"):

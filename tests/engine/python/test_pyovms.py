@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.python.pyovms import CODES, Tensor, given, raw
+from ovserve.kinds.python.worker.pyovms import CODES, Tensor, given, raw
 
 TYPES = [(name, np.dtype(code)) for name, code in CODES.items()]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.backends.speech.cutting import MOST, PADDING, UNSURE, cut
-from ovserve.engine.backends.speech.vad import FRAME, VoiceActivity
-from ovserve.engine.protocol.speech import RATE, WINDOW
+from ovserve.kinds.speech.spec import RATE, WINDOW
+from ovserve.kinds.speech.worker.cutting import MOST, PADDING, UNSURE, cut
+from ovserve.kinds.speech.worker.vad import FRAME, VoiceActivity
 from tests.speech import samples
 
 SECOND = RATE // FRAME  # frames, nearly

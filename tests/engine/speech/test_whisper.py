@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.speech.transcribe import repeats
+from ovserve.kinds.speech.worker.transcribe import repeats
 from tests.conftest import ROOT, Server, start_process
 from tests.speech import RATE, SAID, graph, samples, spoken, wav, whisper, word_errors, words
 

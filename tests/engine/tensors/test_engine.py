@@ -17,8 +17,8 @@ import pytest
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
-from ovserve.engine.protocol.tensors import GivenTensor, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.tensors.spec import GivenTensor, InferArguments, InferResult, TensorFacts, TensorSpec
 from tests.plain_models import floats, read_floats, texts
 
 
@@ -219,7 +219,7 @@ async def test_other_formats_and_aliases(plain_models: Path, tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_wrong_options_are_named(plain_models: Path, options: dict[str, Any], field: str, said: str) -> None:
-    from ovserve.engine.backends.tensors.engine import TensorEngine
+    from ovserve.kinds.tensors.worker.engine import TensorEngine
 
     with pytest.raises(LoadError) as caught:
         TensorEngine(TensorSpec(str(plain_models / "two/1"), **options))
@@ -228,7 +228,7 @@ def test_wrong_options_are_named(plain_models: Path, options: dict[str, Any], fi
 
 
 def test_wrong_files_are_named(plain_models: Path, tmp_path: Path) -> None:
-    from ovserve.engine.backends.tensors.engine import TensorEngine
+    from ovserve.kinds.tensors.worker.engine import TensorEngine
 
     with pytest.raises(LoadError, match="no model file"):
         TensorEngine(TensorSpec(str(tmp_path)))

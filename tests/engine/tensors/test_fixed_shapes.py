@@ -16,13 +16,13 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.backends.calls import Invocation
-from ovserve.engine.backends.tensors.batching import _power_of_two
-from ovserve.engine.backends.tensors.engine import TensorEngine
-from ovserve.engine.backends.tensors.fixed_shapes import COUNTED, OFTEN, REPLACED, FixedShapes
+from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.engine.protocol.messages import Call
-from ovserve.engine.protocol.tensors import GivenTensor, InferArguments, TensorSpec
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.tensors.spec import GivenTensor, InferArguments, TensorSpec
+from ovserve.kinds.tensors.worker.batching import _power_of_two
+from ovserve.kinds.tensors.worker.engine import TensorEngine
+from ovserve.kinds.tensors.worker.fixed_shapes import COUNTED, OFTEN, REPLACED, FixedShapes
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

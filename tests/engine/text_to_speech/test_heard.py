@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovserve.engine.backends.text_to_speech.normalize import normalize
+from ovserve.kinds.voice.worker.normalize import normalize
 from tests.conftest import ROOT, Server, start_process
 from tests.speech import RATE, graph, wav, whisper, word_errors
 from tests.voices import voice_graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.engine.backends.text_to_speech.normalize import normalize
+from ovserve.kinds.voice.worker.normalize import normalize
 from ovserve.llm.sentences import sentences
 
 SAID = [  # and the words

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.engine.backends.text_to_speech import pipeline as module
-from ovserve.engine.backends.text_to_speech.pipeline import Pipeline
-from ovserve.engine.backends.text_to_speech.pronounce import phonemes
-from ovserve.engine.protocol.text_to_speech import TextToSpeechSpec
+from ovserve.kinds.voice.spec import TextToSpeechSpec
+from ovserve.kinds.voice.worker import pipeline as module
+from ovserve.kinds.voice.worker.pipeline import Pipeline
+from ovserve.kinds.voice.worker.pronounce import phonemes
 from tests.voices import PER_TOKEN, tiny_voice
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ovserve.engine.backends.calls import Invocation
-from ovserve.engine.backends.text_to_speech import pipeline
-from ovserve.engine.backends.text_to_speech.backend import TextToSpeechBackend
+from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.engine.protocol.messages import Call
-from ovserve.engine.protocol.text_to_speech import SPEAK, SpeakArguments, TextToSpeechSpec
+from ovserve.kinds.voice.spec import SPEAK, SpeakArguments, TextToSpeechSpec
+from ovserve.kinds.voice.worker import pipeline
+from ovserve.kinds.voice.worker.backend import TextToSpeechBackend
 from tests.engine.tensors.test_fixed_shapes import wait_until
 from tests.voices import tiny_voice
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovserve.calculators.payload import HttpResponse
-from ovserve.calculators.response_writer import ResponseBuilder
+from ovserve.kinds.payload import HttpResponse
+from ovserve.kinds.text.response_writer import ResponseBuilder
 from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
 from ovserve.llm.parsing import default
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling

@@ -16,9 +16,9 @@ from ovserve.api.openai.endpoint import writes_events
 from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.events import ResponseCreated
 from ovserve.api.openai.tools import tool_policy
-from ovserve.calculators.endpoints import ENDPOINTS
-from ovserve.calculators.large import decode_within, parse
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.large import decode_within, parse
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision, tag

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ovserve.engine.backends.calls import Invocation, Result
+from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument
 from toy_kind.spec import CountdownSpec

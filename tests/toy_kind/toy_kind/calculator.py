@@ -9,8 +9,10 @@ import msgspec
 from google.protobuf.struct_pb2 import Struct
 
 from ovserve.access import current_request
-from ovserve.calculators.payload import HttpCalculator, HttpPayload, HttpResponse
-from ovserve.calculators.resource import (
+from ovserve.engine.client.call_client import CallClient
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.resource import (
     Caller,
     EngineCalculator,
     Host,
@@ -18,8 +20,6 @@ from ovserve.calculators.resource import (
     ResourceKind,
     parse_isolation,
 )
-from ovserve.engine.client.call_client import CallClient
-from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from toy_kind.endpoint import COUNT, CountRequest
 from toy_kind.spec import CountdownSpec, SharedCountdownSpec
 

@@ -1,0 +1,1 @@
+"""Encoders: embeddings and rerankers."""

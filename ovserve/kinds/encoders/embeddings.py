@@ -1,0 +1,162 @@
+"""EmbeddingsCalculatorOV: texts to vectors, with OVMS's options and graph files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ovserve.api.openai.common import encode
+from ovserve.engine.client.call_client import CallClient
+from ovserve.errors import InvalidArgument
+from ovserve.graph import Context, Node, SidePacket, calculator
+from ovserve.kinds.encoders.embeddings_api import NAME, Embed, Embeddings, decode_embeddings, embeddings_body
+from ovserve.kinds.encoders.options import check_files, encoder_place
+from ovserve.kinds.encoders.resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
+from ovserve.kinds.encoders.spec import (
+    EMBED,
+    SEPARATOR,
+    EmbedAnswer,
+    EmbedArguments,
+    EmbeddingFacts,
+    EmbeddingSpec,
+)
+from ovserve.kinds.payload import Decoder, HttpPayload, HttpResponse
+from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
+from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
+
+SIDES = "query", "document"  # values of input_type that ask for a prompt; "text" asks for none
+SPECIAL_TOKENS = 2  # around a text
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EmbeddingsOptions:
+    spec: EmbeddingSpec
+    truncate: bool
+
+
+@dataclass(frozen=True)
+class EmbeddingsResource(EncoderResource):
+    truncate: bool = False
+
+    @property
+    def embedder(self) -> EmbeddingFacts:
+        assert isinstance(self.model, EmbeddingFacts), "the facts of EmbeddingSpec"
+        return self.model
+
+
+def _parse(node: Node) -> EmbeddingsOptions:
+    options = node.options(EmbeddingsCalculatorOVOptions)
+    if options is None:
+        raise node.error(
+            "required: node_options with mediapipe.EmbeddingsCalculatorOVOptions", "node_options"
+        )
+    place = encoder_place(node, options)
+    length = options.max_length if options.HasField("max_length") else None
+    most = place.files.max_length
+    if length is not None and not SPECIAL_TOKENS < length <= most:
+        range_ = f"more than {SPECIAL_TOKENS} and at most the model's {most}"
+        raise node.error(f"expected {range_}, got {length}", "max_length")
+    pooling = ""
+    if options.HasField("pooling"):
+        pooling = EmbeddingsCalculatorOVOptions.Pooling.Name(options.pooling)
+    elif place.files.pooling_note:
+        log.warning("node %r: pooling is CLS: %s", node.name, place.files.pooling_note)
+    spec = EmbeddingSpec(
+        place.path,
+        place.device,
+        place.properties,
+        isolation=parse_isolation(node, options.isolation),
+        pooling=pooling,
+        normalize=options.normalize_embeddings,
+        max_length=length,
+    )
+    return EmbeddingsOptions(spec, options.truncate)
+
+
+async def _make(node: Node, options: EmbeddingsOptions, engine: CallClient, host: Host) -> EmbeddingsResource:
+    facts = engine.facts
+    assert isinstance(facts, EmbeddingFacts), "the facts of EmbeddingSpec"
+    admitted = host.admit_calls(engine, {})
+    return EmbeddingsResource(admitted, facts, host.bodies, host.encoder, truncate=options.truncate)
+
+
+EMBEDDINGS = ResourceKind(
+    tag="EMBEDDINGS_NODE_RESOURCES",
+    packet_type=EmbeddingsResource,
+    options_type=EmbeddingsCalculatorOVOptions,
+    parse=_parse,
+    spec=lambda options: options.spec,
+    make=_make,
+    check=lambda node, options: check_files(node, options.spec.model_path),
+)
+
+
+@calculator("EmbeddingsCalculatorOV")
+class EmbeddingsCalculatorOV(EncoderCalculator):
+    resource = EMBEDDINGS
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Embeddings()}
+
+    embedder = SidePacket("EMBEDDINGS_NODE_RESOURCES", EmbeddingsResource)
+
+    async def process(self, cc: Context) -> None:
+        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
+        payload: HttpPayload | None = cc[source]
+        if payload is None:
+            return
+        embedder = cc[self.embedder]
+        if payload.head.large:
+            asked = await embedder.bodies.run(True, decode_embeddings, payload.body)
+        else:
+            asked = decode_embeddings(payload.body)
+        item = await embedder.one(EMBED, arguments(asked, embedder), (asked.inputs,))
+        answer: EmbedAnswer = item.decode(EmbedAnswer)
+        embedder.count(answer.tokens, answer.truncated, answer.batches)
+        embedder.metrics.inputs += asked.count
+        vectors = bytes(item.blobs[0]).split(SEPARATOR)
+        ignored = asked.ignored
+        if asked.input_type in SIDES and not _by_input_type(asked, embedder.embedder):
+            ignored = tuple(sorted((*ignored, "input_type")))
+        headers = ignored_header(ignored)
+        if answer.truncated:
+            headers |= {TRUNCATED_HEADER: str(answer.truncated)}
+        cc.send(target, HttpResponse(embeddings_body(vectors, asked.model, answer.tokens), headers=headers))
+
+
+def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
+    """Return what the engine gets besides the inputs. Raises InvalidArgument for an unknown prompt."""
+    facts = embedder.embedder
+    wanted = embedder.truncate if asked.truncate is None else asked.truncate
+    truncate: int | None = 0 if wanted else None
+    if asked.truncate_to is not None:
+        truncate = max(0, asked.truncate_to)
+    prompt = "" if asked.tokens else _prompt(asked, facts)
+    whole = asked.truncate is False
+    return EmbedArguments(prompt, asked.tokens, truncate, whole, asked.dimensions, asked.encoding)
+
+
+def _by_input_type(asked: Embed, facts: EmbeddingFacts) -> bool:
+    """Return whether `input_type` decides what is before each input."""
+    other = asked.tokens or asked.instruction is not None or asked.prompt_name is not None
+    return not other and asked.input_type in facts.prompts
+
+
+def _prompt(asked: Embed, facts: EmbeddingFacts) -> str:
+    """The text before each input: what the request says, else the model's default prompt."""
+    if asked.instruction is not None:
+        return asked.instruction
+    if asked.prompt_name is not None:
+        if asked.prompt_name not in facts.prompts:
+            known = ", ".join(facts.prompts) or "none"
+            raise InvalidArgument(
+                f"prompt_name: the model has {known}, got {encode(asked.prompt_name).decode()}",
+                param="prompt_name",
+            )
+        return facts.prompts[asked.prompt_name]
+    if _by_input_type(asked, facts):
+        return facts.prompts[str(asked.input_type)]
+    return facts.prompts.get(facts.default_prompt, "")

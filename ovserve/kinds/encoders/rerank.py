@@ -1,0 +1,132 @@
+"""RerankCalculatorOV: documents by their relevance to a query, with OVMS's options and graph files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ovserve.engine.client.call_client import CallClient
+from ovserve.errors import InvalidArgument
+from ovserve.graph import Context, Node, SidePacket, calculator
+from ovserve.kinds.encoders.options import check_files, encoder_place
+from ovserve.kinds.encoders.rerank_api import NAME, Rerank, decode_rerank, rerank_body
+from ovserve.kinds.encoders.resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
+from ovserve.kinds.encoders.spec import (
+    CAUSAL,
+    RERANK,
+    RerankAnswer,
+    RerankArguments,
+    RerankFacts,
+    RerankSpec,
+)
+from ovserve.kinds.payload import Decoder, HttpPayload, HttpResponse
+from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
+from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.protos.options_pb2 import RerankCalculatorOVOptions
+
+SMALLEST = 8  # OVMS's: so many positions are not enough for a pair
+
+
+@dataclass(frozen=True)
+class RerankOptions:
+    spec: RerankSpec
+    max_allowed_chunks: int
+
+
+@dataclass(frozen=True)
+class RerankResource(EncoderResource):
+    max_allowed_chunks: int = 10_000
+
+    @property
+    def form(self) -> str:
+        assert isinstance(self.model, RerankFacts), "the facts of RerankSpec"
+        return self.model.form
+
+
+def _parse(node: Node) -> RerankOptions:
+    options = node.options(RerankCalculatorOVOptions)
+    if options is None:
+        raise node.error("required: node_options with mediapipe.RerankCalculatorOVOptions", "node_options")
+    place = encoder_place(node, options)
+    positions = options.max_position_embeddings if options.HasField("max_position_embeddings") else None
+    if positions is not None and positions <= SMALLEST:
+        raise node.error(
+            f"expected more than {SMALLEST}, got {positions}: a pair has special tokens and two texts",
+            "max_position_embeddings",
+        )
+    if not options.max_allowed_chunks:
+        raise node.error("expected at least 1, got 0", "max_allowed_chunks")
+    isolation = parse_isolation(node, options.isolation)
+    spec = RerankSpec(
+        place.path, place.device, place.properties, isolation=isolation, max_position_embeddings=positions
+    )
+    return RerankOptions(spec, options.max_allowed_chunks)
+
+
+async def _make(node: Node, options: RerankOptions, engine: CallClient, host: Host) -> RerankResource:
+    facts = engine.facts
+    assert isinstance(facts, RerankFacts), "the facts of RerankSpec"
+    admitted = host.admit_calls(engine, {})
+    return RerankResource(
+        admitted,
+        facts,
+        host.bodies,
+        host.encoder,
+        special=False,
+        max_allowed_chunks=options.max_allowed_chunks,
+    )
+
+
+RERANKER = ResourceKind(
+    tag="RERANK_NODE_RESOURCES",
+    packet_type=RerankResource,
+    options_type=RerankCalculatorOVOptions,
+    parse=_parse,
+    spec=lambda options: options.spec,
+    make=_make,
+    check=lambda node, options: check_files(node, options.spec.model_path),
+)
+
+
+@calculator("RerankCalculatorOV")
+class RerankCalculatorOV(EncoderCalculator):
+    resource = RERANKER
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Rerank()}
+
+    reranker = SidePacket("RERANK_NODE_RESOURCES", RerankResource)
+
+    async def process(self, cc: Context) -> None:
+        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
+        payload: HttpPayload | None = cc[source]
+        if payload is None:
+            return
+        reranker = cc[self.reranker]
+        if payload.head.large:
+            asked = await reranker.bodies.run(True, decode_rerank, payload.body)
+        else:
+            asked = decode_rerank(payload.body)
+        most = reranker.max_allowed_chunks
+        if asked.count > most:
+            raise InvalidArgument(
+                f"Number of documents exceeds max_allowed_chunks: {asked.count} of at most {most}",
+                param="documents",
+            )
+        arguments = RerankArguments(
+            asked.query, most, asked.max_chunks, asked.max_tokens, asked.instruction, asked.raw
+        )
+        item = await reranker.one(RERANK, arguments, (asked.texts,))
+        answer: RerankAnswer = item.decode(RerankAnswer)
+        reranker.count(answer.tokens, answer.documents_cut, answer.batches)
+        reranker.metrics.documents += asked.count
+        reranker.metrics.chunks += answer.chunks
+        scores = struct.unpack(f"<{asked.count}f", item.blobs[0])
+        ignored = asked.ignored
+        if asked.instruction and reranker.form != CAUSAL:
+            ignored = tuple(sorted((*ignored, "instruction")))
+        headers = ignored_header(ignored)
+        cut = ["query"] * answer.query_cut + [str(answer.documents_cut)] * bool(answer.documents_cut)
+        if cut:
+            headers |= {TRUNCATED_HEADER: ", ".join(cut)}
+        cc.send(target, HttpResponse(rerank_body(asked, scores, answer.tokens), headers=headers))

@@ -1,0 +1,101 @@
+"""Shared by nodes of encoders: an engine of calls, facts about its model, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ovserve.access import current_request
+from ovserve.engine.client.running_call import CallItem
+from ovserve.errors import Internal
+from ovserve.graph import Contract, Input, Node, Output
+from ovserve.kinds.encoders.spec import (
+    DETOKENIZE,
+    TOKENIZE,
+    BatchCounts,
+    DetokenizeArguments,
+    EncoderFacts,
+    TokenizeArguments,
+)
+from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.resource import Caller, EngineCalculator
+from ovserve.sandbox.bodies import Bodies
+from ovserve.telemetry.kinds import EncoderMetrics
+
+TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
+
+
+@dataclass(frozen=True)
+class EncoderResource:
+    """The side packet of encoder nodes. `special` is false where texts are framed by the node itself."""
+
+    engine: Caller
+    model: EncoderFacts
+    bodies: Bodies
+    metrics: EncoderMetrics
+    special: bool = True
+
+    def facts(self) -> Mapping[str, object]:
+        known: dict[str, object] = msgspec.to_builtins(self.model)
+        known["max_model_len"] = known.pop("max_length", None)
+        return {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
+
+    async def one(self, method: str, arguments: Any, blobs: Sequence[bytes] = ()) -> CallItem:
+        """Call and return the one item. The call is cancelled when the caller is."""
+        stream = await self.engine.call(method, arguments, blobs)
+        try:
+            item = await stream.next()
+            if item is None:
+                raise Internal(f"the engine answered {method} with nothing")
+            await stream.next()  # the end, so that the call counts as finished
+        finally:
+            stream.cancel()  # no effect on one that has ended
+        return item
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        special = add_special_tokens and self.special
+        item = await self.one(TOKENIZE, TokenizeArguments(list(texts), special))
+        rows: list[list[int]] = item.decode(list[list[int]])
+        return rows
+
+    async def detokenize(
+        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
+    ) -> list[str]:
+        return await self._detokenize(DetokenizeArguments([*map(list, rows)], skip_special_tokens))
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token, of parts of characters their bytes."""
+        return await self._detokenize(DetokenizeArguments([[id_] for id_ in ids], escaped=True))
+
+    async def _detokenize(self, arguments: DetokenizeArguments) -> list[str]:
+        texts: list[str] = (await self.one(DETOKENIZE, arguments)).decode(list[str])
+        return texts
+
+    def count(self, tokens: int, truncated: int, batches: BatchCounts) -> None:
+        current_request().count(tokens, 0)
+        self.metrics.tokens += tokens
+        self.metrics.truncated += truncated
+        self.metrics.ran(batches.padded, batches.tokens, batches.waited)
+
+
+class EncoderCalculator(EngineCalculator, HttpCalculator):
+    """A node that answers whole requests; its streams carry either pair of tags."""
+
+    runs_on = "loop"
+    answers_whole = True
+
+    request = Input("REQUEST_PAYLOAD", HttpPayload)
+    response = Output("RESPONSE_PAYLOAD", HttpResponse)
+    http_request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload, optional=True)
+    http_response = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse, optional=True)
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        """Return the ports of the pair of tags that the node has; of OVMS's pair if it has neither."""
+        given = super().get_contract(node)
+        http = any(e.tag == cls.http_request.tag for e in node.inputs)
+        into, out_of = (cls.http_request, cls.http_response) if http else (cls.request, cls.response)
+        return replace(given, inputs=(into,), outputs=(out_of,))

@@ -1,0 +1,132 @@
+"""Shared by embeddings and rerankers: model files, tokenizer, runner, and calls that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ovserve.engine.protocol.call_backend import Invocation
+from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.kinds.encoders.files import read_encoder_files
+from ovserve.kinds.encoders.spec import DETOKENIZE, TOKENIZE, DetokenizeArguments, TokenizeArguments
+from ovserve.kinds.encoders.worker.pool import Job
+from ovserve.kinds.encoders.worker.runner import Runner
+from ovserve.kinds.encoders.worker.tokens import Framed, Row, open_tokenizer
+from ovserve.llm.request import shown_token
+from ovserve.llm.token_bytes import token_bytes
+
+CALLS = 64  # at a time: each waits on a thread of its own while streams run its rows
+LOOK = 0.1  # seconds between two looks at whether a caller has left
+# A text longer than this is not tokenised: about 128 characters for each token that may come of it, and at
+# least 64 K, because spaces and unknown words make few tokens.
+CHARACTERS_PER_TOKEN, LEAST_CHARACTERS = 128, 1 << 16
+
+
+class Left(Exception):
+    """The caller has left; its call ends in silence."""
+
+
+class EncoderBackend:
+    """The part of a `CallBackend` that any encoder has."""
+
+    runner: Runner
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+        self.files = read_encoder_files(self.directory)
+        self.tokenizer = open_tokenizer(self.directory)
+        self.framed = Framed(self.tokenizer)
+        self.vocab_size = self.files.vocab_size or self.tokenizer.vocab_size
+
+    def common_facts(self) -> dict[str, Any]:
+        import openvino
+
+        before, after = self.framed.before[:1], self.framed.after[-1:]
+        return {
+            "engine": f"openvino {openvino.__version__.partition('-')[0]}",
+            "max_calls": CALLS,
+            "architecture": self.files.architecture,
+            "vocab_size": self.vocab_size,
+            "pad_token_id": self.files.pad_token_id,
+            "bos_token": self.tokenizer.token(before[0]) if before else "",
+            "eos_token": self.tokenizer.token(after[0]) if after else "",
+        }
+
+    def token_call(self, invocation: Invocation) -> Iterator[Any] | None:
+        """Return the answer to a method that needs no inference; None for another method."""
+        if invocation.method == TOKENIZE:
+            asked = invocation.arguments(TokenizeArguments)
+            return iter(
+                [[row.tolist() for row in self.tokenizer.encode(asked.texts, asked.add_special_tokens)]]
+            )
+        if invocation.method == DETOKENIZE:
+            wanted = invocation.arguments(DetokenizeArguments)
+            for row in (np.array(row, np.int64) for row in wanted.rows):
+                if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
+                    raise InvalidArgument(
+                        f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
+                        param="tokens",
+                    )
+            texts = self.tokenizer.decode(wanted.rows, wanted.skip_special_tokens)
+            return iter([self._shown(wanted.rows, texts) if wanted.escaped else texts])
+        return None
+
+    def _shown(self, rows: list[list[int]], texts: list[str]) -> list[str]:
+        """Return these texts of rows of one token, or the bytes of those that are parts of characters."""
+        values = (
+            token_bytes(text, self.tokenizer.vocabulary_bytes(id_))
+            for [id_], text in zip(rows, texts, strict=True)
+        )
+        return [shown_token(text, value) for text, value in zip(texts, values, strict=True)]
+
+    def tokenized(
+        self, texts: Sequence[str], limit: int, param: str, *, special: bool = True, listed: bool = True
+    ) -> list[Row]:
+        """Raises ContextLengthExceeded for a text that cannot fit by its size alone, untokenised."""
+        most = max(LEAST_CHARACTERS, limit * CHARACTERS_PER_TOKEN)
+        for i, text in enumerate(texts):
+            if len(text) > most:
+                where = f"{param}[{i}]" if listed else param
+                raise ContextLengthExceeded(
+                    f"{where}: {len(text)} characters are more than the {most} that a text of at most "
+                    f"{limit} tokens may have",
+                    param=where,
+                )
+        return self.tokenizer.encode(texts, special)
+
+    def close(self) -> None:
+        """Called when the model is unloaded and no call runs."""
+        self.runner.close()
+
+    def values(self, invocation: Invocation, job: Job) -> NDArray[np.float32]:
+        """Run a job; return [rows, width]. Raises Left when its caller leaves."""
+        self.wait(invocation, job)
+        return self.results(job)
+
+    def wait(self, invocation: Invocation, job: Job) -> None:
+        """Run a job. Raises Left when its caller leaves."""
+        self.runner.submit(job)
+        while not job.done.wait(LOOK):
+            if invocation.cancelled:
+                self.runner.withdraw(job)
+                raise Left
+
+    def results(self, job: Job) -> NDArray[np.float32]:
+        """Return [rows, width] of a job that has ended. Raises its error."""
+        if job.error is not None:
+            raise job.error
+        assert job.results is not None
+        return job.results
+
+
+def decoded(blob: memoryview, type_: Any) -> Any:
+    """Raises InvalidArgument for a blob of another shape."""
+    try:
+        return msgspec.msgpack.decode(blob, type=type_)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"input: {error}", param="input") from error

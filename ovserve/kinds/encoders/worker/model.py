@@ -1,0 +1,193 @@
+"""An encoder on the OpenVINO runtime: its inputs by name, pooling and normalisation as part of its graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from openvino import opset13 as op
+
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.device_properties import device_properties
+from ovserve.errors import LoadError
+from ovserve.kinds.encoders.files import model_file
+from ovserve.kinds.encoders.worker.tokens import Row
+
+Output = NDArray[np.float32]  # [rows, width]
+KNOWN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "beam_idx")
+REQUIRED = ("input_ids", "attention_mask")
+POOLED = ("sentence_embedding", "pooled_output")
+# What decides the number of streams; a graph that sets one of them gets one compiled model with exactly that.
+OWN_STREAMS = ("NUM_STREAMS", "PERFORMANCE_HINT")
+OWN_PRECISION = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT")
+SMALLEST_NORM = 1e-12
+
+
+def read(directory: Path) -> ov.Model:
+    """Read the IR. Raises LoadError for a model with inputs that no encoder has."""
+    file = model_file(directory)
+    try:
+        model = ov.Core().read_model(file)
+    except RuntimeError as error:
+        raise LoadError(f"cannot be read: {_first_line(error)}", file=str(file)) from error
+    names = [next(iter(sorted(i.get_names())), "") for i in model.inputs]
+    known = [next((n for n in KNOWN_INPUTS if n in i.get_names()), None) for i in model.inputs]
+    if None in known or not set(REQUIRED) <= set(known):
+        raise LoadError(
+            f"expected the inputs {' and '.join(REQUIRED)}, with {', '.join(KNOWN_INPUTS[2:])} if it has "
+            f"them, got {', '.join(names)}",
+            file=str(file),
+        )
+    return model
+
+
+def pool(model: ov.Model, mode: str, normalize: bool) -> ov.Model:
+    """Return the model with one output [rows, hidden]: the pooled token vectors, of unit length if asked.
+
+    An output that is pooled already is taken as it is. Raises LoadError without any usable output.
+    """
+    ranks = [(o, len(o.get_partial_shape())) for o in model.outputs]
+    ready = next((o for o, rank in ranks if rank == 2 and set(POOLED) & o.get_names()), None)
+    tokens = next((o for o, rank in ranks if rank == 3), None)
+    alone = ranks[0][0] if len(ranks) == 1 and ranks[0][1] == 2 else None
+    if (x := ready or alone) is not None:
+        result: Any = x.get_node().input_value(0)
+    elif tokens is not None:
+        result = _pooled(tokens.get_node().input_value(0), model.input("attention_mask"), mode)
+    else:
+        shapes = ", ".join(f"{o.get_any_name()} {o.get_partial_shape()}" for o in model.outputs)
+        raise LoadError(f"expected an output with token vectors [rows, tokens, hidden], got {shapes}")
+    if normalize:
+        square = op.reduce_sum(op.multiply(result, result), op.constant(np.array([1])), True)
+        norm = op.maximum(op.sqrt(square), op.constant(np.float32(SMALLEST_NORM)))
+        result = op.divide(result, norm)
+    made = op.result(result)
+    parameters = [i.get_node() for i in model.inputs]
+    return ov.Model([made], model.get_sinks(), parameters, "encoder")
+
+
+def _pooled(x: Any, mask: Any, mode: str) -> Any:
+    shown = op.convert(mask, ov.Type.f32)
+    if mode == "MEAN":
+        weighted = op.reduce_sum(
+            op.multiply(x, op.unsqueeze(shown, op.constant(2))), op.constant(np.array([1]))
+        )
+        count = op.reduce_sum(shown, op.constant(np.array([1])), True)
+        return op.divide(weighted, op.maximum(count, op.constant(np.float32(SMALLEST_NORM))))
+    if mode == "CLS":
+        return op.gather(x, op.constant(np.int64(0)), op.constant(np.int64(1)))
+    # LAST: the place of the last token that is shown, whichever side is padded
+    length = op.gather(op.shape_of(mask), op.constant(1), op.constant(0))
+    places = op.range(op.constant(np.int64(0)), length, op.constant(np.int64(1)), output_type=ov.Type.i64)
+    last = op.reduce_max(op.multiply(places, op.convert(mask, ov.Type.i64)), op.constant(np.array([1])))
+    return op.gather(x, last, op.constant(np.int64(1)), 1)
+
+
+def scores(model: ov.Model) -> ov.Model:
+    """Return the model with its logits alone, [rows, 1 or 2]. Raises LoadError for another output."""
+    found = next((o for o in model.outputs if "logits" in o.get_names()), model.outputs[0])
+    shape = found.get_partial_shape()
+    labels = shape[1].get_length() if len(shape) == 2 and shape[1].is_static else 0
+    if labels not in (1, 2):
+        raise LoadError(f"expected an output logits [rows, 1 or 2], got {found.get_any_name()} {shape}")
+    result = op.result(found.get_node().input_value(0))
+    return ov.Model([result], model.get_sinks(), [i.get_node() for i in model.inputs], "reranker")
+
+
+class Compiled:
+    """One compiled model and its inference requests, each for one thread at a time."""
+
+    def __init__(self, model: ov.Model, device: str, properties: Mapping[str, Any], count: int = 0) -> None:
+        """`count` of requests; 0: as many as the device works on at once. Raises LoadError."""
+        try:
+            compiled = ov.Core().compile_model(model, device, dict(properties))
+            wanted = count or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+            self.requests = [compiled.create_infer_request() for _ in range(wanted)]
+        except RuntimeError as error:
+            raise LoadError(
+                _first_line(error), field="plugin_config" if properties else "target_device"
+            ) from error
+        self._types = {
+            next(n for n in KNOWN_INPUTS if n in i.get_names()): i.get_element_type().to_dtype()
+            for i in compiled.inputs
+        }
+        self._stateful = bool(model.get_sinks())
+
+    def infer(self, request: int, rows: Sequence[Row], pad: int, types: Sequence[int] = ()) -> Output:
+        """Return [rows, width]. `types`: where the second text of each row begins; those tokens are of
+        type 1."""
+        longest = max(len(row) for row in rows)
+        shape = (len(rows), longest)
+        ids = np.full(shape, pad, np.int64)
+        mask = np.zeros(shape, np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+            mask[i, : len(row)] = 1
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in self._types:
+            inputs["token_type_ids"] = token_types(mask, types)
+        if "position_ids" in self._types:
+            inputs["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+        inferring = self.requests[request]
+        if "beam_idx" in self._types:
+            inputs["beam_idx"] = np.arange(len(rows), dtype=np.int32)
+        if self._stateful:
+            inferring.reset_state()
+        given = {name: inputs[name].astype(type_, copy=False) for name, type_ in self._types.items()}
+        inferring.infer(given, share_inputs=True)
+        result: Output = inferring.get_output_tensor(0).data.astype(np.float32, copy=True)
+        return result
+
+
+def token_types(mask: NDArray[np.int64], types: Sequence[int]) -> NDArray[np.int64]:
+    made = np.zeros_like(mask)
+    for i, start in enumerate(types):
+        made[i, start:] = mask[i, start:]
+    return made
+
+
+def weight_bytes(model: ov.Model) -> int:
+    """Return the bytes of all constants."""
+    constants = (o for o in model.get_ops() if o.get_type_name() == "Constant")
+    return sum(o.get_byte_size() for o in constants)
+
+
+def matrix_bytes(model: ov.Model) -> int:
+    """Return the bytes of constants without tables of embeddings, of which each inference reads little."""
+    read = 0
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and not _is_table(node):
+            read += node.get_byte_size()
+    return read
+
+
+def _is_table(node: Any) -> bool:
+    """Return whether rows are gathered from this constant, or from what it is converted to."""
+    users = [i.get_node() for i in node.output(0).get_target_inputs()]
+    if any(user.get_type_name() == "Convert" for user in users):
+        return any(_is_table(user) for user in users if user.get_type_name() == "Convert")
+    return any(user.get_type_name() == "Gather" and user.input_value(0).get_node() == node for user in users)
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def properties_of(text: str, device: str) -> dict[str, Any]:
+    """Return the properties that a graph gives, with f32 on a CPU that is slower in bf16."""
+    found = device_properties(text, device)
+    if device == "CPU" and not set(OWN_PRECISION) & set(found) and processor().bf16_is_slower:
+        found["INFERENCE_PRECISION_HINT"] = "f32"
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,267 @@
+"""The threads that run inferences: one per stream, each with an inference request of its own.
+
+Two compiled models share the weights on disk. One has a stream per core and does most under load, because
+its threads never wait for each other. The other has one stream over all cores; it runs alone, for one
+client. Short texts of one client get a model of their own shape instead (`shapes.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import openvino as ov
+
+from ovserve.engine.protocol.call_backend import Deliver
+from ovserve.errors import Internal
+from ovserve.kinds.encoders.spec import BatchCounts
+from ovserve.kinds.encoders.worker.model import OWN_STREAMS, Compiled, Output, usable_cores, weight_bytes
+from ovserve.kinds.encoders.worker.pool import BUDGET, Job, Place, Pool
+from ovserve.kinds.encoders.worker.shapes import FixedShape, Shapes
+from ovserve.kinds.encoders.worker.tokens import Row
+
+LARGE = 512 << 20  # bytes of weights; beyond, one compiled model over all cores: each has its own copy
+LINGER = 0.0015  # seconds after the last request that has arrived
+LONGEST_LINGER = 0.006  # seconds after the first
+# Requests at a time from which on the model over all cores does not run. With two, the second would wait for
+# the first, and threads that wait for each other spin: 170 texts a second where one client gets 190.
+ALONE = 1.5
+AT_ONCE = 0.00015  # seconds; the next request of one client takes at least twice as long
+FALL = 0.97  # of the maximum, per request
+REPORTED = 4096  # batches that are kept until a report takes them
+
+
+class Batch(NamedTuple):
+    """The rows of one inference. `alone`: no other runs; by the model over all cores, or by `fixed`."""
+
+    places: list[Place]
+    alone: bool
+    fixed: FixedShape | None
+
+
+class Runner:
+    """Runs the rows of jobs. `run` returns when the rows of one job are done, from any thread."""
+
+    def __init__(self, model: ov.Model, device: str, properties: Mapping[str, Any], pad: int) -> None:
+        """Raises LoadError when the device does not take the model or its properties."""
+        self.deliver: Deliver = lambda outcomes: None  # takes what the `then` of jobs returns
+        self._pad = pad
+        cores = usable_cores()
+        self._alone: Compiled | None = None
+        self._shapes: Shapes | None = None
+        if device != "CPU" or any(name in properties for name in OWN_STREAMS):
+            self._streams = Compiled(model, device, properties)
+        elif weight_bytes(model) > LARGE:
+            self._streams = Compiled(model, device, {"PERFORMANCE_HINT": "LATENCY", **properties}, 1)
+        else:
+            self._streams = Compiled(model, device, {"NUM_STREAMS": cores, **properties}, cores)
+            if cores > 1:
+                self._alone = Compiled(model, device, {"PERFORMANCE_HINT": "LATENCY", **properties}, 1)
+                self._shapes = Shapes(model, properties)
+        self._pool = Pool()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._running = 0
+        self._running_jobs = 0  # requests in the batches that run
+        self._newest = 0.0  # when the last request arrived
+        self._present = 0.0  # requests that wait or run, as a slowly falling maximum
+        self._free_since = 0.0  # the caller of `run`
+        self._exclusive = False  # the model over all cores runs
+        self._padded: deque[int] = deque(maxlen=REPORTED)
+        self._tokens = 0
+        self._waited: deque[float] = deque(maxlen=REPORTED)
+        for number in range(len(self._streams.requests)):
+            threading.Thread(target=self._work, args=(number,), name=f"stream{number}", daemon=True).start()
+
+    def submit(self, *jobs: Job) -> None:
+        with self._changed:
+            self._add(jobs)
+            self._changed.notify()
+
+    def run(self, *jobs: Job) -> None:
+        """Like `submit`; but a lone short row is run here: a switch of threads costs a tenth of it.
+
+        Meanwhile no other request is read. One that has waited for that is of another client.
+        """
+        with self._changed:
+            self._add(jobs)
+            if jobs and jobs[0].arrived - self._free_since < AT_ONCE:
+                self._present = max(self._present, 2.0)
+            short = self._short()
+            if short is None or not short.proven:
+                self._changed.notify()
+                return
+            batch = self._begin(self._pool.take(), fixed=short, alone=True)
+        self._run(len(self._streams.requests), batch)
+        self._free_since = time.monotonic()
+
+    def _add(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if not job.rows:
+                job.done.set()
+                continue
+            idle = not self._pool.jobs and not self._running_jobs
+            self._pool.add(job)
+            # One client whose long texts are run without a wait would else stay on one core for long.
+            falling = (self._present + 1) / 2 if idle else self._present * FALL
+            self._present = max(falling, self._pool.jobs + self._running_jobs)
+        self._newest = time.monotonic()
+
+    def withdraw(self, job: Job) -> None:
+        """Drop the rows of a job that have not begun."""
+        with self._changed:
+            self._pool.remove(job)
+
+    def counts(self) -> BatchCounts:
+        """Return what has run since the last call."""
+        with self._changed:
+            made = BatchCounts(list(self._padded), self._tokens, list(self._waited))
+            self._padded.clear()
+            self._waited.clear()
+            self._tokens = 0
+        return made
+
+    def close(self) -> None:
+        """End the threads, which otherwise keep the model in memory. Rows that wait are not run."""
+        with self._changed:
+            self._closed = True
+            if self._shapes is not None:
+                self._shapes.close()
+            self._changed.notify_all()
+
+    def _work(self, number: int) -> None:
+        while (batch := self._next()) is not None:
+            self._run(number, batch)
+            del batch  # it holds the rows and vectors of requests
+
+    def _run(self, number: int, batch: Batch) -> None:
+        error: Exception | None = None
+        try:
+            self._infer(number, batch)
+        except Exception as caught:  # noqa: BLE001  the border of a stream: it fails the jobs of its batch
+            error = caught
+        self._ended(batch, error)
+        jobs = {id(place.job): place.job for place in batch.places}.values()
+        if outcomes := [job.then(job) for job in jobs if job.then is not None and job.done.is_set()]:
+            self.deliver(outcomes)
+
+    def _next(self) -> Batch | None:
+        """Wait for a batch; return None when the runner is closed."""
+        with self._changed:
+            while True:
+                if self._closed:
+                    return None
+                if not self._exclusive and self._pool.rows:
+                    if (seconds := self._worth_waiting()) > 0:
+                        self._changed.wait(seconds)
+                        continue
+                    batch = self._pick()
+                    if self._pool.rows and not batch.alone:
+                        self._changed.notify()
+                    return batch
+                self._changed.wait()
+
+    def _worth_waiting(self) -> float:
+        """Return the seconds to wait for more rows, because more requests than these were here a moment ago.
+
+        Clients whose answers have just gone out send their next requests within a millisecond or two. The
+        server needs a core for that, and passes them on one after the other. A stream that takes the first of
+        them at once runs batches of one, at twice the cost of batches of four.
+        """
+        pool = self._pool
+        if pool.tokens * 2 > BUDGET:
+            return 0.0
+        if pool.jobs + 0.5 >= self._expected():
+            return 0.0
+        left = min(self._newest + LINGER, pool.oldest + LONGEST_LINGER) - time.monotonic()
+        if left <= 0:  # in vain, so that a client which is left alone waits a few times only
+            self._present = (self._present + pool.jobs + self._running_jobs) / 2
+        return left
+
+    def _expected(self) -> float:
+        """Return how many requests each idle stream gets, if those that were here a moment ago come again."""
+        return (self._present - self._running_jobs) / self._idle()
+
+    def _share(self) -> int:
+        """Return the rows that a stream takes.
+
+        If both streams are idle and half of the requests have come, it takes all of those. Two batches of
+        half of them would cost more, and the other stream gets the rest."""
+        pool = self._pool
+        of_expected = round(self._expected() * pool.rows / pool.jobs)
+        return max(-(-pool.rows // self._idle()), of_expected)
+
+    def _idle(self) -> int:
+        return max(1, len(self._streams.requests) - self._running)
+
+    def _is_lone(self) -> bool:
+        """Return whether one client sends one row after the other."""
+        return not self._running and self._pool.rows == 1 and self._present < ALONE
+
+    def _short(self) -> FixedShape | None:
+        """Return the model for the one row that waits, if one thread is best for it."""
+        if self._shapes is None or not self._is_lone():
+            return None
+        return self._shapes.find(self._pool.tokens)
+
+    def _pick(self) -> Batch:
+        if self._alone is not None and self._is_lone():
+            fixed = self._short()
+            return self._begin(self._pool.take(), fixed=fixed, alone=True)
+        return self._begin(self._pool.take(self._share()))
+
+    def _begin(self, places: list[Place], *, fixed: FixedShape | None = None, alone: bool = False) -> Batch:
+        self._running += 1
+        self._running_jobs += len({id(place.job) for place in places})
+        self._exclusive = alone
+        return Batch(places, alone, fixed)
+
+    def _results(self, number: int, batch: Batch, rows: Sequence[Row]) -> Output:
+        types = [place.job.types[place.at] for place in batch.places if place.job.types]
+        fixed = batch.fixed
+        if fixed is not None and fixed.proven:
+            return fixed.infer(rows[0], self._pad, types)
+        model, request = (self._alone, 0) if batch.alone else (self._streams, number)
+        assert model is not None, "only a runner that has it picks it"
+        infer = partial(model.infer, request, rows, self._pad, types)
+        if fixed is None:
+            return infer()
+        assert self._shapes is not None, "it has made it"
+        return self._shapes.prove(fixed, partial(fixed.infer, rows[0], self._pad, types), infer)
+
+    def _infer(self, number: int, batch: Batch) -> None:
+        places = batch.places
+        rows = [place.row for place in places]
+        results = self._results(number, batch, rows)
+        at = 0
+        with self._changed:
+            self._padded.append(batch.fixed.tokens if batch.fixed else len(rows) * max(map(len, rows)))
+            self._tokens += sum(map(len, rows))
+            for job, group in groupby(places, key=itemgetter(0)):
+                indexes = [place.at for place in group]
+                if job.left == len(job.rows):
+                    self._waited.append(job.started - job.arrived)
+                job.finish(indexes, results[at : at + len(indexes)])
+                at += len(indexes)
+
+    def _ended(self, batch: Batch, error: Exception | None) -> None:
+        with self._changed:
+            self._running -= 1
+            self._running_jobs -= len({id(place.job) for place in batch.places})
+            if batch.alone:
+                self._exclusive = False
+            if error is not None:
+                for job in {id(place.job): place.job for place in batch.places}.values():
+                    self._pool.remove(job)
+                    job.fail(Internal(f"the inference failed: {error}"))
+            if self._pool.rows:
+                self._changed.notify()
+
+
+__all__ = ["BUDGET", "Runner"]

@@ -1,0 +1,165 @@
+"""ImageGenCalculator: texts and images to images, with OVMS's options and graph files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from ovserve.engine.client.call_client import CallClient
+from ovserve.errors import Internal
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.encoders.resource import TRUNCATED_HEADER
+from ovserve.kinds.images.answers import EventWriter, images_body
+from ovserve.kinds.images.edits import BRACKETS, IMAGE, MASK, Edits, ImageEditRequest, decode_edit
+from ovserve.kinds.images.options import (
+    ImageOptions,
+    check_image_files,
+    parse_image_options,
+    shown,
+)
+from ovserve.kinds.images.requests import EDITS, Drawing, Generations, decode_drawing
+from ovserve.kinds.images.resource import ImageResource
+from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageItem, Raster
+from ovserve.kinds.payload import AnswerPacket, Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.resource import EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.protos.options_pb2 import ImageGenCalculatorOptions
+
+EVENT_STREAM = "text/event-stream"
+
+
+async def _make(node: Node, options: ImageOptions, engine: CallClient, host: Host) -> ImageResource:
+    facts = engine.facts
+    assert isinstance(facts, ImageFacts), "the facts of ImageSpec"
+    largest, own = options.limits.max_size, (facts.width, facts.height)
+    if options.limits.default_size is None and (own[0] > largest[0] or own[1] > largest[1]):
+        raise node.error(
+            f"the model draws {shown(own)}, more than max_resolution, which is {shown(largest)}",
+            "default_resolution",
+        )
+    admitted = host.admit_calls(engine, {})
+    return ImageResource(admitted, facts, options, host.images, host.bodies, host.image_metrics)
+
+
+IMAGES = ResourceKind(
+    tag="IMAGE_GEN_NODE_RESOURCES",
+    packet_type=ImageResource,
+    options_type=ImageGenCalculatorOptions,
+    parse=parse_image_options,
+    spec=lambda options: options.spec,
+    make=_make,
+    check=check_image_files,
+)
+
+
+@calculator("ImageGenCalculator")
+class ImageGenCalculator(EngineCalculator, HttpCalculator):
+    runs_on = "loop"
+    resource = IMAGES
+    endpoints: ClassVar[Mapping[str, Decoder]] = {d.name: d for d in (Generations(), Edits())}
+
+    request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    response: Output[AnswerPacket] = Output("HTTP_RESPONSE_PAYLOAD", AnswerPacket)
+    images = SidePacket("IMAGE_GEN_NODE_RESOURCES", ImageResource)
+
+    async def process(self, cc: Context) -> None:
+        payload = cc[self.request]
+        if payload is None:
+            return
+        images = cc[self.images]
+        call = await (_edit if payload.endpoint == EDITS else _generation)(images, payload)
+        stream = await images.engine.call(GENERATE, call.arguments, call.blobs)
+        try:
+            if call.asked.request.stream:
+                await self._events(cc, images, call, stream)
+            else:
+                cc.send(self.response, await _whole(images, call, stream))
+        finally:
+            stream.cancel()  # no effect on one that has ended
+
+    async def _events(self, cc: Context, images: ImageResource, call: _Call, stream: ItemStream) -> None:
+        writer = EventWriter("image_edit" if call.edits else "image_generation", call.arguments.format)
+        at = cc.timestamp
+        while (found := await stream.next()) is not None:
+            item: ImageItem = found.decode(ImageItem)
+            event = _event(writer, images, call, item, b"".join(found.blobs))
+            first = HttpResponse(event, EVENT_STREAM, _headers(call, item.truncated), more=True)
+            cc.send(self.response, event if at > cc.timestamp else first, at)
+            at += 1
+            await cc.flush()
+
+
+class _Call(NamedTuple):
+    asked: Drawing
+    arguments: GenerateArguments
+    blobs: tuple[bytes, ...] = ()
+
+    @property
+    def edits(self) -> bool:
+        return bool(self.blobs)
+
+
+async def _generation(images: ImageResource, payload: HttpPayload) -> _Call:
+    """Raises InvalidArgument."""
+    images.require("generate")
+    asked = images.adapted(await images.bodies.run(payload.head.large, decode_drawing, payload.body))
+    return _Call(asked, images.arguments(asked, images.size(asked.size)))
+
+
+async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
+    """Raises InvalidArgument."""
+    decoded = await images.bodies.run(payload.head.large, decode_edit, payload.body, bool(payload.files))
+    asked = images.adapted(decoded)
+    request = asked.request
+    assert isinstance(request, ImageEditRequest), "what an edit is decoded to"
+    sources: dict[str, str | Path] = {IMAGE: request.image}
+    if request.mask is not None:
+        sources[MASK] = request.mask
+    for field, file in payload.files.items():
+        sources[field.removesuffix(BRACKETS)] = file.path
+    images.require("inpaint" if MASK in sources else "edit")
+    arguments = images.arguments(asked, None, edit=True)  # what is wrong with it costs no decoding
+    image, mask = await images.rasters(asked, sources)
+    raster = Raster(image.width, image.height)
+    arguments = msgspec.structs.replace(
+        arguments,
+        options=arguments.options | {"width": image.width, "height": image.height},
+        image=raster,
+        mask=None if mask is None else raster,
+    )
+    return _Call(asked, arguments, (image.rgb,) if mask is None else (image.rgb, mask.rgb))
+
+
+def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageItem, image: bytes) -> bytes:
+    size = f"{item.width}x{item.height}"
+    match item.kind:
+        case "step":
+            return writer.progress(item.index, item.step, item.steps)
+        case "partial":
+            images.metrics.sent_partial()
+            return writer.partial(item.index, item.partial, image, size)
+    images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
+    return writer.completed(item.index, image, size, call.arguments.seeds[item.index])
+
+
+async def _whole(images: ImageResource, call: _Call, stream: ItemStream) -> HttpResponse:
+    drawn: list[tuple[bytes, int]] = []
+    size, seeds = "", call.arguments.seeds
+    truncated: tuple[str, ...] = ()
+    while (found := await stream.next()) is not None:
+        item: ImageItem = found.decode(ImageItem)
+        images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
+        size, truncated = f"{item.width}x{item.height}", item.truncated
+        drawn.append((b"".join(found.blobs), seeds[item.index]))
+    if len(drawn) != len(seeds):
+        raise Internal(f"the engine drew {len(drawn)} images of {len(seeds)}")
+    body = images_body(drawn, size, call.arguments.format)
+    return HttpResponse(body, headers=_headers(call, truncated))
+
+
+def _headers(call: _Call, truncated: tuple[str, ...]) -> dict[str, str]:
+    headers = ignored_header(call.asked.ignored)
+    return headers | {TRUNCATED_HEADER: ", ".join(truncated)} if truncated else headers

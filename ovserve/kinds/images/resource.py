@@ -1,0 +1,204 @@
+"""The side packet of image nodes, and what it makes of a request: the arguments of one engine call."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
+from ovserve.kinds.images.options import ImageLimits, ImageOptions, Size, shown
+from ovserve.kinds.images.requests import MAX_SEED, Drawing
+from ovserve.kinds.images.spec import PNG, GenerateArguments, ImageFacts, Task
+from ovserve.kinds.resource import Caller, ImageLoader
+from ovserve.llm.images import Image, RasterForm
+from ovserve.sandbox.bodies import Bodies
+from ovserve.telemetry.kinds import ImageMetrics
+
+# Options that go to the library by the name they have in the request.
+PASSED = (
+    "prompt_2", "prompt_3", "max_sequence_length",
+    "negative_prompt", "negative_prompt_2", "negative_prompt_3",
+)  # fmt: skip
+NAMES: Mapping[Task, str] = {
+    "generate": "Text-to-image", "edit": "Image-to-image", "inpaint": "Inpainting",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageResource:
+    engine: Caller
+    model: ImageFacts
+    options: ImageOptions
+    images: ImageLoader
+    bodies: Bodies
+    metrics: ImageMetrics
+
+    @property
+    def limits(self) -> ImageLimits:
+        return self.options.limits
+
+    @property
+    def variants(self) -> Collection[str]:
+        return self.options.aliases
+
+    @property
+    def base_name(self) -> bool:
+        return self.options.base_name
+
+    def facts(self) -> Mapping[str, object]:
+        known: dict[str, object] = msgspec.to_builtins(self.model)
+        limits = self.limits
+        known = {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
+        known |= {
+            "max_resolution": shown(limits.max_size),
+            "resolution": [shown(size) for size in limits.sizes],
+            "max_num_images_per_prompt": limits.max_images,
+            "max_num_inference_steps": limits.max_steps,
+            "default_num_inference_steps": limits.steps,
+        }
+        if self.options.aliases:
+            known["model_names"] = sorted(self.options.aliases)
+        return known
+
+    def adapted(self, asked: Drawing) -> Drawing:
+        """Return the request without what has no effect on this model, which `ignored` lists then."""
+        if self.model.max_sequence_length or asked.request.max_sequence_length is None:
+            return asked
+        request = msgspec.structs.replace(asked.request, max_sequence_length=None)
+        return replace(asked, request=request, ignored=tuple(sorted((*asked.ignored, "max_sequence_length"))))
+
+    def arguments(self, asked: Drawing, size: Size | None, *, edit: bool = False) -> GenerateArguments:
+        """Return the arguments of the call. Raises InvalidArgument naming the field that breaks a limit."""
+        request, limits = asked.request, self.limits
+        count = limits.images if asked.count is None else asked.count
+        if count > limits.max_images:
+            raise InvalidArgument(
+                f"n: expected at most {limits.max_images}, the model's limit, got {count}",
+                param="n",
+            )
+        options: dict[str, str | int | float] = {
+            name: value for name in PASSED if (value := getattr(request, name)) is not None
+        }
+        if size is not None:
+            options |= {"width": size[0], "height": size[1]}
+        options["num_inference_steps"] = steps = self._steps(request.num_inference_steps)
+        if (guidance := self._guidance(request.guidance_scale)) is not None:
+            options["guidance_scale"] = guidance
+        if "negative_prompt" in options and (guidance or self.model.guidance_scale) <= 1:
+            raise InvalidArgument(
+                "negative_prompt: without effect at a guidance_scale of 1 or less", param="negative_prompt"
+            )
+        if edit and request.strength is not None:
+            if int(steps * request.strength) < 1:
+                raise InvalidArgument(
+                    f"strength: {request.strength:g} of {steps} steps leaves none", param="strength"
+                )
+            options["strength"] = request.strength
+        return GenerateArguments(
+            request.prompt,
+            _seeds(asked, count),
+            options,
+            adapters=self._adapters(asked),
+            progress=bool(request.stream),
+            partial_images=request.partial_images or 0,
+            format=request.output_format or PNG,
+            quality=100 if request.output_compression is None else request.output_compression,
+        )
+
+    def size(self, asked: Size | None) -> Size | None:
+        """Return the size to draw; None: the library decides. Raises InvalidArgument."""
+        limits, multiple = self.limits, self.model.multiple
+        if asked is None:
+            own = (self.model.width, self.model.height) if self.model.width else None
+            return limits.default_size or own
+        if limits.sizes and asked not in limits.sizes:
+            known = ", ".join(map(shown, limits.sizes))
+            raise InvalidArgument(f"size: expected one of {known}, got {shown(asked)}", param="size")
+        if any(side % multiple or not side for side in asked):
+            raise InvalidArgument(f"size: expected multiples of {multiple}, got {shown(asked)}", param="size")
+        if asked[0] > limits.max_size[0] or asked[1] > limits.max_size[1]:
+            raise InvalidArgument(
+                f"size: expected at most {shown(limits.max_size)}, got {shown(asked)}", param="size"
+            )
+        return asked
+
+    async def rasters(self, asked: Drawing, sources: Mapping[str, str | Path]) -> tuple[Image, Image | None]:
+        """Return the image to edit and its mask, in the size to draw. Raises InvalidArgument."""
+        limits, multiple = self.limits, self.model.multiple
+        width, height = limits.default_size or (0, 0)
+        if asked.size is not None:
+            width, height = self.size(asked.size) or (0, 0)
+        form = RasterForm(width, height, limits.max_size, multiple)
+        image = await self.images.raster(sources["image"], form, "image")
+        if "mask" not in sources:
+            return image, None
+        form = RasterForm(image.width, image.height, mask=True)
+        return image, await self.images.raster(sources["mask"], form, "mask")
+
+    def require(self, task: Task) -> None:
+        """Raises UnsupportedParameter for what the model cannot do."""
+        if task not in self.model.tasks:
+            raise UnsupportedParameter(
+                f"{NAMES[task]} pipeline is not available for this model; "
+                f"it can {', '.join(self.model.tasks)}",
+                param="mask" if task == "inpaint" else "model",
+            )
+
+    def _steps(self, asked: int | None) -> int:
+        if asked is None:
+            return self.limits.steps
+        if asked > self.limits.max_steps:
+            raise InvalidArgument(
+                f"num_inference_steps: expected at most {self.limits.max_steps}, got {asked}",
+                param="num_inference_steps",
+            )
+        return asked
+
+    def _guidance(self, asked: float | None) -> float | None:
+        fixed = self.limits.guidance
+        if fixed is not None and asked is not None and asked != fixed:
+            raise InvalidArgument(
+                f"guidance_scale: this model is loaded for {fixed:g} alone, got {asked:g}",
+                param="guidance_scale",
+            )
+        return asked if fixed is None else fixed
+
+    def _adapters(self, asked: Drawing) -> dict[str, float]:
+        """Return the alphas of the adapters that the model's name or `lora_alphas` turns on."""
+        if not self.base_name and asked.request.model not in self.options.aliases:
+            names = ", ".join(self.options.aliases)
+            raise ModelNotFound(
+                f"model {asked.request.model!r} is only served with its adapters: {names}", param="model"
+            )
+        chosen = dict(self.options.aliases.get(asked.request.model, {}))
+        given = asked.request.lora_alphas
+        if given is None:
+            return chosen
+        known = self.model.adapters if self.options.spec.adapter_mode == "DYNAMIC" else ()
+        if not known:
+            raise UnsupportedParameter(
+                "lora_alphas: this model has no adapters that requests can set", param="lora_alphas"
+            )
+        for alias in given:
+            if alias not in known:
+                raise InvalidArgument(
+                    f"lora_alphas: expected {', '.join(known)}, got {alias[:64]!r}", param="lora_alphas"
+                )
+        return chosen | given
+
+
+def _seeds(asked: Drawing, count: int) -> list[int]:
+    """Return a seed per image. Raises InvalidArgument where the last one would be past the largest."""
+    most = MAX_SEED - count + 1
+    first = secrets.randbelow(most + 1) if asked.seed is None else asked.seed
+    if first > most:
+        field = asked.seed_field
+        raise InvalidArgument(
+            f"{field}: expected 0 to {most} for {count} images, which have the seeds from it on, got {first}",
+            param=field,
+        )
+    return list(range(first, first + count))

@@ -1,0 +1,218 @@
+"""The engine of image generation: the pipelines of one model, which share their weights.
+
+The library cannot clone a pipeline from Python, so one image is drawn at a time.
+
+LoRA adapters of an image pipeline: read once, set by each call.
+
+The library (2026.4.1) sets adapters wrongly in two cases, and then draws with those of an earlier call. A
+list of fewer adapters than the pipeline was made with may leave the others on, so every call names all, those
+that are off with alpha 0. And of two lists of the same adapters only the last alpha is compared, so the order
+alternates: a list in another order is set as a whole. Pipelines that share weights share this state.
+
+Find the prompts of a call that are too long for a text encoder of the pipeline: the library cuts them.
+
+Each text encoder has a tokenizer of its own and reads one of the prompts. CLIP's and T5's are known here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openvino
+import openvino_genai as ov_genai
+
+from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.protocol.call_backend import Invocation
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.images.files import pipeline_class, text_encoders
+from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageSpec, Task
+from ovserve.kinds.images.worker.drawing import Drawing
+from ovserve.kinds.images.worker.errors import load_error, refused
+
+CLIP, T5 = "CLIP", "T5"  # how the names of classes begin
+CLIP_TOKENS = 77  # the library's default of max_position_embeddings
+SPECIAL = 2  # tokens around a text, at most
+LENGTH = "max_sequence_length"
+
+
+class _Encoder(NamedTuple):
+    tokenizer: Any
+    suffix: str  # of the fields with its prompts
+    tokens: int  # that it reads; 0: as the request says
+    whole: bool  # whether its tokenizer counts further than that
+
+    def cuts(self, text: str, tokens: int) -> bool:
+        if text.isascii() and len(text) + SPECIAL <= tokens:  # a token has at least one character
+            return False
+        return _count(self.tokenizer, text) + (not self.whole) > tokens
+
+
+class Prompts:
+    def __init__(self, directory: Path, sequence_length: int) -> None:
+        """`sequence_length` is that of requests without `max_sequence_length`."""
+        self._sequence_length = sequence_length
+        self._encoders = list(_encoders(directory))
+
+    def cut(self, asked: GenerateArguments) -> tuple[str, ...]:
+        """Return the fields whose texts are cut, in the order of the alphabet."""
+        options = asked.options
+        length = int(options.get(LENGTH, self._sequence_length))
+        found = set()
+        for encoder in self._encoders:
+            for base in ("prompt", "negative_prompt"):
+                field = base + encoder.suffix if base + encoder.suffix in options else base
+                text = asked.prompt if field == "prompt" else str(options.get(field, ""))
+                if field not in found and encoder.cuts(text, encoder.tokens or length):
+                    found.add(field)
+        return tuple(sorted(found))
+
+
+def _encoders(directory: Path) -> Iterator[_Encoder]:
+    swapped = pipeline_class(directory).startswith("StableDiffusionXL")  # its second one reads `prompt`
+    suffixes = {"text_encoder": "_2", "text_encoder_2": ""} if swapped else {}
+    for name, kind in text_encoders(directory).items():
+        if kind.startswith((CLIP, T5)):
+            tokenizer = ov_genai.Tokenizer(str(directory / name.replace("text_encoder", "tokenizer")))
+            tokens = _positions(directory / name) if kind.startswith(CLIP) else 0
+            # Tokenizers that were converted long ago cut by themselves, at the length of the model.
+            whole = not tokens or _count(tokenizer, "a b " * tokens) > tokens
+            yield _Encoder(tokenizer, suffixes.get(name, name.removeprefix("text_encoder")), tokens, whole)
+
+
+def _positions(encoder: Path) -> int:
+    config = json.loads((encoder / "config.json").read_text("utf-8"))
+    return int(config.get("max_position_embeddings", CLIP_TOKENS))
+
+
+def _count(tokenizer: Any, text: str) -> int:
+    """Count the tokens, without those that fill up."""
+    return int(tokenizer.encode(text).attention_mask.data.sum())
+
+
+MODES = {
+    "DYNAMIC": ov_genai.AdapterConfig.Mode.MODE_DYNAMIC,
+    "STATIC": ov_genai.AdapterConfig.Mode.MODE_STATIC,
+    "FUSE": ov_genai.AdapterConfig.Mode.MODE_FUSE,
+}
+
+
+class Adapters:
+    def __init__(self, spec: ImageSpec) -> None:
+        """Raises LoadError for a file that the library cannot read."""
+        self._read: dict[str, Any] = {}
+        self._reversed = False
+        self._dynamic = spec.adapter_mode == "DYNAMIC"
+        for adapter in spec.adapters:
+            try:
+                self._read[adapter.alias] = ov_genai.Adapter(adapter.path)
+            except RuntimeError as error:
+                text = str(error).strip().splitlines()[-1]
+                raise LoadError(f"{adapter.path} cannot be read: {text}", field="lora_adapters") from error
+        self.properties: dict[str, Any] = {}
+        if spec.adapters:
+            pairs = [(self._read[a.alias], a.alpha) for a in spec.adapters]
+            self.properties["adapters"] = ov_genai.AdapterConfig(pairs, MODES[spec.adapter_mode])
+
+    def chosen(self, alphas: Mapping[str, float]) -> dict[str, Any]:
+        """Return the options of a call with these adapters, and no others."""
+        if not self._read or not self._dynamic:
+            return {}
+        pairs = [(adapter, alphas.get(alias, 0.0)) for alias, adapter in self._read.items()]
+        self._reversed = not self._reversed
+        return {"adapters": ov_genai.AdapterConfig(pairs[::-1] if self._reversed else pairs)}
+
+
+KINDS: dict[Task, Any] = {
+    "inpaint": ov_genai.InpaintingPipeline,
+    "edit": ov_genai.Image2ImagePipeline,
+    "generate": ov_genai.Text2ImagePipeline,
+}
+MULTIPLE = 8  # pixels of a latent's side, in every architecture of the library
+
+
+class ImageBackend:
+    def __init__(self, spec: ImageSpec) -> None:
+        began = time.monotonic()
+        directory = Path(spec.model_path)
+        self._adapters = Adapters(spec)
+        self._pipelines = _open(spec, self._adapters)
+        first = self._pipelines.get("generate") or next(iter(self._pipelines.values()))
+        config = first.get_generation_config()
+        self._prompts = Prompts(directory, config.max_sequence_length)
+        width, height = spec.shape or (max(0, config.width), max(0, config.height))
+        self.facts = ImageFacts(
+            engine=f"openvino_genai {openvino.get_version().split('-')[0]}",
+            load_seconds=round(time.monotonic() - began, 3),
+            pipeline=pipeline_class(directory),
+            tasks=tuple(task for task in ("generate", "edit", "inpaint") if task in self._pipelines),
+            width=width,
+            height=height,
+            multiple=MULTIPLE,
+            steps=config.num_inference_steps,
+            guidance_scale=config.guidance_scale if spec.guidance is None else spec.guidance,
+            adapters=tuple(adapter.alias for adapter in spec.adapters),
+            max_sequence_length=max(0, config.max_sequence_length) if _has_length(directory) else 0,
+        )
+
+    def call(self, invocation: Invocation) -> Iterator[Any]:
+        if invocation.method != GENERATE:
+            raise InvalidArgument(f"an image engine has no method {invocation.method!r}")
+        asked = invocation.arguments(GenerateArguments)
+        task: Task = "generate" if asked.image is None else "edit" if asked.mask is None else "inpaint"
+        pipeline = self._pipelines.get(task)
+        if pipeline is None:
+            raise refused(f"this model has no pipeline to {task} images")
+        adapters, cut = self._adapters.chosen(asked.adapters), self._prompts.cut(asked)
+        drawing = Drawing(pipeline, asked, adapters, invocation, cut)
+        yield from drawing.items()
+
+
+def _has_length(directory: Path) -> bool:
+    """Return whether requests set how many tokens a text encoder reads. CLIP's always read as many."""
+    return any(not kind.startswith("CLIP") for kind in text_encoders(directory).values())
+
+
+def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
+    """Return the pipelines that the model has. The first one reads the files, the others derive from it."""
+    directory = Path(spec.model_path)
+    tasks: tuple[Task, ...] = ("inpaint", "edit", "generate")
+    if not (directory / "vae_encoder").is_dir():
+        tasks = ("generate",)
+    found: dict[Task, Any] = {}
+    source, failure = None, None
+    for task in tasks:
+        try:
+            if source is None:
+                source = found[task] = _read(KINDS[task], spec, adapters)
+                continue
+        except RuntimeError as error:
+            failure = error
+            continue
+        with suppress(RuntimeError):  # an architecture that has no such pipeline
+            found[task] = KINDS[task](source)
+            source = found[task]
+    if not found:
+        assert failure is not None, "a pipeline that is not there has failed"
+        raise load_error(failure, str(directory))
+    return found
+
+
+def _read(kind: Any, spec: ImageSpec, adapters: Adapters) -> Any:
+    devices = set(spec.devices or (spec.device,))
+    properties = device_properties(spec.properties, *devices) | adapters.properties
+    if spec.shape is None and not spec.devices:
+        return kind(spec.model_path, spec.device, **properties)
+    pipeline = kind(spec.model_path)
+    if spec.shape is not None:
+        width, height = spec.shape
+        guidance = spec.guidance
+        if guidance is None:
+            guidance = pipeline.get_generation_config().guidance_scale
+        pipeline.reshape(1, height, width, guidance)
+    pipeline.compile(*(spec.devices or (spec.device,)), **properties)
+    return pipeline

@@ -1,0 +1,195 @@
+"""PythonExecutorCalculator: a handler file of the user's, called in a process of the graph's own.
+
+OVMS's handler files run unchanged: a class `OvmsPythonModel` with `initialize`, `execute`, which returns a
+list of tensors or a generator of such lists, and `finalize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ovserve.api.kserve import Tensor
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.running_call import CallItem
+from ovserve.errors import Internal, ResourceExhausted
+from ovserve.graph import Context, Contract, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.python.handler import check_handler, notes
+from ovserve.kinds.python.options import LOOPBACK, PythonOptions, join, parse
+from ovserve.kinds.python.spec import (
+    EXECUTE,
+    ExecuteArguments,
+    Given,
+    Made,
+    Outputs,
+    PythonFacts,
+    PythonSpec,
+    RequestValue,
+    TensorValue,
+)
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.log import request_id
+from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
+from ovserve.telemetry.kinds import PythonMetrics
+
+TAG = "PYTHON_NODE_RESOURCES"
+AHEAD = 2  # items that a generator may be ahead of the graph
+BUSY = "Node is already processing data. Create new stream for another request."  # OVMS's text
+
+
+@dataclass(frozen=True)
+class NamedTensor(Tensor):
+    """A tensor whose name in a handler is not that of its stream."""
+
+    name: str = ""
+
+    @classmethod
+    def of_tensor(cls, name: str, tensor: Tensor) -> NamedTensor:
+        made = cls.unchecked(tensor.datatype, tensor.shape, tensor.data)
+        object.__setattr__(made, "name", name)
+        assert isinstance(made, NamedTensor), "made by this class"
+        return made
+
+
+@dataclass(frozen=True)
+class PythonResource:
+    """The side packet of a graph's Python nodes: the process of their handlers."""
+
+    engine: Caller
+    model: PythonFacts
+    spec: PythonSpec
+    metrics: PythonMetrics
+
+    def facts(self) -> Mapping[str, object]:
+        return {
+            "python": self.model.python,
+            "executable": self.model.executable,
+            "max_parallel_calls": self.model.max_calls,
+            "nodes": [node.name for node in self.spec.nodes],
+        }
+
+
+async def make(node: Node, options: PythonOptions, engine: CallClient, host: Host) -> PythonResource:
+    facts = engine.facts
+    assert isinstance(facts, PythonFacts), "the facts of PythonSpec"
+    return PythonResource(host.admit_calls(engine, {}), facts, options.spec, host.python)
+
+
+PYTHON = ResourceKind(
+    tag=TAG,
+    packet_type=PythonResource,
+    options_type=PythonExecutorCalculatorOptions,
+    parse=parse,
+    spec=lambda options: options.spec,
+    make=make,
+    check=lambda node, options: check_handler(node, options.spec.nodes),
+    notes=lambda options: notes(options.spec),
+    join=join,
+)
+
+
+@calculator("PythonExecutorCalculator")
+class PythonExecutor(EngineCalculator, HttpCalculator):
+    """Calls `execute` at each timestamp. While a generator lasts, LOOPBACK asks for its next item."""
+
+    runs_on = "loop"
+    resource = PYTHON
+    open_endpoints = True
+
+    python = SidePacket(TAG, PythonResource)
+    tick_in = Input(LOOPBACK, bool)
+    tick_out = Output(LOOPBACK, bool)
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        options = parse(node)
+        loops = bool(options.spec.nodes[0].loopback)
+        return Contract(
+            (*(port for port, _ in options.inputs), *((cls.tick_in,) if loops else ())),
+            (*options.outputs.values(), *((cls.tick_out,) if loops else ())),
+            (cls.python,),
+            options=options,
+        )
+
+    @classmethod
+    def endpoints_of(cls, options: PythonOptions, servable: str) -> Iterable[str]:
+        """Return the paths of a node with HTTP requests: by default the graph's name, and all below it."""
+        if not options.spec.nodes[0].request:
+            return ()
+        return options.endpoints or (servable, f"{servable}/*")
+
+    def open(self, cc: Context) -> None:
+        self.stream: ItemStream | None = None
+        self.last = -1  # timestamp of the last output
+
+    async def process(self, cc: Context) -> None:
+        options: PythonOptions = cc.contract.options
+        given = [(name, packet) for port, name in options.inputs if (packet := cc[port]) is not None]
+        if not given:
+            await self._next(cc)
+            return
+        if self.stream is not None:
+            raise ResourceExhausted(BUSY)
+        values = tuple(_value(name, packet) for name, packet in given)
+        arguments = ExecuteArguments(cc.node.name, values, request_id.get())
+        blobs = [packet.body if isinstance(packet, HttpPayload) else packet.data for _, packet in given]
+        self.stream = await cc[self.python].engine.call(EXECUTE, arguments, blobs, window=AHEAD)
+        await self._next(cc)
+
+    async def _next(self, cc: Context) -> None:
+        """Send the next outputs of the handler, or end its generator."""
+        stream = self.stream
+        assert stream is not None, "LOOPBACK only ticks while a generator lasts"
+        with cc[self.python].metrics.call(cc.node.name):
+            item = await stream.next()
+        if item is None:
+            self.stream = None
+            return
+        outputs = item.decode(Outputs)
+        self._send(cc, outputs, item)
+        if outputs.generated:
+            cc.send(self.tick_out, True, self.last)
+        else:
+            await stream.next()  # the end, so that the call counts as finished
+            self.stream = None
+
+    def _send(self, cc: Context, outputs: Outputs, item: CallItem) -> None:
+        ports: Mapping[str, Output[Any]] = cc.contract.options.outputs
+        self.last = max(cc.timestamp, self.last + 1)
+        for value, blob in zip(outputs.values, item.blobs, strict=True):
+            if value.name not in ports:
+                raise Internal(f"the process of the handlers sent an unknown output {value.name!r}")
+            cc.send(ports[value.name], _packet(value, blob, more=outputs.generated), self.last)
+
+    def close(self, cc: Context) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+
+
+def _value(stream: str, packet: HttpPayload | Tensor) -> Given:
+    if isinstance(packet, HttpPayload):
+        headers = {name: _sendable(value) for name, value in packet.headers.items()}
+        return RequestValue(stream, packet.method, _sendable(packet.path), _sendable(packet.query), headers)
+    name = packet.name if isinstance(packet, NamedTensor) else stream
+    return TensorValue(name, packet.datatype, packet.shape)
+
+
+def _sendable(text: str) -> str:
+    """Return text without bytes that are not UTF-8; HTTP calls them Latin-1."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("latin-1")
+    return text
+
+
+def _packet(value: Made, blob: memoryview, *, more: bool) -> Tensor | HttpResponse | bytes:
+    if isinstance(value, TensorValue):
+        return Tensor.made(value.datatype, value.shape, blob)
+    if not value.begins:
+        return bytes(blob)
+    return HttpResponse(bytes(blob), value.content_type, value.headers, more=more, status=value.status)

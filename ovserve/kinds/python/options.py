@@ -1,0 +1,150 @@
+"""The options of a Python node, and what its streams are. Raises LoadError naming the field."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ovserve.api.kserve import Tensor
+from ovserve.graph import Input, Node, Output
+from ovserve.graph.node import Endpoint
+from ovserve.kinds.payload import AnswerPacket, HttpPayload
+from ovserve.kinds.python.handler import handler_path
+from ovserve.kinds.python.spec import CALL_SECONDS, THREADS, PythonNode, PythonSpec
+from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
+
+LOOPBACK, REQUEST, RESPONSE = "LOOPBACK", "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
+ENDPOINT = re.compile(r"[^/?#*\s]+(/[^/?#*\s]+)*(/\*)?")
+MAX_THREADS = 256
+
+
+@dataclass(frozen=True)
+class PythonOptions:
+    """The options of one node, with its streams in the order of tags, and the spec of its process."""
+
+    spec: PythonSpec
+    inputs: tuple[tuple[Input[Any], str], ...] = ()
+    outputs: Mapping[str, Output[Any]] = field(default_factory=dict)
+    endpoints: tuple[str, ...] = ()  # as the graph declares them
+
+
+def parse(node: Node) -> PythonOptions:
+    options = node.options(PythonExecutorCalculatorOptions)
+    if options is None:
+        raise node.error(
+            "required: node_options with mediapipe.PythonExecutorCalculatorOptions", "node_options"
+        )
+    if not node.config.message.node[node.position].name:
+        raise node.error("required for a Python node", "name")
+    path = handler_path(node, options.handler_path)
+    threads = options.max_parallel_calls if options.HasField("max_parallel_calls") else THREADS
+    if not 1 <= threads <= MAX_THREADS:
+        raise node.error(f"expected 1 to {MAX_THREADS}, got {threads}", "max_parallel_calls")
+    seconds = options.call_timeout if options.HasField("call_timeout") else CALL_SECONDS
+    if not 0 <= seconds < float("inf"):
+        raise node.error(f"expected seconds, 0 for no timeout, got {seconds:g}", "call_timeout")
+    inputs, outputs = _data(node, "input_stream"), _data(node, "output_stream")
+    made = PythonNode(
+        node.name,
+        str(path),
+        tuple(end.name for end in inputs),
+        tuple(end.name for end in outputs),
+        _loopback(node),
+        request=_http(node, inputs, REQUEST),
+        response=_http(node, outputs, RESPONSE),
+        call_timeout=round(seconds, 6),
+    )
+    into = [(Input(_port(end), HttpPayload if end.name == made.request else Tensor), end) for end in inputs]
+    out_of = [
+        (Output(_port(end), AnswerPacket if end.name == made.response else Tensor), end) for end in outputs
+    ]
+    return PythonOptions(
+        PythonSpec(
+            str(path), nodes=(made,), threads=threads, interpreter=_interpreter(node, options.interpreter)
+        ),
+        tuple((port, end.name) for port, end in into),
+        {end.name: port for port, end in out_of},
+        _endpoints(node, options.endpoints, made),
+    )
+
+
+def _interpreter(node: Node, text: str) -> str:
+    if not text:
+        return ""
+    path = (node.config.base / text).absolute()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise node.error(f"{path} is not a program", "interpreter", text)
+    return str(path)
+
+
+def _port(end: Endpoint) -> str:
+    return f"{end.tag}:{end.index}"
+
+
+def _http(node: Node, ends: Sequence[Endpoint], tag: str) -> str:
+    """Return the name of the stream with this tag, or nothing."""
+    names = [end.name for end in ends if end.tag == tag]
+    if len(names) > 1:
+        raise node.error(f"{tag} may be given once, got {', '.join(names)}")
+    return names[0] if names else ""
+
+
+def _endpoints(node: Node, given: Iterable[str], made: PythonNode) -> tuple[str, ...]:
+    for endpoint in given:
+        if not made.request:
+            raise node.error(f"only a node with the input {REQUEST} has endpoints", "endpoints", endpoint)
+        if not ENDPOINT.fullmatch(endpoint):
+            raise node.error(
+                f"expected a path behind /v3/, such as 'tools/search' or 'tools/*', got {endpoint!r}",
+                "endpoints",
+                endpoint,
+            )
+    return tuple(given)
+
+
+def _data(node: Node, side: str) -> list[Endpoint]:
+    """Return the streams of data, in the alphabetical order of their tags."""
+    ends = node.inputs if side == "input_stream" else node.outputs
+    found = sorted((end for end in ends if end.tag != LOOPBACK), key=lambda end: end.key)
+    if not found:
+        raise node.error(f"at least one is required besides {LOOPBACK}", side)
+    return found
+
+
+def _loopback(node: Node) -> tuple[str, ...]:
+    into, out_of = ([e.name for e in ends if e.tag == LOOPBACK] for ends in (node.inputs, node.outputs))
+    if bool(into) != bool(out_of):
+        side = "input_stream" if out_of else "output_stream"
+        raise node.error(f"{LOOPBACK} is on one side of the node; it is needed on both, or on none", side)
+    return (*into[:1], *out_of[:1])
+
+
+def join(nodes: Sequence[tuple[Node, PythonOptions]]) -> PythonOptions:
+    """Return the options of one process for all nodes. Raises LoadError for two nodes of one name."""
+    names: set[str] = set()
+    for node, _ in nodes:
+        name = node.config.message.node[node.position].name
+        if name in names:
+            raise node.error(f"{name!r} is the name of another Python node of this graph", "name")
+        names.add(name)
+    specs = [options.spec for _, options in nodes]
+    own = {spec.threads for spec in specs} - {THREADS}
+    pythons = dict.fromkeys(spec.interpreter for spec in specs if spec.interpreter)
+    if len(pythons) > 1:
+        raise nodes[-1][0].error(
+            f"the nodes of a graph share one process, and two interpreters are named: {', '.join(pythons)}",
+            "interpreter",
+        )
+    return PythonOptions(
+        msgspec.structs.replace(
+            specs[0],
+            nodes=tuple(node for spec in specs for node in spec.nodes),
+            threads=max(own, default=THREADS),
+            interpreter=next(iter(pythons), ""),
+        )
+    )

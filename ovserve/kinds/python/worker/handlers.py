@@ -1,0 +1,253 @@
+"""One node's handler: an instance of its `OvmsPythonModel`, how it is called, and what it may answer.
+
+Turns what a handler answers into values for the server: tensors by stream, or an HTTP response.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ovserve.engine.protocol.call_backend import Invocation, Result
+from ovserve.errors import DeadlineExceeded, Internal, InvalidArgument, LoadError, OvserveError
+from ovserve.kinds.python.spec import (
+    FAILED,
+    MODEL_CLASS,
+    ExecuteArguments,
+    Given,
+    Made,
+    Outputs,
+    PythonNode,
+    RequestValue,
+    ResponseValue,
+    TensorValue,
+)
+from ovserve.kinds.python.worker import pyovms
+from ovserve.kinds.python.worker.deadlines import CallTimeout, Deadlines
+from ovserve.kinds.python.worker.http import (
+    BINARY,
+    EVENTS,
+    HttpRequest,
+    HttpResponse,
+    chunk,
+    encoded,
+    type_of,
+)
+from ovserve.kinds.python.worker.modules import Modules
+from ovserve.kinds.python.worker.output import printing_as
+
+NO_BODY = (204, 205, 304)
+
+Values = tuple[Made, bytes | memoryview]
+
+
+class WrongAnswer(Exception):
+    """The handler's answer is not one that its node can send."""
+
+
+class Answers:
+    """Those of one call. Raises WrongAnswer."""
+
+    def __init__(self, node: PythonNode) -> None:
+        self._node = node
+        self._content_type = ""  # of the response, once it has begun
+
+    def result(self, answer: Any, *, generated: bool) -> Result:
+        """Return the item for a list, or for the one answer of an HTTP node."""
+        items: Sequence[Any] = answer if isinstance(answer, list) else [answer]
+        if not isinstance(answer, list) and not self._node.response:
+            what = "the generator yielded" if generated else "execute returned"
+            raise WrongAnswer(f"{what} {type(answer).__name__}, expected a list")
+        values: list[Made] = []
+        blobs: list[bytes | memoryview] = []
+        for item in items:
+            value, blob = self._tensor(item) if self._is_tensor(item) else self._response(item, generated)
+            if any(value.name == other.name for other in values):
+                more = "; a list holds outputs, so put a JSON array into HttpResponse"
+                raise WrongAnswer(
+                    f"output {value.name!r} is given twice{more if self._node.response else ''}"
+                )
+            values.append(value)
+            blobs.append(blob)
+        return Result(Outputs(tuple(values), generated), tuple(blobs), last=not generated)
+
+    def _is_tensor(self, item: Any) -> bool:
+        if isinstance(item, pyovms.Tensor):
+            return True
+        if not self._node.response:
+            raise WrongAnswer(f"expected pyovms.Tensor, got {type(item).__name__}")
+        return False
+
+    def _tensor(self, tensor: pyovms.Tensor) -> Values:
+        known = [name for name in self._node.outputs if name != self._node.response]
+        if tensor.name not in known:
+            raise WrongAnswer(f"{tensor.name[:64]!r} is not an output; the node has {', '.join(known)}")
+        if any(size < 0 for size in tensor.shape):
+            raise WrongAnswer(f"output {tensor.name!r} has shape {list(tensor.shape)}")
+        return TensorValue(tensor.name, tensor.datatype, tensor.shape), pyovms.raw(tensor)
+
+    def _response(self, item: Any, generated: bool) -> Values:
+        name = self._node.response
+        if item is None:
+            raise WrongAnswer("expected an HTTP response, text, bytes or a value for JSON, got None")
+        if self._content_type:
+            if isinstance(item, HttpResponse):
+                raise WrongAnswer("HttpResponse may be the first item of a generator only")
+            return ResponseValue(name, begins=False), chunk(item, self._content_type)
+        head = item if isinstance(item, HttpResponse) else HttpResponse(item)
+        # Checked once more, because its attributes can be set.
+        head = HttpResponse(head.body, head.status, head.headers, head.content_type)
+        if head.status in NO_BODY and (generated or encoded(head.body)):
+            raise WrongAnswer(f"a response of status {head.status} has no body")
+        if not generated:
+            content_type = head.content_type or type_of(head.body)
+            return ResponseValue(name, True, head.status, content_type, head.headers), encoded(head.body)
+        binary = type_of(head.body) == BINARY and head.body not in (b"", bytearray())
+        self._content_type = content_type = head.content_type or (BINARY if binary else EVENTS)
+        first = b"" if head.body == b"" else chunk(head.body, content_type)
+        return ResponseValue(name, True, head.status, content_type, head.headers), first
+
+
+def checked(make: Callable[[], Result]) -> Result:
+    """Return what `make` does; a value that cannot be encoded is a wrong answer."""
+    try:
+        return make()
+    except (TypeError, ValueError, RecursionError, BufferError) as error:
+        raise WrongAnswer(f"{type(error).__name__}: {error}") from error
+
+
+T = TypeVar("T")
+END = object()  # of a generator
+LONGEST = 500  # characters of an exception's text in an error
+
+
+def last_line(error: BaseException) -> str:
+    """Return the kind of an exception and the first line of its text."""
+    text = str(error.msg if isinstance(error, SyntaxError) else error).strip().partition("\n")[0]
+    if isinstance(error, SyntaxError) and error.lineno:
+        text += f" ({Path(error.filename or '').name}:{error.lineno})"
+    name = type(error).__name__
+    return f"{name}: {text[:LONGEST]}" if text else name
+
+
+def log_exception(error: BaseException, request: str = "") -> None:
+    if request:
+        sys.stderr.write(f"request {request}:\n")
+    traceback.print_exception(error, file=sys.stderr)
+
+
+class Handler:
+    """Raises LoadError naming the node."""
+
+    def __init__(self, node: PythonNode, modules: Modules, deadlines: Deadlines) -> None:
+        self.node = node
+        self._deadlines = deadlines
+        with printing_as(node.name):
+            self._model = self._load(modules)
+
+    def _load(self, modules: Modules) -> Any:
+        path = Path(self.node.handler)
+        try:
+            module = modules.load(path)
+        except BaseException as error:
+            log_exception(error)
+            raise self._error(f"{path.name} cannot be imported: {last_line(error)}") from error
+        made = getattr(module, MODEL_CLASS, None)
+        if not isinstance(made, type):
+            raise self._error(f"{path.name} defines no class {MODEL_CLASS}")
+        if not callable(getattr(made, "execute", None)):
+            raise self._error(f"{MODEL_CLASS} of {path.name} has no method execute")
+        about = {
+            "input_names": [*self.node.inputs, *self.node.loopback[:1]],
+            "output_names": [*self.node.outputs, *self.node.loopback[1:]],
+            "node_name": self.node.name,
+            "base_path": str(path.parent),
+        }
+        try:
+            model = made()
+            if callable(initialize := getattr(model, "initialize", None)):
+                initialize(about)
+        except BaseException as error:
+            log_exception(error)
+            raise self._error(f"initialize of {path.name} failed: {last_line(error)}") from error
+        return model
+
+    def _error(self, reason: str) -> LoadError:
+        return LoadError(reason, node=self.node.name, field="handler_path")
+
+    def finalize(self) -> None:
+        """Call the handler's; its exception is logged."""
+        with printing_as(self.node.name):
+            try:
+                if callable(finalize := getattr(self._model, "finalize", None)):
+                    finalize()
+            except BaseException as error:  # noqa: BLE001  the graph is gone all the same
+                sys.stderr.write(f"finalize failed: {last_line(error)}\n")
+                log_exception(error)
+
+    def run(self, invocation: Invocation, asked: ExecuteArguments) -> Iterator[Result]:
+        """Raises InvalidArgument with OVMS's text and the exception of the handler."""
+        given = [_given(value, blob) for value, blob in zip(asked.values, invocation.blobs, strict=True)]
+        answer = self._call(invocation, asked.request, partial(self._model.execute, given))
+        if isinstance(answer, Iterator):
+            yield from self._generated(invocation, asked.request, answer)
+        elif isinstance(answer, list) or self.node.response:
+            yield self._result(Answers(self.node), answer, generated=False)
+        else:
+            raise self._wrong(f"expected a list or a generator, got {type(answer).__name__}")
+
+    def _generated(self, invocation: Invocation, request: str, items: Iterator[Any]) -> Iterator[Result]:
+        try:
+            if not self.node.loopback:
+                raise self._wrong("a generator needs a LOOPBACK input and output on the node")
+            answers = Answers(self.node)
+            item = first = self._call(invocation, request, partial(next, items, END))
+            while item is not END:
+                yield self._result(answers, item, generated=True)
+                item = self._call(invocation, request, partial(next, items, END))
+            if first is END:
+                raise self._wrong("the generator ended without an item")
+        finally:
+            if callable(close := getattr(items, "close", None)):
+                self._call(invocation, request, close)
+
+    def _call(self, invocation: Invocation, request: str, function: Callable[[], T]) -> T:
+        """Call the user's code: within the node's time, its output marked, its exception logged."""
+        node, seconds = self.node, self.node.call_timeout
+        late = DeadlineExceeded(f"node {node.name!r}: the handler did not answer within {seconds:g} s")
+        with printing_as(node.name):
+            try:
+                with self._deadlines.within(seconds, node.name, lambda: invocation.fail(late)):
+                    return function()
+            except CallTimeout as error:
+                log_exception(error, request)
+                raise late from None
+            except BaseException as error:
+                log_exception(error, request)
+                raise self._failed(last_line(error)) from error
+
+    def _result(self, answers: Answers, answer: Any, *, generated: bool) -> Result:
+        try:
+            return checked(partial(answers.result, answer, generated=generated))
+        except WrongAnswer as error:
+            raise self._wrong(str(error)) from None
+
+    def _failed(self, reason: str) -> OvserveError:
+        """Return the error of a call: InvalidArgument as in OVMS, and Internal over HTTP."""
+        return (Internal if self.node.http else InvalidArgument)(f"{FAILED}: {reason}")
+
+    def _wrong(self, reason: str) -> OvserveError:
+        """Return the error of an answer that is not valid, and log it."""
+        with printing_as(self.node.name):
+            sys.stderr.write(f"execute returned a wrong value: {reason}\n")
+        return self._failed(reason)
+
+
+def _given(value: Given, blob: memoryview) -> pyovms.Tensor | HttpRequest:
+    if isinstance(value, RequestValue):
+        return HttpRequest(value.name, value.method, value.path, value.query, value.headers, blob.tobytes())
+    return pyovms.given(value.name, value.datatype, value.shape, blob)

@@ -1,0 +1,167 @@
+"""S2tCalculator: speech to text, with OVMS's options and graph files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from ovserve.engine.client.call_client import CallClient
+from ovserve.errors import InvalidArgument, NotFound
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind
+from ovserve.kinds.speech import writer
+from ovserve.kinds.speech.api import (
+    FILE,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    AudioEndpoint,
+    Transcribe,
+)
+from ovserve.kinds.speech.languages import language_code
+from ovserve.kinds.speech.options import check_speech_files, speech_spec
+from ovserve.kinds.speech.spec import SpeechFacts, SpeechToTextSpec
+from ovserve.kinds.speech.transcription import Transcription
+from ovserve.kinds.text.response_writer import EVENT_STREAM, ignored_header
+from ovserve.protos.options_pb2 import S2tCalculatorOptions
+from ovserve.sandbox.audio.loader import AudioLoader
+from ovserve.telemetry.kinds import SpeechMetrics
+
+ENDPOINTS = {name: AudioEndpoint(name) for name in (TRANSCRIPTIONS, TRANSLATIONS)}
+
+
+@dataclass(frozen=True)
+class SpeechResource:
+    """The side packet of the nodes that share an engine."""
+
+    engine: Caller
+    model: SpeechFacts
+    audio: AudioLoader
+    metrics: SpeechMetrics
+
+    def facts(self) -> Mapping[str, object]:
+        known: dict[str, object] = msgspec.to_builtins(self.model)
+        return {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
+
+
+async def _make(node: Node, spec: SpeechToTextSpec, engine: CallClient, host: Host) -> SpeechResource:
+    facts = engine.facts
+    assert isinstance(facts, SpeechFacts), "the facts of SpeechToTextSpec"
+    return SpeechResource(host.admit_calls(engine, {}), facts, host.audio, host.speech)
+
+
+SPEECH = ResourceKind(
+    tag="STT_NODE_RESOURCES",
+    packet_type=SpeechResource,
+    options_type=S2tCalculatorOptions,
+    parse=speech_spec,
+    spec=lambda spec: spec,
+    make=_make,
+    check=check_speech_files,
+)
+
+
+@calculator("S2tCalculator")
+class S2tCalculator(EngineCalculator, HttpCalculator):
+    """LOOPBACK is needed for streams only; a graph without it answers whole."""
+
+    runs_on = "loop"
+    resource = SPEECH
+    endpoints: ClassVar[Mapping[str, Decoder]] = ENDPOINTS
+
+    http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    tick_in = Input("LOOPBACK", bool, optional=True)
+    out: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    tick_out = Output("LOOPBACK", bool, optional=True)
+    speech = SidePacket("STT_NODE_RESOURCES", SpeechResource)
+
+    def open(self, cc: Context) -> None:
+        self.run: Transcription | None = None
+        self.begun = False
+        self.segments = 0  # that have been sent
+
+    async def process(self, cc: Context) -> None:
+        payload = cc[self.http]
+        if payload is not None:
+            self.asked = await self._begin(cc, payload)
+        assert self.run is not None, "LOOPBACK only ticks after a request"
+        if not self.asked.stream:
+            while await self.run.next() is not None:
+                pass
+            body = writer.whole(self.asked, self.run.transcript)
+            cc.send(self.out, HttpResponse(body, writer.content_type(self.asked), self._headers))
+            return
+        text = await self.run.next()
+        cc.send(self.out, self._packet(self._events(text)))
+        if text is not None:
+            cc.send(self.tick_out, True)
+
+    def close(self, cc: Context) -> None:
+        if self.run is not None:
+            self.run.close()
+
+    async def _begin(self, cc: Context, payload: HttpPayload) -> Transcribe:
+        speech = cc[self.speech]
+        endpoint = ENDPOINTS.get(payload.endpoint)
+        if endpoint is None:
+            raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
+        asked = endpoint.decode(payload.body)
+        language = _checked(asked, speech.model)
+        if asked.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
+            raise InvalidArgument(
+                "stream: streaming is not supported for this graph configuration (LOOPBACK not configured)",
+                param="stream",
+            )
+        file = payload.files.get(FILE)
+        if file is None:
+            raise InvalidArgument(
+                "file: required, but missing: a part of the form with a file name", param=FILE
+            )
+        if file.size > speech.audio.bounds.bytes:
+            raise InvalidArgument(
+                f"file: {file.size} bytes are more than the {speech.audio.bounds.bytes} that a file may have",
+                param=FILE,
+            )
+        session = speech.engine.session()
+        try:
+            recording = await speech.audio.load(file.path, FILE)
+        except BaseException:
+            session.close()
+            raise
+        self.run = Transcription(asked, language, recording, session, speech.metrics)
+        self._headers = ignored_header(asked.ignored)
+        return asked
+
+    def _events(self, text: str | None) -> bytes:
+        """Return what is to be sent of a text, and at the end of the recording."""
+        assert self.run is not None
+        made = self.run.transcript
+        events = writer.delta_event(text) if text else b""
+        if self.asked.segments:
+            events += writer.segment_events(self.segments, made.segments[self.segments :])
+            self.segments = len(made.segments)
+        return events + (writer.done_event(self.run.streamed, made) if text is None else b"")
+
+    def _packet(self, events: bytes) -> HttpResponse | bytes:
+        if self.begun:
+            return events
+        self.begun = True
+        return HttpResponse(events, EVENT_STREAM, self._headers, more=True)
+
+
+def _checked(asked: Transcribe, model: SpeechFacts) -> str:
+    """Return the model's code of the language. Raises InvalidArgument for what the model does not have."""
+    if asked.words and not model.word_timestamps:
+        raise InvalidArgument(
+            "timestamp_granularities: word timestamps are not supported for this model: "
+            "its graph has no enable_word_timestamps",
+            param="timestamp_granularities",
+        )
+    if asked.translate and not model.multilingual:
+        raise InvalidArgument("model: it knows English only and cannot translate", param="model")
+    if not asked.language:
+        return ""
+    return language_code(asked.language, model.languages, multilingual=model.multilingual)

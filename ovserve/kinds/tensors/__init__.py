@@ -1,0 +1,1 @@
+"""Plain models: tensors in, tensors out."""

@@ -1,0 +1,220 @@
+"""OpenVINOInferenceCalculator: tensors of the graph's streams through a plain model, once per timestamp.
+
+A tag says which tensor of the model a stream is: by the maps of the options, or by its own name. A tag that
+begins with a plural word, such as OVTENSORS, carries several tensors at a time, in the order of an order
+list. MediaPipe's, TensorFlow's and OpenVINO's tensors are one type here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ovserve.api.kserve import Tensor
+from ovserve.errors import Internal, InvalidArgument
+from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
+from ovserve.graph.node import Endpoint
+from ovserve.kinds.tensors.resource import listed
+from ovserve.kinds.tensors.session import Session, SessionCalculator, SessionOptions, session_options
+from ovserve.kinds.tensors.spec import TensorFacts, TensorInfo
+from ovserve.protos.options_pb2 import OpenVINOInferenceCalculatorOptions, OVMSCalculatorOptions
+
+PLURAL = ("OVTENSORS", "TENSORS", "TFTENSORS", "TFLITE_TENSORS")
+WORDS = (*PLURAL, *(word.removesuffix("S") for word in PLURAL))
+Tensors: type[Any] = tuple  # of Tensor: what a stream with a plural tag carries
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One stream: the names of its tensors in the model. No names: that at the stream's own index."""
+
+    port: Any
+    names: tuple[str, ...]
+    plural: bool
+    endpoint: Endpoint
+    field: str  # of the graph file
+
+    def infos(self, among: Sequence[TensorInfo]) -> list[TensorInfo | None]:
+        """Return what the model says of each of its tensors; None for one that it lacks."""
+        if not self.names:
+            at = self.endpoint.index
+            return [among[at] if at < len(among) else None]
+        return [next((info for info in among if name in info.names), None) for name in self.names]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    inputs: tuple[Wire, ...]
+    outputs: tuple[Wire, ...]
+    session: SessionOptions | None = None  # of a node that names its model itself
+
+
+class InferenceCalculator(Calculator):
+    """Base of the nodes that run a plain model; `contract.options` is a Wiring."""
+
+    runs_on = "loop"
+
+    def session(self, cc: Context) -> Session:
+        raise NotImplementedError
+
+    async def process(self, cc: Context) -> None:
+        wiring: Wiring = cc.contract.options
+        session = self.session(cc)
+        with session.lease() as model:
+            given: dict[str, Tensor] = {}
+            for wire in wiring.inputs:
+                names = _names(wire, model.model.inputs, session)
+                given |= zip(names, _values(wire, names, cc[wire.port]), strict=True)
+            wanted = [(wire, _names(wire, model.model.outputs, session)) for wire in wiring.outputs]
+            inferred = await model.infer(given, [name for _, names in wanted for name in names])
+        for wire, names in wanted:
+            tensors = tuple(inferred.outputs[name] for name in names)
+            cc.send(wire.port, tensors if wire.plural else tensors[0])
+
+
+@calculator("OpenVINOInferenceCalculator")
+class OpenVINOInference(InferenceCalculator):
+    options_type = OpenVINOInferenceCalculatorOptions
+    packet = SidePacket("SESSION", Session)
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        options = node.options(OpenVINOInferenceCalculatorOptions) or OpenVINOInferenceCalculatorOptions()
+        lists = list(options.input_order_list), list(options.output_order_list)
+        wiring = plan_wiring(
+            node, options.tag_to_input_tensor_names, options.tag_to_output_tensor_names, lists
+        )
+        return _contract(wiring, (cls.packet,))
+
+    def session(self, cc: Context) -> Session:
+        return cc[self.packet]
+
+
+@calculator("OVMSOVCalculator")
+class OVMSOV(InferenceCalculator, SessionCalculator):
+    """A session and an inference in one node, as in OVMS's tests."""
+
+    options_type = OVMSCalculatorOptions
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        options = node.options(OVMSCalculatorOptions)
+        if options is None:
+            raise node.error("required, but missing", "servable_name")
+        session = session_options(node, options.servable_name, options.servable_version)
+        maps = options.tag_to_input_tensor_names, options.tag_to_output_tensor_names
+        return _contract(plan_wiring(node, *maps, ([], []), session), ())
+
+    @classmethod
+    def session_of(cls, options: object) -> SessionOptions:
+        assert isinstance(options, Wiring), "this class has parsed them"
+        assert options.session is not None, "this class has parsed them"
+        return options.session
+
+    def session(self, cc: Context) -> Session:
+        return self.session_of(cc.contract.options).session
+
+
+def plan_wiring(
+    node: Node,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    order: tuple[list[str], list[str]],
+    session: SessionOptions | None = None,
+) -> Wiring:
+    """Return which stream is which tensor. Raises LoadError."""
+    for field, ends in (("input_stream", node.inputs), ("output_stream", node.outputs)):
+        if not ends:
+            raise node.error("at least one is required", field)
+    return Wiring(
+        _wires(node, "input", node.inputs, inputs, order[0]),
+        _wires(node, "output", node.outputs, outputs, order[1]),
+        session,
+    )
+
+
+def _wires(
+    node: Node, side: str, ends: Sequence[Endpoint], tags: Mapping[str, str], order: list[str]
+) -> tuple[Wire, ...]:
+    field = f"tag_to_{side}_tensor_names"
+    for tag in tags:
+        if tag not in {end.tag for end in ends} and not tag.startswith(WORDS):
+            known = ", ".join(end.tag or "none" for end in ends)
+            raise node.error(f"{tag!r} is not a tag of this node's {side} streams: {known}", field)
+    plurals = [end for end in ends if end.tag.startswith(PLURAL)]
+    if order and not plurals:
+        raise node.error(f"no {side} stream has a plural tag ({', '.join(PLURAL)})", f"{side}_order_list")
+    if plurals and not order:
+        text = f"required for {plurals[0].text!r}: the names of its tensors, in order"
+        raise node.error(text, f"{side}_order_list")
+    if len(plurals) > 1:
+        raise node.error(
+            f"one {side} stream may have a plural tag, got {len(plurals)}", f"{side}_stream", plurals[1].text
+        )
+    make: Any = Input if side == "input" else Output
+    found = []
+    for end in ends:
+        plural = end in plurals
+        if end.tag and end.index:
+            text = f"{end.text!r}: each tensor needs a tag of its own, such as OVTENSOR and OVTENSOR1"
+            raise node.error(text, f"{side}_stream", end.text)
+        names = (
+            tuple(order) if plural else (tags.get(end.tag, end.tag),) if end.tag or end.tag in tags else ()
+        )
+        port = make(f"{end.tag}:{end.index}", Tensors if plural else Tensor)
+        found.append(Wire(port, names, plural, end, f"{side}_stream"))
+    return tuple(found)
+
+
+def _contract(wiring: Wiring, side_packets: tuple[SidePacket[Any], ...]) -> Contract:
+    return Contract(
+        tuple(wire.port for wire in wiring.inputs),
+        tuple(wire.port for wire in wiring.outputs),
+        side_packets,
+        options=wiring,
+    )
+
+
+def check_wiring(node: Node, wiring: Wiring, facts: TensorFacts, model: str) -> None:
+    """Raise LoadError for a tensor that the model lacks, and for an input that the node does not give."""
+    given: set[str] = set()
+    for wires, side, among in (
+        (wiring.inputs, "input", facts.inputs),
+        (wiring.outputs, "output", facts.outputs),
+    ):
+        for wire in wires:
+            for name, info in zip(wire.names or (wire.endpoint.label,), wire.infos(among), strict=True):
+                if info is None:
+                    raise node.error(
+                        f"{wire.endpoint.text!r} is {name!r}, and model {model!r} has no such {side}; it has "
+                        f"{listed(among)}",
+                        wire.field,
+                        wire.endpoint.text,
+                    )
+                if side == "input":
+                    given.add(info.name)
+    if missing := [info for info in facts.inputs if info.name not in given]:
+        raise node.error(f"model {model!r} also needs {listed(missing)}", "input_stream")
+
+
+def _names(wire: Wire, among: Sequence[TensorInfo], session: Session) -> list[str]:
+    infos = wire.infos(among)
+    if None in infos:
+        raise Internal(
+            f"{wire.endpoint.text!r} names no tensor of model {session.name!r}, which has {listed(among)}"
+        )
+    return [info.name for info in infos if info is not None]
+
+
+def _values(wire: Wire, names: Sequence[str], value: Any) -> Sequence[Tensor]:
+    """Raises InvalidArgument for a stream without a packet, or with another number of tensors."""
+    if value is None:
+        raise InvalidArgument(f"inputs: stream {wire.endpoint.name!r} has no packet at this timestamp")
+    tensors: Sequence[Tensor] = value if wire.plural else (value,)
+    if len(tensors) != len(names):
+        raise InvalidArgument(
+            f"inputs: stream {wire.endpoint.name!r} carries {len(tensors)} tensors, expected {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return tensors

@@ -1,0 +1,1 @@
+"""Options of language models, parsed and checked once, when a graph is loaded."""

@@ -1,0 +1,188 @@
+"""The resource of LLM nodes: an engine that generates text, and what is known of its model."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ovserve.engine.client.fingerprint import fingerprint
+from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import TextFacts
+from ovserve.errors import LoadError
+from ovserve.graph import Node
+from ovserve.kinds.resource import (
+    EngineCalculator,
+    Generator,
+    Host,
+    ImageLoader,
+    ResourceKind,
+    Templates,
+)
+from ovserve.kinds.text.author_llm import AuthorLlm, Messages
+from ovserve.kinds.text.large import constrained
+from ovserve.kinds.text.options.llm import LlmOptions, parse_llm_options
+from ovserve.kinds.text.options.pipeline_type import ONE_AT_A_TIME
+from ovserve.llm.files import FileSource, with_files
+from ovserve.llm.images import Vision
+from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.core.choice import ParserChoice, choose
+from ovserve.llm.prompt import fim, generic_tools
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
+from ovserve.llm.request import GenerateRequest
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.sandbox.bodies import Bodies
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LlmResources(AuthorLlm):
+    """An engine that generates text and its model. Authors use the methods of `AuthorLlm`."""
+
+    engine: Generator
+    model: ModelContext
+    templates: Templates
+    media: ImageLoader
+    fingerprint: str = ""  # of model, options and releases, for answers that carry it
+    bodies: Bodies = field(default_factory=Bodies)
+
+    def facts(self) -> Mapping[str, object]:
+        return {"max_model_len": self.model.max_length}
+
+    async def render(self, conversation: Conversation | EncodedConversation | Messages) -> str:
+        """The prompt, by this model's template. Raises InvalidArgument in the template's words."""
+        if not isinstance(conversation, Conversation | EncodedConversation):
+            conversation = self.conversation(conversation)
+        assert self.model.template is not None, "it made the conversation"
+        return await self.templates.render(self.model.template, conversation)
+
+    async def with_files(
+        self, conversation: Conversation | EncodedConversation, files: Sequence[FileSource]
+    ) -> Conversation | EncodedConversation:
+        """Put the text of the files in their places. Raises InvalidArgument for one that has none."""
+        if not files:
+            return conversation
+        texts = await self.media.read(files)
+        large = isinstance(conversation, EncodedConversation)
+        return await self.bodies.run(large, with_files, conversation, tuple(files), texts)
+
+    async def rendered(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its conversation, if any, made a prompt, with how to read the answer, and with
+        what is known of the engine."""
+        presentation = msgspec.structs.replace(request.presentation, fingerprint=self.fingerprint)
+        if request.conversation is None:
+            return msgspec.structs.replace(request, presentation=presentation)
+        presentation = msgspec.structs.replace(presentation, adapted=request.conversation.adapted)
+        conversation = await self.with_files(request.conversation, request.file_sources)
+        prompt = await self.render(conversation)  # what depends on the prompt's text belongs here
+        if self.model.vision is not None:
+            self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
+        prefill = request.conversation.prefill
+        parsing = self.model.parsing(prompt, request.sampling, request.tools, prefill)
+        sampling = self.model.with_reasoning_tags(prompt, request.sampling, prefill)
+        asked = (self.model, prompt, sampling, request.tools, prefill)
+        return msgspec.structs.replace(
+            request,
+            prompts=(prompt,),
+            conversation=None,
+            image_sources=(),
+            file_sources=(),
+            images=await self.media.load(request.image_sources),
+            parsing=parsing,
+            sampling=await self.bodies.run(False, constrained, *asked),
+            presentation=presentation,
+        )
+
+
+async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host) -> LlmResources:
+    facts = engine.facts
+    template = await load_template(node, options, facts, host.templates)
+    parsers = choose_parsers(options, template)
+    log.info(
+        "%s: %s; tools reach it by: %s", host.name, parsers, (template and template.tool_prompt) or "nothing"
+    )
+    ends = await engine.detokenize([[id_] for id_ in facts.eos_token_ids]) if facts.eos_token_ids else []
+    model = ModelContext(
+        template=template,
+        max_length=facts.max_length,
+        vocab_size=facts.vocab_size,
+        max_tokens_limit=options.max_tokens_limit,
+        best_of_limit=options.best_of_limit,
+        repetition_detection=options.repetition_detection,
+        decoding=engine.spec.decoding,
+        defaults=facts.generation_config,
+        parsers=parsers,
+        vision=(
+            Vision(
+                facts.image_markers,
+                exactly_one=engine.spec.device == ONE_AT_A_TIME,
+                tokens=facts.image_tokens,
+                added=facts.added_tokens,
+            )
+            if facts.vision
+            else None
+        ),
+        fim=await fim.detect(functools.partial(engine.tokenize, add_special_tokens=False)),
+        guide_tools=options.guide_tools,
+        end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
+    )
+    admitted = host.admit(engine, options.limits)
+    known = fingerprint(engine.spec, facts, host.code)
+    return LlmResources(admitted, model, host.templates, host.images, known, host.bodies)
+
+
+async def load_template(
+    node: Node, options: LlmOptions, facts: TextFacts, templates: Templates
+) -> ChatTemplate | None:
+    """The graph's own, else the model's, compiled. Raises LoadError."""
+    if not (text := options.template or facts.chat_template):
+        return None
+    template = ChatTemplate(
+        text,
+        facts.tool_template if options.template is None else None,
+        bos_token=facts.bos_token,
+        eos_token=facts.eos_token,
+        pad_token=facts.pad_token,
+        generic_tools=options.generic_tool_prompt,
+    )
+    try:
+        return await templates.load(template)
+    except LoadError as error:
+        if options.template:
+            raise node.error(f"{options.chat_template_path}: {error.reason}", "chat_template_path") from error
+        raise node.error(f"the model's own: {error.reason}", "models_path") from error
+
+
+def choose_parsers(options: LlmOptions, template: ChatTemplate | None) -> ParserChoice:
+    """Return the graph's choice, else the one that the template shows."""
+    generic = template is not None and template.tool_prompt == "generic"
+    return choose(
+        options.tool_parser or (generic_tools.PARSER if generic else ""),
+        options.reasoning_parser,
+        template.text if template is not None else None,
+        model="/".join(Path(options.models_path).parts[-2:]),
+    )
+
+
+LLM = ResourceKind(
+    tag="LLM_NODE_RESOURCES",
+    packet_type=LlmResources,
+    options_type=LLMCalculatorOptions,
+    parse=parse_llm_options,
+    spec=lambda options: options.spec,
+    fallback=lambda options: options.engine.fallback,
+    make=_make,
+    # OVMS's pool of graph runs needs it; runs are not pooled here, so it carries nothing.
+    companions=("LLM_NODE_EXECUTION_CONTEXTS",),
+)
+
+
+class LlmCalculator(EngineCalculator):
+    """A node that holds a text generation engine."""
+
+    resource = LLM

@@ -1,0 +1,203 @@
+"""One request inside the real engine: its ids become text, counts, log-probabilities and an end.
+
+Nothing here touches the library. A request has
+one branch, or with beam search the n best, which all arrive at the end. An echoed prompt comes back in front
+of the first ids. Its text is already known, so only its log-probabilities matter.
+
+Of drafts the library reports how many tokens a step gave, not how many it tried. Kept ones are all but the
+last of a step, which the model itself chose. What a draft model tried follows from the settings.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from ovserve.engine.protocol.messages import StepItem
+from ovserve.kinds.text.worker.decoding.output import Output
+from ovserve.kinds.text.worker.decoding.repetition import RepetitionDetector
+from ovserve.llm.decoding import Mode
+from ovserve.llm.detokenize import TokenWindow
+from ovserve.llm.request import Sampling
+
+
+class DraftCounter(Protocol):
+    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
+        """Count a step whose first `kept` ids belong to the answer; return drafted and accepted tokens."""
+
+
+class SpeculativeStats:
+    """Counts for the library's drafts: a draft model proposes the configured number, less near the end.
+
+    The number is unknown with prompt lookup and with a confidence threshold; nothing is counted as drafted
+    then.
+    """
+
+    def __init__(self, mode: Mode, sampling: Sampling, max_tokens: int) -> None:
+        self._tokens = 0 if mode == "prompt_lookup" else sampling.num_assistant_tokens or 0
+        self._left = max_tokens or sys.maxsize
+        self._begun = False
+
+    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
+        drafted = accepted = 0
+        if self._begun:  # the first token comes from the prompt alone
+            drafted = max(0, min(self._tokens, self._left - 1))
+            accepted = max(0, kept - 1)
+        self._begun = True
+        self._left -= len(ids)
+        return drafted, accepted
+
+
+UNKNOWN = 1.0
+NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
+
+
+Top = tuple[tuple[int, float], ...]  # the most likely ids with their log-probabilities, best first
+Scored = tuple[int, float | None, Top]
+
+
+class Part(NamedTuple):
+    """The library's result for one branch since the last read."""
+
+    ids: list[int]
+    logprobs: list[float]
+    score: float
+    finish: str | None
+    tops: list[Top] = []
+
+
+class Branch:
+    __slots__ = ("output", "scored", "window")
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.window = TokenWindow()
+        self.scored: list[Scored] = []  # of visible ids
+
+
+class Sequence:
+    __slots__ = (
+        "_echoing",
+        "_hidden",
+        "_repetition",
+        "_stop_ids",
+        "branches",
+        "cache_full",
+        "drafts",
+        "handle",
+        "id",
+        "prompt_tokens",
+        "sampling",
+    )
+
+    def __init__(
+        self,
+        handle: Any,  # the library's GenerationHandle
+        request_id: int,
+        sampling: Sampling,
+        prompt_tokens: int,
+        stop_ids: frozenset[int],
+        hidden: frozenset[int],
+    ) -> None:
+        self.handle = handle
+        self.id = request_id
+        self.sampling = sampling
+        self.prompt_tokens = prompt_tokens
+        self.cache_full = False
+        self.drafts: DraftCounter | None = None  # the count of drafted tokens, if any are drafted
+        self._stop_ids = stop_ids
+        self._hidden = hidden
+        self._echoing = sampling.echo
+        detects = sampling.repetition_detection and sampling.beams == 1  # beams come all at the end
+        self._repetition = RepetitionDetector() if detects else None
+        count = sampling.n if sampling.beams > 1 else 1
+        self.branches = [Branch(Output(request_id, sampling, i)) for i in range(count)]
+
+    def read(self, parts: list[Part]) -> None:
+        """Process one read of the handle; no part at all means that the cache is full."""
+        if not parts:
+            self.cache_full = True
+            for branch in self.branches:
+                branch.output.finish = "length"
+        elif self.sampling.beams > 1:
+            best = sorted(parts, key=lambda part: part.score, reverse=True)
+            for branch, part in zip(self.branches, best, strict=False):
+                self._push(branch, part)
+            for branch in self.branches[len(best) :]:
+                branch.output.finish = "stop"  # fewer beams than asked for: no choice may stay open
+        else:
+            for part in parts:
+                self._push(self.branches[0], part)
+        self._echoing = False
+
+    def _push(self, branch: Branch, part: Part) -> None:
+        output, ids, logprobs, start = branch.output, part.ids, part.logprobs, 0
+        tops = part.tops or [()] * len(ids)
+        output.finish = part.finish or output.finish
+        if self._echoing:
+            start = self.prompt_tokens
+            # The library does not compute what the prefix cache had, so its log-probabilities begin later.
+            logprobs = [UNKNOWN] * (len(ids) - len(logprobs)) + logprobs
+            if self.sampling.logprobs:
+                branch.scored += [
+                    (id_, logprob if logprob < NO_LOGPROB else None, top)
+                    for id_, logprob, top in zip(ids[:start], logprobs[:start], tops[:start], strict=True)
+                ]
+            ids = ids[start:]
+            if self.sampling.max_tokens == 0:  # one token was requested, because the library needs one
+                ids, output.finish = [], "length"
+        given = ids
+        if self._repetition is not None and (end := self._repetition.find(ids)) is not None:
+            ids, output.finish, output.repetitive = ids[:end], "length", True
+        visible = ids
+        if not self._stop_ids.isdisjoint(ids):
+            end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)
+            shown = end + 1 if self._shows_end(ids[end]) else end
+            ids, visible = ids[: end + 1], ids[:shown]
+            output.finish, output.repetitive = "stop", False
+        output.count(len(ids))
+        if self.drafts is not None:
+            output.count_drafts(*self.drafts.read(given, len(ids)))
+        if self.sampling.logprobs:
+            branch.scored += [
+                (id_, logprob, top)
+                for id_, logprob, top in zip(visible, logprobs[start:], tops[start:], strict=False)
+                if id_ not in self._hidden
+            ]
+        if not self._hidden.isdisjoint(visible):
+            visible = [id_ for id_ in visible if id_ not in self._hidden]
+        if visible:
+            branch.window.push(visible)
+
+    def _shows_end(self, id_: int) -> bool:
+        """Return whether the token that ended the answer is text: one of the model's own, with special tokens
+        shown."""
+        return not self.sampling.skip_special_tokens and id_ not in self.sampling.stop_token_ids
+
+    def rows(self) -> list[list[int]]:
+        """Return the rows to decode for `advance`."""
+        return [row for branch in self.branches if branch.window.pending for row in branch.window.rows()]
+
+    def advance(self, texts: Iterator[str]) -> list[StepItem]:
+        """Return the items to send, given the decoded rows."""
+        items = []
+        for branch in self.branches:
+            output, window = branch.output, branch.window
+            text = window.take(next(texts), next(texts)) if window.pending else ""
+            if output.finish is not None:
+                text += window.flush()
+            if text:
+                output.add_text(text)
+            item = output.take()
+            if item is not None:
+                items.append(item)
+        return items
+
+    @property
+    def finished(self) -> bool:
+        return self.branches[0].output.finish is not None
+
+    @property
+    def generated(self) -> int:
+        return sum(branch.output.total for branch in self.branches)

@@ -1,0 +1,27 @@
+"""The real engines, on OpenVINO GenAI. Only files of this package import openvino and openvino_genai.
+
+`continuous.py` is the engine of many requests at a time, `stateful.py` that of one at a time. They share
+`text.py` (tokens and text), `request.py` (the library's GenerationConfig), `facts.py`, and `grammar.py`,
+which compiles grammars for them and for the process that proves them (`proof.py`). `options.py` makes the
+library's configuration of a TextSpec, `reservation.py` admits what is sure to fit, and `quirks/` has the
+workarounds.
+"""
+
+from ovserve.kinds.text.worker.genai.quirks import converter  # noqa: F401  before others import openvino
+
+# isort: split
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
+from ovserve.kinds.text.worker.genai.continuous import GenAIEngine
+from ovserve.kinds.text.worker.genai.stateful import StatefulEngine
+
+__all__ = ["GenAIEngine", "StatefulEngine", "open_continuous", "open_stateful"]
+
+
+def open_continuous(spec: TextSpec) -> GenAIEngine:
+    """Raises LoadError."""
+    return GenAIEngine(spec)
+
+
+def open_stateful(spec: StatefulTextSpec) -> StatefulEngine:
+    """Raises LoadError."""
+    return StatefulEngine(spec)

@@ -1,0 +1,47 @@
+"""The tokens of a model as bytes, of which masks of grammars are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import openvino_genai as ov_genai
+
+from ovserve.engine.model.files import read_model_files
+from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.genai.options import sentence
+from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
+
+
+class Vocabulary(NamedTuple):
+    texts: list[bytes]  # by id; empty where a token is not text of an answer
+    eos_ids: tuple[int, ...]
+    logits: int
+
+
+def vocabulary(tokenizer: ov_genai.Tokenizer, eos_ids: Iterable[int], logits: int) -> Vocabulary:
+    """`logits`: how many the model has in a row; 0: as many as tokens.
+
+    The tokens that begin a text and fill it up are not in answers, so a grammar must not count on them.
+    Markers like `<tool_call>` are text.
+    """
+    known = tokenizer.get_vocab()
+    logits = logits or max(known.values(), default=-1) + 1
+    unseen = {tokenizer.get_bos_token_id(), tokenizer.get_pad_token_id()}
+    texts = [b""] * logits
+    for text, id_ in known.items():
+        if id_ < logits and id_ not in unseen:
+            texts[id_] = text
+    return Vocabulary(texts, tuple(eos_ids), logits)
+
+
+def read_vocabulary(model_path: str) -> Vocabulary:
+    """Read it without the model. Raises LoadError."""
+    files = read_model_files(model_path)
+    try:
+        with writable(model_path) as path:
+            tokenizer = ov_genai.Tokenizer(path)
+    except (RuntimeError, TypeError) as error:
+        raise LoadError(sentence(error), file=model_path) from error
+    ends = dict.fromkeys((*files.end_token_ids, tokenizer.get_eos_token_id()))
+    return vocabulary(tokenizer, (id_ for id_ in ends if id_ >= 0), files.vocab_size)

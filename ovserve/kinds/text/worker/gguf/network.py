@@ -1,0 +1,398 @@
+"""The network of a .gguf file as an OpenVINO model: a decoder with a KV cache in its state.
+
+It has the form that the runtime's transformations know: attention as one node, rotary embeddings and the
+repetition of keys in the patterns that they fuse. A weight is a parameter until `convert.py` makes it a
+constant, so that no weight is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from math import log, pi, prod
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from openvino import opset13 as ops
+from openvino.op.util import Variable, VariableInfo
+
+from ovserve.engine.model.gguf import Tensor
+from ovserve.engine.model.gguf_forms import (
+    BY_ROW,
+    PLAIN,
+    ROUNDED,
+    UNPACKED,
+    WITH_OFFSETS,
+    WITH_ZEROS,
+    Form,
+    form_of,
+    is_finer_than_int8,
+)
+from ovserve.engine.model.gguf_model import GGUFModel, Rope
+from ovserve.kinds.text.worker.gguf.weights import Constant, Matrix, Part, WeightsFile, vector
+
+MERGE, UNPACK, INT8_OUTPUT, ROUND = "merge", "fp16", "int8_output", "round"
+LOWEST = np.float32(np.finfo(np.float16).min)  # of the mask: a token that is not seen
+ACTIVATIONS_SCALE = "8.0"  # GPUs compute in f16, where activations are divided by it so that none overflows
+
+
+class Network:
+    """Builds one model. `constants` are those in the file of weights, by the names of their parameters."""
+
+    def __init__(self, model: GGUFModel, weights: WeightsFile, steps: Collection[str] = ()) -> None:
+        """`steps`: MERGE makes query, key and value of a layer one matrix product. UNPACK writes weights in
+        f16, and INT8_OUTPUT the output layer in int8 with a scale per row, if it is finer. ROUND rounds zero
+        points to u4."""
+        self._model, self._weights, self._steps = model, weights, steps
+        self._p, self._a = model.parameters, model.architecture
+        self.constants: dict[str, Constant] = {}
+        self._parameters: dict[str, Any] = {}
+        self._sinks: list[Any] = []
+        self._inputs = {
+            name: _input(name, kind, rank)
+            for name, kind, rank in (
+                ("input_ids", np.int64, 2),
+                ("attention_mask", np.int64, 2),
+                ("position_ids", np.int64, 2),
+                ("beam_idx", np.int32, 1),
+            )
+        }
+        ids = self._inputs["input_ids"]
+        self._batch = ops.gather(ops.shape_of(ids), _ints(0), _int(0))  # [1]
+        self._masks: dict[int, Any] = {}  # by window
+        self._sums: tuple[Any, Any] | None = None  # the last input of a product, and the sums of its groups
+        self._rotations: dict[tuple[float, float], tuple[Any, Any]] = {}
+
+    def build(self) -> ov.Model:
+        """Write the weights, and return the model."""
+        p = self._p
+        embedding = self._matrix([Part(self._tensor("token_embd.weight"))], table=True)
+        ids = ops.convert(self._inputs["input_ids"], "i32")
+        hidden = ops.gather(self._unpacked(embedding), ids, ops.constant(0, np.int32))
+        hidden = _scaled(hidden, p.embedding_scale)
+        for i in range(p.layers):
+            hidden = self._layer(hidden, i)
+        hidden = self._norm(hidden, "output_norm.weight")
+        output = self._output(embedding)
+        logits = self._product(hidden, output)
+        logits = _scaled(logits, 1 / p.logit_scale)
+        if p.final_softcap:
+            logits = _scaled(ops.tanh(_scaled(logits, 1 / p.final_softcap)), p.final_softcap)
+        result = ops.result(logits)
+        result.output(0).get_tensor().set_names({"logits"})
+        model = ov.Model([result], self._sinks, [*self._inputs.values(), *self._parameters.values()], "model")
+        model.set_rt_info(ACTIVATIONS_SCALE, ["runtime_options", "ACTIVATIONS_SCALE_FACTOR"])
+        return model
+
+    # ---- weights
+
+    def _tensor(self, name: str) -> Tensor:
+        return self._model.gguf.tensors[name]
+
+    def _form(self, name: str) -> Form:
+        tensor = self._tensor(name)
+        if UNPACK in self._steps and tensor.type not in PLAIN:
+            return UNPACKED._replace(rounded=self._rounds(tensor))
+        return ROUNDED if self._rounds(tensor) else form_of(tensor)
+
+    def _rounds(self, tensor: Tensor) -> bool:
+        """Return whether the zero points of a matrix are rounded; two are in a byte."""
+        return ROUND in self._steps and tensor.type in WITH_OFFSETS and not tensor.dims[0] % 64
+
+    def _matrix(self, parts: Sequence[Part], *, table: bool = False) -> Matrix:  # `table`: rows are looked up
+        form = self._form(parts[0].tensor.name)
+        return self._weights.add(parts, WITH_ZEROS if table and form.offsets else form)
+
+    def _output(self, embedding: Matrix) -> Matrix:
+        tensor = self._tensor("token_embd.weight" if self._model.tied else "output.weight")
+        if INT8_OUTPUT in self._steps and is_finer_than_int8(tensor):
+            return self._weights.add([Part(tensor)], BY_ROW)
+        return embedding if self._model.tied else self._matrix([Part(tensor)])
+
+    def _product(self, hidden: Any, matrix: Matrix) -> Any:
+        """Multiply by a matrix. Offsets of its groups are multiplied by the sums of theirs."""
+        product = ops.matmul(hidden, self._unpacked(matrix), False, True)
+        if matrix.offsets is None or matrix.offset_scales is None:
+            return product
+        if self._sums is None or self._sums[0] is not hidden:
+            grouped = ops.reshape(hidden, _ints(0, 0, -1, matrix.form.group), True)
+            self._sums = hidden, ops.reduce_sum(grouped, _ints(-1), False)
+        offsets = ops.convert(self._constant(matrix.offsets), "f32")
+        scaled = ops.multiply(offsets, self._constant(matrix.offset_scales))
+        return ops.add(product, ops.matmul(self._sums[1], scaled, False, True))
+
+    def _unpacked(self, matrix: Matrix, shape: Sequence[int] = ()) -> Any:
+        """Return a matrix, or with a `shape` several, in f32, which the runtime unpacks where it uses it."""
+        values = self._constant(matrix.values)
+        wanted = list(shape) or [matrix.rows, matrix.columns]
+        if matrix.scales is None:
+            plain = values if matrix.form.values == "f32" else ops.convert(values, "f32")
+            return ops.reshape(plain, _ints(*wanted), False) if shape else plain
+        if matrix.form == BY_ROW:
+            return ops.multiply(ops.convert(values, "f32"), self._constant(matrix.scales))
+        if matrix.zeros is not None:
+            zero = self._constant(matrix.zeros)
+            if matrix.form.rounded:
+                zero = ops.convert(zero, "f16")
+        else:
+            zero = ops.convert(ops.constant(np.full((1, 1, 1), matrix.form.zero, np.uint8)), "f16")
+        shifted = ops.subtract(ops.convert(values, "f16"), zero)
+        whole = ops.reshape(ops.multiply(shifted, self._constant(matrix.scales)), _ints(*wanted), False)
+        return ops.convert(whole, "f32")
+
+    def _constant(self, constant: Constant) -> Any:
+        name = f"weights.{constant.offset}"
+        if name not in self._parameters:
+            node = ops.parameter(list(constant.shape), getattr(ov.Type, constant.type))
+            node.set_friendly_name(name)
+            self._parameters[name] = node
+            self.constants[name] = constant
+        return self._parameters[name]
+
+    def _vector(self, name: str) -> NDArray[np.float32]:
+        return vector(self._tensor(name))
+
+    def _linear(self, hidden: Any, name: str, rows: NDArray[np.int64] | None = None) -> Any:
+        """Multiply by a matrix of the file, and add its bias."""
+        product = self._product(hidden, self._matrix([Part(self._tensor(f"{name}.weight"), rows)]))
+        return self._biased(product, [(name, rows)])
+
+    def _biased(self, product: Any, parts: Sequence[tuple[str, NDArray[np.int64] | None]]) -> Any:
+        """Add the biases of stacked matrices, if they have any."""
+        if not any(f"{name}.bias" in self._model.gguf.tensors for name, _ in parts):
+            return product
+        stacked = []
+        for name, rows in parts:
+            if f"{name}.bias" in self._model.gguf.tensors:
+                bias = self._vector(f"{name}.bias")
+            else:
+                bias = np.zeros(prod(self._tensor(f"{name}.weight").dims[1:]), np.float32)
+            stacked.append(bias if rows is None else bias[rows])
+        return ops.add(product, ops.constant(np.concatenate(stacked)[None, None]))
+
+    def _norm(self, hidden: Any, name: str) -> Any:
+        """Divide by the root mean square of the last dimension."""
+        rank = len(hidden.get_output_partial_shape(0))
+        ones = [1] * (rank - 1)
+        weight = self._vector(name).reshape(*ones, -1)
+        square = ops.power(hidden, ops.constant(np.full([1] * rank, 2, np.float32)))
+        mean = ops.reduce_mean(square, ops.constant(np.array([-1], np.int32)), True)
+        root = ops.sqrt(ops.add(mean, ops.constant(np.full([1] * rank, self._p.epsilon, np.float32))))
+        inverse = ops.divide(ops.constant(np.ones([1] * rank, np.float32)), root)
+        return ops.multiply(ops.multiply(inverse, hidden), ops.constant(weight))
+
+    # ---- layers
+
+    def _layer(self, hidden: Any, i: int) -> Any:
+        at, post = f"blk.{i}", self._a.post_norms
+        attended = self._attention(self._norm(hidden, f"{at}.attn_norm.weight"), i)
+        if post:
+            attended = self._norm(attended, f"{at}.post_attention_norm.weight")
+        hidden = ops.add(hidden, _scaled(attended, self._p.residual_scale))
+        fed = self._feed_forward(self._norm(hidden, f"{at}.ffn_norm.weight"), at)
+        if post:
+            fed = self._norm(fed, f"{at}.post_ffw_norm.weight")
+        return ops.add(hidden, _scaled(fed, self._p.residual_scale))
+
+    def _feed_forward(self, hidden: Any, at: str) -> Any:
+        p = self._p
+        if self._a.fused:
+            both = self._linear(hidden, f"{at}.ffn_up")
+            gate, up = ops.variadic_split(both, _int(-1), _ints(p.inner, p.inner)).outputs()
+        else:
+            gate, up = self._linear(hidden, f"{at}.ffn_gate"), self._linear(hidden, f"{at}.ffn_up")
+        active = ops.gelu(gate, "tanh") if self._a.gelu else ops.swish(gate)
+        return self._linear(ops.multiply(active, up), f"{at}.ffn_down")
+
+    def _attention(self, hidden: Any, i: int) -> Any:
+        p, at = self._p, f"blk.{i}"
+        step = self._a.windows
+        window = p.window if step and i % step < step - 1 else 0
+        queries, keys, values = self._projections(hidden, at)
+        query = self._heads(queries, p.heads, f"{at}.attn_q_norm.weight")
+        key = self._heads(keys, p.kv_heads, f"{at}.attn_k_norm.weight")
+        value = self._heads(values, p.kv_heads)
+        if not self._a.rope_step or (i + 1) % self._a.rope_step:
+            query, key = self._rotated(query, window), self._rotated(key, window)
+        key = self._repeated(self._cached(key, f"past_key_values.{i}.keypresent.{i}.key"))
+        value = self._repeated(self._cached(value, f"past_key_values.{i}.valuepresent.{i}.value"))
+        scale = p.attention_scale
+        scales = [ops.constant(np.float32(scale))] if scale else []
+        attended = ops.scaled_dot_product_attention(
+            query, key, value, self._mask(window), *scales, causal=False
+        )
+        rows = ops.transpose(attended, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+        return self._linear(ops.reshape(rows, _ints(0, 0, p.heads * p.head_size), True), f"{at}.attn_output")
+
+    def _projections(self, hidden: Any, at: str) -> list[Any]:
+        """Return query, key and value, in as few matrix products as their types allow."""
+        p = self._p
+        sizes = [p.heads * p.head_size, p.kv_heads * p.head_size, p.kv_heads * p.head_size]
+        if self._a.fused:
+            fused = self._linear(hidden, f"{at}.attn_qkv")
+            return list(ops.variadic_split(fused, _int(-1), _ints(*sizes)).outputs())
+        names = [f"{at}.attn_{letter}" for letter in "qkv"]
+        orders = [self._row_order(p.heads), self._row_order(p.kv_heads), None]
+        forms = [self._form(f"{name}.weight") for name in names]
+        if MERGE not in self._steps or len(set(forms)) == len(forms):
+            return [self._linear(hidden, name, rows) for name, rows in zip(names, orders, strict=True)]
+        outputs: dict[int, Any] = {}
+        for form in dict.fromkeys(forms):
+            chosen = [n for n in range(3) if forms[n] == form]
+            parts = [Part(self._tensor(f"{names[n]}.weight"), orders[n]) for n in chosen]
+            product = self._product(hidden, self._matrix(parts))
+            product.set_friendly_name(f"{at}.{''.join('qkv'[n] for n in chosen)}_proj")
+            product = self._biased(product, [(names[n], orders[n]) for n in chosen])
+            split = ops.variadic_split(product, _int(-1), _ints(*(sizes[n] for n in chosen)))
+            outputs |= dict(zip(chosen, split.outputs(), strict=True))
+        return [outputs[n] for n in range(3)]
+
+    def _row_order(self, heads: int) -> NDArray[np.int64] | None:
+        """Return the order of rows in which rotated pairs are halves, as the runtime's pattern has them."""
+        if not self._a.interleaved:
+            return None
+        size, dims = self._p.head_size, self._p.rope.dims
+        head = np.concatenate([np.arange(0, dims, 2), np.arange(1, dims, 2), np.arange(dims, size)])
+        rows: NDArray[np.int64] = np.add.outer(np.arange(heads) * size, head).reshape(-1)
+        return rows
+
+    def _heads(self, rows: Any, heads: int, norm: str = "") -> Any:
+        """Return [batch, heads, tokens, head]."""
+        split = ops.reshape(rows, _ints(0, 0, heads, self._p.head_size), True)
+        if norm and self._a.qk_norm:
+            split = self._norm(split, norm)
+        return ops.transpose(split, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+
+    def _cached(self, new: Any, name: str) -> Any:
+        """Return the cache and what is new; the state becomes both."""
+        p = self._p
+        shape = ops.concat([self._batch, _ints(p.kv_heads), _ints(0), _ints(p.head_size)], 0)
+        empty = ops.broadcast(ops.constant(np.float32(0)), shape)
+        info = VariableInfo()
+        info.data_shape = ov.PartialShape([-1, p.kv_heads, -1, p.head_size])
+        info.data_type, info.variable_id = ov.Type.f32, name
+        variable = Variable(info)
+        past = ops.gather(ops.read_value(empty, variable), self._inputs["beam_idx"], _int(0))
+        both = ops.concat([past, new], 2)
+        self._sinks.append(ops.assign(both, variable))
+        return both
+
+    def _repeated(self, cached: Any) -> Any:
+        """Repeat each head for the queries that share it."""
+        p = self._p
+        times = p.heads // p.kv_heads
+        if times == 1:
+            return cached
+        shape = ops.concat([self._batch, _ints(p.kv_heads), _ints(times), _ints(0), _ints(p.head_size)], 0)
+        wide = ops.broadcast(ops.unsqueeze(cached, _int(2)), shape, broadcast_spec="BIDIRECTIONAL")
+        return ops.reshape(wide, _ints(0, p.heads, -1, p.head_size), True)
+
+    # ---- positions
+
+    def _rotated(self, heads: Any, window: int) -> Any:
+        rope = self._p.rope
+        if window:
+            rope = replace(rope, base=rope.window_base, scaling="none", factor=1.0)
+        cos, sin = self._rotation(rope)
+        dims, size = self._p.rope.dims, self._p.head_size
+        rest = None
+        if dims < size:
+            heads, rest = ops.variadic_split(heads, _int(-1), _ints(dims, size - dims)).outputs()
+        first = ops.slice(heads, _ints(0), _ints(dims // 2), _ints(1), _ints(3))
+        second = ops.slice(heads, _ints(dims // 2), _ints(np.iinfo(np.int64).max), _ints(1), _ints(3))
+        negative = ops.multiply(second, ops.constant(np.full((1, 1, 1, 1), -1, np.float32)))
+        turned = ops.add(ops.multiply(heads, cos), ops.multiply(ops.concat([negative, first], -1), sin))
+        return turned if rest is None else ops.concat([turned, rest], -1)
+
+    def _rotation(self, rope: Rope) -> tuple[Any, Any]:
+        """Return cosine and sine, [batch, 1, tokens, dims]."""
+        known = (rope.base, rope.factor)
+        if known in self._rotations:
+            return self._rotations[known]
+        factors = self._vector(rope.factors) if rope.factors else np.ones(rope.dims // 2, np.float32)
+        frequencies, length = inverse_frequencies(rope, factors)
+        constant = ops.constant(frequencies.astype(np.float32).reshape(1, -1, 1))
+        wide = ops.broadcast(
+            constant, ops.concat([self._batch, _ints(1), _ints(1)], 0), broadcast_spec="BIDIRECTIONAL"
+        )
+        positions = ops.convert(ops.unsqueeze(self._inputs["position_ids"], _int(1)), "f32")
+        angles = ops.transpose(
+            ops.matmul(wide, positions, False, False), ops.constant(np.array([0, 2, 1], np.int32))
+        )
+        both = ops.concat([angles, angles], -1)
+
+        def unit(function: Callable[[Any], Any]) -> Any:
+            return ops.unsqueeze(_scaled(function(both), length), _int(1))
+
+        self._rotations[known] = (unit(ops.cos), unit(ops.sin))
+        return self._rotations[known]
+
+    def _mask(self, window: int) -> Any:
+        """Return what is added to the scores: 0 for tokens that are seen. [batch, 1, tokens, all tokens]
+
+        The runtime's paged attention finds the window in a mask of this form: how many tokens back a token
+        sees is a negative constant that is added to its position.
+        """
+        if window in self._masks:
+            return self._masks[window]
+        mask, ids = self._inputs["attention_mask"], self._inputs["input_ids"]
+        total = ops.squeeze(ops.gather(ops.shape_of(mask), _ints(1), _int(0)), _ints(0))
+        new = ops.squeeze(ops.gather(ops.shape_of(ids), _ints(1), _int(0)), _ints(0))
+        columns = ops.unsqueeze(ops.range(_int(0), total, _int(1), "i64"), _ints(0, 1, 2))
+        rows = ops.unsqueeze(ops.range(ops.subtract(total, new), total, _int(1), "i64"), _ints(0, 1, 3))
+        seen = ops.less_equal(columns, rows)
+        filled = ops.unsqueeze(ops.not_equal(mask, _int(0)), _ints(1, 2))
+        zero, lowest = ops.constant(np.float32(0)), ops.constant(LOWEST)
+        if not window:
+            added = ops.select(ops.logical_and(seen, filled), zero, lowest)
+        else:
+            yes = ops.constant(np.ones((1, 1, 1, 1), np.bool_))
+            near = ops.greater(columns, ops.add(rows, _int(-window)))
+            both = ops.bitwise_and(yes, ops.bitwise_and(ops.bitwise_and(yes, near), seen))
+            shape = ops.concat(
+                [self._batch, _ints(1), ops.unsqueeze(new, _int(0)), ops.unsqueeze(total, _int(0))], 0
+            )
+            wide = ops.broadcast(ops.bitwise_and(both, filled), shape)
+            last = _ints(np.iinfo(np.int64).max)
+            added = ops.slice(ops.select(wide, zero, lowest), _ints(0), last, _ints(1), _ints(3))
+        self._masks[window] = added
+        return added
+
+
+def inverse_frequencies(rope: Rope, factors: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
+    """Return an angle per position for each pair, and the length of the rotated vectors."""
+    exponents = np.arange(0, rope.dims, 2) / rope.dims
+    plain = rope.base**-exponents / factors
+    slower = plain / rope.factor
+    if rope.scaling != "yarn":
+        return slower, rope.attention_factor
+
+    def pair(turns: float) -> float:
+        """Return the pair that turns this often within the original context."""
+        return rope.dims * log(rope.original_length / (turns * 2 * pi)) / (2 * log(rope.base))
+
+    low = max(0.0, np.floor(pair(rope.beta_fast)))
+    high = min(rope.dims - 1.0, np.ceil(pair(rope.beta_slow)))
+    ramp = 1 - np.clip((np.arange(rope.dims // 2) - low) / max(0.001, high - low), 0, 1)
+    return slower * (1 - ramp) + plain * ramp, rope.attention_factor * (1 + 0.1 * log(rope.factor))
+
+
+def _input(name: str, kind: Any, rank: int) -> Any:
+    node = ops.parameter([-1] * rank, kind)
+    node.set_friendly_name(name)
+    node.output(0).get_tensor().set_names({name})
+    return node
+
+
+def _scaled(node: Any, factor: float) -> Any:
+    return node if factor == 1 else ops.multiply(node, ops.constant(np.float32(factor)))
+
+
+def _int(value: int) -> Any:
+    return ops.constant(np.int64(value))
+
+
+def _ints(*values: int) -> Any:
+    return ops.constant(np.array(values, np.int64))

@@ -1,0 +1,141 @@
+"""The tokenizer of a .gguf file as the two OpenVINO graphs that the library loads, without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+
+import openvino as ov
+from openvino_tokenizers import tokenizer_pipeline as steps
+from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
+
+from ovserve.engine.model.gguf import GGUF, GGUFError
+from ovserve.engine.model.gguf_model import GGUFModel
+from ovserve.engine.model.gguf_tokens import (
+    BYTE_LEVEL,
+    CONTROL,
+    USER_DEFINED,
+    Tokens,
+    token_types,
+)
+from ovserve.llm.token_bytes import byte_of_character
+
+SPACE = "▁"  # SentencePiece's
+CACHE = 20_000  # pieces whose tokens are remembered
+Merges = list[tuple[bytes, bytes]]
+
+
+def build_tokenizer(model: GGUFModel) -> tuple[ov.Model, ov.Model]:
+    """Return tokenizer and detokenizer. Raises GGUFError."""
+    gguf, tokens = model.gguf, model.tokens
+    texts = [str(text) for text in gguf.array("tokenizer.ggml.tokens")]
+    types = token_types(gguf, tokens.size)
+    added = {i for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED) and texts[i]}
+    byte_level = tokens.model == BYTE_LEVEL
+    vocabulary = _bytes_of(texts, added) if byte_level else [text.encode() for text in texts]
+    merges = (
+        _merges(gguf, texts) if byte_level else _merges_by_score(texts, gguf.array("tokenizer.ggml.scores"))
+    )
+    pipeline = steps.TokenizerPipeline()
+    if added:
+        pipeline.add_steps(steps.SpecialTokensSplit([steps.SpecialToken(texts[i]) for i in sorted(added)]))
+    pipeline.add_steps(_splits(tokens))
+    bpe = steps.BPETokenizationStep(
+        vocab=vocabulary,
+        merges=merges,
+        byte_fallback=not byte_level,
+        fuse_unk=not byte_level,
+        cache_capacity=CACHE,
+        added_tokens={vocabulary[i]: i for i in sorted(added)},
+    )
+    pipeline.add_steps(bpe)
+    pipeline.vocab = vocabulary
+    # Off, but without it the library finds no place to switch special tokens off, and returns no tokens.
+    pipeline.add_steps(steps.TruncationStep(max_length=model.parameters.length))
+    pipeline.add_steps(steps.CombineSegmentsStep(_segments(tokens)))
+    padding = next(i for i in (tokens.padding, tokens.eos, tokens.bos, 0) if i is not None)
+    pipeline.add_steps(steps.PaddingStep(token=texts[padding], _token_id=padding, pad_right=False))
+    hidden = [i for i, kind in enumerate(types) if kind == CONTROL]
+    pipeline.add_steps(steps.VocabDecoderStep(vocabulary, hidden))
+    pipeline.add_steps(_decoding(tokens))
+    tokenizer = change_outputs_type(pipeline.get_tokenizer_ov_subgraph(), ov.Type.i64)
+    detokenizer = change_inputs_type(pipeline.get_detokenizer_ov_subgraph(), ov.Type.i64)
+    for key, value in (
+        ("bos_token_id", tokens.bos),
+        ("eos_token_id", tokens.eos),
+        ("pad_token_id", padding),
+        ("chat_template", gguf.metadata.get("tokenizer.chat_template")),
+    ):
+        if value is not None:
+            tokenizer.set_rt_info(value, key)
+    for graph in (tokenizer, detokenizer):
+        # Without it the library ignores add_special_tokens and skip_special_tokens.
+        graph.set_rt_info(metadata.version("openvino-tokenizers"), "openvino_tokenizers_version")
+    return tokenizer, detokenizer
+
+
+def _splits(tokens: Tokens) -> list[steps.BasePipelineStep]:
+    """Return what is done to a text before pairs are merged."""
+    if tokens.model == BYTE_LEVEL:
+        values = [steps.NormalizeUnicode("NFC")] if tokens.rule.nfc else []
+        return values + [
+            steps.RegexSplitStep(pattern, behaviour="isolate", mergeable=False)
+            for pattern in tokens.rule.splits
+        ]
+    prefix = [steps.RegexNormalizationStep.prepend_regex(SPACE)] if tokens.add_prefix else []
+    return [*prefix, steps.RegexNormalizationStep.replace_spaces_metaspace()]
+
+
+def _segments(tokens: Tokens) -> list[steps.TokenWithTypeId]:
+    values: list[steps.TokenWithTypeId] = [steps.Sequence()]
+    if tokens.begin is not None:
+        values.insert(0, steps.AddToken(_token_id=tokens.begin))
+    if tokens.end is not None:
+        values.append(steps.AddToken(_token_id=tokens.end))
+    return values
+
+
+def _decoding(tokens: Tokens) -> list[steps.BasePipelineStep]:
+    if tokens.model == BYTE_LEVEL:
+        return [steps.FuseStep(), steps.UTF8ValidateStep(steps.UTF8ReplaceMode.REPLACE)]
+    return [
+        steps.RegexDecodingStep.replace_sp_spaces(),
+        steps.ByteFallbackStep(),
+        steps.FuseStep(),
+        steps.UTF8ValidateStep(steps.UTF8ReplaceMode.REPLACE),
+        *([steps.RegexDecodingStep("^ ", "")] if tokens.add_prefix else []),
+    ]
+
+
+def _bytes_of(texts: Sequence[str], plain: set[int]) -> list[bytes]:
+    """Return the bytes that tokens stand for. `plain`: tokens whose texts are what they stand for."""
+    table = byte_of_character()
+    values = []
+    for i, text in enumerate(texts):
+        known = i not in plain and all(character in table for character in text)
+        values.append(bytes(table[character] for character in text) if known else text.encode())
+    return values
+
+
+def _merges(gguf: GGUF, texts: Sequence[str]) -> Merges:
+    table, known = byte_of_character(), set(texts)
+    values = []
+    for line in gguf.array("tokenizer.ggml.merges"):
+        left, _, right = str(line).partition(" ")
+        if left not in known or right not in known or left + right not in known:
+            raise GGUFError(f"tokenizer.ggml.merges: {str(line)[:80]!r} merges what is no token")
+        values.append((bytes(table[c] for c in left), bytes(table[c] for c in right)))
+    return values
+
+
+def _merges_by_score(texts: Sequence[str], scores: Sequence[str | float | bool]) -> Merges:
+    """Return the pairs that SentencePiece merges: any two tokens that make a third, by its score."""
+    ids = {text: i for i, text in enumerate(texts)}
+    pairs = []
+    for text, i in ids.items():
+        for at in range(1, len(text)):
+            left, right = text[:at], text[at:]
+            if left in ids and right in ids:
+                pairs.append((-float(scores[i]), ids[left], ids[right], left, right))
+    pairs.sort()
+    return [(left.encode(), right.encode()) for *_, left, right in pairs]

@@ -1,0 +1,176 @@
+"""The blocks of the KV cache: which are free, which sequences share one, and what earlier ones left in them.
+
+Forked sequences share their blocks. Only the last one is still written to: a sequence that does so takes a
+copy while others have it too (copy on write).
+
+A block is known by a digest of its tokens and of the digest of the block before it, so of all tokens up to
+its end. BLAKE2b with 32 bytes has no collisions that anyone could find. A block that no sequence uses keeps
+its content until its place is needed; the one that was left first goes first, and of a sequence the last
+one, because without those before it it could not be found. A `PrefixStore` keeps blocks beyond that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable
+
+from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore
+
+ROOT = b""  # digest before the first block
+GROWTH_BLOCKS = 64  # that are touched between two measurements of memory, which take 0.1 ms
+Copy = Callable[[int, int], None]  # of the first block's keys and values to the second one
+
+
+class TokenSequence:
+    """Tokens and their place in the KV cache."""
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self.ids = array("q", ids)
+        self.num_computed_tokens = 0  # of these, those whose keys and values are in the cache
+        self.block_table = array("i")
+        self.digests: list[bytes] = []  # of the full blocks (see `BlockPool`)
+        self.publishes = True  # others may find its blocks
+
+
+class BlockPool:
+    def __init__(
+        self,
+        blocks: int,
+        *,
+        caches: bool,
+        copy: Copy,
+        room: Callable[[], int] | None = None,
+        store: PrefixStore | None = None,
+    ) -> None:
+        """`caches`: keep what sequences leave. `room`: for how many untouched blocks there is memory."""
+        self.size = blocks
+        self._copy = copy
+        self._caches = caches
+        self._free = list(range(blocks - 1, -1, -1))  # low ones first, so that untouched memory stays so
+        self._users = [0] * blocks
+        self._store = store
+        self._digests: dict[int, bytes] = {}  # of blocks with a known content
+        self._known: dict[bytes, int] = {}  # blocks by their digests
+        self._idle: dict[int, None] = {}  # known blocks without users, the first to go first
+        self.touched = 0  # blocks that have ever been written
+        self._room = room
+        self._measured = 0  # blocks that may be touched until the next measurement
+        self.withheld = 0  # untouched blocks for which there is no memory
+
+    @property
+    def available(self) -> int:
+        return len(self._free) + len(self._idle) - self.withheld
+
+    def has(self, count: int) -> bool:
+        """Return whether so many can be taken. Others may have taken memory since the pool was made, so it is
+        measured as the pool grows."""
+        if self._room is not None and self.touched + count > self._measured and self.touched < self.size:
+            self.withheld = max(0, self.size - self.touched - self._room())
+            self._measured = 0 if self.withheld else self.touched + count + GROWTH_BLOCKS
+        return count <= self.available
+
+    @property
+    def used(self) -> int:
+        """Blocks of sequences."""
+        return self.size - len(self._free) - len(self._idle)
+
+    def take(self) -> int | None:
+        """Return a block for one sequence; None if all are in use."""
+        if len(self._free) > self.withheld:
+            block = self._free.pop()
+            self.touched = max(self.touched, block + 1)
+        elif self._idle:
+            block = next(iter(self._idle))
+            del self._idle[block]
+            digest = self._digests.pop(block)
+            del self._known[digest]
+            if self._store is not None:
+                self._store.withdraw(digest)
+        else:
+            return None
+        self._users[block] = 1
+        return block
+
+    def release(self, blocks: array[int]) -> None:
+        """Take back the blocks of a sequence, in the order of its tokens."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block]:
+                continue
+            if block in self._digests:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def fork(self, blocks: array[int]) -> array[int]:
+        """Return the block table of one more sequence with the same tokens."""
+        for block in blocks:
+            self._users[block] += 1
+        return blocks[:]
+
+    def users(self, block: int) -> int:
+        """Return how many sequences have the block."""
+        return self._users[block]
+
+    def own(self, block: int) -> int | None:
+        """Return the block if one sequence has it, else a copy for that sequence; None if all are in use."""
+        if self._users[block] == 1:
+            return block
+        own = self.take()
+        if own is not None:
+            self._copy(block, own)
+            self._users[block] -= 1
+        return own
+
+    def find(self, ids: array[int]) -> list[tuple[int, bytes]]:
+        """Return known blocks and their digests for the beginning of a prompt, for one more sequence.
+
+        The last token is always left to compute, because its logits are needed."""
+        found: list[tuple[int, bytes]] = []
+        if not self._caches:
+            return found
+        digest = ROOT
+        for at in range(0, len(ids) - BLOCK, BLOCK):
+            digest = digest_of(digest, ids[at : at + BLOCK])
+            if (block := self._known.get(digest)) is None:
+                if (block := self._load(digest)) is None:
+                    break
+            elif not self._users[block]:
+                del self._idle[block]
+            self._users[block] += 1
+            found.append((block, digest))
+        if self._store is not None:
+            # The first one last: without it the others could not be found.
+            self._store.touch(digest for _, digest in reversed(found))
+        return found
+
+    def _load(self, digest: bytes) -> int | None:
+        """Return a block with the content that the store has; None: it has none, or there is no room."""
+        store = self._store
+        if store is None or not store.has(digest) or not self.has(1) or (block := self.take()) is None:
+            return None
+        self._users[block] = 0
+        if not store.load(digest, block):
+            self._free.append(block)
+            return None
+        self._digests[block] = digest
+        self._known[digest] = block
+        return block
+
+    def publish(self, block: int, before: bytes, ids: array[int]) -> bytes:
+        """Make a full block known, and return its digest. A twin of a known one stays unknown."""
+        if not self._caches:
+            return ROOT
+        digest = digest_of(before, ids)
+        if digest not in self._known:
+            self._digests[block] = digest
+            self._known[digest] = block
+            if self._store is not None:
+                self._store.offer(digest, block)
+        return digest
+
+
+def digest_of(before: bytes, ids: array[int]) -> bytes:
+    return hashlib.blake2b(before + ids.tobytes(), digest_size=32).digest()

@@ -1,0 +1,92 @@
+"""A second model that proposes tokens greedily, for the first one to check (`draft_models_path`).
+
+Its KV cache has the blocks of the first model's, with the same numbers: a sequence has one block table for
+both. So a draft is preempted with its sequence, and finds the prompts that the prefix cache finds. A prompt
+is computed by both models in the same steps.
+
+Where drafting paused, such as next to many others, the draft computes what it missed before it proposes
+again. A block that the prefix cache got meanwhile lacks the draft's part. That makes wrong proposals and no
+wrong answers, because a proposal counts only where the first model chooses the same token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
+from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.genai.options import properties, sentence
+from ovserve.kinds.text.worker.paged.inputs import StepTokens, bind_tokens
+from ovserve.kinds.text.worker.paged.model import FILE, Floats, PagedModel
+from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
+
+FIELD = "draft_models_path"
+
+
+class DraftModel:
+    def __init__(self, spec: PagedTextSpec, draft: DraftSpec, tiles: bool) -> None:
+        """Read and compile it; `allocate` follows. Raises LoadError."""
+        file = Path(draft.model_path) / FILE
+        try:
+            self._model = PagedModel(file, spec.device, properties(spec), tiles)
+            self._model.compile()
+        except RuntimeError as error:
+            raise LoadError(sentence(error), field=FIELD) from error
+        except LoadError as error:
+            raise LoadError(f"the draft model: {error.reason}", field=error.field) from error
+        self.block_bytes = self._model.block_bytes
+        self.vocabulary = self._model.vocabulary
+        self._tokens = spec.max_num_batched_tokens
+        self._most = draft.max_num_seqs  # requests that have drafts in a step; None: all
+
+    def allocate(self, blocks: int, vocabulary: int) -> None:
+        """`vocabulary`: tokens of the first model, others are not proposed."""
+        self._model.allocate(blocks)
+        self.vocabulary = min(self.vocabulary, vocabulary)
+
+    def prefill(self, scheduled: Iterable[ScheduledSequence]) -> None:
+        """Compute the tokens of prompts that the first model computes in this step."""
+        prompts = [item for item in scheduled if item.running.num_new_tokens > 1]
+        parts = []
+        for item in prompts:
+            running, end = item.running, item.running.num_computed_tokens + item.tokens
+            parts.append(self._part(running, running.ids[running.num_drafted_tokens : end], 0))
+            running.num_drafted_tokens = end
+        if parts:
+            self._run(parts)
+
+    def propose(self, counts: dict[Running, int]) -> dict[int, tuple[int, ...]]:
+        """Return so many tokens for each request, by its id; their blocks are there."""
+        counts = dict([*counts.items()][: self._most])
+        proposals: dict[int, list[int]] = {running.id: [] for running in counts}
+        following: dict[Running, array[int]] = {}
+        late: list[StepTokens] = []
+        for running in counts:
+            tokens = running.ids[running.num_drafted_tokens :]
+            if len(tokens) > self._tokens:
+                late.append(self._part(running, tokens[: self._tokens], 0))
+                running.num_drafted_tokens += self._tokens
+            else:
+                following[running] = tokens
+        if late:
+            self._run(late)
+        while following:
+            rows = self._run([self._part(running, tokens, 1) for running, tokens in following.items()])
+            chosen = rows[:, : self.vocabulary].argmax(1).tolist()
+            for (running, tokens), token in zip([*following.items()], chosen, strict=True):
+                running.num_drafted_tokens += len(tokens)
+                proposals[running.id].append(token)
+                following[running] = array("q", [token])
+                if len(proposals[running.id]) == counts[running]:
+                    del following[running]
+        return {id_: tuple(tokens) for id_, tokens in proposals.items()}
+
+    @staticmethod
+    def _part(running: Running, tokens: array[int], rows: int) -> StepTokens:
+        return StepTokens(tokens, running.num_drafted_tokens, rows, running.block_table)
+
+    def _run(self, parts: list[StepTokens]) -> Floats:
+        bind_tokens(self._model.runner, parts)
+        return self._model.runner.run(max(part.start + len(part.ids) for part in parts))

@@ -1,0 +1,291 @@
+"""A model with paged attention: its inputs are blocks of a KV cache, and which tokens of which sequence come
+next.
+
+The runtime's SDPA-to-paged-attention transformation makes it of an ordinary one. An input `rows` is added:
+only the hidden states of those tokens go through the output layer, which is a fifth of a small model.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+from openvino import opset13 as ops
+from openvino._offline_transformations import paged_attention_transformation
+
+from ovserve.engine.host.memory import memory
+from ovserve.engine.host.threads import below_the_steps
+from ovserve.engine.model.files import PACKED
+from ovserve.errors import LoadError
+from ovserve.kinds.text.worker.genai.options import sentence
+
+FILE = "openvino_model.xml"
+BLOCK = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
+CACHES = ("key_cache.", "value_cache.")
+INPUTS = {
+    "input_ids",
+    "position_ids",
+    "past_lens",
+    "subsequence_begins",
+    "block_indices",
+    "block_indices_begins",
+    "max_context_len",
+    "rows",
+}
+ONE_TOKEN = {"input_ids": 1, "position_ids": 1, "rows": 1, "past_lens": 1} | dict.fromkeys(
+    ("subsequence_begins", "block_indices_begins"), 2
+)
+SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
+FEW_TOKENS = 16  # tokens of a step
+COPY_SIZE_RATIO = 1.2  # memory of a compiled model, over its file
+MAX_COPY_SHARE = 0.5  # of the memory that is left, for copies of the weights; the other half is the cache's
+MEASURED_TOKENS = 1, 2, 4, 8, 16  # of steps, to know what candidates cost
+PRECISION = {"INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT"}  # an operator's choice is for every step
+# What may follow the output layer, element by element: scaling, a soft cap, a conversion.
+ELEMENTWISE = ("Add", "Convert", "Divide", "Multiply", "Subtract", "Tanh")
+
+Ints = NDArray[np.int32] | NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
+    """Return the model with one output, logits of shape [rows, vocabulary] in f32. Raises LoadError."""
+    model = core.read_model(file)
+    if not any(sink.get_type_name() == "Assign" for sink in model.get_sinks()):
+        raise LoadError(f"{file.name} keeps no KV cache, so it cannot have paged attention", field="engine")
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise LoadError(
+            f"this model cannot have paged attention: {sentence(error)}", field="engine"
+        ) from error
+    names = {port.any_name for port in model.inputs} | {"rows"}
+    if strange := sorted(name for name in names - INPUTS if not name.startswith(CACHES)):
+        raise LoadError(f"the paged engine does not know this model's inputs {strange}", field="engine")
+    result = model.outputs[0].get_node()
+    layer = result.input_value(0).get_node()
+    while layer.get_type_name() in ELEMENTWISE:
+        layer = layer.input_value(0).get_node()
+    if layer.get_type_name() != "MatMul":
+        raise LoadError("no output layer is found in this model", field="engine")
+    rows = ops.parameter([-1], np.int32, name="rows")
+    rows.output(0).get_tensor().set_names({"rows"})
+    hidden = layer.input(0)
+    hidden.replace_source_output(ops.gather(hidden.get_source_output(), rows, ops.constant(0)).output(0))
+    model.add_parameters([rows])
+    logits = ops.convert(ops.squeeze(result.input_value(0), ops.constant([1])), "f32")
+    model.remove_result(result)
+    model.add_results([ops.result(logits.output(0))])
+    return model
+
+
+class Runner:
+    """A compiled model with its inputs bound. `run` waits for a step."""
+
+    def __init__(self, model: openvino.CompiledModel, caches: Mapping[str, openvino.Tensor]) -> None:
+        self._request = model.create_infer_request()
+        self._ports = {port.any_name: port for port in model.inputs}
+        self._bound: dict[str, Ints] = {}
+        self._longest = np.zeros((), np.int32)
+        self.use(caches)
+        self.bind("max_context_len", self._longest)
+
+    def use(self, caches: Mapping[str, openvino.Tensor]) -> None:
+        for name, cache in caches.items():
+            self._request.set_tensor(self._ports[name], cache)
+
+    def warm(self, block: int, tokens: int = 1) -> None:
+        """Compute tokens in a block that no sequence has. The first inference lays out the weights, which
+        takes SmolLM2 0.3 s, and a later one 0.01 s."""
+        self.bind("input_ids", np.zeros(tokens, np.int64))
+        self.bind("position_ids", np.arange(tokens))
+        places = {"past_lens": [0], "subsequence_begins": [0, tokens], "block_indices": [block]}
+        for name, values in (places | {"block_indices_begins": [0, 1], "rows": range(tokens)}).items():
+            self.bind(name, np.array(values, np.int32))
+        self.run(tokens)
+
+    def bind(self, name: str, array: Ints) -> None:
+        """The runtime reads the array in each step, so that later changes of its values need no further
+        call."""
+        if (port := self._ports.get(name)) is not None:  # a model without position embeddings has fewer
+            self._bound[name] = array
+            self._request.set_tensor(port, openvino.Tensor(array, shared_memory=True))
+
+    def run(self, longest: int) -> Floats:
+        """`longest`: tokens of the longest context. Return logits; they may be written to until the next
+        step."""
+        self._longest[...] = longest
+        self._request.infer(share_outputs=True)
+        logits: Floats = self._request.get_output_tensor(0).data
+        return logits
+
+
+class PagedModel:
+    """The model on the device, and the KV cache: `compile`, then `allocate`.
+
+    Steps of few tokens have forms of their own, compiled in the background (`start_forms`), so that a start
+    takes no longer:
+
+    - With AMX, steps of up to FEW_TOKENS compute in f32, with the packed weights that `ovserve pull` leaves
+      next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
+      they are not. SmolLM2 takes 9.9 ms instead of 17.2 for one stream, 17.0 instead of 20.3 for 8, and 36.3
+      instead of 32.5 for 32 (`benchmarks.few_tokens`, Sapphire Rapids). For 16 they are equal.
+    - A small model is compiled once more for steps of one token. With fixed shapes these take SmolLM2
+      6.9 ms instead of 8.0, with AMX about 1 ms less, for 250 MB of memory. A model of 500 M parameters
+      gains nothing.
+    """
+
+    def __init__(self, file: Path, device: str, properties: Mapping[str, Any], tiles: bool = False) -> None:
+        """Read the file. `tiles`: the processor has AMX. Raises LoadError."""
+        self._core = openvino.Core()
+        self._file, self._device, self._properties = file, device, dict(properties)
+        self._read = read_paged(self._core, file)
+        self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
+        self._in_f32 = tiles and not PRECISION & self._properties.keys()
+        self._form_read: tuple[Path, openvino.Model] | None = None
+        self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
+        self._cache: dict[str, openvino.Tensor] = {}
+        self.compiled: openvino.CompiledModel
+        self.block_bytes = self.blocks = 0
+        self.runner: Runner
+        self.few: Runner | None = None  # for up to FEW_TOKENS
+        self.single: Runner | None = None  # for one token of one sequence
+        self._compiling: threading.Thread | None = None
+
+    def read_forms(self) -> None:
+        """Read what the forms are made of, while `compile` runs. Later this would hold up a first step,
+        because the library's transformation keeps the interpreter lock for 0.2 s (SmolLM2)."""
+        if self._has_forms:
+            file = self._form_file
+            with suppress(LoadError, RuntimeError):  # raised again, and reported, when they are compiled
+                self._form_read = file, read_paged(self._core, file)
+
+    def compile(self) -> None:
+        """Compile, and compute a first token with a cache of one block. That takes most of the memory, 1.9 of
+        2.6 GB for 3 B parameters, so what is left for a cache is known only afterwards.
+
+        Raises RuntimeError for properties that the device does not know.
+        """
+        self.compiled = self._core.compile_model(self._read, self._device, self._properties)
+        del self._read
+        self._shapes = _caches(self.compiled)
+        # With a cache in bf16 the plugin computes in nothing but bf16.
+        self._in_f32 &= all(kind.size == 1 for kind, _ in self._shapes.values())
+        self.block_bytes = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
+        self.runner = Runner(self.compiled, self.make_cache(1))
+        self.runner.warm(0)
+
+    def allocate(self, blocks: int) -> None:
+        """Make the cache. The kernel gives memory to a block when it is first written, so a cache may be as
+        large as it could ever become."""
+        self.blocks = blocks
+        self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm` of the forms
+        self.runner.use(self._cache)
+
+    def step_seconds(self) -> dict[int, float]:
+        """Return the seconds of steps of a few tokens, if one has no form of its own."""
+        seconds: dict[int, float] = {}
+        for tokens in () if self._has_forms else np.repeat(MEASURED_TOKENS, 2).tolist():  # the first prepares
+            began = time.perf_counter()
+            self.runner.warm(self.blocks, tokens)
+            seconds[tokens] = time.perf_counter() - began
+        return seconds
+
+    def start_forms(self) -> None:
+        """Begin to compile the forms for steps of few tokens, on a thread of less priority than the steps."""
+
+        def compile_forms() -> None:
+            below_the_steps()
+            self._compile_forms()
+
+        self._compiling = threading.Thread(target=compile_forms, name="compile forms")
+        self._compiling.start()
+
+    def make_cache(self, blocks: int) -> dict[str, openvino.Tensor]:
+        return {
+            name: openvino.Tensor(kind, openvino.Shape([blocks, *sizes]))
+            for name, (kind, sizes) in self._shapes.items()
+        }
+
+    def copy_block(self, source: int, target: int) -> None:
+        for cache in self._cache.values():
+            data = cache.data  # bf16 comes as float16 of the same bits
+            data[target] = data[source]
+
+    def cache_bytes(self) -> list[NDArray[np.uint8]]:
+        """Return the bytes of each cache, [blocks, bytes of a block], without a copy."""
+        return [cache.data.view(np.uint8).reshape(cache.shape[0], -1) for cache in self._cache.values()]
+
+    def layout(self) -> str:
+        """Return what the contents of a block depend on, besides the weights."""
+        return f"{openvino.get_version()} {self._in_f32} {sorted(self._properties.items())} {self._shapes}"
+
+    def wait(self) -> None:
+        """Wait until all forms are compiled."""
+        if self._compiling is not None:
+            self._compiling.join()
+
+    @property
+    def _form_file(self) -> Path:
+        packed = self._file.with_name(PACKED)
+        return packed if self._in_f32 and packed.is_file() else self._file
+
+    @property
+    def _small(self) -> bool:
+        return self._form_file.with_suffix(".bin").stat().st_size <= SMALL_WEIGHTS_BYTES
+
+    @property
+    def _has_forms(self) -> bool:
+        return self._small or self._in_f32
+
+    def _compile_forms(self) -> None:
+        properties = self._properties | ({"INFERENCE_PRECISION_HINT": "f32"} if self._in_f32 else {})
+        read, self._form_read = self._form_read, None
+        if not self._has_forms:
+            return
+        file, available = self._form_file, memory().available
+        copy = int(file.with_suffix(".bin").stat().st_size * COPY_SIZE_RATIO)
+        if available and copy > available * MAX_COPY_SHARE:
+            print(  # noqa: T201  this process's log
+                "steps of few tokens use the form for many: another copy of the weights takes "
+                f"{copy >> 20} MB, of {available >> 20} MB of memory left",
+                file=sys.stderr,
+            )
+            return
+        try:
+            model = read[1] if read is not None and read[0] == file else read_paged(self._core, file)
+            del read
+            if self._in_f32:
+                self.few = self._form(model, properties)
+            if self._small:
+                names = {port.any_name for port in model.inputs}
+                model.reshape({name: [size] for name, size in ONE_TOKEN.items() if name in names})
+                self.single = self._form(model, properties)
+        except (LoadError, RuntimeError) as error:
+            print(f"steps of few tokens use the form for many: {error}", file=sys.stderr)  # noqa: T201  this process's log
+
+    def _form(self, model: openvino.Model, properties: Mapping[str, Any]) -> Runner | None:
+        """Return a runner over the same cache, or None if the form would lay it out otherwise."""
+        compiled = self._core.compile_model(model, self._device, dict(properties))
+        if _caches(compiled) != self._shapes:
+            return None
+        runner = Runner(compiled, self._cache)
+        runner.warm(self.blocks)
+        return runner
+
+
+def _caches(model: openvino.CompiledModel) -> dict[str, tuple[openvino.Type, list[int]]]:
+    """Return types and shapes of a block of each cache."""
+    return {
+        port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
+        for port in model.inputs
+        if port.any_name.startswith(CACHES)
+    }

@@ -1,0 +1,1 @@
+"""Text to speech: audio of a text, sentence by sentence."""

@@ -1,0 +1,386 @@
+"""T2sCalculator: text to speech with OVMS's options and graph files, sentence by sentence.
+
+Voices: which voice and language a request means, of those that a model has.
+
+Names of Kokoro's voices say their language by the first letter and the speaker after `_`: `bf_emma`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, ClassVar
+
+from ovserve.engine.client.call_client import CallClient
+from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
+from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.plugin_config import plugin_config
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.kinds.voice.api import (
+    CONTENT_TYPES,
+    NAME,
+    Speech,
+    SpeechEndpoint,
+    decode_speech,
+    delta_event,
+    done_event,
+    wav_head,
+)
+from ovserve.kinds.voice.spec import (
+    SPEAK,
+    NamedVoice,
+    SpeakArguments,
+    Spoken,
+    TextToSpeechFacts,
+    TextToSpeechSpec,
+)
+from ovserve.protos.options_pb2 import T2sCalculatorOptions
+from ovserve.sandbox.bodies import Bodies
+from ovserve.telemetry.kinds import TextToSpeechMetrics
+
+LANGUAGES: Mapping[str, str] = {
+    "a": "en-us",
+    "b": "en-gb",
+    "e": "es",
+    "f": "fr-fr",
+    "h": "hi",
+    "i": "it",
+    "j": "ja",
+    "p": "pt-br",
+    "z": "zh",
+}
+SPELLINGS = {**LANGUAGES, "en": "en-us", "fr": "fr-fr", "pt": "pt-br"}
+SHOWN = 12  # names in an error message
+MAX_SHOWN = 64
+
+
+@dataclass(frozen=True)
+class Voices:
+    facts: TextToSpeechFacts
+    default: str  # "": the first one in English, else the first
+
+    def find(self, wanted: str | None) -> str:
+        """Return the name of the voice, "" for a model without voices. Raises InvalidArgument."""
+        names = self.facts.voices
+        if wanted is None:
+            return self.default_name
+        if wanted in names:
+            return wanted
+        folded = wanted.casefold()
+        same = [n for n in names if n.casefold() == folded]
+        found = same or [n for n in names if n.casefold().partition("_")[2] == folded]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise InvalidArgument(
+                f"voice: {_shown(wanted)} may be {' or '.join(found)}; write one of them", param="voice"
+            )
+        raise InvalidArgument(
+            f"voice: Requested voice {_shown(wanted)} not found in available voices: {_listed(names)}",
+            param="voice",
+        )
+
+    @property
+    def default_name(self) -> str:
+        names = self.facts.voices
+        if self.default or not names:
+            return self.default
+        return "af_heart" if "af_heart" in names else names[0]
+
+    def language_of(self, voice: str) -> str | None:
+        """Return the language of a voice; None if its name does not say."""
+        if not self.facts.languages:
+            return None
+        return LANGUAGES.get(voice[:1]) if voice[2:3] == "_" else "en-us"
+
+    def language(self, wanted: str | None, voice: str) -> str:
+        """Return the language, "" for a model with one only. Raises InvalidArgument."""
+        known = self.facts.languages
+        if wanted is None:
+            found, field = self.language_of(voice) or "", f"voice: {voice} is"
+        else:
+            folded = wanted.strip().casefold().replace("_", "-")
+            found = SPELLINGS.get(folded, folded)
+            if found not in known:
+                found = SPELLINGS.get(folded.partition("-")[0], folded.partition("-")[0])
+            field = f"language: {_shown(wanted)} is"
+        if not known or found in known:
+            return found if known else ""
+        param = "voice" if wanted is None else "language"
+        why = f"{field} not a language that the model speaks here; it has {', '.join(known)}"
+        if found in LANGUAGES.values() and found not in ("ja", "zh"):
+            why += ". The others need eSpeak NG on the server"
+        raise InvalidArgument(why, param=param)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "the model has none"
+    more = f" and {len(names) - SHOWN} more, see GET /v3/audio/voices" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
+
+
+EVENTS = "text/event-stream"
+PREFIX = "ovserve-speech-"
+MOST_KEPT = 4 << 20  # bytes of a WAV that are kept in memory
+PIECE = 256 << 10  # bytes of a longer one that are sent at once
+VOICE_FILES = "voices"
+NEEDED = ("config.json", "openvino_model.xml")  # of Kokoro; SpeechT5 has openvino_encoder_model.xml
+SPEECHT5 = "openvino_encoder_model.xml"
+
+
+@dataclass(frozen=True)
+class SpeechOptions:
+    spec: TextToSpeechSpec
+    speed_min: float
+    speed_max: float
+    default_voice: str
+    max_input: int  # characters
+
+
+@dataclass(frozen=True)
+class SpeechResource:
+    """The side packet of nodes that speak."""
+
+    engine: Caller
+    model: TextToSpeechFacts
+    voices: Voices
+    options: SpeechOptions
+    bodies: Bodies
+    metrics: TextToSpeechMetrics
+
+    def facts(self) -> Mapping[str, object]:
+        return {
+            "engine": self.model.engine,
+            "architecture": self.model.architecture,
+            "sample_rate": self.model.sample_rate,
+            "voices": list(self.model.voices),
+            "default_voice": self.voices.default_name,
+            "languages": list(self.model.languages),
+            "response_formats": list(self.model.formats),
+            "speed": [self.options.speed_min, self.options.speed_max],
+            "max_input_characters": self.options.max_input,
+        }
+
+    def arguments(self, asked: Speech) -> SpeakArguments:
+        """Return what the engine gets. Raises InvalidArgument for what this model cannot do."""
+        if len(asked.input) > self.options.max_input:
+            raise InvalidArgument(
+                f"input: expected at most {self.options.max_input} characters, got {len(asked.input)}",
+                param="input",
+            )
+        if asked.format not in self.model.formats:
+            raise InvalidArgument(
+                f"response_format: {asked.format} needs the extra `audio` on the server; without it there is "
+                f"{' and '.join(self.model.formats)}",
+                param="response_format",
+            )
+        voice = self.voices.find(asked.voice)
+        language = self.voices.language(asked.language, voice)
+        return SpeakArguments(asked.input, voice, language, self._speed(asked.speed), asked.format)
+
+    def _speed(self, wanted: float | None) -> float:
+        low, high = self.options.speed_min, self.options.speed_max
+        speed = 1.0 if wanted is None else wanted
+        if not low <= speed <= high:
+            raise InvalidArgument(
+                f"speed must be between speed_min ({low:g}) and speed_max ({high:g}), got {speed:g}",
+                param="speed",
+            )
+        if speed != 1.0 and not self.model.speeds:
+            raise InvalidArgument(
+                f"speed: {self.model.architecture} has one speed, 1; got {speed:g}", param="speed"
+            )
+        return speed
+
+
+def _parse(node: Node) -> SpeechOptions:
+    options = node.options(T2sCalculatorOptions)
+    if options is None:
+        raise node.error("required: node_options with mediapipe.T2sCalculatorOptions", "node_options")
+    if not options.models_path:
+        raise node.error("required, but missing", "models_path")
+    path = (node.config.base / options.models_path).resolve()
+    if not path.is_dir():
+        name = path.name if path.parent.name == "models" else "SOURCE"
+        raise node.error(
+            f"{path} does not exist; `ovserve pull {name}` may fetch it", "models_path", options.models_path
+        )
+    properties = plugin_config(node, options.plugin_config)
+    low, high = options.speed_min, options.speed_max
+    for field, value in (("speed_min", low), ("speed_max", high)):
+        if not math.isfinite(value) or value <= 0:
+            raise node.error(f"expected a number above 0, got {value:g}", field)
+    if low > high:
+        raise node.error(f"is {low:g}, above speed_max, {high:g}", "speed_min")
+    if not options.max_input_characters:
+        raise node.error("expected at least 1, got 0", "max_input_characters")
+    voices = tuple(NamedVoice(v.name, str(_voice_file(node, path, v.path))) for v in options.voices)
+    spec = TextToSpeechSpec(
+        str(path), options.target_device or "CPU", json.dumps(properties, sort_keys=True), voices=voices
+    )
+    return SpeechOptions(spec, low, high, options.default_voice, options.max_input_characters)
+
+
+def _voice_file(node: Node, model: Path, text: str) -> Path:
+    """Return a voice's file: relative to the graph's directory, else to the model's. Raises LoadError."""
+    places = [(base / text).resolve() for base in (node.config.base, model)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise node.error(f"{' and '.join(map(str, dict.fromkeys(places)))} do not exist", "path", text)
+
+
+def _check(node: Node, options: SpeechOptions) -> None:
+    directory = Path(options.spec.model_path)
+    needed = ("config.json",) if (directory / SPEECHT5).is_file() else NEEDED
+    if missing := [name for name in needed if not (directory / name).is_file()]:
+        raise node.error(f"{directory} has no {', '.join(missing)}", "models_path")
+    files = {file.stem for file in (directory / VOICE_FILES).glob("*.bin")}
+    _check_default(node, options, files | {voice.name for voice in options.spec.voices})
+
+
+def _check_default(node: Node, options: SpeechOptions, known: Collection[str]) -> None:
+    """Raises LoadError for a default voice that the model does not have."""
+    if options.default_voice and options.default_voice not in known:
+        raise node.error(f"{options.default_voice!r} is not a voice of the model", "default_voice")
+
+
+async def _make(node: Node, options: SpeechOptions, engine: CallClient, host: Host) -> SpeechResource:
+    facts = engine.facts
+    assert isinstance(facts, TextToSpeechFacts), "the facts of TextToSpeechSpec"
+    _check_default(node, options, facts.voices)
+    voices = Voices(facts, options.default_voice)
+    return SpeechResource(
+        host.admit_calls(engine, {}), facts, voices, options, host.bodies, host.speech_metrics
+    )
+
+
+SPEAKER = ResourceKind(
+    tag="TTS_NODE_RESOURCES",
+    packet_type=SpeechResource,
+    options_type=T2sCalculatorOptions,
+    parse=_parse,
+    spec=lambda options: options.spec,
+    make=_make,
+    check=_check,
+)
+
+
+async def speak(
+    speaker: SpeechResource, text: str, voice: str, speed: float = 1.0
+) -> AsyncGenerator[tuple[Spoken, bytes]]:
+    """Yield sentence by sentence, with its samples. Leaving the loop ends the work."""
+    arguments = SpeakArguments(text, voice, speaker.voices.language(None, voice), speed)
+    stream = await speaker.engine.call(SPEAK, arguments)
+    try:
+        while (item := await stream.next()) is not None:
+            spoken: Spoken = item.decode(Spoken)
+            if spoken.text:
+                seconds = spoken.audio_seconds
+                speaker.metrics.spoke(len(spoken.text), seconds, spoken.seconds, spoken.waited)
+                yield spoken, b"".join(bytes(blob) for blob in item.blobs)
+    finally:
+        stream.cancel()  # no effect on one that has ended
+
+
+@calculator("T2sCalculator")
+class T2sCalculator(EngineCalculator, HttpCalculator):
+    """Sends the audio of a sentence before the next one is spoken."""
+
+    runs_on = "loop"
+    resource = SPEAKER
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: SpeechEndpoint()}
+
+    request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    response: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    speaker = SidePacket("TTS_NODE_RESOURCES", SpeechResource)
+
+    def open(self, cc: Context) -> None:
+        self.stream: ItemStream | None = None
+
+    async def process(self, cc: Context) -> None:
+        payload = cc[self.request]
+        if payload is None:
+            return
+        self.began, self.spoke = time.monotonic(), False
+        speaker = cc[self.speaker]
+        self.metrics = speaker.metrics
+        asked = await speaker.bodies.run(payload.head.large, decode_speech, payload.body)
+        arguments = speaker.arguments(asked)
+        self.stream = await speaker.engine.call(SPEAK, arguments)
+        await (self._whole if asked.whole else self._parts)(cc, asked, speaker)
+
+    async def _whole(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
+        """Send a WAV, which begins with its size. A long one waits on disk: minutes of audio come of a short
+        text."""
+        kind, headers = CONTENT_TYPES[asked.format], ignored_header(asked.ignored)
+        with SpooledTemporaryFile(MOST_KEPT, prefix=PREFIX) as parts:
+            while (item := await self._next()) is not None:
+                try:
+                    parts.write(item[1])
+                except OSError as error:  # from MOST_KEPT on it is a file
+                    raise Unavailable(f"the server cannot store a long WAV: {error.strerror}") from error
+            size = parts.tell()
+            parts.seek(0)
+            head = wav_head(speaker.model.sample_rate, size)
+            body = head + parts.read(MOST_KEPT)
+            if len(head) + size == len(body):
+                cc.send(self.response, HttpResponse(body, kind, headers))
+                return
+            whole, at = len(head) + size, cc.timestamp
+            cc.send(self.response, HttpResponse(body, kind, headers, more=True, size=whole))
+            while body := parts.read(PIECE):
+                await cc.flush()
+                at += 1
+                cc.send(self.response, body, at)
+
+    async def _parts(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
+        events = asked.stream == "sse"
+        before = wav_head(speaker.model.sample_rate, None) if asked.format == "wav" else b""
+        audio_seconds, at = 0.0, cc.timestamp
+        while (item := await self._next()) is not None:
+            spoken, audio = item
+            audio_seconds += spoken.audio_seconds
+            if before + audio:
+                part = delta_event(before + audio) if events else before + audio
+                self._send(cc, at, part, asked)
+                at, before = at + 1, b""
+                await cc.flush()
+        if events:
+            self._send(cc, at, done_event(len(asked.input), audio_seconds), asked)
+
+    def _send(self, cc: Context, at: int, part: bytes, asked: Speech) -> None:
+        if at > cc.timestamp:
+            cc.send(self.response, part, at)
+            return
+        kind = EVENTS if asked.stream == "sse" else CONTENT_TYPES[asked.format]
+        cc.send(self.response, HttpResponse(part, kind, ignored_header(asked.ignored), more=True))
+
+    async def _next(self) -> tuple[Spoken, bytes] | None:
+        assert self.stream is not None
+        item = await self.stream.next()
+        if item is None:
+            return None
+        spoken: Spoken = item.decode(Spoken)
+        if spoken.text:
+            if not self.spoke:
+                self.metrics.first_audio.observe(time.monotonic() - self.began)
+            self.spoke = True
+            self.metrics.spoke(len(spoken.text), spoken.audio_seconds, spoken.seconds, spoken.waited)
+        return spoken, b"".join(bytes(blob) for blob in item.blobs)
+
+    def close(self, cc: Context) -> Any:
+        if self.stream is not None:
+            self.stream.cancel()  # no effect on one that has ended

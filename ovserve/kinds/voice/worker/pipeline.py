@@ -1,0 +1,171 @@
+"""Pipeline: OpenVINO GenAI's Text2SpeechPipeline with the voices of a directory.
+
+Source: https://github.com/openvinotoolkit/openvino.genai, read 2026-11-22
+
+Find eSpeak NG, which makes the phonemes of words that are in no dictionary, and of other languages.
+
+The library loads it at run time. Without it words that its English dictionary lacks are left out.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as ov_genai
+
+from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.memory import resident
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.voice.spec import TextToSpeechFacts, TextToSpeechSpec
+from ovserve.kinds.voice.worker.normalize import fold, normalize
+from ovserve.kinds.voice.worker.pronounce import Pronunciation
+
+LIBRARY, DATA = "MISAKI_ESPEAK_LIBRARY", "ESPEAK_DATA_PATH"
+
+
+def find_espeak() -> Mapping[str, str] | None:
+    """Return the environment with which the library finds it: the user's, the system's or the extra's.
+
+    None if there is none.
+    """
+    if os.environ.get(LIBRARY) or ctypes.util.find_library("espeak-ng"):
+        return {}
+    try:
+        import espeakng_loader
+    except ImportError:
+        return None
+    return {LIBRARY: str(espeakng_loader.get_library_path()), DATA: str(espeakng_loader.get_data_path())}
+
+
+KOKORO_RATE, SPEECHT5_RATE = 24_000, 16_000
+ENGLISH = ("en-us", "en-gb")
+BY_ESPEAK = ("es", "fr-fr", "hi", "it", "pt-br")  # Kokoro's other languages, whose phonemes it makes
+# Bytes since the load. The longest sentences take 0.7 GB, and one of a new length leaves up to 2 MB for good,
+# even with the bound of `device_properties` (60 sentences on an EPYC without AVX-512, 2026-11-27).
+MAX_GROWTH = 1_250_000_000
+WARM_UP = "Ready."  # the first inference compiles kernels: 1.5 s, which no client shall wait for
+
+THROWN = "Exception from"  # in messages of the runtime, and not of the part that makes phonemes
+
+
+class Pipeline:
+    """One at a time: the library's object is not re-entrant."""
+
+    def __init__(self, spec: TextToSpeechSpec) -> None:
+        directory = Path(spec.model_path)
+        self._kokoro = is_kokoro(directory)
+        espeak = find_espeak() if self._kokoro else None
+        rules = self._kokoro and espeak is None
+        self._pronunciations = {
+            language: Pronunciation(directory / "data", language) for language in (ENGLISH if rules else ())
+        }
+        if espeak is not None:
+            os.environ.update(espeak)
+        self._directory, self._spec = directory, spec
+        self._load()
+        self._shape = [int(n) for n in self._pipeline.get_speaker_embedding_shape()]
+        self._voices = self._read_voices(directory, spec)
+        if self._kokoro and not self._voices:
+            raise LoadError("Kokoro needs voices/NAME.bin, and there is none", file=spec.model_path)
+        languages: tuple[str, ...] = ()
+        if self._kokoro:
+            languages = ENGLISH if espeak is None else (*ENGLISH, *BY_ESPEAK)
+        self.facts = TextToSpeechFacts(
+            engine=f"openvino-genai {ov_genai.__version__}",
+            architecture="Kokoro" if self._kokoro else "SpeechT5",
+            sample_rate=KOKORO_RATE if self._kokoro else SPEECHT5_RATE,
+            voices=tuple(sorted(self._voices)),
+            languages=languages,
+            speeds=self._kokoro,
+        )
+        self.speak(WARM_UP, next(iter(self.facts.voices), ""), "en-us", 1.0)
+        self._memory = resident(os.getpid())
+
+    def _load(self) -> None:
+        """Raises LoadError; what was loaded before stays then."""
+        spec = self._spec
+        try:
+            self._pipeline = ov_genai.Text2SpeechPipeline(
+                self._directory, spec.device, **device_properties(spec.properties, spec.device)
+            )
+        except RuntimeError as error:
+            raise LoadError(_first_line(error), file=spec.model_path) from error
+
+    @property
+    def has_grown(self) -> bool:
+        return resident(os.getpid()) - self._memory > MAX_GROWTH
+
+    def reload(self) -> None:
+        """Load the model again, which frees what the runtime keeps of each length. Raises LoadError."""
+        try:
+            self._load()
+        finally:
+            self._memory = resident(os.getpid())
+
+    def in_words(self, text: str, language: str) -> str:
+        """Return the text as it is spoken: in English without digits and signs."""
+        return normalize(text) if language in ("", *ENGLISH) else fold(text)
+
+    def speak(self, text: str, voice: str, language: str, speed: float) -> np.ndarray[Any, Any]:
+        """Return float32 samples, none if nothing in the text can be spoken.
+
+        Raises InvalidArgument for a voice or a language that the model does not have.
+        """
+        if voice and voice not in self._voices:
+            raise InvalidArgument(f"voice: {voice!r} is not one of the model's", param="voice")
+        options: dict[str, Any] = {"language": language, "speed": speed} if self._kokoro else {}
+        embedding = self._voices[voice] if voice else None
+        if (pronunciation := self._pronunciations.get(language)) is not None:
+            text = pronunciation.complete(text)
+        try:
+            result = self._pipeline.generate(text, embedding, **options)
+        except RuntimeError as error:
+            if THROWN in str(error):
+                raise
+            sys.stderr.write(f"{text[:80]!r} cannot be spoken: {error}\n")  # by the part that makes phonemes
+            return np.zeros(0, np.float32)
+        found = [np.array(speech.data, np.float32).reshape(-1) for speech in result.speeches]
+        return found[0] if found else np.zeros(0, np.float32)
+
+    def _read_voices(self, directory: Path, spec: TextToSpeechSpec) -> dict[str, openvino.Tensor]:
+        """Raises LoadError for a file of another size than the model's voices have."""
+        files = {path.stem: path for path in sorted((directory / "voices").glob("*.bin"))}
+        files |= {voice.name: Path(voice.path) for voice in spec.voices}
+        return {name: self._read_voice(name, path) for name, path in files.items()}
+
+    def _read_voice(self, name: str, path: Path) -> openvino.Tensor:
+        expected = 4 * int(np.prod(self._shape))
+        try:
+            size = path.stat().st_size
+            if size == expected:
+                return openvino.Tensor(np.fromfile(path, "<f4").reshape(self._shape))
+        except OSError as error:
+            raise LoadError(f"{path}: {error.strerror}", field="voices") from error
+        shape = " x ".join(map(str, self._shape))
+        raise LoadError(
+            f"voice {name!r}: {path} has {size} bytes; {expected} were expected, {shape} floats",
+            field="voices",
+        )
+
+
+def is_kokoro(directory: Path) -> bool:
+    """Raises LoadError without a readable config.json."""
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"config.json cannot be read: {error}", file=str(directory)) from error
+    return "vocab" in config and "speecht5" not in str(config.get("model_type", ""))
+
+
+def _first_line(error: Exception) -> str:
+    """Return what the library says, without the line that says where in its source."""
+    lines = [line for line in str(error).splitlines() if line.strip() and THROWN not in line]
+    return lines[0] if lines else str(error)
