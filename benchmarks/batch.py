@@ -25,7 +25,7 @@ import httpx
 import openai
 
 from benchmarks.processes import GRAPH, exit_on_sigterm, stop_server
-from ovserve.responses.batch_runner import MAX_RUNNING_LINES
+from ovserve.services.responses.batch_runner import MAX_RUNNING_LINES
 from tests.conftest import start_server
 
 LIVE, LINES = "ovserve_generated_tokens_total", "ovserve_batch_generated_tokens_total"

@@ -28,7 +28,7 @@ from ovserve.api.openai import ENDPOINTS
 from ovserve.calculators.shipped import MODULES
 from ovserve.cli.serve import new_event_loop
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.health.health import Health
+from ovserve.engine.client.health import Health
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.state import EngineState, RestartPolicy
 from ovserve.engine.client.text import TextClient

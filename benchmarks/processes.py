@@ -23,7 +23,7 @@ import msgspec
 
 from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
-from ovserve.kinds.text.options.llm import parse_llm_options
+from ovserve.kinds.text.options import parse_llm_options
 from ovserve.serving.loader import check_graph
 from tests.conftest import ROOT, Server, start_server
 

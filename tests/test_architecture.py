@@ -26,10 +26,10 @@ ROWS = (
     {"server"},
     {"http", "grpc_api", "console"},
     {"tools"},
-    {"responses", "inference", "monitoring", "pull"},
+    {"services", "pull"},
     {"serving"},
-    {"calculators", "admission"},
-    {"kinds"},
+    {"calculators"},
+    {"kinds", "engine.admission"},
     {"sandbox", "engine.client", "engine.worker"},
     {"kinds.worker"},
     {"kinds.spec"},
@@ -49,7 +49,7 @@ FORBIDDEN = {
     **{(t, "llm"): "a transport sees payloads and bytes, not generation requests" for t in TRANSPORTS},
     **{(t, "graph"): "a transport starts a response, it knows no graph runs" for t in TRANSPORTS},
     ("sandbox", "graph"): "a sandbox renders and decodes, it knows no graph",
-    ("admission", "calculators"): "admission stands between nodes and their engine",
+    ("engine.admission", "kinds"): "admission stands between nodes and their engine",
 }
 WORKER_SIDE = ("engine.worker", "kinds.worker")
 ENGINE_FREE = {"http", "grpc_api"}  # transports see servables, not engines
@@ -98,12 +98,12 @@ ONLY_IMPORTER = {
     "grpc": "ovserve/grpc_api/",
     "grpc_health": "ovserve/grpc_api/",
     "grpc_reflection": "ovserve/grpc_api/",
-    "prometheus_client": "ovserve/monitoring/scrape.py",
+    "prometheus_client": "ovserve/services/monitoring/scrape.py",
     "jinja2": "ovserve/llm/prompt/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
     "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/kinds/images/worker/drawing.py"),
     "pypdf": "ovserve/sandbox/images/worker.py",
-    "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench/plot.py"),
+    "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench.py"),
     "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",
@@ -191,6 +191,19 @@ def wrong_imports(path: Path) -> Iterator[str]:
 
 def test_imports_point_down() -> None:
     offenders = [f"{relative(path)} imports {why}" for path in FILES for why in wrong_imports(path)]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_a_kind_imports_no_other_kind() -> None:
+    """What two kinds need stands in `kinds/` itself, or below."""
+    rooms = {path.name for path in (PACKAGE / "kinds").iterdir() if path.is_dir()}
+    offenders = []
+    for path in (PACKAGE / "kinds").rglob("*/*.py"):
+        room = path.relative_to(PACKAGE / "kinds").parts[0]
+        others = [
+            n for n in imports(path) if n.startswith("ovserve.kinds.") and n.split(".")[2] in rooms - {room}
+        ]
+        offenders += [f"{relative(path)} imports {name}" for name in others]
     assert not offenders, "\n".join(offenders)
 
 

@@ -12,12 +12,12 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 760,
+    "files": 750,
     "lines": 100_050,
     "median lines of a file": 160,
-    "folders": 80,
-    "top-level packages": 22,
-    "modules with one importer": 205,
+    "folders": 79,
+    "top-level packages": 20,
+    "modules with one importer": 197,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 20,
     "base classes with one subclass": 27,
     "depth of inheritance": 5,

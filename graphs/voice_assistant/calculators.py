@@ -20,7 +20,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.calculators.library import ConversationMemory, Toolbox, ToolResult, answer_with_tools
 from ovserve.errors import InvalidArgument, PayloadTooLarge
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
-from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.resource import EngineCalculator
 from ovserve.kinds.speech.api import TRANSCRIPTIONS, AudioEndpoint
 from ovserve.kinds.speech.languages import language_code
@@ -28,7 +28,6 @@ from ovserve.kinds.speech.node import SPEECH
 from ovserve.kinds.speech.node import SpeechResource as Ears
 from ovserve.kinds.speech.transcription import Transcription
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources
-from ovserve.kinds.text.response_writer import ignored_header
 from ovserve.kinds.voice.node import SPEAKER, speak
 from ovserve.kinds.voice.node import SpeechResource as Mouth
 from ovserve.llm.sentences import complete, speakable

@@ -12,8 +12,7 @@ from ovserve.kinds.python import node as python_node
 from ovserve.kinds.speech import node as speech_to_text
 from ovserve.kinds.tensors import adapter, inference, session
 from ovserve.kinds.tensors import node as plain_model_node
-from ovserve.kinds.text import executor as llm_executor
-from ovserve.kinds.text import http_frontend, http_llm, output_parser, request_parser, response_writer
+from ovserve.kinds.text import http_frontend, http_llm, response_writer, steps
 from ovserve.kinds.voice import node as text_to_speech
 
 MODULES = (
@@ -23,19 +22,16 @@ MODULES = (
     http_llm,
     image_generation,
     inference,
-    llm_executor,
-    output_parser,
     pass_through,
     plain_model_node,
     python_converter,
     python_node,
-    realtime,
-    request_parser,
     rerank,
     response_writer,
     session,
-    text_to_speech,
     speech_to_text,
+    steps,
+    text_to_speech,
     realtime,
     realtime_audio,
     *library.MODULES,

@@ -1,7 +1,7 @@
 """`ovserve batch`: answer each line of a file with requests, without a server.
 
-It runs a batch (`responses/batches.py`) on a server of its own, whose state is kept next to the output until
-that is complete. So a run that was broken off goes on where it was.
+It runs a batch (`services/responses/batches.py`) on a server of its own, whose state is kept next to the
+output until that is complete. So a run that was broken off goes on where it was.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.tools.bench import plot, report
-    from ovserve.tools.bench.clients import Target, run
-    from ovserve.tools.bench.plan import jobs, lengths
+    from ovserve.tools import bench as plot
+    from ovserve.tools import bench as report
+    from ovserve.tools.bench import Target, jobs, lengths, run
     from ovserve.tools.tuning.prompts import read
 
     _check(arguments)

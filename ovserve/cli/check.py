@@ -79,7 +79,7 @@ def _effect(use: Use, fault: str) -> str:
 
 def _check_metrics(path: Path) -> None:
     """Raises InvalidArgument for a metric of the file that does not exist, or LoadError."""
-    from ovserve.monitoring.choice import choose
+    from ovserve.services.monitoring.choice import choose
     from ovserve.serving.config.file import ConfigFile
 
     try:

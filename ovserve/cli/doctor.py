@@ -34,10 +34,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from ovserve.server.environment import from_environment
     from ovserve.server.settings import Settings
-    from ovserve.tools.doctor.finding import report, text
-    from ovserve.tools.doctor.machine import check_machine
-    from ovserve.tools.doctor.places import check_cache, check_models, check_ports, check_store
-    from ovserve.tools.doctor.software import check_software
+    from ovserve.tools.doctor import (
+        check_cache,
+        check_machine,
+        check_models,
+        check_ports,
+        check_software,
+        check_store,
+        report,
+        text,
+    )
 
     given = {name: port for name in PORTS if (port := getattr(arguments, name)) is not None}
     settings = replace(Settings(**from_environment(os.environ)), **given)

@@ -40,14 +40,14 @@ def add_to(commands: Commands) -> None:
 
 
 def _calculator(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.skeleton.write import new_calculator
+    from ovserve.cli.skeleton import new_calculator
 
     new_calculator(arguments.name, arguments.directory, _say)
     return 0
 
 
 def _graph(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.skeleton.write import new_graph
+    from ovserve.cli.skeleton import new_graph
 
     model = arguments.model
     place = repository()

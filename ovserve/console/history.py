@@ -19,7 +19,7 @@ from aiohttp import web
 
 from ovserve.access import Caller, as_system
 from ovserve.console.calls import answer, caller
-from ovserve.monitoring.scrape import Scraper
+from ovserve.services.monitoring.scrape import Scraper
 from ovserve.serving.manager import Manager
 
 SAMPLE_SECONDS = 5.0

@@ -1,6 +1,7 @@
-"""inference.GRPCInferenceService: each call of KServe and Triton, translated to `inference/` and back.
+"""inference.GRPCInferenceService: each call of KServe and Triton, translated to `services/inference/` and
+back.
 
-The behaviour of a call is defined in `inference/`, which the REST form shares.
+The behaviour of a call is defined in `services/inference/`, which the REST form shares.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from ovserve.errors import InvalidArgument, Unimplemented, public
 from ovserve.grpc_api.errors import sentence
 from ovserve.grpc_api.messages import read_message, to_message
 from ovserve.grpc_api.service import Context, Method
-from ovserve.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
-from ovserve.inference.infer import Inference
-from ovserve.inference.infer_stream import infer_stream
-from ovserve.inference.metadata import BACKEND, Description
 from ovserve.protos import kserve_pb2 as pb
 from ovserve.protos import model_config_pb2 as config_pb
+from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
+from ovserve.services.inference.infer import Inference
+from ovserve.services.inference.infer_stream import infer_stream
+from ovserve.services.inference.metadata import BACKEND, Description
 from ovserve.telemetry.counters import GRPC, MODEL_METADATA, MODEL_READY
 
 Infer = pb.ModelInferRequest | bytes  # bytes if it is large, see `service.py`

@@ -45,12 +45,12 @@ from ovserve.errors import (
 from ovserve.grpc_api.errors import sentence, status_of
 from ovserve.grpc_api.inference import InferenceService
 from ovserve.grpc_api.service import Context, service_handler
-from ovserve.inference.administration import Administration, Entry
-from ovserve.inference.infer import Inference
-from ovserve.inference.metadata import Description
 from ovserve.protos import kserve_pb2, tensorflow_serving_pb2
 from ovserve.protos import tensorflow_error_pb2 as error_pb
 from ovserve.protos import tensorflow_serving_pb2 as tfs_pb
+from ovserve.services.inference.administration import Administration, Entry
+from ovserve.services.inference.infer import Inference
+from ovserve.services.inference.metadata import Description
 from ovserve.serving.manager import Manager
 
 _FILE: Any = reflection_pb.DESCRIPTOR  # its stub has its own types

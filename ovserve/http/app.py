@@ -52,14 +52,14 @@ from ovserve.http.routes.voices import VoiceRoutes
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.http.transport.malformed import Runner
-from ovserve.inference.administration import Administration
-from ovserve.inference.infer import Inference
-from ovserve.inference.metadata import Description
-from ovserve.responses.batch_validation import BatchBounds
-from ovserve.responses.batches import BatchService
-from ovserve.responses.files import FileBounds, Files
-from ovserve.responses.service import ResponsesService
-from ovserve.responses.store import ResponseStore
+from ovserve.services.inference.administration import Administration
+from ovserve.services.inference.infer import Inference
+from ovserve.services.inference.metadata import Description
+from ovserve.services.responses.batch_validation import BatchBounds
+from ovserve.services.responses.batches import BatchService
+from ovserve.services.responses.files import FileBounds, Files
+from ovserve.services.responses.service import ResponsesService
+from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")

@@ -15,8 +15,7 @@ from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.limits import LIMITS
 from ovserve.http.transport.malformed import check_coding
-from ovserve.kinds.payload import HttpPayload
-from ovserve.kinds.text.response_writer import report_headers
+from ovserve.kinds.payload import HttpPayload, report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable

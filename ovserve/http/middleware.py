@@ -1,6 +1,6 @@
 """Middleware of every request: its id, the border where errors become answers, and one line in the log.
 
-The order is fixed in `app.py`. `sse/` handles errors after a streamed answer has begun; requests that reach
+The order is fixed in `app.py`. `sse.py` handles errors after a streamed answer has begun; requests that reach
 this border have sent nothing yet.
 
 Reads from the headers of a request how long its client waits for an answer.
@@ -34,7 +34,7 @@ from ovserve.errors import (
 )
 from ovserve.http.errors import API_STYLE, style_of
 from ovserve.http.routes.absent import not_found, why_absent
-from ovserve.http.sse.events import ANSWERED
+from ovserve.http.sse import ANSWERED
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
 from ovserve.log import request_id

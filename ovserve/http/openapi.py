@@ -31,7 +31,7 @@ from ovserve.http import azure_operations
 from ovserve.http.errors import ApiStyle, style_of
 from ovserve.http.routes import config, lora, metrics, realtime, tensorflow, v2
 from ovserve.kinds.encoders import embeddings_api, rerank_api
-from ovserve.kinds.images import answers
+from ovserve.kinds.images import api as answers
 from ovserve.kinds.speech import api as transcriptions
 from ovserve.kinds.voice import api as speech
 

@@ -1,4 +1,5 @@
-"""Payloads: the first and last packets of an HTTP request's graph. Shared by `http/` and the calculators."""
+"""Payloads: the first and last packets of an HTTP request's graph. Shared by `http/` and the calculators,
+as are the headers that say what the server made of a request."""
 
 from __future__ import annotations
 
@@ -11,6 +12,14 @@ from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import UNREAD, Head
+
+IGNORED_HEADER = "x-ovserve-ignored-params"
+HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and a body may have 20,000 fields
+EVENT_STREAM = "text/event-stream"
+CLAMPED_HEADER = "x-ovserve-clamped"
+ADAPTED_HEADER = "x-ovserve-adapted"  # how messages were rearranged, see llm/prompt/arrange.py
+REPETITION_HEADER = "x-ovserve-repetition"
+TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class HttpResponse:
     bytes of the whole body, if they are known.
 
     With `events` the answer is a Responses API response: packets of ResponseEvents follow, and the service in
-    `responses/` writes the body. A third party's graph may also answer with bytes or str alone: 200,
+    `services/responses/` writes the body. A third party's graph may also answer with bytes or str alone: 200,
     application/json.
     """
 
@@ -88,3 +97,24 @@ class HttpCalculator(Calculator):
     def endpoints_of(cls, options: Any, servable: str) -> Iterable[str]:
         """Return the endpoints of a node with these parsed options; a name may end in `/*`."""
         return cls.endpoints
+
+
+def report_headers(ignored: Iterable[str], adapted: Iterable[str]) -> dict[str, str]:
+    """The headers about a request: what had no effect, and how its messages were rearranged."""
+    listed = ",".join(adapted)
+    return ignored_header(ignored) | ({ADAPTED_HEADER: listed} if listed else {})
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """The header that reports what had no effect; none when all had. Past HEADER_LENGTH it counts."""
+    texts = [_header_text(name) for name in names]
+    listed = ",".join(texts)
+    if len(listed) > HEADER_LENGTH:
+        kept = listed[: HEADER_LENGTH + 1].rpartition(",")[0]
+        listed = f"{kept},... and {len(texts) - kept.count(',') - 1} more"
+    return {IGNORED_HEADER: listed} if listed else {}
+
+
+def _header_text(name: str) -> str:
+    """A body's field name may hold anything; a header may not."""
+    return "".join(c if " " < c < "\x7f" and c != "," else "?" for c in name[:64])

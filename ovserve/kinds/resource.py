@@ -26,14 +26,7 @@ from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Encoded
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.kinds import (
-    EncoderMetrics,
-    ImageMetrics,
-    PythonMetrics,
-    SpeechMetrics,
-    TensorMetrics,
-    TextToSpeechMetrics,
-)
+from ovserve.telemetry.counters import KindMetrics
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -158,13 +151,9 @@ class Host:
     bodies: Bodies
     admit: Callable[[TextClient, Mapping[str, float]], Generator]
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
-    encoder: EncoderMetrics
-    image_metrics: ImageMetrics
-    speech_metrics: TextToSpeechMetrics
-    tensor_metrics: TensorMetrics
-    python: PythonMetrics
     audio: AudioLoader
-    speech: SpeechMetrics
+    metrics: KindMetrics  # kept across reloads
+    version_metrics: KindMetrics  # of the version of a plain model
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,21 @@ from pathlib import Path
 from ovserve.access import Guard
 from ovserve.access.audit_log import AuditLog
 from ovserve.access.keys import load_key
-from ovserve.admission.limits import Limits
 from ovserve.api.openai.bounds import BodyBounds
+from ovserve.engine.admission.limits import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.http.transport.addresses import is_local, split
-from ovserve.monitoring.choice import parse_list
-from ovserve.monitoring.families import ALL
-from ovserve.responses.batch_validation import BatchBounds
-from ovserve.responses.files import FileBounds
-from ovserve.responses.store import ResponseStore, StoreError
 from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
 from ovserve.server.settings import Settings, grpc_addresses
+from ovserve.services.monitoring.choice import parse_list
+from ovserve.services.monitoring.families import ALL
+from ovserve.services.responses.batch_validation import BatchBounds
+from ovserve.services.responses.files import FileBounds
+from ovserve.services.responses.store import ResponseStore, StoreError
 from ovserve.serving.aliases import Aliases
 from ovserve.serving.config.file import ConfigFile, Monitoring
 from ovserve.serving.config.repository import Repository

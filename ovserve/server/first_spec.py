@@ -14,7 +14,7 @@ from ovserve.engine.protocol.specs import GenerationSpec
 from ovserve.errors import OvserveError
 from ovserve.graph.config import load_graph, parse_graph
 from ovserve.graph.node import Node
-from ovserve.kinds.text.options.engine_spec import engine_options
+from ovserve.kinds.text.engine_spec import engine_options
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.server.source import Served
 from ovserve.serving.config.repository import SingleGraph

@@ -21,11 +21,11 @@ from ovserve.http.transport.listen import Listener
 from ovserve.http.transport.malformed import Runner
 from ovserve.http.transport.sockets import Sockets
 from ovserve.http.transport.tls import Certificate
-from ovserve.inference.infer import Inference
-from ovserve.responses.service import ResponsesService
-from ovserve.responses.store import ResponseStore
 from ovserve.server.build import batch_bounds
 from ovserve.server.settings import OPTIONS, Settings, grpc_addresses, tls_files
+from ovserve.services.inference.infer import Inference
+from ovserve.services.responses.service import ResponsesService
+from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 
 if TYPE_CHECKING:

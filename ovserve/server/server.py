@@ -27,8 +27,6 @@ from ovserve.graph import Registry
 from ovserve.http.transport.addresses import UNIX
 from ovserve.http.transport.tls import Certificate
 from ovserve.pull.packaged import better_than
-from ovserve.responses.daily_usage import DailyUsage
-from ovserve.responses.service import ResponsesService
 from ovserve.sandbox.bodies import Bodies
 from ovserve.server.build import (
     body_bounds,
@@ -44,6 +42,8 @@ from ovserve.server.listening import Listening
 from ovserve.server.running import listed
 from ovserve.server.settings import Settings, tls_files
 from ovserve.server.source import Served
+from ovserve.services.responses.daily_usage import DailyUsage
+from ovserve.services.responses.service import ResponsesService
 from ovserve.serving.manager import Manager
 from ovserve.serving.watcher import Reloads
 from ovserve.telemetry.tracing import Tracing

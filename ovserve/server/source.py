@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, model_in
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.kinds.encoders.task import encoder_task
+from ovserve.kinds.encoders.files import encoder_task
 from ovserve.kinds.tensors.files import SUFFIXES, is_model_file
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.encoder_graph import encoder_graph

@@ -27,8 +27,8 @@ from ovserve.graph import Registry
 from ovserve.graph.plan import NodePlan
 from ovserve.kinds.tensors.files import is_model_file
 from ovserve.kinds.tensors.session import Models
-from ovserve.kinds.text.options.llm import LlmOptions
-from ovserve.kinds.text.options.text_engine import TextEngine
+from ovserve.kinds.text.engine_choice import TextEngine
+from ovserve.kinds.text.options import LlmOptions
 from ovserve.kinds.text.resource import choose_parsers, load_template
 from ovserve.llm.parsing.core.choice import ParserChoice, choose
 from ovserve.sandbox.templates.pool import TemplatePool

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from ovserve.admission.calls import CallAdmission
-from ovserve.admission.controller import AdmissionController
-from ovserve.admission.limits import Limits
+from ovserve.engine.admission.calls import CallAdmission
+from ovserve.engine.admission.controller import AdmissionController
+from ovserve.engine.admission.limits import Limits
 from ovserve.engine.model.lora import adapter_file, scaling
 from ovserve.engine.protocol.specs import LoraAdapter, Spec, TextSpec
 from ovserve.errors import LoadError
@@ -244,13 +244,9 @@ async def load_servable(
         bodies,
         admit=lambda engine, own: AdmissionController(engine, metrics.meter, limits.with_own(own)),
         admit_calls=lambda engine, own: CallAdmission(engine, metrics.meter, limits.with_own(own)),
-        tensor_metrics=metrics.versions[checked.spec.version],
-        encoder=metrics.encoder,
-        python=metrics.python,
-        image_metrics=metrics.images,
         audio=media.audio,
-        speech=metrics.speech,
-        speech_metrics=metrics.text_to_speech,
+        metrics=metrics.kinds,
+        version_metrics=metrics.versions[checked.spec.version],
     )
     taken: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}

@@ -13,8 +13,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from ovserve.admission.limits import Limits
 from ovserve.calculators.library.mcp_servers import McpServers
+from ovserve.engine.admission.limits import Limits
 from ovserve.engine.client.dormancy import RESTING
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.graph.graph import Graph

@@ -1,5 +1,5 @@
 """Token operations of a servable without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
-responses/input_tokens.
+services/responses/input_tokens.
 
 It takes bodies and returns answers; `api/openai/` and `api/anthropic/` define the wire forms.
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from ovserve.admission.limits import Limits
 from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
+from ovserve.engine.admission.limits import Limits
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.kinds.encoders.resource import EncoderResource

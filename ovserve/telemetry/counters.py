@@ -10,20 +10,14 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.histogram import MICROSECONDS, OF_REQUESTS, Histogram
-from ovserve.telemetry.kinds import (
-    EncoderMetrics,
-    ImageMetrics,
-    PythonMetrics,
-    SpeechMetrics,
-    TensorMetrics,
-    TextToSpeechMetrics,
-)
 from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.requests import RequestMetrics
+
+M = TypeVar("M")
 
 # Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
 # shutdown.
@@ -63,6 +57,20 @@ class Call(NamedTuple):
     method: str
 
 
+class KindMetrics:
+    """The counters of each kind of model, by their class."""
+
+    def __init__(self) -> None:
+        self._counters: dict[type[Any], Any] = {}
+
+    def of(self, kind: type[M]) -> M:
+        """Return the counters of a kind; they begin when they are first asked for."""
+        counters: M | None = self._counters.get(kind)
+        if counters is None:
+            counters = self._counters[kind] = kind()
+        return counters
+
+
 class ModelMetrics:
     """Counters of one servable name."""
 
@@ -73,11 +81,7 @@ class ModelMetrics:
 
     def __init__(self) -> None:
         self.meter = RequestMetrics()
-        self.encoder = EncoderMetrics()
-        self.python = PythonMetrics()
-        self.images = ImageMetrics()
-        self.speech = SpeechMetrics()
-        self.text_to_speech = TextToSpeechMetrics()
+        self.kinds = KindMetrics()
         self.running = 0  # answers in progress
         self.accepted: Counter[Call] = Counter()
         self.rejected: Counter[Call] = Counter()
@@ -88,7 +92,7 @@ class ModelMetrics:
         self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
         # Of streams: microseconds to the first piece.
         self.latencies: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
-        self.versions: defaultdict[int, TensorMetrics] = defaultdict(TensorMetrics)  # of a plain model
+        self.versions: defaultdict[int, KindMetrics] = defaultdict(KindMetrics)  # of a plain model
         self.finished = 0
         self.failed: Counter[str] = Counter()  # by the error's code or kind
         self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from ovserve.admission.calls import CallDeadlines
+from ovserve.engine.admission.calls import CallDeadlines
 from tests.conftest import eventually
 
 

@@ -14,8 +14,8 @@ from ovserve.access import Guard
 from ovserve.access.caller import SECONDS, Caller, Day, Rights, Usage
 from ovserve.access.keys import entry_text
 from ovserve.errors import RateLimited
-from ovserve.responses.daily_usage import DailyUsage
-from ovserve.responses.store import ResponseStore
+from ovserve.services.responses.daily_usage import DailyUsage
+from ovserve.services.responses.store import ResponseStore
 from tests.conftest import script_graph, start_server
 
 KEY = "ovs-0123456789abcdef"

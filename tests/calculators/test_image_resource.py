@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ovserve.kinds.images.api import decode_drawing
 from ovserve.kinds.images.files import text_encoders
-from ovserve.kinds.images.requests import decode_drawing
 from ovserve.kinds.images.resource import ImageResource
 from ovserve.kinds.images.spec import ImageFacts
 from scripts.vision_parts import write_json

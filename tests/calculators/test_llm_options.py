@@ -21,8 +21,8 @@ from ovserve.engine.protocol.specs import (
 )
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.kinds.text.options.llm import LlmOptions, parse_llm_options
-from ovserve.kinds.text.options.pipeline_type import TALKER_FILE
+from ovserve.kinds.text.engine_choice import TALKER_FILE
+from ovserve.kinds.text.options import LlmOptions, parse_llm_options
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.loader import check_graph
 from tests.conftest import script_graph
@@ -383,7 +383,7 @@ def test_the_engine_of_a_graph_and_why(tmp_path: Path, text: str, name: str, rea
 def test_without_the_packages_of_the_paged_engine_the_other_one_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ovserve.kinds.text.options.text_engine.masks_grammars", lambda: False)
+    monkeypatch.setattr("ovserve.kinds.text.engine_choice.masks_grammars", lambda: False)
     options = options_of(tmp_path)
     assert (options.spec.decoding, options.engine.fallback) == ("plain", None)
     assert "packages of the paged engine are missing" in caplog.text

@@ -7,8 +7,8 @@ from typing import Any
 from ovserve.calculators.pass_through import PassThrough
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
-from ovserve.kinds.payload import HttpResponse
-from ovserve.kinds.text.response_writer import ResponseBuilder, ignored_header
+from ovserve.kinds.payload import HttpResponse, ignored_header
+from ovserve.kinds.text.response_writer import ResponseBuilder
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.packets import packet
 

@@ -10,8 +10,8 @@ import pytest
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.graph import Registry
-from ovserve.kinds.text.options.engine_spec import slower_form
-from ovserve.kinds.text.options.llm import parse_llm_options
+from ovserve.kinds.text.engine_spec import slower_form
+from ovserve.kinds.text.options import parse_llm_options
 from ovserve.serving.loader import check_graph
 from tests.conftest import script_graph
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.tools.bench.clients import Sample
-from ovserve.tools.bench.plan import Lengths, jobs, lengths
-from ovserve.tools.bench.report import summary, text
+from ovserve.tools.bench import Lengths, Sample, jobs, lengths, summary, text
 from tests.conftest import ROOT, Server, script_graph, start_server
 
 SCRIPT = json.dumps(

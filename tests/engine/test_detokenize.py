@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.llm.detokenize import CONTEXT, MAX_HELD, TokenWindow
+from ovserve.llm.token_bytes import CONTEXT, MAX_HELD, TokenWindow
 
 Decode = Callable[[Sequence[int]], str]
 

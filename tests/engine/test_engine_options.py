@@ -1,5 +1,5 @@
 """Options of the engine on the real library: read back from its own configuration, or shown by their effect;
-and the sizes that `kinds/text/options/cache.py` refuses, for what they do to a running engine."""
+and the sizes that `kinds/text/engine_spec.py` refuses, for what they do to a running engine."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_only_the_library_knows_is_a_load_error_with_its_field(
 
 @pytest.mark.slow
 def test_lookup_changes_what_eviction_leaves(model_path: str) -> None:
-    """So `kinds/text/options/engine_spec.py` refuses the two together."""
+    """So `kinds/text/engine_spec.py` refuses the two together."""
     texts = {
         generate(
             GenAIEngine(
@@ -164,6 +164,6 @@ def test_lookup_changes_what_eviction_leaves(model_path: str) -> None:
 def test_a_size_that_is_no_whole_block_kills_a_running_engine(
     model_path: str, options: dict[str, Any], prompt: str
 ) -> None:
-    """So `kinds/text/options/cache.py` refuses it."""
+    """So `kinds/text/engine_spec.py` refuses it."""
     with pytest.raises((LoadError, RuntimeError), match=r"block|multiple"):
         generate(GenAIEngine(TextSpec(model_path, **options)), prompt, ignore_eos=True, max_tokens=150)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.grammars.prover import GrammarLimits
+from ovserve.engine.client.grammar_prover import GrammarLimits
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.grammar.constraint import Constraint, constrain, regex

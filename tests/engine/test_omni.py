@@ -71,7 +71,7 @@ def test_markers_of_its_own_are_refused(engine: GenAIEngine, marker: str) -> Non
 
 def test_one_at_a_time_the_library_still_loses_its_place(engine: GenAIEngine, directory: Path) -> None:
     """Behind an image of one row there is no place to lose. Else the refusal has lost its reason
-    (`kinds/text/options/pipeline_type.py`)."""
+    (`kinds/text/engine_choice.py`)."""
     other = StatefulEngine(StatefulTextSpec(str(directory), properties=EXACT))
     row, rows = image(1, 112, 28), image(1, 112, 84)
     assert generate(other, PROMPT, row).text == generate(engine, PROMPT, row).text

@@ -259,7 +259,7 @@ class TestLoading:
         assert caught.value.field == "device"
 
     def test_what_the_library_decodes_otherwise_it_refuses_here(self, ir_directory: Path) -> None:
-        """So `kinds/text/options/pipeline_type.py` refuses it with the name of the option."""
+        """So `kinds/text/engine_choice.py` refuses it with the name of the option."""
         with pytest.raises(RuntimeError, match="requires PagedAttention"):
             ov_genai.LLMPipeline(str(ir_directory), "CPU", ATTENTION_BACKEND="SDPA", prompt_lookup=True)
 

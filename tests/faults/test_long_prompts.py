@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from ovserve.admission.limits import Limits
+from ovserve.engine.admission.limits import Limits
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.http.transport.limits import RestLimits
-from ovserve.kinds.text.options import engine_spec
+from ovserve.kinds.text import engine_spec
 from tests.conftest import ROOT, eventually, script_graph
 from tests.engine import tiny
 from tests.faults.conftest import Figure

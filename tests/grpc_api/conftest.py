@@ -18,7 +18,7 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.grpc_api.server import RpcOptions, RpcServer
-from ovserve.inference.infer import Inference
+from ovserve.services.inference.infer import Inference
 from ovserve.serving.config.repository import Found
 from ovserve.serving.manager import Manager
 from ovserve.serving.spec import ServableSpec

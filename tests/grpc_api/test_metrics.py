@@ -8,7 +8,7 @@ from typing import Any
 
 import tritonclient.grpc.aio as triton
 
-from ovserve.monitoring.scrape import Scraper
+from ovserve.services.monitoring.scrape import Scraper
 from ovserve.telemetry.counters import Call
 from tests.grpc_api.conftest import TENSORS, Scripted, running
 from tests.grpc_api.test_infer import body, refused, tensor

@@ -20,8 +20,8 @@ from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import RestLimits
 from ovserve.http.transport.listen import Listener
 from ovserve.http.transport.sockets import Sockets
-from ovserve.monitoring.families import NAMES
 from ovserve.sandbox.images.loader import Media
+from ovserve.services.monitoring.families import NAMES
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import ServingSettings
 from ovserve.telemetry.counters import Metrics

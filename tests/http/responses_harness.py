@@ -19,8 +19,8 @@ from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
 from ovserve.http.transport.limits import RestLimits
-from ovserve.responses.service import ResponsesService
-from ovserve.responses.store import ResponseStore
+from ovserve.services.responses.service import ResponsesService
+from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 from tests.conftest import script_graph
 

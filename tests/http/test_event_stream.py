@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from ovserve.http.sse.events import MOST_UNSENT, EventStream
+from ovserve.http.sse import MOST_UNSENT, EventStream
 from ovserve.http.transport.limits import LIMITS, RestLimits
 
 Use = Callable[[EventStream, web.Request], Awaitable[None]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from ovserve.admission.stream import GatedStream
+from ovserve.engine.admission.stream import GatedStream
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.kinds.text.response_writer import ResponseBuilder

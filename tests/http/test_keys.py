@@ -188,8 +188,8 @@ async def test_stored_responses_are_their_owners(tmp_path: Path) -> None:
     from ovserve.graph import Registry
     from ovserve.http.app import build_app, build_runner
     from ovserve.http.transport.limits import RestLimits
-    from ovserve.responses.service import ResponsesService
-    from ovserve.responses.store import ResponseStore
+    from ovserve.services.responses.service import ResponsesService
+    from ovserve.services.responses.store import ResponseStore
     from ovserve.serving.manager import Manager
 
     keys = tmp_path / "keys.toml"

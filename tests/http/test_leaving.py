@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.http.sse.events import EventStream
+from ovserve.http.sse import EventStream
 from tests.conftest import ROOT, eventually
 from tests.http.conftest import Running, Scripted, running
 

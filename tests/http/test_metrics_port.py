@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ovserve.access import as_system
-from ovserve.monitoring.scrape import Scraper
 from ovserve.server.settings import Settings
 from ovserve.server.settings_check import problem
+from ovserve.services.monitoring.scrape import Scraper
 from ovserve.serving.manager import Manager
 from tests.conftest import Server, script_graph, start_server
 from tests.http.conftest import Scripted

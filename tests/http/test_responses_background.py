@@ -17,7 +17,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from ovserve.responses.store import ResponseStore, StoreError
+from ovserve.services.responses.store import ResponseStore, StoreError
 from tests.api.openai.test_responses_writer import check_order, events
 from tests.conftest import eventually
 from tests.http.responses_harness import Serving, serving

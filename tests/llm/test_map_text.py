@@ -17,7 +17,7 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Delta, TokenLogprob, TopToken
-from ovserve.responses.run import Run
+from ovserve.services.responses.run import Run
 from tests.conformance_adapter import parser_for
 
 VECTORS = [

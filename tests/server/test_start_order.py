@@ -83,7 +83,7 @@ def test_it_is_what_the_check_of_the_graph_finds(name: str) -> None:
     directory = ROOT / "graphs" / name
     graph, nodes = check_graph(directory, Registry(MODULES))
     graph.close()
-    from ovserve.kinds.text.options.llm import parse_llm_options
+    from ovserve.kinds.text.options import parse_llm_options
 
     (node,) = nodes.values()
     spec = parse_llm_options(node).spec

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.admission.fair_queue import REMEMBERED, FairQueue, Waiter
+from ovserve.engine.admission.fair_queue import REMEMBERED, FairQueue, Waiter
 
 PATIENCE = 60.0
 

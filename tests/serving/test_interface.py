@@ -12,7 +12,7 @@ from ovserve.api.kserve import InferRequest, Tensor
 from ovserve.calculators.shipped import MODULES
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Registry
-from ovserve.inference.infer import Inference
+from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import Manager
 from ovserve.telemetry.counters import GRPC
 

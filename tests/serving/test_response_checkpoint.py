@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ovserve.api.openai.responses.events import ResponseEvents
-from ovserve.responses.run import Run
-from ovserve.responses.service import Checkpoints
-from ovserve.responses.store import Record, ResponseStore
+from ovserve.services.responses.run import Run
+from ovserve.services.responses.service import Checkpoints
+from ovserve.services.responses.store import Record, ResponseStore
 from tests.api.openai.test_responses_writer import ADMITTED, writer
 from tests.conftest import eventually
 from tests.packets import packet

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ovserve.responses.store import Record, ResponseStore, StoreError
+from ovserve.services.responses.store import Record, ResponseStore, StoreError
 from tests.conftest import ROOT
 
 
@@ -80,7 +80,7 @@ async def test_a_chain_is_the_oldest_first_and_keeps_its_past_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("ovserve.responses.store.time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr("ovserve.services.responses.store.time", SimpleNamespace(time=lambda: now))
     async with opened(tmp_path / "r.db", ttl=60) as store:
         for id_, previous in (("a", None), ("b", "a"), ("c", "b")):
             await store.put(record(id_, previous=previous))
@@ -200,7 +200,7 @@ async def test_another_schema_is_left_alone(tmp_path: Path) -> None:
 HOLD = """
 import asyncio, sys, time
 from pathlib import Path
-from ovserve.responses.store import Record, ResponseStore
+from ovserve.services.responses.store import Record, ResponseStore
 async def main():
     store = ResponseStore(Path(sys.argv[1]), ttl=1000, max_bytes=1 << 26)
     await store.put(Record("theirs", "", time.time(), store.instance, None, b"{}", b"[]"))

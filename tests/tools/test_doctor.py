@@ -15,17 +15,21 @@ from ovserve.engine.host.memory import Memory
 from ovserve.engine.model.gguf import KINDS, Tensor
 from ovserve.engine.model.gguf_forms import converted_size
 from ovserve.pull.recommend import SIZES, Size, fitting, read_bandwidth
-from ovserve.tools.doctor.finding import Finding, report, text
-from ovserve.tools.doctor.machine import (
+from ovserve.tools.doctor import (
+    Finding,
+    check_cache,
     check_files,
     check_load,
     check_memory,
+    check_models,
     check_models_of,
     check_processor,
     check_shared_memory,
+    check_store,
+    check_versions,
+    report,
+    text,
 )
-from ovserve.tools.doctor.places import check_cache, check_models, check_store
-from ovserve.tools.doctor.software import check_versions
 from tests.conftest import ROOT
 
 # layers, width, feed-forward, heads, heads of keys, size of a head, vocabulary, tied

@@ -2,12 +2,12 @@
 
 A subclass adds the requests of a kind of engine: text generation in `text.py`, calls in `call_client.py`.
 This class has what is the same for every kind. One supervisor task owns the process, waits for its end and
-starts the next, with growing pauses. A process that makes no progress (`health/`) logs its state and is
-killed. A request of a dead engine is sent to the next one if nothing of its answer has been read. Otherwise
-it ends with EngineDead, after the text that had arrived. Requests that come meanwhile wait for the next
-engine up to `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives` engines in a row the
-state is "failed" and requests are rejected at once. Restarts continue at the longest pause, because the cause
-often goes away by itself: memory taken by a neighbour, a disk not mounted yet.
+starts the next, with growing pauses. A process that makes no progress (`health.py`, `watchdog.py`) logs its
+state and is killed. A request of a dead engine is sent to the next one if nothing of its answer has been
+read. Otherwise it ends with EngineDead, after the text that had arrived. Requests that come meanwhile wait
+for the next engine up to `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives`
+engines in a row the state is "failed" and requests are rejected at once. Restarts continue at the longest
+pause, because the cause often goes away by itself: memory taken by a neighbour, a disk not mounted yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ovserve.engine.client.dormancy import Dormancy
-from ovserve.engine.client.health.health import Health
+from ovserve.engine.client.health import Health
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
 from ovserve.engine.client.client import EngineClient
+from ovserve.engine.client.compiled_grammars import CompiledGrammars
 from ovserve.engine.client.delta_stream import DeltaStream
-from ovserve.engine.client.grammars.compiled import CompiledGrammars
-from ovserve.engine.client.grammars.prover import GrammarProver
+from ovserve.engine.client.grammar_prover import GrammarProver
 from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.long_texts import Texts
 from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineStats
-from ovserve.engine.client.tokenizer.texts import Texts
 from ovserve.engine.protocol.messages import (
     ENGINE_FAILED,
     Accepted,

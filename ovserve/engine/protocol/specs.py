@@ -205,7 +205,7 @@ class PagedTextSpec(TextSpec, frozen=True):
 
     A .gguf file is converted before an engine gets the specification (`serving/engines.py`).
     Without `draft` it drafts from the text, so `prompt_lookup` is off. Options of the scheduler that it does
-    not have are rejected where the graph is read (`kinds/text/options/text_engine.py`).
+    not have are rejected where the graph is read (`kinds/text/engine_choice.py`).
     """
 
     kind: ClassVar[str] = "paged_text"

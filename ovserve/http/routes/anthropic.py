@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from ovserve.http.body import json_response, payload_of, read_body, servable_of
-from ovserve.http.sse.stream import send_answer
+from ovserve.http.sse import send_answer
 from ovserve.serving.manager import Manager
 from ovserve.serving.tokens import tokens_of
 

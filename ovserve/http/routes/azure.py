@@ -20,7 +20,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.http.body import BODIES, Body, payload_of, read_body
 from ovserve.http.errors import API_STYLE, AZURE_STYLE
 from ovserve.http.middleware import Handler
-from ovserve.http.sse.stream import send_answer
+from ovserve.http.sse import send_answer
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable

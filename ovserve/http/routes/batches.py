@@ -1,4 +1,4 @@
-"""OpenAI's paths of files and batches. Only translation: what happens is in `responses/`."""
+"""OpenAI's paths of files and batches. Only translation: what happens is in `services/responses/`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ovserve.errors import InvalidArgument, PayloadTooLarge
 from ovserve.http.body import read_small_body
 from ovserve.http.form import TEXT_BYTES, read_form
 from ovserve.http.routes.responses import number_of, owner_of
-from ovserve.kinds.text.response_writer import report_headers
-from ovserve.responses.batches import BatchService
+from ovserve.kinds.payload import report_headers
+from ovserve.services.responses.batches import BatchService
 
 T = TypeVar("T", bound=msgspec.Struct)
 

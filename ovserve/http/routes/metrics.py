@@ -6,7 +6,7 @@ from aiohttp import web
 
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.errors import NotFound
-from ovserve.monitoring.scrape import CONTENT_TYPE, Scraper
+from ovserve.services.monitoring.scrape import CONTENT_TYPE, Scraper
 from ovserve.serving.manager import Manager
 
 

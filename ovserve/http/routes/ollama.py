@@ -21,9 +21,8 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
 from ovserve.http.body import BODIES, Body, headers_of, payload_of, read_body, read_small_body
-from ovserve.http.sse.stream import send_answer
-from ovserve.kinds.payload import HttpPayload
-from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.http.sse import send_answer
+from ovserve.kinds.payload import HttpPayload, ignored_header
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_card import EMBEDDINGS, describe
 from ovserve.serving.servable import Servable, State

@@ -20,7 +20,7 @@ from ovserve.access.origin import check_site
 from ovserve.api.openai.describe.operation import Operation, doc
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, public
 from ovserve.http.body import headers_of, read_small_body
-from ovserve.http.sse.events import ANSWERED
+from ovserve.http.sse import ANSWERED
 from ovserve.http.transport.cors import Cors
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving.graph_response import GraphResponse

@@ -1,4 +1,4 @@
-"""OpenAI's Responses paths. Only translation: what happens is in `responses/service.py`.
+"""OpenAI's Responses paths. Only translation: what happens is in `services/responses/service.py`.
 
 A stream here never ends in an error of ours: the service ends it with the dialect's own last event.
 """
@@ -14,10 +14,10 @@ from ovserve.errors import InvalidArgument, OvserveError, public
 from ovserve.http.body import headers_of, json_response, read_body
 from ovserve.http.errors import openai_body
 from ovserve.http.middleware import REQUEST_ID
-from ovserve.http.sse.events import EventStream, as_event
+from ovserve.http.sse import EventStream, as_event
 from ovserve.log import request_id
-from ovserve.responses.service import ResponsesService
-from ovserve.responses.streams import ResponseReply
+from ovserve.services.responses.service import ResponsesService
+from ovserve.services.responses.streams import ResponseReply
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from ovserve.api.kserve import InferRequest
 from ovserve.api.openai.body import LOOP_NODES
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import Operation
-from ovserve.api.tensorflow.predict import InputType, Predict, PredictBody, decode_predict, encode_predict
+from ovserve.api.tensorflow import InputType, Predict, PredictBody, decode_predict, encode_predict
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.http.body import BODIES, read_body
 from ovserve.http.routes.config import ModelStatus, version_status
-from ovserve.inference.administration import Administration
-from ovserve.inference.infer import Inference
-from ovserve.inference.metadata import Description, End
-from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.kinds.payload import ignored_header
+from ovserve.services.inference.administration import Administration
+from ovserve.services.inference.infer import Inference
+from ovserve.services.inference.metadata import Description, End
 from ovserve.telemetry.counters import TENSORFLOW
 
 SIGNATURE = "serving_default"

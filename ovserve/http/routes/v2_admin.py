@@ -15,7 +15,7 @@ from ovserve.api.openai.body import decode_body, decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.http.body import read_small_body
-from ovserve.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
+from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 
 
 class _Index(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,9 +14,9 @@ from ovserve.api.openai.body import LOOP_NODES
 from ovserve.api.openai.common import encode
 from ovserve.errors import Unavailable
 from ovserve.http.body import BODIES, read_bytes, without_mark
-from ovserve.inference.infer import Inference
-from ovserve.inference.metadata import BACKEND, Description, End
-from ovserve.kinds.text.response_writer import ignored_header
+from ovserve.kinds.payload import ignored_header
+from ovserve.services.inference.infer import Inference
+from ovserve.services.inference.metadata import BACKEND, Description, End
 from ovserve.serving.manager import RETRY_AFTER
 from ovserve.telemetry.counters import KSERVE_REST, MODEL_METADATA, MODEL_READY
 

@@ -22,7 +22,7 @@ from ovserve.http.body import open_payload, payload_of, read_body, read_bytes, s
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
 from ovserve.http.form import FORM, read_form
 from ovserve.http.routes.config import version_status
-from ovserve.http.sse.stream import send_answer
+from ovserve.http.sse import send_answer
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.serving.endpoints import matches
 from ovserve.serving.manager import Manager

@@ -12,8 +12,9 @@ from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders.embeddings_api import NAME, Embed, Embeddings, decode_embeddings, embeddings_body
+from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.options import check_files, encoder_place
-from ovserve.kinds.encoders.resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
+from ovserve.kinds.encoders.resource import EncoderCalculator, EncoderResource
 from ovserve.kinds.encoders.spec import (
     EMBED,
     SEPARATOR,
@@ -22,9 +23,8 @@ from ovserve.kinds.encoders.spec import (
     EmbeddingFacts,
     EmbeddingSpec,
 )
-from ovserve.kinds.payload import Decoder, HttpPayload, HttpResponse
+from ovserve.kinds.payload import TRUNCATED_HEADER, Decoder, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
-from ovserve.kinds.text.response_writer import ignored_header
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 
 SIDES = "query", "document"  # values of input_type that ask for a prompt; "text" asks for none
@@ -82,7 +82,9 @@ async def _make(node: Node, options: EmbeddingsOptions, engine: CallClient, host
     facts = engine.facts
     assert isinstance(facts, EmbeddingFacts), "the facts of EmbeddingSpec"
     admitted = host.admit_calls(engine, {})
-    return EmbeddingsResource(admitted, facts, host.bodies, host.encoder, truncate=options.truncate)
+    return EmbeddingsResource(
+        admitted, facts, host.bodies, host.metrics.of(EncoderMetrics), truncate=options.truncate
+    )
 
 
 EMBEDDINGS = ResourceKind(

@@ -1,8 +1,11 @@
-"""Facts about an encoder from its files: pooling, normalisation, prompts, the longest input.
+"""Facts about an encoder from its files: pooling, normalisation, prompts, the longest input, and its task.
 
 The files are those of transformers (config.json, tokenizer_config.json) and of sentence-transformers
 (modules.json, 1_Pooling/config.json, config_sentence_transformers.json, sentence_bert_config.json). All are
 optional.
+
+The rules of the task are those of OVMS's task detection, as far as they concern embeddings and rerank. A
+model that generates text may be a reranker or an embedder too; then only `--task` says so.
 """
 
 from __future__ import annotations
@@ -145,3 +148,31 @@ def _object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise LoadError("expected a JSON object", file=str(file))
     return value
+
+
+EMBEDDINGS, RERANK = "embeddings", "rerank"
+SCORES = ("LogitScore", "CrossEncoder")
+EMBEDDERS = ("BertModel", "JinaBertModel", "MPNetModel", "RobertaModel", "XLMRobertaModel")
+
+
+def encoder_task(directory: Path) -> str:
+    """Return the task of an encoder, "" for a directory that does not look like one."""
+    if not any((directory / name).is_file() for name in (MODEL, *ONNX)):
+        return ""
+    modules = [str(m.get("type", "")) for m in _read(directory / "modules.json", []) if isinstance(m, dict)]
+    config = _read(directory / "config.json", {})
+    kinds = [kind for kind in config.get("architectures") or () if isinstance(kind, str)]
+    scores = any(word in module for module in modules for word in SCORES)
+    if scores or any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        return RERANK
+    pools = any("Pooling" in module for module in modules)
+    return EMBEDDINGS if pools or set(kinds) & set(EMBEDDERS) else ""
+
+
+def _read(file: Path, empty: Any) -> Any:
+    """Return a JSON value of the type of `empty`, which stands for any other; loading reports a bad file."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return empty
+    return found if isinstance(found, type(empty)) else empty

@@ -10,9 +10,10 @@ from typing import ClassVar
 from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
+from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.options import check_files, encoder_place
 from ovserve.kinds.encoders.rerank_api import NAME, Rerank, decode_rerank, rerank_body
-from ovserve.kinds.encoders.resource import TRUNCATED_HEADER, EncoderCalculator, EncoderResource
+from ovserve.kinds.encoders.resource import EncoderCalculator, EncoderResource
 from ovserve.kinds.encoders.spec import (
     CAUSAL,
     RERANK,
@@ -21,9 +22,8 @@ from ovserve.kinds.encoders.spec import (
     RerankFacts,
     RerankSpec,
 )
-from ovserve.kinds.payload import Decoder, HttpPayload, HttpResponse
+from ovserve.kinds.payload import TRUNCATED_HEADER, Decoder, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
-from ovserve.kinds.text.response_writer import ignored_header
 from ovserve.protos.options_pb2 import RerankCalculatorOVOptions
 
 SMALLEST = 8  # OVMS's: so many positions are not enough for a pair
@@ -73,7 +73,7 @@ async def _make(node: Node, options: RerankOptions, engine: CallClient, host: Ho
         admitted,
         facts,
         host.bodies,
-        host.encoder,
+        host.metrics.of(EncoderMetrics),
         special=False,
         max_allowed_chunks=options.max_allowed_chunks,
     )

@@ -12,6 +12,7 @@ from ovserve.access import current_request
 from ovserve.engine.client.running_call import CallItem
 from ovserve.errors import Internal
 from ovserve.graph import Contract, Input, Node, Output
+from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.spec import (
     DETOKENIZE,
     TOKENIZE,
@@ -23,9 +24,6 @@ from ovserve.kinds.encoders.spec import (
 from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
 from ovserve.kinds.resource import Caller, EngineCalculator
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.kinds import EncoderMetrics
-
-TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
 
 
 @dataclass(frozen=True)

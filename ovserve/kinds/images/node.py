@@ -11,21 +11,39 @@ import msgspec
 from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import Internal
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
-from ovserve.kinds.encoders.resource import TRUNCATED_HEADER
-from ovserve.kinds.images.answers import EventWriter, images_body
-from ovserve.kinds.images.edits import BRACKETS, IMAGE, MASK, Edits, ImageEditRequest, decode_edit
+from ovserve.kinds.images.api import (
+    BRACKETS,
+    EDITS,
+    IMAGE,
+    MASK,
+    Drawing,
+    Edits,
+    EventWriter,
+    Generations,
+    ImageEditRequest,
+    decode_drawing,
+    decode_edit,
+    images_body,
+)
+from ovserve.kinds.images.metrics import ImageMetrics
 from ovserve.kinds.images.options import (
     ImageOptions,
     check_image_files,
     parse_image_options,
     shown,
 )
-from ovserve.kinds.images.requests import EDITS, Drawing, Generations, decode_drawing
 from ovserve.kinds.images.resource import ImageResource
 from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageItem, Raster
-from ovserve.kinds.payload import AnswerPacket, Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.payload import (
+    TRUNCATED_HEADER,
+    AnswerPacket,
+    Decoder,
+    HttpCalculator,
+    HttpPayload,
+    HttpResponse,
+    ignored_header,
+)
 from ovserve.kinds.resource import EngineCalculator, Host, ItemStream, ResourceKind
-from ovserve.kinds.text.response_writer import ignored_header
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions
 
 EVENT_STREAM = "text/event-stream"
@@ -41,7 +59,7 @@ async def _make(node: Node, options: ImageOptions, engine: CallClient, host: Hos
             "default_resolution",
         )
     admitted = host.admit_calls(engine, {})
-    return ImageResource(admitted, facts, options, host.images, host.bodies, host.image_metrics)
+    return ImageResource(admitted, facts, options, host.images, host.bodies, host.metrics.of(ImageMetrics))
 
 
 IMAGES = ResourceKind(

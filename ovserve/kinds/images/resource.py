@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
+from ovserve.kinds.images.api import MAX_SEED, Drawing
+from ovserve.kinds.images.metrics import ImageMetrics
 from ovserve.kinds.images.options import ImageLimits, ImageOptions, Size, shown
-from ovserve.kinds.images.requests import MAX_SEED, Drawing
 from ovserve.kinds.images.spec import PNG, GenerateArguments, ImageFacts, Task
 from ovserve.kinds.resource import Caller, ImageLoader
 from ovserve.llm.images import Image, RasterForm
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.kinds import ImageMetrics
 
 # Options that go to the library by the name they have in the request.
 PASSED = (

@@ -17,6 +17,7 @@ from ovserve.errors import Internal, ResourceExhausted
 from ovserve.graph import Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
 from ovserve.kinds.python.handler import check_handler, notes
+from ovserve.kinds.python.metrics import PythonMetrics
 from ovserve.kinds.python.options import LOOPBACK, PythonOptions, join, parse
 from ovserve.kinds.python.spec import (
     EXECUTE,
@@ -32,7 +33,6 @@ from ovserve.kinds.python.spec import (
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
 from ovserve.log import request_id
 from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
-from ovserve.telemetry.kinds import PythonMetrics
 
 TAG = "PYTHON_NODE_RESOURCES"
 AHEAD = 2  # items that a generator may be ahead of the graph
@@ -74,7 +74,7 @@ class PythonResource:
 async def make(node: Node, options: PythonOptions, engine: CallClient, host: Host) -> PythonResource:
     facts = engine.facts
     assert isinstance(facts, PythonFacts), "the facts of PythonSpec"
-    return PythonResource(host.admit_calls(engine, {}), facts, options.spec, host.python)
+    return PythonResource(host.admit_calls(engine, {}), facts, options.spec, host.metrics.of(PythonMetrics))
 
 
 PYTHON = ResourceKind(

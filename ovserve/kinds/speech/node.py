@@ -11,7 +11,14 @@ import msgspec
 from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
-from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.payload import (
+    EVENT_STREAM,
+    Decoder,
+    HttpCalculator,
+    HttpPayload,
+    HttpResponse,
+    ignored_header,
+)
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind
 from ovserve.kinds.speech import writer
 from ovserve.kinds.speech.api import (
@@ -22,13 +29,12 @@ from ovserve.kinds.speech.api import (
     Transcribe,
 )
 from ovserve.kinds.speech.languages import language_code
+from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.speech.options import check_speech_files, speech_spec
 from ovserve.kinds.speech.spec import SpeechFacts, SpeechToTextSpec
 from ovserve.kinds.speech.transcription import Transcription
-from ovserve.kinds.text.response_writer import EVENT_STREAM, ignored_header
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
 from ovserve.sandbox.audio.loader import AudioLoader
-from ovserve.telemetry.kinds import SpeechMetrics
 
 ENDPOINTS = {name: AudioEndpoint(name) for name in (TRANSCRIPTIONS, TRANSLATIONS)}
 
@@ -50,7 +56,7 @@ class SpeechResource:
 async def _make(node: Node, spec: SpeechToTextSpec, engine: CallClient, host: Host) -> SpeechResource:
     facts = engine.facts
     assert isinstance(facts, SpeechFacts), "the facts of SpeechToTextSpec"
-    return SpeechResource(host.admit_calls(engine, {}), facts, host.audio, host.speech)
+    return SpeechResource(host.admit_calls(engine, {}), facts, host.audio, host.metrics.of(SpeechMetrics))
 
 
 SPEECH = ResourceKind(

@@ -14,6 +14,7 @@ import msgspec
 from ovserve.errors import Internal
 from ovserve.kinds.resource import CallerSession, ItemStream
 from ovserve.kinds.speech.api import Transcribe
+from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.speech.spec import (
     RATE,
     TRANSCRIBE,
@@ -25,7 +26,6 @@ from ovserve.kinds.speech.spec import (
     TranscribeItem,
 )
 from ovserve.kinds.speech.writer import Timed, Transcript
-from ovserve.telemetry.kinds import SpeechMetrics
 
 
 class Samples(Protocol):

@@ -15,6 +15,7 @@ from ovserve.api.kserve import InferRequest, InferResponse
 from ovserve.engine.client.call_client import CallClient
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind
+from ovserve.kinds.tensors.metrics import TensorMetrics
 from ovserve.kinds.tensors.resource import PlainModel
 from ovserve.kinds.tensors.spec import TensorFacts, TensorSpec
 
@@ -59,7 +60,14 @@ async def make(node: Node, spec: TensorSpec, engine: CallClient, host: Host) -> 
     facts = engine.facts
     assert isinstance(facts, TensorFacts), "they are of the spec's type"
     caller = host.admit_calls(engine, {})
-    return PlainModel(host.name, caller, facts, host.images, host.tensor_metrics, spec.color_format != "RGB")
+    return PlainModel(
+        host.name,
+        caller,
+        facts,
+        host.images,
+        host.version_metrics.of(TensorMetrics),
+        spec.color_format != "RGB",
+    )
 
 
 @calculator(NAME)

@@ -16,6 +16,7 @@ from ovserve.api.kserve import Tensor
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.kinds.resource import Caller, ImageLoader
+from ovserve.kinds.tensors.metrics import TensorMetrics
 from ovserve.kinds.tensors.spec import (
     INFER,
     GivenTensor,
@@ -25,7 +26,6 @@ from ovserve.kinds.tensors.spec import (
     TensorInfo,
 )
 from ovserve.llm.images import PixelForm
-from ovserve.telemetry.kinds import TensorMetrics
 
 SHOWN = 8  # names in a message
 IMAGE_AXES = {"N", "C", "H", "W"}

@@ -24,9 +24,9 @@ from ovserve.kinds.resource import (
     Templates,
 )
 from ovserve.kinds.text.author_llm import AuthorLlm, Messages
+from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
 from ovserve.kinds.text.large import constrained
-from ovserve.kinds.text.options.llm import LlmOptions, parse_llm_options
-from ovserve.kinds.text.options.pipeline_type import ONE_AT_A_TIME
+from ovserve.kinds.text.options import LlmOptions, parse_llm_options
 from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext

@@ -3,7 +3,6 @@ JSON body."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import msgspec
@@ -12,17 +11,17 @@ from ovserve.access import current_request
 from ovserve.api.openai.endpoint import EventWriter, Writer, writes_events
 from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.graph import Calculator, Context, Input, Output, calculator
-from ovserve.kinds.payload import AnswerPacket, HttpResponse
+from ovserve.kinds.payload import (
+    CLAMPED_HEADER,
+    EVENT_STREAM,
+    REPETITION_HEADER,
+    AnswerPacket,
+    HttpResponse,
+    report_headers,
+)
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest
-
-IGNORED_HEADER = "x-ovserve-ignored-params"
-HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and a body may have 20,000 fields
-EVENT_STREAM = "text/event-stream"
-CLAMPED_HEADER = "x-ovserve-clamped"
-ADAPTED_HEADER = "x-ovserve-adapted"  # how messages were rearranged, see llm/prompt/arrange.py
-REPETITION_HEADER = "x-ovserve-repetition"
 
 
 class ResponseBuilder:
@@ -80,27 +79,6 @@ def with_other_usage(parsed: Parsed) -> Parsed:
         return parsed
     others = parsed.other_prompt_tokens + prompt
     return msgspec.structs.replace(parsed, other_prompt_tokens=others, tokens=parsed.tokens + generated)
-
-
-def report_headers(ignored: Iterable[str], adapted: Iterable[str]) -> dict[str, str]:
-    """The headers about a request: what had no effect, and how its messages were rearranged."""
-    listed = ",".join(adapted)
-    return ignored_header(ignored) | ({ADAPTED_HEADER: listed} if listed else {})
-
-
-def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """The header that reports what had no effect; none when all had. Past HEADER_LENGTH it counts."""
-    texts = [_header_text(name) for name in names]
-    listed = ",".join(texts)
-    if len(listed) > HEADER_LENGTH:
-        kept = listed[: HEADER_LENGTH + 1].rpartition(",")[0]
-        listed = f"{kept},... and {len(texts) - kept.count(',') - 1} more"
-    return {IGNORED_HEADER: listed} if listed else {}
-
-
-def _header_text(name: str) -> str:
-    """A body's field name may hold anything; a header may not."""
-    return "".join(c if " " < c < "\x7f" and c != "," else "?" for c in name[:64])
 
 
 @calculator("ResponseWriterCalculator")

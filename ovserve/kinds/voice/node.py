@@ -19,10 +19,9 @@ from typing import Any, ClassVar
 from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
-from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.plugin_config import plugin_config
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
-from ovserve.kinds.text.response_writer import ignored_header
 from ovserve.kinds.voice.api import (
     CONTENT_TYPES,
     NAME,
@@ -33,6 +32,7 @@ from ovserve.kinds.voice.api import (
     done_event,
     wav_head,
 )
+from ovserve.kinds.voice.metrics import TextToSpeechMetrics
 from ovserve.kinds.voice.spec import (
     SPEAK,
     NamedVoice,
@@ -43,7 +43,6 @@ from ovserve.kinds.voice.spec import (
 )
 from ovserve.protos.options_pb2 import T2sCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
-from ovserve.telemetry.kinds import TextToSpeechMetrics
 
 LANGUAGES: Mapping[str, str] = {
     "a": "en-us",
@@ -263,7 +262,12 @@ async def _make(node: Node, options: SpeechOptions, engine: CallClient, host: Ho
     _check_default(node, options, facts.voices)
     voices = Voices(facts, options.default_voice)
     return SpeechResource(
-        host.admit_calls(engine, {}), facts, voices, options, host.bodies, host.speech_metrics
+        host.admit_calls(engine, {}),
+        facts,
+        voices,
+        options,
+        host.bodies,
+        host.metrics.of(TextToSpeechMetrics),
     )
 
 

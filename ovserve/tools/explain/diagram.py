@@ -12,7 +12,7 @@ import msgspec
 
 from ovserve.graph.calculator import Calculator
 from ovserve.graph.plan import GraphPlan, NodePlan
-from ovserve.kinds.text.options.llm import LlmOptions
+from ovserve.kinds.text.options import LlmOptions
 from ovserve.serving.loader import Checked
 
 MAX_VALUE = 60  # characters of an option's value

@@ -9,7 +9,7 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Node, Registry
-from ovserve.kinds.text.options.llm import LlmOptions
+from ovserve.kinds.text.options import LlmOptions
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.loader import check
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec

@@ -12,8 +12,8 @@ from ovserve.api.openai.describe.parameters import parameters
 from ovserve.api.openai.tokenize import decode_detokenize, decode_tokenize
 from ovserve.errors import InvalidArgument
 from ovserve.http.openapi import OPERATIONS
-from ovserve.inference.administration import change_log_settings
 from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.services.inference.administration import change_log_settings
 
 TURNS = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""A stored response as a stream again; called by `responses/service.py` for GET ?stream=true.
+"""A stored response as a stream again; called by `services/responses/service.py` for GET ?stream=true.
 
 The log of a streamed response is its bytes, resumed at any event. Where there is none (a unary answer), the
 events are made anew from the object: the same order, each item's text in one delta. The log of a response

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ovserve.engine.client.health.memory_limit import MemoryLimit
+from ovserve.engine.client.memory_limit import MemoryLimit
 from ovserve.engine.client.process import EngineMessage, EngineProcess, ignore, ignore_end
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.messages import (

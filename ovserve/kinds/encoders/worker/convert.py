@@ -12,10 +12,10 @@ from pathlib import Path
 
 import openvino as ov
 
+from ovserve.engine.model.safetensors import Tensors
 from ovserve.errors import LoadError
 from ovserve.kinds.encoders.files import MODEL
 from ovserve.kinds.encoders.worker.encoder import build
-from ovserve.kinds.encoders.worker.safetensors import Tensors
 
 
 def convert(source: Path, directory: Path) -> None:

@@ -16,8 +16,8 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
+from ovserve.engine.model.safetensors import Tensors
 from ovserve.errors import LoadError
-from ovserve.kinds.encoders.worker.safetensors import Tensors
 
 Node = Any  # an output of OpenVINO's graph; the library has no usable types
 ACTIVATIONS = {"gelu": "ERF", "gelu_new": "TANH", "gelu_pytorch_tanh": "TANH"}

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.model.safetensors import Tensors
 from ovserve.errors import LoadError
-from ovserve.kinds.encoders.worker.safetensors import Tensors
 
 Float = NDArray[np.float32]
 TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)

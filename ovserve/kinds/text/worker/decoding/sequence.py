@@ -18,8 +18,8 @@ from ovserve.engine.protocol.messages import StepItem
 from ovserve.kinds.text.worker.decoding.output import Output
 from ovserve.kinds.text.worker.decoding.repetition import RepetitionDetector
 from ovserve.llm.decoding import Mode
-from ovserve.llm.detokenize import TokenWindow
 from ovserve.llm.request import Sampling
+from ovserve.llm.token_bytes import TokenWindow
 
 
 class DraftCounter(Protocol):

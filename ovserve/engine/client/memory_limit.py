@@ -1,0 +1,95 @@
+"""The memory limit of an engine, and the server's reaction before the kernel kills it. Checked once a
+second.
+
+An engine is short of memory when it holds more than its limit, or when the machine or container has less
+than RESERVE left. New requests are then rejected (`engine/admission/controller.py`); nothing else helps
+while others run, because an engine does not give back memory of its cache. So an engine that has grown
+since its load is replaced as soon as it is idle, if a fresh one would not be short of memory.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ovserve.engine.host.memory import Memory, memory, resident
+
+RESERVE = 256 << 20  # bytes
+AGAIN = 0.95  # part of the limit, below which requests are accepted again
+MEGABYTE = 1 << 20
+INTERVAL = 0.5  # seconds
+
+
+class MemoryLimit:
+    """The limit of one engine process. `limit` in bytes; 0: all available memory."""
+
+    def __init__(self, limit: int, pid: int = 0) -> None:
+        self._limit = limit
+        self._pid = pid
+        self._loaded = self.held = resident(pid) if pid else 0  # bytes
+        self._left = Memory(0)
+        self.shortage = ""  # why new requests are rejected
+
+    def fault(self) -> str | None:
+        """Return why this engine cannot be used at all, right after its load."""
+        if self._limit and self.held > self._limit:
+            return (
+                f"the engine takes {_mb(self.held)} with its model loaded, over the limit of "
+                f"{_mb(self._limit)} (--engine_memory_limit)"
+            )
+        return None
+
+    def check(self) -> None:
+        self.held, self._left = resident(self._pid), memory()
+        self.shortage = self._short(self._left)
+
+    def _short(self, left: Memory) -> str:
+        again = AGAIN if self.shortage else 1.0
+        if self._limit and self.held > self._limit * again:
+            return f"the engine holds {_mb(self.held)} of memory, and its limit is {_mb(self._limit)}"
+        if left.available and left.available * again < RESERVE:
+            return f"the {left.limit} has {_mb(left.available)} of memory left"
+        return ""
+
+    @property
+    def outgrown(self) -> bool:
+        """Return whether a fresh engine in its place would not be short of memory."""
+        if not self.shortage:
+            return False
+        given_back = self.held - self._loaded
+        over = bool(self._limit) and self.held > self._limit * AGAIN
+        return given_back > 0 and (over or (self._left.available + given_back) * AGAIN >= RESERVE)
+
+
+class SharedMemoryLimit(MemoryLimit):
+    """The limit of a process that holds the models of several clients. A check serves all of them for
+    INTERVAL; its host replaces it, so to each of them it is never outgrown."""
+
+    def __init__(self, limit: int, pid: int) -> None:
+        super().__init__(limit, pid)
+        self._checked = 0.0
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._checked >= INTERVAL:
+            self._checked = now
+            super().check()
+
+    def loaded(self) -> None:
+        """Record that one more model has been loaded: what the process holds now is not growth."""
+        self._loaded = self.held = resident(self._pid)
+
+    @property
+    def full(self) -> bool:
+        return bool(self._limit) and self.held > self._limit
+
+    @property
+    def outgrown(self) -> bool:
+        return False
+
+    @property
+    def process_outgrown(self) -> bool:
+        return super().outgrown
+
+
+def _mb(size: int) -> str:
+    return f"{size / MEGABYTE:.0f} MB"

@@ -1,0 +1,1 @@
+"""Shared by the transports: stored and background responses, batches, KServe operations, and metrics."""

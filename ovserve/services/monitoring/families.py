@@ -1,0 +1,300 @@
+"""Every metric of a servable: name, type, help, labels, where its numbers are.
+
+Families named `ovms_` are OVMS's, with its labels and buckets. Those named `ovserve_` are what OVMS lacks;
+most are shown a second time under the name vLLM gives to the same thing, since autoscalers (KEDA), routers
+(llm-d) and dashboards look for those.
+"""
+
+from __future__ import annotations
+
+from ovserve.services.monitoring.kind_families import (
+    CACHE_FAMILIES,
+    IDLE_FAMILIES,
+    KIND_FAMILIES,
+)
+from ovserve.services.monitoring.model import Model, by_call, node_events, states
+from ovserve.services.monitoring.model_families import MODEL_FAMILIES
+from ovserve.telemetry.family import Family, by_label, value
+
+CALL = ("api", "interface", "method")
+
+FAMILIES: tuple[Family[Model], ...] = (
+    Family("ovms_current_graphs", "gauge", "Answers under way.", value(lambda m: m.metrics.running)),
+    Family(
+        "ovms_requests_accepted",
+        "counter",
+        "Requests that entered the graph.",
+        by_call(lambda m: m.metrics.accepted),
+        CALL,
+    ),
+    Family(
+        "ovms_requests_rejected",
+        "counter",
+        "Requests rejected because of the queue.",
+        by_call(lambda m: m.metrics.rejected),
+        CALL,
+    ),
+    Family(
+        "ovms_responses",
+        "counter",
+        "Whole answers, and pieces of streamed ones.",
+        by_call(lambda m: m.metrics.responses),
+        CALL,
+    ),
+    Family(
+        "ovms_graph_error",
+        "counter",
+        "Requests that entered the graph and did not finish.",
+        by_call(lambda m: m.metrics.errors),
+        CALL,
+    ),
+    Family(
+        "ovms_graph_processing_time_us",
+        "histogram",
+        "Microseconds from a request to the end of its answer, for those that finished.",
+        lambda m: [((method,), times) for method, times in m.metrics.processing.items()],
+        ("method",),
+    ),
+    Family(
+        "ovms_graph_request_latency_us",
+        "histogram",
+        "Microseconds from a request to the first piece of its streamed answer.",
+        lambda m: [((method,), times) for method, times in m.metrics.latencies.items()],
+        ("method",),
+    ),
+    Family(
+        "ovserve_requests_finished_total",
+        "counter",
+        "Requests answered to the end.",
+        value(lambda m: m.metrics.finished),
+    ),
+    Family(
+        "ovserve_requests_failed_total",
+        "counter",
+        "Requests that ended with an error.",
+        by_label(lambda m: m.metrics.failed),
+        ("reason",),
+    ),
+    Family(
+        "ovserve_requests_cancelled_total",
+        "counter",
+        "Requests given up: client gone, asked for, timed out, server stopping.",
+        by_label(lambda m: m.metrics.cancelled),
+        ("cause",),
+    ),
+    Family(
+        "ovserve_requests_refused_total",
+        "counter",
+        "Requests refused by the queue, at its deadline, or because memory was short.",
+        by_label(lambda m: m.metrics.refused),
+        ("cause",),
+        plain=True,
+    ),
+    Family("ovserve_node_events_total", "counter", "Counts of calculators.", node_events, ("node", "event")),
+    Family(
+        "ovserve_engines",
+        "gauge",
+        "Engines that the graph holds, by kind; one that is shared counts in each graph.",
+        by_label(lambda m: m.engine_kinds),
+        ("kind",),
+        plain=True,
+    ),
+    Family(
+        "ovserve_queue_requests",
+        "gauge",
+        "Requests in the queue.",
+        value(lambda m: m.metrics.meter.queued),
+        plain=True,
+    ),
+    Family(
+        "ovserve_queue_tokens",
+        "gauge",
+        "Tokens of the prompts in the queue, estimated.",
+        value(lambda m: m.metrics.meter.queued_tokens),
+    ),
+    Family(
+        "ovserve_choices_finished_total",
+        "counter",
+        "Choices the engine ended, by reason.",
+        by_label(lambda m: m.metrics.meter.finished),
+        ("finished_reason",),
+        "vllm:request_success_total",
+    ),
+    Family(
+        "ovserve_prompt_tokens_total",
+        "counter",
+        "Tokens of prompts.",
+        value(lambda m: m.metrics.meter.prompt_tokens),
+        vllm="vllm:prompt_tokens_total",
+    ),
+    Family(
+        "ovserve_generated_tokens_total",
+        "counter",
+        "Tokens generated.",
+        value(lambda m: m.metrics.meter.generated_tokens),
+        vllm="vllm:generation_tokens_total",
+    ),
+    Family(
+        "ovserve_batch_prompt_tokens_total",
+        "counter",
+        "Tokens of prompts of batches, which other metrics of requests leave out.",
+        value(lambda m: m.metrics.meter.of_batches.prompt_tokens),
+    ),
+    Family(
+        "ovserve_batch_generated_tokens_total",
+        "counter",
+        "Tokens generated for batches, likewise.",
+        value(lambda m: m.metrics.meter.of_batches.generated_tokens),
+    ),
+    Family(
+        "ovserve_drafted_tokens_total",
+        "counter",
+        "Tokens proposed by a draft model or by prompt lookup.",
+        value(lambda m: m.of_engines("drafted_tokens")),
+        vllm="vllm:spec_decode_num_draft_tokens_total",
+    ),
+    Family(
+        "ovserve_accepted_tokens_total",
+        "counter",
+        "Of the proposed tokens, those the model took.",
+        value(lambda m: m.of_engines("accepted_tokens")),
+        vllm="vllm:spec_decode_num_accepted_tokens_total",
+    ),
+    Family(
+        "ovserve_ignored_params_total",
+        "counter",
+        "Fields of request bodies that had no effect.",
+        value(lambda m: m.metrics.meter.ignored_params),
+    ),
+    Family(
+        "ovserve_requests_running",
+        "gauge",
+        "Choices that are being generated.",
+        value(lambda m: m.scheduled),
+        vllm="vllm:num_requests_running",
+    ),
+    Family(
+        "ovserve_requests_waiting",
+        "gauge",
+        "Choices that wait, in the queue or inside of the engine.",
+        value(lambda m: m.waiting),
+        vllm="vllm:num_requests_waiting",
+    ),
+    Family(
+        "ovserve_time_to_first_token_seconds",
+        "histogram",
+        "From a request to its first token.",
+        value(lambda m: m.metrics.meter.first_token),
+        vllm="vllm:time_to_first_token_seconds",
+    ),
+    Family(
+        "ovserve_inter_token_latency_seconds",
+        "histogram",
+        "Between two tokens of a choice.",
+        value(lambda m: m.metrics.meter.between_tokens),
+        vllm="vllm:inter_token_latency_seconds",
+    ),
+    Family(
+        "ovserve_queue_time_seconds",
+        "histogram",
+        "From a request to its admission by the engine.",
+        value(lambda m: m.metrics.meter.queue_time),
+        vllm="vllm:request_queue_time_seconds",
+        plain=True,
+    ),
+    Family(
+        "ovserve_prefill_time_seconds",
+        "histogram",
+        "From the admission to the first token.",
+        value(lambda m: m.metrics.meter.prefill_time),
+        vllm="vllm:request_prefill_time_seconds",
+    ),
+    Family(
+        "ovserve_decode_time_seconds",
+        "histogram",
+        "From the first token to the last.",
+        value(lambda m: m.metrics.meter.decode_time),
+        vllm="vllm:request_decode_time_seconds",
+    ),
+    Family(
+        "ovserve_request_latency_seconds",
+        "histogram",
+        "From a request to its last token.",
+        value(lambda m: m.metrics.meter.latency),
+        vllm="vllm:e2e_request_latency_seconds",
+        plain=True,
+    ),
+    Family(
+        "ovserve_request_prompt_tokens",
+        "histogram",
+        "Tokens per prompt.",
+        value(lambda m: m.metrics.meter.request_prompt_tokens),
+        vllm="vllm:request_prompt_tokens",
+    ),
+    Family(
+        "ovserve_request_generated_tokens",
+        "histogram",
+        "Tokens generated per choice.",
+        value(lambda m: m.metrics.meter.request_generated_tokens),
+        vllm="vllm:request_generation_tokens",
+    ),
+    Family(
+        "ovserve_engine_restarts_total",
+        "counter",
+        "Engine processes started in the place of one that died.",
+        value(lambda m: m.of_engines("restarts")),
+        plain=True,
+    ),
+    Family(
+        "ovserve_engine_stalled_total",
+        "counter",
+        "Engine processes replaced because they made no progress.",
+        value(lambda m: m.of_engines("stalls")),
+        plain=True,
+    ),
+    Family(
+        "ovserve_requests_repeated_total",
+        "counter",
+        "Requests sent to another engine because theirs ended before anything of the answer was read.",
+        value(lambda m: m.of_engines("repeated")),
+        plain=True,
+    ),
+    Family(
+        "ovserve_servable_state",
+        "gauge",
+        "1 for the state the servable is in.",
+        states,
+        ("state",),
+        plain=True,
+    ),
+    Family(
+        "ovserve_servable_error",
+        "gauge",
+        "1 while its last load or its engine has failed, whether an older version answers or not.",
+        value(lambda m: int(m.status.error_code != "OK")),
+        plain=True,
+    ),
+    *CACHE_FAMILIES,
+    *IDLE_FAMILIES,
+    *MODEL_FAMILIES,
+    *KIND_FAMILIES,
+)
+
+# Of the server, not of a servable.
+HTTP_RESPONSES = "ovserve_http_responses_total"
+RELOADS = "ovserve_reloads_total"
+WRONG_CONFIGURATION = "ovserve_configuration_error"
+BATCHES = "ovserve_batches"
+OLDEST_BATCH = "ovserve_batch_oldest_seconds"
+BATCH_LINES_RUNNING = "ovserve_batch_lines_running"
+BATCH_LINES = "ovserve_batch_lines_total"
+ALL = "all"
+PROCESS = "process"  # the library's names begin so: process_resident_memory_bytes
+ENGINE_PROCESS = "ovserve_engine_process"
+
+NAMES = frozenset(
+    {f.name for f in FAMILIES}
+    | {f.vllm for f in FAMILIES if f.vllm}
+    | {HTTP_RESPONSES, RELOADS, WRONG_CONFIGURATION, PROCESS, ENGINE_PROCESS}
+    | {BATCHES, OLDEST_BATCH, BATCH_LINES_RUNNING, BATCH_LINES}
+)

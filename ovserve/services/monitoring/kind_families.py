@@ -1,0 +1,135 @@
+"""Families of KV caches, of graphs that are unloaded while they are idle, and of the kinds of models.
+
+OVMS has the metrics of text generation and of idle graphs only. A kind declares its own families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from ovserve.engine.protocol.specs import TextFacts, TextSpec, block_tokens
+from ovserve.kinds.encoders import metrics as encoders
+from ovserve.kinds.images import metrics as images
+from ovserve.kinds.python import metrics as python
+from ovserve.kinds.speech import metrics as speech
+from ovserve.kinds.voice import metrics as voice
+from ovserve.services.monitoring.model import Model
+from ovserve.telemetry.family import Family, Sample, by_label, value
+
+M = TypeVar("M")
+
+
+def _config(model: Model) -> list[Sample]:
+    """Return one sample for the first language model that has a cache.
+
+    Endpoint pickers and autoscalers multiply both labels to get the tokens that fit into the cache.
+    """
+    for engine in model.servable.engines.values() if model.servable else ():
+        spec, facts = engine.spec, engine.facts
+        if isinstance(spec, TextSpec) and isinstance(facts, TextFacts):
+            size = block_tokens(spec.device)
+            blocks = spec.num_kv_blocks or facts.cache_tokens // size
+            return [((str(size), str(blocks)), 1)]
+    return []
+
+
+CACHE_FAMILIES: tuple[Family[Model], ...] = (
+    Family(
+        "ovserve_prefix_cache_queries_total",
+        "counter",
+        "Tokens of prompts looked up in the prefix cache.",
+        value(lambda m: m.metrics.meter.prefix_queries),
+        vllm="vllm:prefix_cache_queries_total",
+    ),
+    Family(
+        "ovserve_prefix_cache_hits_total",
+        "counter",
+        "Of the tokens looked up, those found, which are not computed again.",
+        value(lambda m: m.metrics.meter.prefix_hits),
+        vllm="vllm:prefix_cache_hits_total",
+    ),
+    Family(
+        "ovserve_kv_cache_usage_ratio",
+        "gauge",
+        "Part of the KV cache in use, 0 to 1. Without `cache_size` the whole is what free memory allows.",
+        value(lambda m: m.cache_usage),
+        vllm="vllm:kv_cache_usage_perc",
+    ),
+    Family("ovserve_kv_cache_bytes", "gauge", "Size of the KV cache.", value(lambda m: m.cache_bytes)),
+    Family(
+        "ovserve_kv_cache_config_info",
+        "gauge",
+        "Tokens per block of the KV cache, and its blocks; 0 blocks for a cache that grows as needed.",
+        _config,
+        ("block_size", "num_gpu_blocks"),
+        vllm="vllm:cache_config_info",
+    ),
+)
+
+
+STATES = ("loaded", "loading", "unloaded")
+
+
+def _states(model: Model) -> Iterator[Sample]:
+    state = _state(model)
+    for name in STATES:
+        yield (name,), int(name == state)
+
+
+def _state(model: Model) -> str:
+    """Return the state of the newest version; a graph without engines that is served is loaded."""
+    if model.servable is None:
+        return ""
+    return model.servable.residence or "loaded"
+
+
+IDLE_FAMILIES: tuple[Family[Model], ...] = (
+    Family(
+        "ovms_graph_loaded",
+        "gauge",
+        "1 while the graph is loaded, 0 while it is unloaded until the next request.",
+        value(lambda m: int(_state(m) == "loaded")),
+    ),
+    Family(
+        "ovserve_graph_state",
+        "gauge",
+        "1 for the state of a served graph's engines.",
+        _states,
+        ("state",),
+        plain=True,
+    ),
+    Family(
+        "ovserve_wake_seconds",
+        "histogram",
+        "Seconds that loads on demand took; their number is `_count`.",
+        value(lambda m: m.metrics.wakes),
+        plain=True,
+    ),
+    Family(
+        "ovserve_unloads_total",
+        "counter",
+        "Times that the graph was unloaded until the next request: idle, or to make room for another one.",
+        by_label(lambda m: m.metrics.unloads),
+        ("cause",),
+        plain=True,
+    ),
+)
+
+
+def _of(kind: type[M], families: tuple[Family[M], ...]) -> Iterator[Family[Model]]:
+    """Yield the families of a kind, reading its counters of a model."""
+    for family in families:
+
+        def read(model: Model, family: Family[M] = family) -> Iterable[Sample]:
+            return family.read(model.metrics.kinds.of(kind))
+
+        yield Family(family.name, family.kind, family.help, read, family.labels, family.vllm, family.plain)
+
+
+KIND_FAMILIES: tuple[Family[Model], ...] = (
+    *_of(encoders.EncoderMetrics, encoders.FAMILIES),
+    *_of(images.ImageMetrics, images.FAMILIES),
+    *_of(python.PythonMetrics, python.FAMILIES),
+    *_of(speech.SpeechMetrics, speech.FAMILIES),
+    *_of(voice.TextToSpeechMetrics, voice.FAMILIES),
+)
