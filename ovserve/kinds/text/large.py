@@ -31,13 +31,13 @@ def parse(
     endpoint: str, body: bytes, model: ModelContext, context: ResponseContext | None = None
 ) -> GenerateRequest:
     """Raises InvalidArgument as the endpoint does."""
-    found = ENDPOINTS[endpoint]
-    made = found.to_request(decode_within(found, body, context), model)
-    conversation = made.conversation
+    selected = ENDPOINTS[endpoint]
+    request = selected.to_request(decode_within(selected, body, context), model)
+    conversation = request.conversation
     if isinstance(conversation, Conversation):
         conversation = encoded(conversation)
-    shown = made.presentation.without_input()
-    return msgspec.structs.replace(made, conversation=conversation, presentation=shown, parts=None)
+    shown = request.presentation.without_input()
+    return msgspec.structs.replace(request, conversation=conversation, presentation=shown, parts=None)
 
 
 def encoded(conversation: Conversation) -> EncodedConversation:
