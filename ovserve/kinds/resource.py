@@ -127,6 +127,13 @@ class Templates(Protocol):
     ) -> str: ...
 
 
+class Transcriber(Protocol):
+    """A model that writes what is said: kinds.speech.node.SpeechResource in the server."""
+
+    async def transcribe(self, data: str, param: str) -> str:
+        """Return the text of audio, in base64 or as a data URL. Raises InvalidArgument naming `param`."""
+
+
 class ImageLoader(Protocol):
     """The part that gets and decodes the images and files of a request: sandbox.images.loader.Media in the
     server."""

@@ -1,7 +1,8 @@
 """Files of a request: how a client sends them, and the markers that hold their places until they are read.
 
-An endpoint puts a marker into a message's text for each file and keeps a FileSource; `sandbox/images/` reads
-the text of each, which replaces the marker before the conversation is rendered.
+An endpoint puts a marker into a message's text for each file and keeps a FileSource. `sandbox/images/`
+reads the text of a document, a speech-to-text model that of audio; it replaces the marker before the
+conversation is rendered.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ class FileSource(msgspec.Struct, frozen=True):
     data: str
     param: str  # the field that held it, for errors
     name: str = ""
+    audio: bool = False
 
 
 def shown(name: str | None, text: str) -> str:
-    """The text that the model reads of a file."""
+    """The text that the model reads of a document."""
     title = " ".join((name or "").split())[:MAX_NAME]
     return f"[File {title}]\n{text}" if title else f"[File]\n{text}"
 
@@ -38,7 +40,8 @@ def with_files(
     """The conversation with the text of each file in its place. Changes the messages, which are also
     used to explain a prompt that is too long."""
     pairs = zip(sources, texts, strict=True)
-    places = {source.mark: shown(source.name, text) for source, text in pairs}
+    # What was said stands there as if it had been written.
+    places = {file.mark: text if file.audio else shown(file.name, text) for file, text in pairs}
     if isinstance(conversation, EncodedConversation):
         inside = {mark.encode(): msgspec.json.encode(text)[1:-1] for mark, text in places.items()}
         marks = re.compile(b"|".join(map(re.escape, inside)))

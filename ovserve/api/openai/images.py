@@ -20,6 +20,9 @@ NO_IDS = "an image has no token ids; messages/count_tokens counts it"
 NOT_COUNTED = "only the engine can count the image tokens of this model, when it looks at the image"
 URL = "data URL with base64; where the operator allows it also an http or https URL, or a file"
 FILE = "a PDF or a text in UTF-8: base64, or a data URL with base64"
+AUDIO = "audio in base64, which a speech-to-text node of the graph transcribes"
+# What OpenAI names, and what else the decoder reads; it looks at the content.
+AUDIO_FORMATS = ("wav", "mp3", "flac", "m4a", "mp4", "mpeg", "mpga", "ogg", "opus", "webm", "aac")
 DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 768"
 
 
@@ -64,8 +67,28 @@ class Pictures:
             raise InvalidArgument(f"{param}: {what}", param=param)
         if data.startswith("data:") and ";base64," not in data[:256]:
             raise InvalidArgument(f"{param}: expected base64 or a data URL with base64", param=param)
+        return self._mark(data, param, name or "")
+
+    def place_audio(self, data: str | None, format_: str | None, where: str, param: str, kind: str) -> str:
+        """Return the placeholder for what is said in audio. `data` is base64, or a data URL where there is no
+        `format_`, "" else."""
+        if not self._takes_files:
+            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+        if not data:
+            what = "required, but missing" if data is None else "expected base64, got an empty string"
+            raise InvalidArgument(f"{param}: {what}", param=param)
+        if format_ is None and not (data.startswith("data:") and ";base64," in data[:256]):
+            raise InvalidArgument(f"{param}: expected a data URL with base64, got {data[:40]!r}", param=param)
+        if format_ and format_ not in AUDIO_FORMATS:
+            at = f"{param.rpartition('.')[0]}.format"
+            raise InvalidArgument(
+                f"{at}: expected one of {', '.join(AUDIO_FORMATS)}, got {format_[:40]!r}", param=at
+            )
+        return self._mark(data, param, audio=True)
+
+    def _mark(self, data: str, param: str, name: str = "", *, audio: bool = False) -> str:
         mark = f"<ovserve_file_{secrets.token_hex(12)}>"
-        self.files.append(FileSource(mark, data, param, name or ""))
+        self.files.append(FileSource(mark, data, param, name, audio))
         return mark
 
 

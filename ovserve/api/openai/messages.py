@@ -10,7 +10,7 @@ import msgspec
 
 from ovserve.api.openai.custom_tools import input_arguments
 from ovserve.api.openai.describe.operation import doc
-from ovserve.api.openai.images import FILE, ImageUrl, Pictures, joined
+from ovserve.api.openai.images import AUDIO, FILE, ImageUrl, Pictures, joined
 from ovserve.errors import InvalidArgument
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -18,7 +18,8 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PART, DATA_PART = "image_url", "image"  # the latter is Azure's
 IMAGE_PARTS = (IMAGE_PART, DATA_PART)
 FILE_PART = "file"
-PARTS = (*TEXT_PARTS, *IMAGE_PARTS, FILE_PART)
+AUDIO_PART, AUDIO_URL_PART = "input_audio", "audio_url"  # the latter is vLLM's
+PARTS = (*TEXT_PARTS, *IMAGE_PARTS, FILE_PART, AUDIO_PART, AUDIO_URL_PART)
 # Of the assistant's messages alone.
 THOUGHT_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning_content", "summary_text")
 REFUSAL_PART = "refusal"
@@ -34,6 +35,15 @@ class FileData(msgspec.Struct):
     file_data: Annotated[str | None, doc(FILE)] = None
     filename: Annotated[str | None, doc("stands before the text of the file")] = None
     file_id: Annotated[str | None, doc("rejected: the server keeps no files")] = None
+
+
+class InputAudio(msgspec.Struct):
+    data: Annotated[str | None, doc(AUDIO)] = None
+    format: Annotated[str, doc("of the file: wav, mp3 and others; its content counts")] = ""
+
+
+class AudioUrl(msgspec.Struct):
+    url: Annotated[str | None, doc(f"a data URL: {AUDIO}")] = None
 
 
 class Part(msgspec.Struct):
@@ -52,6 +62,8 @@ class Part(msgspec.Struct):
     refusal: Annotated[str | None, doc("of a refusal part: its text")] = None
     image_url: Annotated[ImageUrl | None, doc("of an image_url part")] = None
     file: Annotated[FileData | None, doc("of a file part")] = None
+    input_audio: Annotated[InputAudio | None, doc("of an input_audio part")] = None
+    audio_url: Annotated[AudioUrl | None, doc("of an audio_url part")] = None
     content: Annotated[str | None, doc("of an image part, as Azure has them: its file in base64")] = None
 
 
@@ -188,6 +200,14 @@ def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> s
             pieces.append((images.place(image, None, param, at, part.type), True))
         elif part.type == FILE_PART:
             pieces.append((_file(part.file or FileData(), param, images), False))
+        elif part.type == AUDIO_PART:
+            audio = part.input_audio or InputAudio()
+            at = f"{param}.{AUDIO_PART}.data"
+            pieces.append((images.place_audio(audio.data, audio.format, param, at, part.type), False))
+        elif part.type == AUDIO_URL_PART:
+            url = (part.audio_url or AudioUrl()).url
+            at = f"{param}.{AUDIO_URL_PART}.url"
+            pieces.append((images.place_audio(url, None, param, at, part.type), False))
         elif part.type not in TEXT_PARTS:
             kinds = f"one of {', '.join(PARTS)}"
             raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")

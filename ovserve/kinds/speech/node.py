@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import ClassVar
 
 import msgspec
@@ -36,6 +39,11 @@ from ovserve.kinds.speech.transcription import Transcription
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
 from ovserve.sandbox.audio.loader import AudioLoader
 
+KEPT_CHARACTERS = 1 << 20
+PLAIN = Transcribe(  # text of audio in a chat, in the language that is spoken
+    model="", translate=False, language="", prompt="", hotwords="", format="text", temperature=0.0,
+    segments=False, words=False, stream=False, ignored=(),
+)  # fmt: skip
 ENDPOINTS = {name: AudioEndpoint(name) for name in (TRANSCRIPTIONS, TRANSLATIONS)}
 
 
@@ -47,10 +55,40 @@ class SpeechResource:
     model: SpeechFacts
     audio: AudioLoader
     metrics: SpeechMetrics
+    transcripts: OrderedDict[bytes, str] = field(default_factory=OrderedDict)  # of parts of chats, by digest
 
     def facts(self) -> Mapping[str, object]:
         known: dict[str, object] = msgspec.to_builtins(self.model)
         return {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
+
+    async def transcribe(self, data: str, param: str) -> str:
+        """Return the text of audio, in base64 or as a data URL. Raises InvalidArgument naming `param`.
+
+        Each turn of a chat brings the audio of the turns before it, so the last texts are kept.
+        """
+        digest = await asyncio.to_thread(lambda: blake2b(data.encode()).digest())
+        if digest in self.transcripts:
+            self.transcripts.move_to_end(digest)
+            return self.transcripts[digest]
+        text = await self._transcribed(data, param)
+        self.transcripts[digest] = text
+        while len(self.transcripts) > 1 and sum(map(len, self.transcripts.values())) > KEPT_CHARACTERS:
+            self.transcripts.popitem(last=False)
+        return text
+
+    async def _transcribed(self, data: str, param: str) -> str:
+        session = self.engine.session()
+        run: Transcription | None = None
+        try:
+            recording = await self.audio.load_base64(data, param)
+            run = Transcription(PLAIN, "", recording, session, self.metrics)
+            while await run.next() is not None:
+                pass
+            return "".join(run.transcript.texts).strip()
+        finally:
+            if run is not None:
+                run.close()
+            session.close()
 
 
 async def _make(node: Node, spec: SpeechToTextSpec, engine: CallClient, host: Host) -> SpeechResource:
@@ -156,6 +194,19 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
             return events
         self.begun = True
         return HttpResponse(events, EVENT_STREAM, self._headers, more=True)
+
+
+@calculator("SpeechModelCalculator")
+class SpeechModel(EngineCalculator):
+    """It has no streams: its options name the model that transcribes audio in the chats of its graph."""
+
+    runs_on = "loop"
+    resource = SPEECH
+
+    speech = SidePacket("STT_NODE_RESOURCES", SpeechResource)
+
+    def process(self, cc: Context) -> None:
+        """Never called: there are no streams."""
 
 
 def _checked(asked: Transcribe, model: SpeechFacts) -> str:

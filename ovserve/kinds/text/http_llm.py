@@ -5,11 +5,13 @@ Kept so that an operator's existing graph.pbtxt loads unchanged; new graphs use 
 
 from __future__ import annotations
 
+from typing import cast
+
 from ovserve.access import current_request
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.kinds.payload import AnswerPacket, HttpCalculator, HttpPayload
-from ovserve.kinds.resource import DeltaStream
+from ovserve.kinds.resource import DeltaStream, Transcriber
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.http_frontend import decode
 from ovserve.kinds.text.lengths import explain
@@ -28,6 +30,7 @@ class HttpLLM(LlmCalculator, HttpCalculator):
     reply_out: Output[AnswerPacket] = Output("HTTP_RESPONSE_PAYLOAD", AnswerPacket)
     tick_out = Output("LOOPBACK", bool)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+    speech = SidePacket("STT_NODE_RESOURCES", object, optional=True)  # a Transcriber
     # OVMS's pool of graphs needs it; runs are not pooled here, so it carries nothing.
     contexts = SidePacket("LLM_NODE_EXECUTION_CONTEXTS", object, optional=True)
 
@@ -39,7 +42,7 @@ class HttpLLM(LlmCalculator, HttpCalculator):
         if payload is not None:
             llm = cc[self.llm]
             made = await decode(payload).to_request(llm)
-            self.generate = await llm.rendered(made)
+            self.generate = await llm.rendered(made, cast(Transcriber | None, cc[self.speech]))
             self.parser = OutputParser(self.generate.parsing, self.generate.tools)
             self.reply = ResponseBuilder(self.generate)
         try:

@@ -13,7 +13,7 @@ import msgspec
 from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import TextFacts
-from ovserve.errors import LoadError
+from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Node
 from ovserve.kinds.resource import (
     EngineCalculator,
@@ -22,6 +22,7 @@ from ovserve.kinds.resource import (
     ImageLoader,
     ResourceKind,
     Templates,
+    Transcriber,
 )
 from ovserve.kinds.text.author_llm import AuthorLlm, Messages
 from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
@@ -62,23 +63,28 @@ class LlmResources(AuthorLlm):
         return await self.templates.render(self.model.template, conversation)
 
     async def with_files(
-        self, conversation: Conversation | EncodedConversation, files: Sequence[FileSource]
+        self,
+        conversation: Conversation | EncodedConversation,
+        files: Sequence[FileSource],
+        speech: Transcriber | None = None,
     ) -> Conversation | EncodedConversation:
-        """Put the text of the files in their places. Raises InvalidArgument for one that has none."""
+        """Put the text of the files in their places, of audio what `speech` hears. Raises InvalidArgument for
+        one that has none."""
         if not files:
             return conversation
-        texts = await self.media.read(files)
+        documents = iter(await self.media.read([file for file in files if not file.audio]))
+        texts = [await _heard(file, speech) if file.audio else next(documents) for file in files]
         large = isinstance(conversation, EncodedConversation)
         return await self.bodies.run(large, with_files, conversation, tuple(files), texts)
 
-    async def rendered(self, request: GenerateRequest) -> GenerateRequest:
+    async def rendered(self, request: GenerateRequest, speech: Transcriber | None = None) -> GenerateRequest:
         """The request with its conversation, if any, made a prompt, with how to read the answer, and with
         what is known of the engine."""
         presentation = msgspec.structs.replace(request.presentation, fingerprint=self.fingerprint)
         if request.conversation is None:
             return msgspec.structs.replace(request, presentation=presentation)
         presentation = msgspec.structs.replace(presentation, adapted=request.conversation.adapted)
-        conversation = await self.with_files(request.conversation, request.file_sources)
+        conversation = await self.with_files(request.conversation, request.file_sources, speech)
         prompt = await self.render(conversation)  # what depends on the prompt's text belongs here
         if self.model.vision is not None:
             self.model.vision.check(prompt, len(request.image_sources), request.conversation.param)
@@ -97,6 +103,15 @@ class LlmResources(AuthorLlm):
             sampling=await self.bodies.run(False, constrained, *asked),
             presentation=presentation,
         )
+
+
+async def _heard(audio: FileSource, speech: Transcriber | None) -> str:
+    if speech is None:
+        raise InvalidArgument(
+            f"{audio.param}: only an answer of a graph with a speech-to-text node transcribes audio",
+            param=audio.param,
+        )
+    return await speech.transcribe(audio.data, audio.param)
 
 
 async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host) -> LlmResources:

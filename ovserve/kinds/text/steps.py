@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ovserve.access import current_request
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
-from ovserve.kinds.resource import DeltaStream
+from ovserve.kinds.resource import DeltaStream, Transcriber
 from ovserve.kinds.text.http_frontend import DecodedRequest
 from ovserve.kinds.text.lengths import explain
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources
@@ -25,12 +27,16 @@ class RequestParser(Calculator):
     decoded = Input("DECODED", DecodedRequest)
     generate = Output("GENERATE", GenerateRequest)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
+    speech = SidePacket("STT_NODE_RESOURCES", object, optional=True)  # a Transcriber
 
     async def process(self, cc: Context) -> None:
         request = cc[self.decoded]
         if request is not None:
             llm = cc[self.llm]
-            cc.send(self.generate, await llm.rendered(await request.to_request(llm)))
+            cc.send(
+                self.generate,
+                await llm.rendered(await request.to_request(llm), cast(Transcriber | None, cc[self.speech])),
+            )
 
 
 @calculator("LLMExecutorCalculator")

@@ -6,10 +6,14 @@ once they are open, so none is left by a server that is killed.
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -24,9 +28,18 @@ SECONDS = 120.0  # for one file; an hour takes 4 to 10
 MEMORY = 2 << 30  # bytes of a process's address space
 WORKER = "ovserve.sandbox.audio.worker"
 SHORTEST = RATE // 100  # samples; 10 ms
+DATA_URL_BYTES = 256  # of the part before the comma
 PREFIX = "ovserve-audio-"
 
 _answer: msgspec.msgpack.Decoder[AudioResult] = msgspec.msgpack.Decoder(AudioResult)
+
+
+def _write(file: IO[bytes], data: str) -> None:
+    """Raises binascii.Error."""
+    if data.startswith("data:"):
+        data = data.partition(",")[2]
+    file.write(base64.b64decode(data, validate=True))
+    file.flush()
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,23 @@ class AudioLoader:
         self.bounds = bounds or AudioBounds()
         self._seconds = seconds
         self._pool = ChildPool(WORKER, "audio", seconds=seconds, memory=memory, most=most)
+
+    async def load_base64(self, data: str, param: str) -> Recording:
+        """Decode a file that is base64, or a data URL with base64. Raises as `load`."""
+        if len(data) * 3 // 4 > self.bounds.bytes + DATA_URL_BYTES:
+            raise InvalidArgument(
+                f"{param}: {len(data)} characters of base64 are more than the "
+                f"{self.bounds.bytes} bytes that a file may have",
+                param=param,
+            )
+        try:
+            with tempfile.NamedTemporaryFile(prefix=PREFIX) as file:
+                await asyncio.to_thread(_write, file, data)
+                return await self.load(Path(file.name), param)
+        except binascii.Error as error:
+            raise InvalidArgument(f"{param}: expected base64: {error}", param=param) from None
+        except OSError as error:
+            raise Unavailable(f"the server cannot store audio: {error.strerror}") from error
 
     async def load(self, source: Path, param: str) -> Recording:
         """Decode a file. Raises InvalidArgument naming `param` for one that cannot be used, Unavailable when

@@ -23,7 +23,13 @@ from ovserve.errors import InvalidArgument
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 IMAGE_PART, FILE_PART = "input_image", "input_file"
-OUTPUT_PARTS = (*TEXT_PARTS, "refusal", IMAGE_PART, FILE_PART)  # an output with others is any JSON
+OUTPUT_PARTS = (
+    *TEXT_PARTS,
+    "refusal",
+    IMAGE_PART,
+    FILE_PART,
+    chat.AUDIO_PART,
+)  # an output with others is any JSON
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
@@ -43,7 +49,8 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
     type: Annotated[
         str,
         doc(
-            "input_text, output_text, text, reasoning_text, summary_text, refusal, input_image or input_file"
+            "input_text, output_text, text, reasoning_text, summary_text, refusal, input_image, input_file, "
+            "input_audio"
         ),
     ]
     text: Annotated[str | None, doc("required but in a refusal and an image")] = None
@@ -51,6 +58,7 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
     detail: Annotated[str | None, doc(f"of an input_image: {DETAIL}")] = None
     refusal: Annotated[str | None, doc("of a refusal")] = None
     file_data: Annotated[str | None, doc(f"of an input_file: {FILE}")] = None
+    input_audio: Annotated[chat.InputAudio | None, doc("of an input_audio")] = None
     filename: Annotated[str | None, doc("of an input_file: stands before its text")] = None
     file_id: Annotated[str | None, doc("of an input_file: rejected, the server keeps no files")] = None
     file_url: Annotated[str | None, doc("of an input_file: rejected, files are not downloaded")] = None
@@ -167,7 +175,7 @@ def _listed(item: Item) -> dict[str, Any]:
         for part in parts or ():
             if part.type == IMAGE_PART:
                 shown.append(msgspec.to_builtins(part) | {"detail": part.detail or "auto"})
-            elif part.type == FILE_PART:
+            elif part.type in (FILE_PART, chat.AUDIO_PART):
                 shown.append(msgspec.to_builtins(part))
             elif part.type == "refusal":
                 shown.append({"type": "refusal", "refusal": part.refusal or ""})
@@ -312,9 +320,14 @@ def _text(content: str | list[ContentPart] | None, where: str, images: Pictures)
         if part.type == FILE_PART:
             pieces.append((_file(part, param, images), False))
             continue
+        if part.type == chat.AUDIO_PART:
+            audio = part.input_audio or chat.InputAudio()
+            at = PAST if param == PAST else f"{param}.{part.type}.data"
+            pieces.append((images.place_audio(audio.data, audio.format, param, at, part.type), False))
+            continue
         value = part.refusal if part.type == "refusal" else part.text
         if part.type != "refusal" and part.type not in TEXT_PARTS:
-            kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART} or {FILE_PART}"
+            kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART}, {FILE_PART} or {chat.AUDIO_PART}"
             raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
         if value is None:
             raise _missing(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
