@@ -62,7 +62,7 @@ GROUPS = (  # the first whose expression matches the beginning of a path has it
     (r"/$|/v2/health|/v3/health", "[health](operations.md#states)"),
     (r"/v2", "[KServe and Triton](kserve.md)"),
     (r"/v1/config", "[state and reload](operations.md#changing-what-is-served)"),
-    (r"", "[metrics](metrics.md), and descriptions of this API for programs and for language models"),
+    (r"", "[metrics](metrics.md), and a description of this API for programs"),
 )
 OTHERS = r"/api/|/v2/|/v1/|/chat/"  # paths whose APIs have pages and references of their own
 BELOW = """

@@ -29,7 +29,8 @@ ROWS = (
     {"services", "pull"},
     {"serving"},
     {"calculators"},
-    {"kinds", "engine.admission"},
+    {"kinds"},
+    {"engine.admission"},
     {"sandbox", "engine.client", "engine.worker"},
     {"kinds.worker"},
     {"kinds.spec"},
@@ -49,7 +50,6 @@ FORBIDDEN = {
     **{(t, "llm"): "a transport sees payloads and bytes, not generation requests" for t in TRANSPORTS},
     **{(t, "graph"): "a transport starts a response, it knows no graph runs" for t in TRANSPORTS},
     ("sandbox", "graph"): "a sandbox renders and decodes, it knows no graph",
-    ("engine.admission", "kinds"): "admission stands between nodes and their engine",
 }
 WORKER_SIDE = ("engine.worker", "kinds.worker")
 ENGINE_FREE = {"http", "grpc_api"}  # transports see servables, not engines

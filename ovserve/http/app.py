@@ -33,7 +33,6 @@ from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.batches import BatchRoutes
 from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import Describe
-from ovserve.http.routes.llms_txt import LlmsTxt
 from ovserve.http.routes.lora import LoraRoutes
 from ovserve.http.routes.metrics import MetricsRoute
 from ovserve.http.routes.ollama import Ollama
@@ -136,7 +135,6 @@ def routes(
         ("GET", "/v2/health/ready", v2.ready),
         ("GET", "/", v2.live),
         ("GET", "/openapi.json", describe.openapi),
-        ("GET", "/llms.txt", LlmsTxt(manager).get),
         ("GET", "/metrics", MetricsRoute(manager).get),
         ("GET", "/v1/config", config.status),
         ("POST", "/v1/config/reload", config.reload),

@@ -100,7 +100,6 @@ def _changed(value: Any, references: dict[str, str]) -> Any:
 
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
-LLMS_TXT = Operation("GET", "/llms.txt", "What the server offers, as Markdown for language models.")
 
 # Each API style and each part of the server adds its own.
 OPERATIONS: tuple[Operation, ...] = (
@@ -127,7 +126,6 @@ OPERATIONS: tuple[Operation, ...] = (
     *lora.OPERATIONS,
     *realtime.OPERATIONS,
     OPENAPI,
-    LLMS_TXT,
 )
 
 VERSIONED = "/v3"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
+from ovserve.engine.admission.controller import AdmissionController
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
@@ -20,12 +20,10 @@ from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Isolation, Spec
 from ovserve.graph import Calculator, Node
-from ovserve.llm.files import FileSource
-from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
-from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
+from ovserve.sandbox.templates.pool import TemplatePool
 from ovserve.telemetry.counters import KindMetrics
 
 if TYPE_CHECKING:
@@ -55,27 +53,6 @@ class NamedVariants(Protocol):
         """Return whether it answers under the name of its servable, without a variant."""
 
 
-class DeltaStream(Protocol):
-    """One generation under way. Ends with a delta that has a finish_reason, or with an exception."""
-
-    async def next(self) -> Delta: ...
-
-    def abort_if_running(self) -> None: ...
-
-
-class Generator(Protocol):
-    """The part of a text generation engine that nodes need: admission.controller.AdmissionController in the
-    server."""
-
-    async def generate(self, request: GenerateRequest) -> DeltaStream: ...
-
-    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]: ...
-
-    async def detokenize(
-        self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False
-    ) -> list[str]: ...
-
-
 class ItemStream(Protocol):
     """One call under way: items, then None, or an exception. `cancel` any number of times."""
 
@@ -85,7 +62,7 @@ class ItemStream(Protocol):
 
 
 class CallerSession(Protocol):
-    """One request made of several calls: admission.calls.CallSession in the server."""
+    """One request made of several calls: engine.admission.calls.CallSession in the server."""
 
     async def call(
         self,
@@ -100,7 +77,7 @@ class CallerSession(Protocol):
 
 
 class Caller(Protocol):
-    """The part of an engine of calls that nodes need: admission.calls.CallAdmission in the server."""
+    """The part of an engine of calls that nodes need: engine.admission.calls.CallAdmission in the server."""
 
     async def call(
         self,
@@ -114,37 +91,11 @@ class Caller(Protocol):
     def session(self) -> CallerSession: ...
 
 
-class Templates(Protocol):
-    """The part that compiles and renders chat templates: sandbox.templates.pool.TemplatePool in the
-    server."""
-
-    def prepare(self) -> None: ...
-
-    async def load(self, template: ChatTemplate) -> ChatTemplate: ...
-
-    async def render(
-        self, template: ChatTemplate, conversation: Conversation | EncodedConversation
-    ) -> str: ...
-
-
 class Transcriber(Protocol):
     """A model that writes what is said: kinds.speech.node.SpeechResource in the server."""
 
     async def transcribe(self, data: str, param: str) -> str:
         """Return the text of audio, in base64 or as a data URL. Raises InvalidArgument naming `param`."""
-
-
-class ImageLoader(Protocol):
-    """The part that gets and decodes the images and files of a request: sandbox.images.loader.Media in the
-    server."""
-
-    async def load(self, sources: Sequence[ImageSource]) -> tuple[Image, ...]: ...
-
-    async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]: ...
-
-    async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels: ...
-
-    async def raster(self, source: str | Path, form: RasterForm, param: str) -> Image: ...
 
 
 @dataclass(frozen=True)
@@ -153,10 +104,10 @@ class Host:
 
     name: str  # of the servable
     code: bytes  # its graph and its authors' calculators, for fingerprints
-    templates: Templates
-    images: ImageLoader
+    templates: TemplatePool
+    images: Media
     bodies: Bodies
-    admit: Callable[[TextClient, Mapping[str, float]], Generator]
+    admit: Callable[[TextClient, Mapping[str, float]], AdmissionController]
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
     audio: AudioLoader
     metrics: KindMetrics  # kept across reloads

@@ -16,7 +16,7 @@ from ovserve.serving.entries import Entries
 
 
 class ServedModels:
-    """A `calculators.session.Models`."""
+    """A `kinds.tensors.session.Models`."""
 
     def __init__(self, entries: Entries) -> None:
         self._entries = entries

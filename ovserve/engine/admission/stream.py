@@ -28,7 +28,7 @@ class Admission(Protocol):
 
 
 class GatedStream:
-    """A `calculators.resource.DeltaStream` with a deadline."""
+    """One generation under way, with a deadline."""
 
     __slots__ = (
         "_admitted",

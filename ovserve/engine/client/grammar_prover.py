@@ -78,11 +78,6 @@ class GrammarProver:
         return self._quick.pid
 
     @property
-    def slow_pid(self) -> int:
-        """PID of the process for slow grammars; 0 while there is none."""
-        return self._slow.pid
-
-    @property
     def compiles(self) -> int:
         """Return how many trials were run."""
         return self._quick.compiles + self._slow.compiles

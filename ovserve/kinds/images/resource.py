@@ -14,9 +14,10 @@ from ovserve.kinds.images.api import MAX_SEED, Drawing
 from ovserve.kinds.images.metrics import ImageMetrics
 from ovserve.kinds.images.options import ImageLimits, ImageOptions, Size, shown
 from ovserve.kinds.images.spec import PNG, GenerateArguments, ImageFacts, Task
-from ovserve.kinds.resource import Caller, ImageLoader
+from ovserve.kinds.resource import Caller
 from ovserve.llm.images import Image, RasterForm
 from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
 
 # Options that go to the library by the name they have in the request.
 PASSED = (
@@ -33,7 +34,7 @@ class ImageResource:
     engine: Caller
     model: ImageFacts
     options: ImageOptions
-    images: ImageLoader
+    images: Media
     bodies: Bodies
     metrics: ImageMetrics
 

@@ -26,7 +26,7 @@ class AdapterOptions:
 
 
 class OwnModel:
-    """A `calculators.session.Models` with the one model of an adapter."""
+    """A `kinds.tensors.session.Models` with the one model of an adapter."""
 
     def __init__(self, model: PlainModel) -> None:
         self._model = model

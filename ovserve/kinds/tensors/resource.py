@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ovserve.api.kserve import Tensor
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.errors import Internal, InvalidArgument
-from ovserve.kinds.resource import Caller, ImageLoader
+from ovserve.kinds.resource import Caller
 from ovserve.kinds.tensors.metrics import TensorMetrics
 from ovserve.kinds.tensors.spec import (
     INFER,
@@ -26,6 +26,7 @@ from ovserve.kinds.tensors.spec import (
     TensorInfo,
 )
 from ovserve.llm.images import PixelForm
+from ovserve.sandbox.images.loader import Media
 
 SHOWN = 8  # names in a message
 IMAGE_AXES = {"N", "C", "H", "W"}
@@ -44,7 +45,7 @@ class PlainModel:
     name: str
     engine: Caller
     model: TensorFacts
-    images: ImageLoader
+    images: Media
     metrics: TensorMetrics
     bgr: bool = True  # the order of colours that it takes images in
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from ovserve.access import current_request
+from ovserve.engine.admission.controller import AdmissionController
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.resource import Generator
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
@@ -55,7 +55,7 @@ def mean_logprob(tokens: Sequence[TokenLogprob]) -> float | None:
 class AuthorLlm:
     """The author's part of `LlmResources`."""
 
-    engine: Generator
+    engine: AdmissionController
     model: ModelContext
 
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import cast
 
 from ovserve.access import current_request
+from ovserve.engine.admission.stream import GatedStream
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.kinds.payload import AnswerPacket, HttpCalculator, HttpPayload
-from ovserve.kinds.resource import DeltaStream, Transcriber
+from ovserve.kinds.resource import Transcriber
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.http_frontend import decode
 from ovserve.kinds.text.lengths import explain
@@ -35,7 +36,7 @@ class HttpLLM(LlmCalculator, HttpCalculator):
     contexts = SidePacket("LLM_NODE_EXECUTION_CONTEXTS", object, optional=True)
 
     async def open(self, cc: Context) -> None:
-        self.stream: DeltaStream | None = None
+        self.stream: GatedStream | None = None
 
     async def process(self, cc: Context) -> None:
         payload = cc[self.http]

@@ -10,20 +10,13 @@ from pathlib import Path
 
 import msgspec
 
+from ovserve.engine.admission.controller import AdmissionController
 from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Node
-from ovserve.kinds.resource import (
-    EngineCalculator,
-    Generator,
-    Host,
-    ImageLoader,
-    ResourceKind,
-    Templates,
-    Transcriber,
-)
+from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind, Transcriber
 from ovserve.kinds.text.author_llm import AuthorLlm, Messages
 from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
 from ovserve.kinds.text.large import constrained
@@ -37,6 +30,8 @@ from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Encoded
 from ovserve.llm.request import GenerateRequest
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
+from ovserve.sandbox.templates.pool import TemplatePool
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +40,10 @@ log = logging.getLogger(__name__)
 class LlmResources(AuthorLlm):
     """An engine that generates text and its model. Authors use the methods of `AuthorLlm`."""
 
-    engine: Generator
+    engine: AdmissionController
     model: ModelContext
-    templates: Templates
-    media: ImageLoader
+    templates: TemplatePool
+    media: Media
     fingerprint: str = ""  # of model, options and releases, for answers that carry it
     bodies: Bodies = field(default_factory=Bodies)
 
@@ -152,7 +147,7 @@ async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host)
 
 
 async def load_template(
-    node: Node, options: LlmOptions, facts: TextFacts, templates: Templates
+    node: Node, options: LlmOptions, facts: TextFacts, templates: TemplatePool
 ) -> ChatTemplate | None:
     """The graph's own, else the model's, compiled. Raises LoadError."""
     if not (text := options.template or facts.chat_template):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import cast
 
 from ovserve.access import current_request
+from ovserve.engine.admission.stream import GatedStream
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
-from ovserve.kinds.resource import DeltaStream, Transcriber
+from ovserve.kinds.resource import Transcriber
 from ovserve.kinds.text.http_frontend import DecodedRequest
 from ovserve.kinds.text.lengths import explain
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources
@@ -52,7 +53,7 @@ class LLMExecutor(LlmCalculator):
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
 
     async def open(self, cc: Context) -> None:
-        self.stream: DeltaStream | None = None
+        self.stream: GatedStream | None = None
 
     async def process(self, cc: Context) -> None:
         request = cc[self.request]

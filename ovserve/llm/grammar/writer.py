@@ -145,9 +145,6 @@ class Writer:
                 if keyword in node:
                     self.document.report(node, keyword)
 
-    def any_value(self) -> int:
-        return self.of(True)
-
     def literal(self, value: Any) -> str:
         """Return JSON in one line, in the form of an EBNF literal."""
         line = text.one_line(value)

@@ -249,26 +249,6 @@ class Matcher:
         self._update()
         return bool(self._mask.any())
 
-    def fill_many(self, rows: NDArray[np.int32], tokens: Sequence[int]) -> int:
-        """Write the masks before each of the drafted `tokens` and after the last; return how many of them are
-        allowed, one after another. Rows after the first refused token are not written.
-
-        A token that ends the answer is not counted, nor one after which no token could follow.
-        """
-        self.fill(rows[0])
-        taken = 0
-        for token in tokens:
-            if not self._goes_on(token):
-                break
-            taken += 1
-            if not self.alive():
-                self.rollback(1)
-                taken -= 1
-                break
-            rows[taken] = self._mask
-        self.rollback(taken)
-        return taken
-
     def allowed_prefix(self, tokens: Sequence[int]) -> int:
         """Return how many of the drafted `tokens` are allowed, one after another, without one that ends the
         answer."""
