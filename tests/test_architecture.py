@@ -75,6 +75,7 @@ ONLY_IMPORTER = {
         "ovserve/kinds/tensors/worker/",
         "ovserve/kinds/voice/worker/",
     ),
+    "nncf": "ovserve/kinds/text/worker/genai/convert.py",
     "tvm_ffi": "ovserve/kinds/text/worker/paged/grammars.py",
     "anyascii": "ovserve/kinds/voice/worker/normalize.py",
     "wetext": "ovserve/kinds/voice/worker/normalize.py",

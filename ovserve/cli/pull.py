@@ -10,11 +10,14 @@ from ovserve.cli.graph_options import add_graph_options, graph_options
 from ovserve.cli.parser import Commands
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
+from ovserve.pull.record import COMPRESSED
 from ovserve.pull.source import SHORT_NAMES
 from ovserve.server.ovms_flags import MODEL_REFUSED, MODEL_WITHOUT_EFFECT
 
-_QUANTISED = "weights are not quantised here; take another file, or export one with optimum-cli"
-REFUSED = {"extra_quantization_params": _QUANTISED, **MODEL_REFUSED}
+REFUSED = {
+    "extra_quantization_params": "weights are compressed by --weight-format int8 or int4, or by optimum-cli",
+    **MODEL_REFUSED,
+}
 WITHOUT_EFFECT = {
     "cache_dir": "compiled models are kept by `ovserve serve --cache_dir`",
     "log_level": "pull prints its steps, and has no log",
@@ -93,9 +96,9 @@ def add_to(commands: Commands) -> None:
         "--weight-format",
         type=_weight_format,
         default="",
-        metavar="fp16|auto|source",
-        help="source: leave a .gguf file as it is; fp16: unpack its weights; auto: the faster form "
-        "on this processor "
+        metavar="int8|int4|fp16|auto|source",
+        help="int8, int4: compress float weights (extra compress); of a .gguf file, source: leave it as it "
+        "is; fp16: unpack its weights; auto: the faster form on this processor "
         "(default: that of the model on disk; auto for a short name)",
     )
     parser.add_argument(
@@ -142,8 +145,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _weight_format(text: str) -> str:
-    if text not in ("", "fp16", "auto", "source"):  # the default is checked too
-        raise argparse.ArgumentTypeError(f"expected fp16, auto or source, got {text!r}: {_QUANTISED}")
+    if text not in ("", *COMPRESSED, "fp16", "auto", "source"):  # the default is checked too
+        raise argparse.ArgumentTypeError(f"expected int8, int4, fp16, auto or source, got {text!r}")
     return text
 
 

@@ -37,13 +37,21 @@ CLASSES = {
     "granite": "GraniteForCausalLM", "smollm3": "SmolLM3ForCausalLM",
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
+COMPRESSION = 2.0  # memory for compressing a network, over its size; 1.7 for 0.5 B parameters in 16 bits
 GROWTH = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
 ROUND = "round"  # a step of kinds/text/worker/gguf/convert.py alone
-MERGE, INT8_OUTPUT = "merge", "int8_output"  # steps of kinds/text/worker/gguf/convert.py and genai/convert.py
+MERGE, INT8, INT4, INT8_OUTPUT = (
+    "merge",
+    "int8",
+    "int4",
+    "int8_output",
+)  # steps of kinds/text/worker/gguf/convert.py and genai/convert.py
 DONE = {
     MERGE: "query, key and value of each layer are merged",
+    INT8: "weights are compressed to 8 bits, with a scale and a zero point per row",
+    INT4: "weights are compressed to 4 bits in groups of at most 128; embedding and output layer to 8",
     INT8_OUTPUT: "the output layer is in int8 per row",
 }
 WORKSPACE = ".converting-"
@@ -172,17 +180,20 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
     Raises LoadError if it was ended between writing and replacing: the directory then has no model.
     """
     networks = [directory / name for name in LANGUAGE_MODELS]
+    compresses = INT8 in steps or INT4 in steps
     for network in networks:
         if not network.is_file() or ATTENTION not in network.read_text("utf-8", "replace"):
             continue
         try:
             size = network.with_suffix(".bin").stat().st_size
             require(directory, size * (GROWTH if INT8_OUTPUT in steps else 1), "rewriting the weights")
+            if compresses:
+                check_memory(size * COMPRESSION, f"compressing {network}", memory())
             changed = _run(REWRITE, [str(network), *steps], network, network)
         except (LoadError, ResourceExhausted, OSError) as error:
             for half in directory.glob("replaced.*"):  # written by a process that was ended
                 half.unlink()
-            if not network.is_file():
+            if not network.is_file() or compresses:
                 raise
             say(f"{network} stays as it is, which is slower: {error}")
             return []
@@ -196,6 +207,9 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
 def _say_what_stays(
     network: Path, steps: Sequence[str], changed: Sequence[str], say: Callable[[str], None]
 ) -> None:
+    for bits, step in ((8, INT8), (4, INT4)):
+        if step in steps and step not in changed:
+            say(f"{network}: no weight is a float, so none is compressed to {bits} bits")
     if INT8_OUTPUT in steps and INT8_OUTPUT not in changed:
         say(f"{network}: the output layer stays as it is, which is not finer than int8 per row")
 

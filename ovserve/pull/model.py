@@ -13,6 +13,8 @@ from ovserve.errors import InvalidArgument
 from ovserve.pull import record
 from ovserve.pull.convert import (
     DONE,
+    INT4,
+    INT8,
     INT8_OUTPUT,
     MAIN,
     MERGE,
@@ -46,6 +48,7 @@ class How:
     merge: bool = True  # query, key and value
     rounds: bool = False  # zero points of 4-bit weights, see `gguf_forms`
     output_layer: str = ""  # record.INT8, or as it is in the source
+    compressed: str = ""  # one of record.COMPRESSED, or as it is in the source
 
     @property
     def form(self) -> int:
@@ -53,10 +56,12 @@ class How:
         them are."""
         return record.FORM if self.merge or self.weight_format else 0
 
-    def missing(self, form: int, output_layer: str) -> list[str]:
+    def missing(self, form: int, output_layer: str, compressed: str) -> list[str]:
         """Return the steps that a network still needs."""
         wanted = {
             MERGE: form < self.form and not self.weight_format,
+            INT8: self.compressed == INT8 != compressed,
+            INT4: self.compressed == INT4 != compressed,
             INT8_OUTPUT: output_layer != self.output_layer,
         }
         return [step for step in DONE if wanted[step]]
@@ -77,6 +82,10 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         )
     only_ir = source.is_gguf and (how.convert or how.only_ir)
     converted = only_ir or how.auto or bool(how.weight_format)
+    if how.compressed and source.in_place and not source.is_gguf:
+        raise InvalidArgument(
+            f"--weight-format {how.compressed} would change your own directory {name}; copy it"
+        )
     if how.output_layer and not converted and not how.only_ir:
         _check_output_layer(source, name)
     kept = how.auto and not how.convert
@@ -86,12 +95,14 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         how = _bounded(how, checked(file), name, say)
     same = (known.identity, known.weight_format) == (identity, how.weight_format)
     same = same and known.form <= how.form and known.output_layer in ("", how.output_layer)
+    same = same and known.compressed in ("", how.compressed)
     if how.weight_format and known.form < record.FORM:
         same = False  # written before packed weights were kept
     same = same and (not known.converted or known.conversion == record.CONVERSION)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     fresh = converted and not (known.converted and there)
     form, output_layer = (known.form, known.output_layer) if there else (0, "")
+    compressed = known.compressed if there else ""
     if converted:
         if fresh:
             changed = _convert(source, directory, how, say, file)
@@ -101,10 +112,16 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         model = directory
     else:
         # The hash of a network that was rewritten is no longer the source's.
-        model = _fetch(source, directory, how, say, known, NETWORKS if form or output_layer else ())
+        model = _fetch(
+            source, directory, how, say, known, NETWORKS if form or output_layer or compressed else ()
+        )
     ours = model.is_dir() and (converted or not source.in_place)
-    if ours and not fresh and (missing := how.missing(form, output_layer)):
+    missing = how.missing(form, output_layer, compressed)
+    if fresh:  # the conversion did the others
+        missing = [step for step in missing if step in record.COMPRESSED]
+    if ours and missing:
         changed = rewrite_in_place(model, missing, say)
+        compressed = how.compressed if how.compressed in changed else compressed
         form = how.form if MERGE in changed else form
         output_layer = how.output_layer if INT8_OUTPUT in changed else output_layer
     directory.mkdir(parents=True, exist_ok=True)
@@ -118,6 +135,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         output_layer,
         known.graph,
         known.explicit,
+        compressed,
         record.CONVERSION if converted else 0,
     )
     if made != known:
@@ -159,9 +177,8 @@ def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | N
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
-    changed = convert(
-        file, directory, say, how.weight_format, source.sampling, how.missing(0, ""), how.rounds
-    )
+    steps = [step for step in how.missing(0, "", how.compressed) if step not in record.COMPRESSED]
+    changed = convert(file, directory, say, how.weight_format, source.sampling, steps, how.rounds)
     shutil.rmtree(scratch, ignore_errors=True)
     return changed
 

@@ -17,6 +17,7 @@ FILE = "pull.json"
 FORM = 1  # 1: query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there
 CONVERSION = 4  # 0: by the library, without rope factors; 3: zero points in f16. Others are converted again
 SOURCE, INT8 = "source", "int8"  # output layers
+COMPRESSED = ("int8", "int4")  # weights, by nncf
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -29,6 +30,7 @@ class Record(msgspec.Struct, frozen=True):
     output_layer: str = ""  # INT8 if it was rewritten in int8 per row
     graph: str = ""  # sha256 of graph.pbtxt as written
     explicit: bool = False  # the graph has five nodes in place of one
+    compressed: str = ""  # one of COMPRESSED, if the weights were finer
     conversion: int = 0  # CONVERSION of the version that converted it
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from ovserve.engine.host.cpu import Processor, processor
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, gguf_models
 from ovserve.engine.protocol.specs import GenerationSpec, Spec, StatefulTextSpec, TextSpec
-from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted
+from ovserve.errors import InvalidArgument, LoadError, ResourceExhausted, extra
 from ovserve.installation import command, masks_grammars
 from ovserve.kinds.encoders.spec import EmbeddingFacts
 from ovserve.llm.request import GenerateRequest, Sampling
@@ -170,6 +171,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         return _pull_plain(wanted, say, PLAIN_MODELS[wanted.source])
     if wanted.loras:
         raise InvalidArgument(f"{FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/pull.md")
+    if wanted.weight_format in record.COMPRESSED and importlib.util.find_spec("nncf") is None:
+        raise InvalidArgument(f"--weight-format {wanted.weight_format} needs nncf; {extra('compress')}")
     source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
     draft = find(wanted.draft, models) if wanted.draft else None
     directory = _place(wanted, source.name)
@@ -191,8 +194,8 @@ def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine
         options = with_paged_engine(options)
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
     how = _how(wanted, options, models.get(wanted.source), machine)
-    if draft is not None and source.is_gguf and not as_source:
-        how = replace(how, convert=True)  # both need tokenizers of one origin
+    if source.is_gguf and (how.compressed or (draft is not None and not as_source)):
+        how = replace(how, convert=True)  # with a draft, because both need tokenizers of one origin
     model = obtain(source, wanted.source, directory, how, say)
     draft_path = ""
     if draft is not None:
@@ -225,6 +228,8 @@ def _as_laid(wanted: Wanted, known: record.Record, *, is_packaged: bool) -> Want
         return replace(wanted, weight_format="")
     if wanted.weight_format or wanted.convert:
         return wanted
+    if known.compressed and known.source == wanted.source:
+        return replace(wanted, weight_format=known.compressed, explicit=wanted.explicit or known.explicit)
     if known.converted and known.source == wanted.source:
         form = AUTO if known.auto else known.weight_format
         explicit = wanted.explicit or known.explicit
@@ -237,10 +242,12 @@ def _how(
 ) -> How:
     """Choose the form of the network for this processor, where the command line leaves it open."""
     on_cpu = options.get("target_device", "CPU") == "CPU"  # merging was not measured on other devices
+    compressed = wanted.weight_format if wanted.weight_format in record.COMPRESSED else ""
     how = How(
         wanted.convert,
-        wanted.weight_format,
+        "" if compressed else wanted.weight_format,
         wanted.again,
+        compressed=compressed,
         only_ir=options.get("engine") == "paged",
         merge=wanted.merge and on_cpu,
         output_layer=wanted.output_layer.removeprefix(record.SOURCE),
