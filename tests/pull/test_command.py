@@ -75,9 +75,9 @@ def test_it_is_written_as_for_ovms_too(run: Run, model: Path, tmp_path: Path) ->
         (["smollm2", "--draft_model_path", "/none"], 1, "/none"),
         (["smollm2", "--tool_praser", "x"], 2, "did you mean --tool_parser?"),
         (
-            ["smollm2", "--weight-format", "int4"],
+            ["smollm2", "--weight-format", "int3"],
             2,
-            "--weight-format: expected fp16, auto or source, got 'int4': weights are not quantised here",
+            "--weight-format: expected int8, int4, fp16, auto or source, got 'int3'",
         ),
     ],
 )
