@@ -63,7 +63,7 @@ ONLY_IMPORTER = {
         "ovserve/kinds/voice/worker/pipeline.py",
         "ovserve/kinds/speech/worker/",
     ),
-    "av": ("ovserve/kinds/voice/worker/compress.py", "ovserve/sandbox/audio/"),
+    "av": ("ovserve/kinds/voice/worker/encode.py", "ovserve/sandbox/audio/"),
     "espeakng_loader": "ovserve/kinds/voice/worker/pipeline.py",
     "openvino": (
         "ovserve/kinds/encoders/worker/",
