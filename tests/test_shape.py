@@ -12,7 +12,7 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 749,
+    "files": 748,
     "lines": 100_050,
     "median lines of a file": 160,
     "folders": 79,
@@ -21,7 +21,7 @@ MOST = {
     f"of these under {shape.SHORT_LINES} lines, in its folder": 20,
     "base classes with one subclass": 27,
     "depth of inheritance": 5,
-    "circles among files": 6,
+    "circles among files": 5,
     "names that are a bare participle": 1_781,
     "numeric constants of one word": 200,
 }
