@@ -1,5 +1,5 @@
 """Token operations of a servable without a graph run: tokenize, detokenize, tokenizer_info, count_tokens and
-services/responses/input_tokens.
+responses/input_tokens.
 
 It takes bodies and returns answers; `api/openai/` and `api/anthropic/` define the wire forms.
 

@@ -80,7 +80,7 @@ def test_a_long_path_leaves_room_for_the_other_columns(browser: Any, console: Se
     httpx.get(f"{console.url}/v3/responses/{stored}/input_items").raise_for_status()
     for tab in open_tab(browser, console.url, viewport={"width": width, "height": 800}):
         page = tab.open("requests")
-        page.get_by_text(f"services/responses/{stored}/input_items").wait_for()
+        page.get_by_text(f"responses/{stored}/input_items").wait_for()
         table = page.get_by_role("region", name="Requests", exact=True)
         scrolled, shown = table.evaluate("e => [e.scrollWidth, e.clientWidth]")
         assert scrolled <= shown + 1

@@ -1,4 +1,4 @@
-"""POST services/responses/input_tokens with the openai client: the number that the same response's usage tells."""
+"""POST responses/input_tokens with the openai client: the number that the same response's usage tells."""
 
 from __future__ import annotations
 

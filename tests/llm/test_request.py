@@ -12,7 +12,17 @@ import ovserve
 from ovserve.llm.request import GenerateRequest, Presentation
 
 PACKAGE = Path(ovserve.__file__).parent
-ENGINE_SIDE = [p for name in ("engine", "sandbox", "llm") for p in sorted((PACKAGE / name).rglob("*.py"))]
+ENGINE_SIDE = [
+    path
+    for folder in (
+        "engine",
+        "sandbox",
+        "llm",
+        *(f"kinds/{p.name}/worker" for p in (PACKAGE / "kinds").iterdir()),
+    )
+    for path in sorted((PACKAGE / folder).rglob("*.py"))
+    if "admission" not in path.parts
+]
 ONLY_PRESENTATION = {field.name for field in msgspec.structs.fields(Presentation)}
 
 

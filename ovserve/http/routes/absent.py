@@ -20,7 +20,7 @@ _ABSENT = (
         "this server embeds text, and has no embeddings of images",
     ),
     (
-        re.compile(r"/(?:.+/)?services/responses/compact"),
+        re.compile(r"/(?:.+/)?responses/compact"),
         "conversations are not compacted here; truncation: auto of responses leaves the oldest turns out",
     ),
     (
