@@ -49,7 +49,10 @@ GROUPS = (  # the first whose expression matches the beginning of a path has it
     (r"/v3/responses", "OpenAI's responses, stored ones included"),
     (r"/v3/messages", "Anthropic's messages"),
     (r"/v3/(files|batches)", "[batches](batch.md)"),
-    (r"/v3/(embeddings|rerank|v2/rerank)|/embeddings", "[embeddings and ranks](embeddings.md)"),
+    (
+        r"/v3/(embeddings|rerank|v2/rerank|score|classify)|/embeddings",
+        "[embeddings, ranks and labels](embeddings.md)",
+    ),
     (r"/v3/images", "[images](images.md#generate-images)"),
     (r"/v3/audio", "[speech](speech.md)"),
     (r"/v3/(tokenize|detokenize|tokenizer_info)", "tokens, in the forms of OVMS, vLLM and lm-eval"),

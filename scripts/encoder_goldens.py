@@ -51,6 +51,7 @@ def main(minilm: str) -> None:
     np.save(HERE / "minilm.npy", vectors.astype(np.float16))
     goldens = {name: _tiny(name) for name in ("bert", "bert-two", "xlm-roberta", "roberta", "mpnet")}
     goldens["qwen3"] = _causal()
+    goldens |= {name: _classifier(name) for name in LABELS}
     (HERE / "tiny.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 
@@ -59,13 +60,11 @@ def _words() -> list[str]:
     return sorted({w.strip(".?,").lower() for s in sentences for w in s.split()})
 
 
-def _tiny(name: str) -> dict[str, Any]:
-    """Make a tiny random model with its tokenizer; return its answers to PAIRS."""
-    import torch
+def _tokenizer(*, bert: bool) -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of words, and the configuration of a tiny model with it."""
     import transformers as tf
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    bert = name.startswith("bert")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if bert else ["<s>", "<pad>", "</s>", "<unk>"]
     vocab = {w: i for i, w in enumerate([*special, *_words()])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=special[1] if bert else "<unk>"))
@@ -92,7 +91,16 @@ def _tiny(name: str) -> dict[str, Any]:
         }
     )
     fast = tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-    common = SMALL | {"vocab_size": len(vocab), "pad_token_id": vocab[special[0] if bert else "<pad>"]}
+    return fast, SMALL | {"vocab_size": len(vocab), "pad_token_id": vocab[special[0] if bert else "<pad>"]}
+
+
+def _tiny(name: str) -> dict[str, Any]:
+    """Make a tiny random model with its tokenizer; return its answers to PAIRS."""
+    import torch
+    import transformers as tf
+
+    bert = name.startswith("bert")
+    fast, common = _tokenizer(bert=bert)
     if bert:
         labels = 2 if name == "bert-two" else 1
         model: Any = tf.BertForSequenceClassification(tf.BertConfig(**common, num_labels=labels))
@@ -108,12 +116,7 @@ def _tiny(name: str) -> dict[str, Any]:
     else:
         model = tf.MPNetModel(tf.MPNetConfig(**common), add_pooling_layer=False)
     model = model.eval()
-    directory = HERE / name
-    model.save_pretrained(directory)
-    fast.save_pretrained(directory)
-    config = json.loads((directory / "config.json").read_text())
-    config["max_position_embeddings"] = SMALL["max_position_embeddings"]
-    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    _save(name, model, fast)
     answers = []
     for query, document in PAIRS:
         pair = hasattr(model, "classifier")
@@ -125,6 +128,55 @@ def _tiny(name: str) -> dict[str, Any]:
             out = model(**encoded)
         value = out.logits[0] if pair else out.last_hidden_state[0].mean(0)
         answers.append({"query": query, "document": document, "values": [round(float(v), 7) for v in value]})
+    return {"answers": answers}
+
+
+def _save(name: str, model: Any, fast: Any) -> None:
+    directory = HERE / name
+    model.save_pretrained(directory)
+    fast.save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["max_position_embeddings"] = SMALL["max_position_embeddings"]
+    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+LABELS = {  # of classifiers: the first has one label per text, the second any number
+    "bert-labels": ["harbour", "engine", "Café ☕"],
+    "roberta-labels": ["music", "oil", "sea", "prices"],
+}
+
+
+def _classifier(name: str) -> dict[str, Any]:
+    """Make a tiny random classifier; return its logits of texts, and what transformers' pipeline says of them."""
+    import torch
+    import transformers as tf
+
+    torch.manual_seed(7)
+    bert = name.startswith("bert")
+    fast, common = _tokenizer(bert=bert)
+    common |= {"id2label": dict(enumerate(LABELS[name]))}
+    common |= {"label2id": {label: i for i, label in enumerate(LABELS[name])}}
+    if bert:
+        model: Any = tf.BertForSequenceClassification(tf.BertConfig(**common))
+    else:
+        common |= {"problem_type": "multi_label_classification", "bos_token_id": 0, "eos_token_id": 2}
+        model = tf.XLMRobertaForSequenceClassification(tf.XLMRobertaConfig(**common, type_vocab_size=1))
+    model = model.eval()
+    _save(name, model, fast)
+    fast.model_input_names = ["input_ids", "attention_mask"]
+    pipeline = tf.pipeline("text-classification", model=model, tokenizer=fast, top_k=None)
+    answers = []
+    for text in dict.fromkeys(text for pair in PAIRS for text in pair):
+        with torch.no_grad():
+            logits = model(**fast([text], return_tensors="pt")).logits[0]
+        scores = {one["label"]: one["score"] for one in pipeline([text])[0]}
+        answers.append(
+            {
+                "text": text,
+                "logits": [round(float(v), 7) for v in logits],
+                "scores": [round(scores[label], 7) for label in LABELS[name]],
+            }
+        )
     return {"answers": answers}
 
 

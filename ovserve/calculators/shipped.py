@@ -5,7 +5,7 @@ alone. A new calculator is a file in this package and a row here.
 """
 
 from ovserve.calculators import library, pass_through, realtime, realtime_audio
-from ovserve.kinds.encoders import embeddings, rerank
+from ovserve.kinds.encoders import classification, embeddings, rerank
 from ovserve.kinds.images import node as image_generation
 from ovserve.kinds.python import converter as python_converter
 from ovserve.kinds.python import node as python_node
@@ -17,6 +17,7 @@ from ovserve.kinds.voice import node as text_to_speech
 
 MODULES = (
     adapter,
+    classification,
     embeddings,
     http_frontend,
     http_llm,

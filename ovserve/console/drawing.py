@@ -19,6 +19,7 @@ FAMILIES = (  # by calculator or its options; the first that fits
     ("ends", ("Frontend", "ResponseWriter", "HttpLLM")),
     ("parsing", ("Parser",)),
     ("engine", ("Executor", "LLM", "Inference", "Embedding", "Rerank", "Speech", "Transcri", "Image")),
+    ("engine", ("Classification",)),
 )
 
 

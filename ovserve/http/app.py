@@ -160,7 +160,11 @@ def routes(
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
-            ("POST", version + "/{endpoint:(?:(?:chat/|fim/)?completions|embeddings|rerank)}", v3.infer),
+            (
+                "POST",
+                version + "/{endpoint:(?:(?:chat/|fim/)?completions|embeddings|rerank|score|classify)}",
+                v3.infer,
+            ),
             ("POST", version + "/{endpoint:images/(?:generations|edits)}", v3.infer),
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
             ("POST", version + "/{endpoint:audio/speech}", v3.infer),

@@ -30,7 +30,7 @@ from ovserve.api.openai.responses import operations as responses
 from ovserve.http import azure_operations
 from ovserve.http.errors import ApiStyle, style_of
 from ovserve.http.routes import config, lora, metrics, realtime, tensorflow, v2
-from ovserve.kinds.encoders import embeddings_api, rerank_api
+from ovserve.kinds.encoders import embeddings_api, rerank_api, score_api
 from ovserve.kinds.images import api as answers
 from ovserve.kinds.speech import api as transcriptions
 from ovserve.kinds.voice import api as speech
@@ -117,6 +117,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *anthropic.OPERATIONS,
     *azure_operations.OPERATIONS,
     *rerank_api.OPERATIONS,
+    *score_api.OPERATIONS,
     *ollama.OPERATIONS,
     capabilities.OPERATION,
     *v2.OPERATIONS,

@@ -27,7 +27,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class EmbeddingsCalculatorOVOptions(_message.Message):
-    """---- Embeddings and rerank ----"""
+    """---- Embeddings, rerank and classification ----"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -126,6 +126,47 @@ class RerankCalculatorOVOptions(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RerankCalculatorOVOptions: _TypeAlias = RerankCalculatorOVOptions  # noqa: Y015
+
+@_typing.final
+class ClassificationCalculatorOVOptions(_message.Message):
+    """Ours; OVMS has no classifiers of text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_PATH_FIELD_NUMBER: _builtins.int
+    TARGET_DEVICE_FIELD_NUMBER: _builtins.int
+    PLUGIN_CONFIG_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
+    models_path: _builtins.str
+    target_device: _builtins.str
+    plugin_config: _builtins.str
+    truncate: _builtins.bool
+    """cut inputs that are too long"""
+    max_length: _builtins.int
+    """tokens of an input, at most those that fit the model"""
+    isolation: _builtins.str
+    """shared: a process with other small models; process: one of its own"""
+    EXT_FIELD_NUMBER: _builtins.int
+    ext: _extension_dict._ExtensionFieldDescriptor[_calculator_pb2.CalculatorOptions, Global___ClassificationCalculatorOVOptions]
+    def __init__(
+        self,
+        *,
+        models_path: _builtins.str | None = ...,
+        target_device: _builtins.str | None = ...,
+        plugin_config: _builtins.str | None = ...,
+        truncate: _builtins.bool | None = ...,
+        max_length: _builtins.int | None = ...,
+        isolation: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_length", b"max_length", "models_path", b"models_path", "plugin_config", b"plugin_config", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_length", b"max_length", "models_path", b"models_path", "plugin_config", b"plugin_config", "target_device", b"target_device", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassificationCalculatorOVOptions: _TypeAlias = ClassificationCalculatorOVOptions  # noqa: Y015
 
 @_typing.final
 class LoraAdapterEntry(_message.Message):

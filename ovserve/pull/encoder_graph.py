@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from ovserve.errors import InvalidArgument
 from ovserve.pull.graph_text import GraphOption
 
-EMBEDDINGS, RERANK, TEXT2SPEECH = "embeddings", "rerank", "text2speech"
+EMBEDDINGS, RERANK, CLASSIFICATION = "embeddings", "rerank", "classification"
+TEXT2SPEECH = "text2speech"
 IMAGES, SPEECH2TEXT = "image_generation", "speech2text"
 DEVICE = GraphOption("target_device", str, "CPU", "device, such as CPU, GPU, GPU.1, AUTO")
 PROPERTIES = GraphOption("plugin_config", str, "", "JSON object with properties of the device")
+TRUNCATE = GraphOption("truncate", bool, False, "embeddings, classification: cut inputs that are too long")
+LENGTH = GraphOption(
+    "max_length", int, None, "embeddings, classification: tokens of an input; by default what fits"
+)
 STREAMS = GraphOption(
     "num_streams", int, None, "streams of the device, except for text generation", property="NUM_STREAMS"
 )
@@ -44,8 +49,8 @@ TASKS = {
             GraphOption(
                 "normalize", bool, True, "embeddings: vectors of unit length", field="normalize_embeddings"
             ),
-            GraphOption("truncate", bool, False, "embeddings: cut inputs that are too long"),
-            GraphOption("max_length", int, None, "embeddings: tokens of an input; by default what fits"),
+            TRUNCATE,
+            LENGTH,
             GraphOption(
                 "pooling",
                 str,
@@ -72,6 +77,14 @@ TASKS = {
             PROPERTIES,
             STREAMS,
         ),
+    ),
+    CLASSIFICATION: EncoderTask(
+        "ClassificationExecutor",
+        "ClassificationCalculatorOV",
+        "CLASSIFICATION_NODE_RESOURCES",
+        "classification_servable",
+        "ClassificationCalculatorOVOptions",
+        (TRUNCATE, LENGTH, DEVICE, PROPERTIES, STREAMS),
     ),
     TEXT2SPEECH: EncoderTask(
         "T2sExecutor",

@@ -238,6 +238,7 @@ def _set_up_logs(settings: Settings) -> None:
 EXAMPLES = {  # the rest of a body by endpoint, for the line that shows how to try it
     "chat/completions": '"stream":true,"messages":[{"role":"user","content":"Say hello"}]',
     "embeddings": '"input":["How deep is the sea?"]',
+    "classify": '"input":["The ship left the harbour."]',
     "rerank": '"query":"What is the sea?","documents":["Salt water.","A bicycle."]',
 }
 

@@ -29,10 +29,14 @@ SHOWN = 300  # characters of an answer that is an error
 INFER = "infer"
 ENDPOINTS = (  # of bodies without a url, by a field that they have
     ("messages", "chat/completions"),
+    ("queries", "score"),
+    ("text_1", "score"),
+    ("data_1", "score"),
     ("documents", "rerank"),
     ("prompt", "completions"),
     ("prompt", "images/generations"),
     ("input", "embeddings"),
+    ("input", "classify"),
     ("input", "audio/speech"),
 )
 _URL = re.compile(r"(?:https?://[^/]+)?/?(?:v3/v1|v3|v1)/(?P<endpoint>.+)")

@@ -1,4 +1,4 @@
-"""Any body for embeddings and rerank, against the real engine: an answer or a 400, and the engine goes on."""
+"""Any body for embeddings, rerank, score and classify, against the real engine: an answer or a 400, and the engine goes on."""
 
 from __future__ import annotations
 
@@ -54,15 +54,41 @@ RERANK = st.fixed_dictionaries(
         "raw_scores": st.booleans(),
     },
 )
+TEXTS = TEXT | ODD | IDS | st.lists(TEXT | ODD, max_size=3) | st.lists(TEXT, min_size=2, max_size=2)
+SCORE = st.fixed_dictionaries(
+    {"text_1": TEXTS | TEXT, "text_2": TEXTS | TEXT},
+    optional={
+        "documents": TEXTS,
+        "queries": TEXTS,
+        "truncate_prompt_tokens": IDS | st.integers(-1, 20),
+        "max_tokens_per_query": IDS,
+        "max_tokens_per_doc": IDS | ODD,
+        "use_activation": st.booleans() | ODD,
+        "activation": st.booleans(),
+        "instruction": TEXT,
+    },
+)
+CLASSIFY = st.fixed_dictionaries(
+    {"input": INPUTS},
+    optional={
+        "truncate_prompt_tokens": IDS | st.integers(-1, 20),
+        "add_special_tokens": st.booleans() | ODD,
+        "use_activation": st.booleans() | ODD,
+        "softmax": st.booleans(),
+    },
+)
 ANY = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
+MODELS = {"score": "rerank", "classify": "classification"}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("any")
-    for name, kind in (("mpnet", "Embeddings"), ("bert", "Rerank")):
+    for name, kind in (("mpnet", "Embeddings"), ("bert", "Rerank"), ("bert-labels", "Classification")):
         tiny(name, place / kind.lower())
         (place / kind.lower() / "graph.pbtxt").write_text(graph("./", kind=kind))
     server = start_process("--graphs_dir", str(place))
@@ -77,7 +103,7 @@ def client(server: Server) -> Iterator[httpx.Client]:
 
 
 def ask(client: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
-    answer = client.post(path, content=json.dumps({"model": path, **body}))
+    answer = client.post(path, content=json.dumps({"model": MODELS.get(path, path), **body}))
     assert answer.status_code in (200, 400), (body, answer.text)
     if answer.status_code == 400:
         assert answer.json()["error"]["message"], body
@@ -104,7 +130,30 @@ def test_any_rerank_body(client: httpx.Client, body: dict[str, Any]) -> None:
         assert len({r["index"] for r in results}) == len(results)
 
 
+@pytest.mark.parametrize("model", ["rerank", "embeddings"])
+@ANY
+@given(body=SCORE)
+def test_any_score_body(client: httpx.Client, model: str, body: dict[str, Any]) -> None:
+    answer = ask(client, "score", body | {"model": model})
+    if answer.status_code == 200:
+        second = body["text_2"]
+        assert len(answer.json()["data"]) == (len(second) if isinstance(second, list) else 1)
+
+
+@ANY
+@given(body=CLASSIFY)
+def test_any_classify_body(client: httpx.Client, body: dict[str, Any]) -> None:
+    answer = ask(client, "classify", body)
+    if answer.status_code == 200:
+        given_, data = body["input"], answer.json()["data"]
+        many = isinstance(given_, list) and not isinstance(given_[0], int)
+        assert len(data) == (len(given_) if many else 1)
+        assert {(len(one["probs"]), one["num_classes"]) for one in data} == {(3, 3)}
+
+
 def test_the_engine_still_answers(client: httpx.Client, server: Server) -> None:
     assert ask(client, "embeddings", {"input": "oil"}).status_code == 200
     assert ask(client, "rerank", {"query": "oil", "documents": ["oil"]}).status_code == 200
+    assert ask(client, "score", {"text_1": "oil", "text_2": ["oil"]}).status_code == 200
+    assert ask(client, "classify", {"input": "oil"}).status_code == 200
     assert not [line for line in server.errors if "Traceback" in line]

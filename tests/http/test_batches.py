@@ -148,9 +148,9 @@ def test_azures_client_is_served(server: Server) -> None:
 
 
 def test_every_kind_of_endpoint_is_answered_as_a_live_request(tmp_path: Path) -> None:
-    """Embeddings, rerank, and a graph of one's own."""
+    """Embeddings, rerank, scores, labels, and a graph of one's own."""
     place = tmp_path / "graphs"
-    for name, kind in (("mpnet", "Embeddings"), ("bert", "Rerank")):
+    for name, kind in (("mpnet", "Embeddings"), ("bert", "Rerank"), ("bert-labels", "Classification")):
         tiny(name, place / name)
         (place / name / "graph.pbtxt").write_text(graph("./", kind=kind))
     shutil.copytree(ROOT / "graphs/python_node", place / "words")
@@ -160,6 +160,8 @@ def test_every_kind_of_endpoint_is_answered_as_a_live_request(tmp_path: Path) ->
         for url, body in (
             ("/v1/embeddings", {"model": "mpnet", "input": ["the ship", "left"]}),
             ("/v1/rerank", {"model": "bert", "query": "the ship", "documents": ["left", "the harbour"]}),
+            ("/v1/score", {"model": "bert", "text_1": "the ship", "text_2": ["left", "the harbour"]}),
+            ("/v1/classify", {"model": "bert-labels", "input": ["left", "the harbour"]}),
             ("/v1/words", {"model": "words"}),
         ):
             lines = [{"custom_id": str(i), "method": "POST", "url": url, "body": body} for i in range(10)]

@@ -81,6 +81,18 @@ def test_a_directory_is_converted_or_served_in_place(tmp_path: Path) -> None:
     assert not (again / "openvino_model.xml").exists()
 
 
+def test_a_classifier_is_converted_as_rerankers_are(tmp_path: Path) -> None:
+    options = {"truncate": True, "max_length": 32}
+    wanted = Wanted(str(VECTORS / "roberta-labels"), tmp_path, task="classification", options=options)
+    said: list[str] = []
+    directory = pull(wanted, said.append)
+    text = (directory / "graph.pbtxt").read_text()
+    assert 'calculator: "ClassificationCalculatorOV"' in text
+    assert "truncate: true" in text
+    assert "max_length: 32" in text
+    assert (directory / "openvino_model.xml").is_file()
+
+
 def test_a_model_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
     shutil.copytree(VECTORS / "bert", tmp_path / "t5")
     config = (tmp_path / "t5/config.json").read_text().replace('"bert"', '"t5"')

@@ -364,6 +364,7 @@ def encoder(directory: Path, **config: Any) -> Path:
         ("rerank", "Qwen3ForCausalLM", "RerankCalculatorOV"),
         ("", "BertModel", "EmbeddingsCalculatorOV"),
         ("", "XLMRobertaForSequenceClassification", "RerankCalculatorOV"),
+        ("classification", "BertForSequenceClassification", "ClassificationCalculatorOV"),
     ],
 )
 def test_an_encoder_gets_the_graph_of_its_task(
@@ -377,6 +378,27 @@ def test_an_encoder_gets_the_graph_of_its_task(
     assert f'calculator: "{calculator}"' in text
     assert json.loads(options_of(found).properties) == {"NUM_STREAMS": "1"}
     assert model_paths(spec(found)) == (str(path),)
+
+
+@pytest.mark.parametrize(
+    ("labels", "calculator"),
+    [
+        (["LABEL_0"], "RerankCalculatorOV"),
+        (["relevance"], "RerankCalculatorOV"),
+        (["LABEL_0", "LABEL_1"], "RerankCalculatorOV"),
+        (["NEGATIVE", "POSITIVE"], "ClassificationCalculatorOV"),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], "ClassificationCalculatorOV"),
+    ],
+)
+def test_a_sequence_classifier_s_labels_decide_its_task(
+    tmp_path: Path, labels: list[str], calculator: str
+) -> None:
+    kind = "BertForSequenceClassification"
+    path = encoder(tmp_path / "enc", architectures=[kind], id2label=dict(enumerate(labels)))
+    found = resolve(Settings(model_path=str(path)), {}, lambda text: None, "")
+    assert f'calculator: "{calculator}"' in spec(found).text
+    named = resolve(Settings(model_path=str(path)), {}, lambda text: None, "rerank")
+    assert 'calculator: "RerankCalculatorOV"' in spec(named).text
 
 
 def test_what_a_task_cannot_be_used_with_is_said(tmp_path: Path, model: Path) -> None:

@@ -15,11 +15,12 @@ from ovserve.api.openai.body import decode_fields, structure_bytes, without_imag
 from ovserve.errors import InvalidArgument
 
 # Fields that hold the data of a request. All others are parameters, which stay in the server as they are.
-DATA = ("messages", "input", "prompt", "tokens", "inputs", "instances", "system")
+TEXT_PAIRS = ("text_1", "text_2", "data_1", "data_2", "queries", "items")  # of a score
+DATA = ("messages", "input", "prompt", "tokens", "inputs", "instances", "system", *TEXT_PAIRS)
 # Which fields are lists that an option bounds.
 LISTS = {
     "max_tools": ("tools",),
-    "max_messages": ("messages", "input", "text", "tokens"),
+    "max_messages": ("messages", "input", "text", "tokens", *TEXT_PAIRS),
     "max_tensors": ("inputs", "outputs"),
 }
 SLICE = 1 << 20

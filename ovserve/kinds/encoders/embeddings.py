@@ -1,4 +1,5 @@
-"""EmbeddingsCalculatorOV: texts to vectors, with OVMS's options and graph files."""
+"""EmbeddingsCalculatorOV: texts to vectors, and the cosine of pairs of texts, with OVMS's options and graph
+files."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders.embeddings_api import NAME, Embed, Embeddings, decode_embeddings, embeddings_body
 from ovserve.kinds.encoders.metrics import EncoderMetrics
-from ovserve.kinds.encoders.options import check_files, encoder_place
-from ovserve.kinds.encoders.resource import EncoderCalculator, EncoderResource
+from ovserve.kinds.encoders.options import check_files, encoder_place, input_length
+from ovserve.kinds.encoders.resource import EncoderCalculator, EncoderResource, score
+from ovserve.kinds.encoders.score_api import SCORE, ScoreEndpoint
 from ovserve.kinds.encoders.spec import (
     EMBED,
     SEPARATOR,
@@ -28,7 +30,7 @@ from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 
 SIDES = "query", "document"  # values of input_type that ask for a prompt; "text" asks for none
-SPECIAL_TOKENS = 2  # around a text
+WITHOUT_EFFECT = "activation", "instruction", "use_activation"  # fields of score, on vectors
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +58,7 @@ def _parse(node: Node) -> EmbeddingsOptions:
             "required: node_options with mediapipe.EmbeddingsCalculatorOVOptions", "node_options"
         )
     place = encoder_place(node, options)
-    length = options.max_length if options.HasField("max_length") else None
-    most = place.files.max_length
-    if length is not None and not SPECIAL_TOKENS < length <= most:
-        range_ = f"more than {SPECIAL_TOKENS} and at most the model's {most}"
-        raise node.error(f"expected {range_}, got {length}", "max_length")
+    length = input_length(node, options, place)
     pooling = ""
     if options.HasField("pooling"):
         pooling = EmbeddingsCalculatorOVOptions.Pooling.Name(options.pooling)
@@ -101,7 +99,7 @@ EMBEDDINGS = ResourceKind(
 @calculator("EmbeddingsCalculatorOV")
 class EmbeddingsCalculatorOV(EncoderCalculator):
     resource = EMBEDDINGS
-    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Embeddings()}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Embeddings(), SCORE: ScoreEndpoint()}
 
     embedder = SidePacket("EMBEDDINGS_NODE_RESOURCES", EmbeddingsResource)
 
@@ -111,6 +109,15 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         if payload is None:
             return
         embedder = cc[self.embedder]
+        if payload.endpoint == SCORE:
+            truncate = embedder.truncate
+            cc.send(
+                target, await score(payload, embedder, without=WITHOUT_EFFECT, truncate=truncate, most=None)
+            )
+        else:
+            cc.send(target, await self._embed(payload, embedder))
+
+    async def _embed(self, payload: HttpPayload, embedder: EmbeddingsResource) -> HttpResponse:
         if payload.head.large:
             asked = await embedder.bodies.run(True, decode_embeddings, payload.body)
         else:
@@ -126,7 +133,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         headers = ignored_header(ignored)
         if answer.truncated:
             headers |= {TRUNCATED_HEADER: str(answer.truncated)}
-        cc.send(target, HttpResponse(embeddings_body(vectors, asked.model, answer.tokens), headers=headers))
+        return HttpResponse(embeddings_body(vectors, asked.model, answer.tokens), headers=headers)
 
 
 def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:

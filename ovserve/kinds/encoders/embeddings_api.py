@@ -108,7 +108,7 @@ class Embeddings:
 def decode_embeddings(body: bytes) -> Embed:
     """Raises InvalidArgument naming the field."""
     request, unknown = decode_body(body, _decoder)
-    inputs, tokens = _inputs(request.input)
+    inputs, tokens = inputs_of(request.input)
     if request.instruction is not None and request.prompt_name is not None:
         raise InvalidArgument("prompt_name: not with instruction, which takes its place", param="prompt_name")
     for name in ("instruction", "prompt_name"):
@@ -138,7 +138,7 @@ def decode_embeddings(body: bytes) -> Embed:
     )
 
 
-def _inputs(given: str | list[Any]) -> tuple[Sequence[Any], bool]:
+def inputs_of(given: str | list[Any]) -> tuple[Sequence[Any], bool]:
     """Return the inputs as a list, and whether they are token ids. The sentences begin as OVMS's do."""
     if isinstance(given, str):
         return [given], False

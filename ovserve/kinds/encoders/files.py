@@ -11,6 +11,7 @@ model that generates text may be a reranker or an embedder too; then only `--tas
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,9 @@ class EncoderFiles(msgspec.Struct, frozen=True):
     default_prompt: str = ""  # its name
     matryoshka: tuple[int, ...] = ()  # sizes that the model was trained to be cut to; (): any
     add_bos_token: bool = True
+    labels: dict[str, str] = {}  # id2label of a classifier: names by the numbers of its output
+    problem_type: str = ""
+    activation: str = ""  # sentence-transformers' of a cross-encoder's logits, such as Identity
 
 
 def read_encoder_files(directory: Path) -> EncoderFiles:
@@ -84,7 +88,21 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
         default_prompt=str(sentence.get("default_prompt_name") or ""),
         matryoshka=tuple(d for d in config.get("matryoshka_dimensions") or () if isinstance(d, int)),
         add_bos_token=tokenizer.get("add_bos_token") is not False,
+        labels=labels_of(config),
+        problem_type=str(config.get("problem_type") or ""),
+        activation=_activation(config),
     )
+
+
+def labels_of(config: dict[str, Any]) -> dict[str, str]:
+    named = config.get("id2label")
+    return {str(key): str(label) for key, label in named.items()} if isinstance(named, dict) else {}
+
+
+def _activation(config: dict[str, Any]) -> str:
+    newer = config.get("sentence_transformers")
+    name = newer.get("activation_fn") if isinstance(newer, dict) else None
+    return str(name or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
 
 
 def model_file(directory: Path) -> Path:
@@ -150,7 +168,8 @@ def _object(file: Path) -> dict[str, Any]:
     return value
 
 
-EMBEDDINGS, RERANK = "embeddings", "rerank"
+EMBEDDINGS, RERANK, CLASSIFICATION = "embeddings", "rerank", "classification"
+UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a label without a name
 SCORES = ("LogitScore", "CrossEncoder")
 EMBEDDERS = ("BertModel", "JinaBertModel", "MPNetModel", "RobertaModel", "XLMRobertaModel")
 
@@ -163,8 +182,12 @@ def encoder_task(directory: Path) -> str:
     config = _read(directory / "config.json", {})
     kinds = [kind for kind in config.get("architectures") or () if isinstance(kind, str)]
     scores = any(word in module for module in modules for word in SCORES)
-    if scores or any(kind.endswith("ForSequenceClassification") for kind in kinds):
+    if scores:
         return RERANK
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        labels = labels_of(config)
+        named = len(labels) == 2 and not all(map(UNNAMED.fullmatch, labels.values()))
+        return CLASSIFICATION if named or len(labels) > 2 else RERANK
     pools = any("Pooling" in module for module in modules)
     return EMBEDDINGS if pools or set(kinds) & set(EMBEDDERS) else ""
 

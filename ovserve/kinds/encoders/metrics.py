@@ -17,6 +17,8 @@ class EncoderMetrics:
         self.truncated = 0  # inputs that were cut
         self.documents = 0  # ranked
         self.chunks = 0  # pairs of a query and a piece of a document
+        self.pairs = 0  # of texts, that were scored
+        self.classified = 0  # texts
         self.batch_tokens = Histogram(TOKENS)  # per inference, padding included
         self.run_tokens = 0  # of all inferences, without padding
         self.queue_seconds = Histogram(TO_FIRST_TOKEN)  # in the engine, before the first inference
@@ -60,6 +62,18 @@ FAMILIES: tuple[Family[EncoderMetrics], ...] = (
         "counter",
         "Pairs of a query and a document, or a piece of a long one.",
         value(lambda m: m.chunks),
+    ),
+    Family(
+        "ovserve_score_pairs_total",
+        "counter",
+        "Pairs of texts that were scored.",
+        value(lambda m: m.pairs),
+    ),
+    Family(
+        "ovserve_classify_inputs_total",
+        "counter",
+        "Texts, or lists of token ids, that were classified.",
+        value(lambda m: m.classified),
     ),
     Family(
         "ovserve_embedding_batch_tokens",

@@ -1,23 +1,33 @@
-"""The options that nodes of embeddings and rerankers share: a directory, a device, its properties."""
+"""The options that nodes of embeddings, rerankers and classifiers share, such as a directory and a device."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.kinds.encoders.files import EncoderFiles, missing_files, read_encoder_files
 from ovserve.kinds.plugin_config import plugin_config
 
+SPECIAL_TOKENS = 2  # around a text
+
 
 class EncoderMessage(Protocol):
-    """Options that EmbeddingsCalculatorOVOptions and RerankCalculatorOVOptions have in common."""
+    """Options that the messages of all these nodes have in common."""
 
     models_path: str
     target_device: str
     plugin_config: str
+
+
+class InputMessage(Protocol):
+    """Options of a node whose inputs are single texts."""
+
+    max_length: int
+
+    def HasField(self, field_name: Literal["max_length"]) -> bool: ...
 
 
 class EncoderPlace(NamedTuple):
@@ -45,6 +55,17 @@ def encoder_place(node: Node, options: EncoderMessage) -> EncoderPlace:
         raise node.error(f"{error.file}: {error.reason}", "models_path", options.models_path) from error
     device = options.target_device or "CPU"
     return EncoderPlace(str(path), device, json.dumps(properties, sort_keys=True), files)
+
+
+def input_length(node: Node, options: InputMessage, place: EncoderPlace) -> int | None:
+    """Return the tokens of an input; None: what fits the model. Raises LoadError."""
+    if not options.HasField("max_length"):
+        return None
+    most = place.files.max_length
+    if not SPECIAL_TOKENS < options.max_length <= most:
+        range_ = f"more than {SPECIAL_TOKENS} and at most the model's {most}"
+        raise node.error(f"expected {range_}, got {options.max_length}", "max_length")
+    return options.max_length
 
 
 def check_files(node: Node, path: str) -> None:

@@ -1,4 +1,5 @@
-"""RerankCalculatorOV: documents by their relevance to a query, with OVMS's options and graph files."""
+"""RerankCalculatorOV: documents by their relevance to a query, and scores of pairs of texts, with OVMS's
+options and graph files."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.options import check_files, encoder_place
 from ovserve.kinds.encoders.rerank_api import NAME, Rerank, decode_rerank, rerank_body
-from ovserve.kinds.encoders.resource import EncoderCalculator, EncoderResource
+from ovserve.kinds.encoders.resource import EncoderCalculator, EncoderResource, score
+from ovserve.kinds.encoders.score_api import SCORE, ScoreEndpoint
 from ovserve.kinds.encoders.spec import (
     CAUSAL,
     RERANK,
@@ -93,7 +95,7 @@ RERANKER = ResourceKind(
 @calculator("RerankCalculatorOV")
 class RerankCalculatorOV(EncoderCalculator):
     resource = RERANKER
-    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Rerank()}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: Rerank(), SCORE: ScoreEndpoint()}
 
     reranker = SidePacket("RERANK_NODE_RESOURCES", RerankResource)
 
@@ -103,6 +105,15 @@ class RerankCalculatorOV(EncoderCalculator):
         if payload is None:
             return
         reranker = cc[self.reranker]
+        if payload.endpoint == SCORE:
+            without = ("max_tokens_per_query",) if reranker.form == CAUSAL else ("instruction",)
+            most = reranker.max_allowed_chunks
+            answered = await score(payload, reranker, without=without, truncate=False, most=most)
+            cc.send(target, answered)
+        else:
+            cc.send(target, await self._rank(payload, reranker))
+
+    async def _rank(self, payload: HttpPayload, reranker: RerankResource) -> HttpResponse:
         if payload.head.large:
             asked = await reranker.bodies.run(True, decode_rerank, payload.body)
         else:
@@ -129,4 +140,4 @@ class RerankCalculatorOV(EncoderCalculator):
         cut = ["query"] * answer.query_cut + [str(answer.documents_cut)] * bool(answer.documents_cut)
         if cut:
             headers |= {TRUNCATED_HEADER: ", ".join(cut)}
-        cc.send(target, HttpResponse(rerank_body(asked, scores, answer.tokens), headers=headers))
+        return HttpResponse(rerank_body(asked, scores, answer.tokens), headers=headers)

@@ -1,8 +1,9 @@
-"""Shared by nodes of encoders: an engine of calls, facts about its model, and counters."""
+"""Shared by nodes of encoders: an engine of calls, facts about its model, counters, and POST score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,18 +11,22 @@ import msgspec
 
 from ovserve.access import current_request
 from ovserve.engine.client.running_call import CallItem
-from ovserve.errors import Internal
+from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph import Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics
+from ovserve.kinds.encoders.score_api import Scored, decode_score, score_body
 from ovserve.kinds.encoders.spec import (
     DETOKENIZE,
+    SCORE,
     TOKENIZE,
     BatchCounts,
     DetokenizeArguments,
     EncoderFacts,
+    ScoreAnswer,
+    ScoreArguments,
     TokenizeArguments,
 )
-from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
+from ovserve.kinds.payload import TRUNCATED_HEADER, HttpCalculator, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.resource import Caller, EngineCalculator
 from ovserve.sandbox.bodies import Bodies
 
@@ -77,6 +82,44 @@ class EncoderResource:
         self.metrics.tokens += tokens
         self.metrics.truncated += truncated
         self.metrics.ran(batches.padded, batches.tokens, batches.waited)
+
+
+async def score(
+    payload: HttpPayload,
+    encoder: EncoderResource,
+    *,
+    without: Iterable[str],
+    truncate: bool,
+    most: int | None,
+) -> HttpResponse:
+    """Answer POST score. `without`: fields that have no effect on this model, `most`: pairs of a request."""
+    if payload.head.large:
+        request: Scored = await encoder.bodies.run(True, decode_score, payload.body)
+    else:
+        request = decode_score(payload.body)
+    pairs = request.pairs
+    if most is not None and pairs > most:
+        raise InvalidArgument(
+            f"{request.names[1]}: Number of pairs exceeds max_allowed_chunks: {pairs} of at most {most}",
+            param=request.names[1],
+        )
+    arguments = ScoreArguments(
+        request.names,
+        0 if truncate and request.truncate_to is None else request.truncate_to,
+        request.max_first,
+        request.max_second,
+        request.instruction,
+        request.raw,
+    )
+    item = await encoder.one(SCORE, arguments, (request.texts,))
+    answer: ScoreAnswer = item.decode(ScoreAnswer)
+    encoder.count(answer.tokens, answer.truncated, answer.batches)
+    encoder.metrics.pairs += pairs
+    scores = struct.unpack(f"<{pairs}f", item.blobs[0])
+    headers = ignored_header(sorted({*request.ignored, *request.optional.intersection(without)}))
+    if answer.truncated:
+        headers |= {TRUNCATED_HEADER: str(answer.truncated)}
+    return HttpResponse(score_body(request.model, scores, answer.tokens), headers=headers)
 
 
 class EncoderCalculator(EngineCalculator, HttpCalculator):

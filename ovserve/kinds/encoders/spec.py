@@ -1,4 +1,4 @@
-"""Specs, facts and messages of the engines that encode text: embeddings and rerankers."""
+"""Specs, facts and messages of the engines that encode text: embeddings, rerankers and classifiers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ovserve.engine.protocol.specs import Facts, Spec
 
 # The methods of an encoder's calls.
 EMBED, RERANK, TOKENIZE, DETOKENIZE = "embed", "rerank", "tokenize", "detokenize"
+SCORE, CLASSIFY = "score", "classify"
 
 Encoding = Literal["float", "base64"]
 FLOAT: Encoding = "float"
@@ -129,4 +130,58 @@ class RerankAnswer(msgspec.Struct, frozen=True):
     chunks: int
     query_cut: bool = False
     documents_cut: int = 0
+    batches: BatchCounts = BatchCounts()
+
+
+class ScoreArguments(msgspec.Struct, frozen=True):
+    """The arguments of SCORE; its one blob is msgpack of two lists of texts, of which the first may have one
+    text for all of the second."""
+
+    names: tuple[str, str]  # of the two lists in the request, for errors
+    truncate: int | None = None  # as that of EmbedArguments, of a pair or, of embeddings, of a text
+    max_first: int | None = None  # tokens of a first text that are read, without special ones
+    max_second: int | None = None
+    instruction: str = ""  # for causal models
+    raw: bool = False  # logits instead of what the model's files make of them
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True):
+    """The item of SCORE; its one blob has a float32 per pair."""
+
+    tokens: int  # of all that is read, special ones included
+    truncated: int = 0  # pairs, or of embeddings texts, that were cut
+    batches: BatchCounts = BatchCounts()
+
+
+class ClassificationFacts(EncoderFacts, frozen=True, omit_defaults=True):
+    labels: tuple[str, ...] = ()  # in the order of the model's output
+    problem_type: str = ""  # of config.json
+
+
+class ClassificationSpec(Spec, frozen=True):
+    """A classifier of texts in a directory in OpenVINO IR form."""
+
+    kind: ClassVar[str] = "classification"
+    backend: ClassVar[str] = "ovserve.kinds.encoders.worker.classify:ClassificationBackend"
+    facts_type: ClassVar[type[Facts]] = ClassificationFacts
+    shared: ClassVar[bool] = True
+
+    max_length: int | None = None  # tokens of an input; None: what fits the model
+
+
+class ClassifyArguments(msgspec.Struct, frozen=True):
+    """The arguments of CLASSIFY; the inputs are its one blob, as those of EMBED."""
+
+    tokens: bool = False  # the inputs are token ids
+    truncate: int | None = None  # as that of EmbedArguments
+    special: bool = True  # texts get the tokenizer's special tokens
+    raw: bool = False  # logits instead of probabilities
+
+
+class ClassifyAnswer(msgspec.Struct, frozen=True):
+    """The item of CLASSIFY; its one blob has a JSON list of values per input, divided by SEPARATOR."""
+
+    tokens: int
+    best: list[int]  # the number of each input's first label
+    truncated: int = 0
     batches: BatchCounts = BatchCounts()

@@ -23,7 +23,7 @@ from ovserve.serving.endpoints import matches
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 
-ENDPOINTS = ("chat/completions", "completions", "responses", "embeddings", "rerank")
+ENDPOINTS = ("chat/completions", "completions", "responses", "embeddings", "rerank", "score")
 NEVER = ("audio/", "images/")  # their bodies or answers are files
 
 

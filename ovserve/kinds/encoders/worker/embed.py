@@ -11,22 +11,30 @@ import orjson
 from numpy.typing import NDArray
 
 from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
-from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError
+from ovserve.errors import Internal, InvalidArgument, OvserveError
 from ovserve.kinds.encoders.spec import (
     BASE64,
     EMBED,
+    SCORE,
     SEPARATOR,
     EmbedAnswer,
     EmbedArguments,
     EmbeddingFacts,
     EmbeddingSpec,
     Encoding,
+    ScoreAnswer,
+    ScoreArguments,
 )
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded
+from ovserve.kinds.encoders.worker.encoder_backend import (
+    EncoderBackend,
+    Left,
+    check_lengths,
+    decoded,
+)
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.tokens import Row, check_ids
+from ovserve.kinds.encoders.worker.tokens import Row
 
 SMALL_BYTES = 4096  # of inputs that are tokenised while other calls are not read: 0.3 ms
 
@@ -75,6 +83,9 @@ class EmbeddingBackend(EncoderBackend):
         if (tokens := self.token_call(invocation)) is not None:
             yield from tokens
             return
+        if invocation.method == SCORE:
+            yield from self._score(invocation)
+            return
         if invocation.method != EMBED:
             raise InvalidArgument(f"an engine of embeddings has no method {invocation.method!r}")
         asked = self._asked(invocation)
@@ -116,6 +127,44 @@ class EmbeddingBackend(EncoderBackend):
         values = cut(self.results(job), asked.dimensions)
         return Result(answer, (written(values, asked.encoding),), last=True)
 
+    def _score(self, invocation: Invocation) -> Iterator[Any]:
+        """The cosine of each pair of texts, as of the vectors that EMBED gives of them."""
+        arguments = invocation.arguments(ScoreArguments)
+        texts = decoded(invocation.blobs[0], tuple[list[str], list[str]])
+        rows: list[Row] = []
+        truncated = 0
+        for some, name, most in zip(
+            texts, arguments.names, (arguments.max_first, arguments.max_second), strict=True
+        ):
+            fitting, cut_rows = self._texts(some, name, most, arguments.truncate)
+            rows += fitting
+            truncated += cut_rows
+        try:
+            values = self.values(invocation, Job(rows))
+        except Left:
+            return
+        first, second = values[: len(texts[0])], values[len(texts[0]) :]
+        norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        scores = (first * second).sum(axis=1) / np.maximum(norms, models.SMALLEST_NORM)
+        if not np.isfinite(scores).all():
+            raise Internal("the model answered with a vector that is not finite")
+        answer = ScoreAnswer(sum(map(len, rows)), truncated, self.runner.counts())
+        yield Result(answer, (scores.astype("<f4").tobytes(),))
+
+    def _texts(
+        self, texts: list[str], name: str, most: int | None, truncate: int | None
+    ) -> tuple[list[Row], int]:
+        """Return the ids of each text within the limit and within `most` of its own tokens, and how many were
+        cut."""
+        prompt = self.files.prompts.get(self.files.default_prompt, "")
+        whole = self.tokenized([prompt + text for text in texts], self.limit, name)
+        rows = whole if most is None else [self.framed.fit(row, most + self.framed.special) for row in whole]
+        if truncate is None:
+            check_lengths(rows, self.limit, name)
+        longest = min(truncate or self.sequence_length, self.limit)
+        fitting = [self.framed.fit(row, longest) for row in rows]
+        return fitting, sum(len(a) < len(b) for a, b in zip(fitting, whole, strict=True))
+
     def _dimensions(self, wanted: int | None) -> int | None:
         if wanted is None or wanted == self.dimensions:
             return None
@@ -130,26 +179,10 @@ class EmbeddingBackend(EncoderBackend):
         own = self.sequence_length
         most = min(asked.truncate or own, self.limit)
         longest = own if asked.whole else self.limit
-        if asked.tokens:
-            given = decoded(invocation.blobs[0], list[list[int]])
-            rows: list[Row] = [np.array(ids, np.int64) for ids in given]
-            check_ids(rows, self.vocab_size, "input")
-        else:
-            texts = decoded(invocation.blobs[0], list[str])
-            rows = self.tokenized(
-                [asked.prompt + t for t in texts] if asked.prompt else texts, self.limit, "input"
-            )
-        for i, row in enumerate(rows):
-            if not row.size:
-                raise InvalidArgument(f"input[{i}]: has no tokens", param=f"input[{i}]")
-            if asked.truncate is None and len(row) > longest:
-                raise ContextLengthExceeded(
-                    f"Input length {len(row)} longer than allowed {longest}: input[{i}] has {len(row)} "
-                    f"tokens, and this model reads at most {longest}",
-                    param=f"input[{i}]",
-                )
-        fitting = [self.framed.fit(row, most) for row in rows]
-        return fitting, sum(len(a) < len(b) for a, b in zip(fitting, rows, strict=True))
+        rows = self.input_rows(invocation.blobs[0], tokens=asked.tokens, prompt=asked.prompt)
+        if asked.truncate is None:
+            check_lengths(rows, longest)
+        return self.fitting(rows, most)
 
 
 def cut(values: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Shared by embeddings and rerankers: model files, tokenizer, runner, and calls that wait."""
+"""Shared by embeddings, rerankers and classifiers: model files, tokenizer, runner, and calls that wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ovserve.kinds.encoders.files import read_encoder_files
 from ovserve.kinds.encoders.spec import DETOKENIZE, TOKENIZE, DetokenizeArguments, TokenizeArguments
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.tokens import Framed, Row, open_tokenizer
+from ovserve.kinds.encoders.worker.tokens import Framed, Row, check_ids, open_tokenizer
 from ovserve.llm.request import shown_token
 from ovserve.llm.token_bytes import token_bytes
 
@@ -35,6 +35,7 @@ class EncoderBackend:
     """The part of a `CallBackend` that any encoder has."""
 
     runner: Runner
+    limit: int  # tokens of a row
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
@@ -99,6 +100,29 @@ class EncoderBackend:
                 )
         return self.tokenizer.encode(texts, special)
 
+    def input_rows(
+        self, blob: memoryview, *, tokens: bool, prompt: str = "", special: bool = True
+    ) -> list[Row]:
+        """Return the ids of each input, whatever its length. `tokens`: the inputs are ids. Raises
+        InvalidArgument."""
+        if tokens:
+            ids = decoded(blob, list[list[int]])
+            rows: list[Row] = [np.array(row, np.int64) for row in ids]
+            check_ids(rows, self.vocab_size, "input")
+        else:
+            texts = decoded(blob, list[str])
+            texts = [prompt + text for text in texts] if prompt else texts
+            rows = self.tokenized(texts, self.limit, "input", special=special)
+        for i, row in enumerate(rows):
+            if not row.size:
+                raise InvalidArgument(f"input[{i}]: has no tokens", param=f"input[{i}]")
+        return rows
+
+    def fitting(self, rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
+        """Return the rows cut to `most` tokens, and how many were cut."""
+        cut = [self.framed.fit(row, most) for row in rows]
+        return cut, sum(len(a) < len(b) for a, b in zip(cut, rows, strict=True))
+
     def close(self) -> None:
         """Called when the model is unloaded and no call runs."""
         self.runner.close()
@@ -122,6 +146,23 @@ class EncoderBackend:
             raise job.error
         assert job.results is not None
         return job.results
+
+
+def check_lengths(rows: Sequence[Row], longest: int, param: str = "input") -> None:
+    """Raises ContextLengthExceeded for a row that is longer."""
+    for i, row in enumerate(rows):
+        if len(row) > longest:
+            raise ContextLengthExceeded(
+                f"Input length {len(row)} longer than allowed {longest}: {param}[{i}] has {len(row)} "
+                f"tokens, and this model reads at most {longest}",
+                param=f"{param}[{i}]",
+            )
+
+
+def sigmoid(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # of a large negative value, whose sigmoid is 0
+        made: NDArray[np.float32] = (1 / (1 + np.exp(-values))).astype(np.float32, copy=False)
+    return made
 
 
 def decoded(blob: memoryview, type_: Any) -> Any:

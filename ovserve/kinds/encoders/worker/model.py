@@ -88,15 +88,20 @@ def _pooled(x: Any, mask: Any, mode: str) -> Any:
     return op.gather(x, last, op.constant(np.int64(1)), 1)
 
 
-def scores(model: ov.Model) -> ov.Model:
-    """Return the model with its logits alone, [rows, 1 or 2]. Raises LoadError for another output."""
+def logits(model: ov.Model, most: int | None = None) -> ov.Model:
+    """Return the model with its logits alone, [rows, labels]. Raises LoadError for another output, and for
+    more labels than `most`."""
     found = next((o for o in model.outputs if "logits" in o.get_names()), model.outputs[0])
     shape = found.get_partial_shape()
     labels = shape[1].get_length() if len(shape) == 2 and shape[1].is_static else 0
-    if labels not in (1, 2):
-        raise LoadError(f"expected an output logits [rows, 1 or 2], got {found.get_any_name()} {shape}")
+    if len(shape) != 2 or (most is not None and not 0 < labels <= most):
+        wanted = "labels" if most is None else " or ".join(map(str, range(1, most + 1)))
+        hint = "; --task classification serves it" if labels else ""
+        raise LoadError(
+            f"expected an output logits [rows, {wanted}], got {found.get_any_name()} {shape}{hint}"
+        )
     result = op.result(found.get_node().input_value(0))
-    return ov.Model([result], model.get_sinks(), [i.get_node() for i in model.inputs], "reranker")
+    return ov.Model([result], model.get_sinks(), [i.get_node() for i in model.inputs], "classifier")
 
 
 class Compiled:

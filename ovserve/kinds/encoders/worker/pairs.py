@@ -43,6 +43,15 @@ class PairForm:
         return row, start if self.typed else len(row)
 
 
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the tokens that are kept of two texts: the longer one is cut, and both to half of the room where
+    that is not enough, as tokenizers do by default."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
 JOINED = PairForm((), (), (), typed=False)  # the texts are concatenated before they are tokenised
 
 

@@ -1,7 +1,7 @@
 """The engine of rerankers: pairs of a query and a document to scores.
 
 Rows of all requests share the pool of `runner.py`, so documents of different requests are batched together.
-A document that is too long is split, and its best piece counts.
+RERANK splits a document that is too long, and its best piece counts. SCORE takes each pair as one row.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, Loa
 from ovserve.kinds.encoders.spec import (
     CAUSAL,
     RERANK,
+    SCORE,
     RerankAnswer,
     RerankArguments,
     RerankFacts,
     RerankSpec,
+    ScoreAnswer,
+    ScoreArguments,
 )
 from ovserve.kinds.encoders.worker import causal
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded
-from ovserve.kinds.encoders.worker.pairs import JOINED, PairForm, pair_form
+from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded, sigmoid
+from ovserve.kinds.encoders.worker.pairs import JOINED, PairForm, longest_first, pair_form
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
 from ovserve.kinds.encoders.worker.tokens import Row
+
+IDENTITY = "Identity"  # the activation of cross-encoders whose scores are logits
+KNOWN_ACTIVATIONS = ("", IDENTITY, "Sigmoid")
 
 
 class Chunks(NamedTuple):
@@ -39,6 +45,14 @@ class Chunks(NamedTuple):
     owners: list[int]
     query_cut: bool = False
     documents_cut: int = 0
+
+
+class Pairs(NamedTuple):
+    """The rows of SCORE, where the second text of each begins, and how many were cut."""
+
+    rows: list[Row]
+    types: list[int]
+    cut: int = 0
 
 
 class RerankBackend(EncoderBackend):
@@ -54,9 +68,11 @@ class RerankBackend(EncoderBackend):
             model, self._answers = causal.cut(model, self._template)
             self.form = self._template.form("", "")
         else:
-            model = models.scores(model)
+            model = models.logits(model, most=2)
             if files.add_bos_token:
                 self.form, kind = pair_form(self.directory, self.tokenizer, files.model_type), "cross-encoder"
+        if files.activation not in KNOWN_ACTIVATIONS:
+            print(f"scores are sigmoids: activation {files.activation} of config.json is unknown")  # noqa: T201
         self.limit = min(spec.max_position_embeddings or files.max_length, files.max_length)
         if self.limit <= 2 * self.form.special:
             raise LoadError(
@@ -80,6 +96,9 @@ class RerankBackend(EncoderBackend):
         if (tokens := self.token_call(invocation)) is not None:
             yield from tokens
             return
+        if invocation.method == SCORE:
+            yield from self._score(invocation)
+            return
         if invocation.method != RERANK:
             raise InvalidArgument(f"a reranker has no method {invocation.method!r}")
         asked = invocation.arguments(RerankArguments)
@@ -96,12 +115,8 @@ class RerankBackend(EncoderBackend):
         except Left:
             return
         best = np.full(len(documents), -np.inf, np.float32)
-        np.maximum.at(
-            best, chunks.owners, logits(values if self._answers is None else values @ self._answers)
-        )
-        if not np.isfinite(best).all():
-            raise Internal("the model answered with a score that is not finite")
-        scores = best if asked.raw else 1 / (1 + np.exp(-best))
+        np.maximum.at(best, chunks.owners, self._logits(values))
+        scores = _scores(best, raw=asked.raw)
         answer = RerankAnswer(
             tokens=sum(map(len, chunks.rows)),
             chunks=len(chunks.rows),
@@ -110,6 +125,85 @@ class RerankBackend(EncoderBackend):
             batches=self.runner.counts(),
         )
         yield Result(answer, (scores.astype("<f4").tobytes(),))
+
+    def _score(self, invocation: Invocation) -> Iterator[Any]:
+        arguments = invocation.arguments(ScoreArguments)
+        texts = decoded(invocation.blobs[0], tuple[list[str], list[str]])
+        pairs = (self._joined_pairs if self.form is JOINED else self._pairs)(arguments, *texts)
+        try:
+            values = self.values(invocation, Job(pairs.rows, pairs.types))
+        except Left:
+            return
+        raw = arguments.raw or self.files.activation == IDENTITY
+        scores = _scores(self._logits(values), raw=raw)
+        answer = ScoreAnswer(sum(map(len, pairs.rows)), pairs.cut, self.runner.counts())
+        yield Result(answer, (scores.astype("<f4").tobytes(),))
+
+    def _logits(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return logits(values if self._answers is None else values @ self._answers)
+
+    def _pairs(self, arguments: ScoreArguments, first: list[str], second: list[str]) -> Pairs:
+        """Raises ContextLengthExceeded for a pair that is too long, unless it may be cut."""
+        most = min(arguments.truncate or self.limit, self.limit)
+        forms, queries = self._questions(arguments, first)
+        if self._template is not None:
+            second = [causal.LEAD + text for text in second]
+        documents = self.tokenized(second, most, arguments.names[1], special=False)
+        pairs = Pairs([], [])
+        for i, document in enumerate(documents):
+            at = i if len(first) > 1 else 0
+            form, query = forms[at if len(forms) > 1 else 0], queries[at]
+            cut = query[: arguments.max_first], document[: arguments.max_second]
+            if form.special > self.limit:
+                raise ContextLengthExceeded(
+                    f"{arguments.names[0]}[{at}]: {form.special} tokens with the template leave no room "
+                    f"within {self.limit}",
+                    param=f"{arguments.names[0]}[{at}]",
+                )
+            room = most - form.special
+            if arguments.truncate is None and len(cut[0]) + len(cut[1]) > room:
+                raise ContextLengthExceeded(
+                    f"{arguments.names[1]}[{i}]: {form.special + len(cut[0]) + len(cut[1])} tokens with "
+                    f"{arguments.names[0]}[{at}], and this model reads at most {self.limit}",
+                    param=f"{arguments.names[1]}[{i}]",
+                )
+            if arguments.truncate and room < 1:
+                raise InvalidArgument(
+                    f"truncate_prompt_tokens: expected more than the {form.special} tokens around the texts, "
+                    f"got {most}",
+                    param="truncate_prompt_tokens",
+                )
+            lengths = longest_first(len(cut[0]), len(cut[1]), room)
+            row, start = form.row(cut[0][: lengths[0]], cut[1][: lengths[1]])
+            pairs.rows.append(row)
+            pairs.types.append(start)
+            pairs = pairs._replace(cut=pairs.cut + (len(row) < form.special + len(query) + len(document)))
+        return pairs
+
+    def _questions(self, arguments: ScoreArguments, texts: list[str]) -> tuple[list[PairForm], list[Row]]:
+        """Return the form of pairs, one for all or one for each text, and the tokens of the texts in it."""
+        rows = self.tokenized(texts, self.limit, arguments.names[0], special=False)
+        if self._template is None:
+            return [self.form], rows
+        nothing = np.zeros(0, np.int32)
+        return [self._template.form(arguments.instruction, text) for text in texts], [nothing] * len(texts)
+
+    def _joined_pairs(self, arguments: ScoreArguments, first: list[str], second: list[str]) -> Pairs:
+        pairs = Pairs([], [])
+        for i, text in enumerate(second):
+            where = f"{arguments.names[1]}[{i}]"
+            joined = first[i if len(first) > 1 else 0] + text
+            (row,) = self.tokenized([joined], self.limit, where, special=False, listed=False)
+            if not 0 < len(row) <= self.limit and (arguments.truncate is None or not len(row)):
+                raise ContextLengthExceeded(
+                    f"{where}: {len(row)} tokens with {arguments.names[0]}, of at most {self.limit}",
+                    param=where,
+                )
+            cut = row[: min(arguments.truncate or self.limit, self.limit)]
+            pairs.rows.append(cut)
+            pairs.types.append(len(cut))
+            pairs = pairs._replace(cut=pairs.cut + (len(cut) < len(row)))
+        return pairs
 
     def _chunks(self, asked: RerankArguments, documents: list[str]) -> Chunks:
         """Split documents so that each piece fits together with the query and the special tokens."""
@@ -159,6 +253,13 @@ class RerankBackend(EncoderBackend):
                     param=f"documents[{i}]",
                 )
         return Chunks(rows, [len(row) for row in rows], list(range(len(rows))))
+
+
+def _scores(values: NDArray[np.float32], *, raw: bool) -> NDArray[np.float32]:
+    """Return logits as they are or as values from 0 to 1. Raises Internal for one that is not finite."""
+    if not np.isfinite(values).all():
+        raise Internal("the model answered with a score that is not finite")
+    return values if raw else sigmoid(values)
 
 
 def logits(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,0 +1,291 @@
+"""POST score and classify in vLLM's form: the request and response bodies, and what the engine gets.
+
+The lists of a score have four pairs of names, all of them vLLM's. Source:
+https://docs.vllm.ai/en/latest/models/pooling_models/scoring/ and .../classify/, read 2026-11-28
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.common import encode, new_id
+from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.errors import InvalidArgument
+from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of
+
+SCORE, CLASSIFY = "score", "classify"
+PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+OPTIONAL = ("activation", "instruction", "max_tokens_per_query", "use_activation")
+FIELDS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+
+Texts = Annotated[str | list[str] | None, doc("a text or texts")]
+Truncate = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+ACTIVATION = "false: logits; default: what the model's files make of them"
+OLDER = "an older name of use_activation"
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, doc("the name under which a graph is served")]
+    text_1: Annotated[Texts, doc("one text, or as many as text_2 has")] = None
+    text_2: Annotated[Texts, doc("a text or texts; each makes a pair")] = None
+    queries: Annotated[Texts, doc("another name of text_1, with documents or items")] = None
+    documents: Annotated[Texts, doc("another name of text_2, with queries")] = None
+    items: Annotated[Texts, doc("another name of text_2, with queries")] = None
+    data_1: Annotated[Texts, doc("another name of text_1, with data_2")] = None
+    data_2: Annotated[Texts, doc("another name of text_2, with data_1")] = None
+    truncate_prompt_tokens: Annotated[
+        Truncate | None,
+        doc("cut pairs, or texts of an embeddings model, to so many tokens; -1: to what the model reads"),
+    ] = None
+    max_tokens_per_query: Annotated[Tokens | None, doc("tokens of a first text that are read; 0: all")] = None
+    max_tokens_per_doc: Annotated[Tokens | None, doc("tokens of a second text that are read; 0: all")] = None
+    instruction: Annotated[str | None, doc("what a causal reranker shall judge by")] = None
+    use_activation: Annotated[bool | None, doc(ACTIVATION)] = None
+    activation: Annotated[bool | None, doc(OLDER)] = None
+    user: Annotated[str | None, doc("without effect")] = None
+
+
+class ClassificationRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, doc("the name under which a graph is served")]
+    input: Annotated[str | list[str | TokenId | list[TokenId]], doc("nothing mixed")]
+    truncate_prompt_tokens: Annotated[
+        Truncate | None, doc("cut inputs to so many tokens; -1: to what the model reads")
+    ] = None
+    add_special_tokens: Annotated[bool | None, doc("false: texts get no special tokens")] = None
+    use_activation: Annotated[bool | None, doc(ACTIVATION)] = None
+    activation: Annotated[bool | None, doc(OLDER)] = None
+    softmax: Annotated[bool | None, doc(OLDER)] = None
+    user: Annotated[str | None, doc("without effect")] = None
+
+
+class PoolingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
+
+
+class Score(msgspec.Struct):
+    index: int
+    object: str
+    score: float
+
+
+class ScoreResponse(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class Classification(msgspec.Struct):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationResponse(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: PoolingUsage
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A checked body of score. `texts` is msgpack of the two lists, `names` are the fields they came in."""
+
+    model: str
+    texts: bytes
+    names: tuple[str, str]
+    pairs: int
+    truncate_to: int | None
+    max_first: int | None
+    max_second: int | None
+    instruction: str
+    raw: bool
+    optional: frozenset[str]  # fields in the body that some models have no use for
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A checked body of classify. `inputs` is msgpack: a list of texts, or of lists of token ids."""
+
+    model: str
+    inputs: bytes
+    count: int
+    tokens: bool  # the inputs are token ids
+    truncate_to: int | None
+    special: bool
+    raw: bool
+    ignored: tuple[str, ...]
+
+
+_score = msgspec.json.Decoder(ScoreRequest)
+_classification = msgspec.json.Decoder(ClassificationRequest)
+
+
+class ScoreEndpoint:
+    name = SCORE
+
+    def decode(self, body: bytes) -> Scored:
+        return decode_score(body)
+
+
+class ClassifyEndpoint:
+    name = CLASSIFY
+
+    def decode(self, body: bytes) -> Classified:
+        return decode_classification(body)
+
+
+def decode_score(body: bytes) -> Scored:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _score)
+    names = _names(request)
+    first, second = (_texts(getattr(request, name)) for name in names)
+    for name, texts in zip(names, (first, second), strict=True):
+        if not texts:
+            raise InvalidArgument(f"{name}: expected at least one text, got none", param=name)
+    if len(first) not in (1, len(second)):
+        raise InvalidArgument(
+            f"{names[0]}: expected one text, or as many as {names[1]} has, which is {len(second)}, "
+            f"got {len(first)}",
+            param=names[0],
+        )
+    value = _activation(request, "use_activation", "activation")
+    return Scored(
+        model=request.model,
+        texts=_packed((first, second), names[0]),
+        names=names,
+        pairs=len(second),
+        truncate_to=_truncate_to(request.truncate_prompt_tokens),
+        max_first=request.max_tokens_per_query or None,
+        max_second=request.max_tokens_per_doc or None,
+        instruction=request.instruction or "",
+        raw=value is False,
+        optional=frozenset(name for name in OPTIONAL if getattr(request, name) not in (None, "")),
+        ignored=tuple(sorted(unknown)),
+    )
+
+
+def _names(request: ScoreRequest) -> tuple[str, str]:
+    """Return the pair of fields that the body has. Raises InvalidArgument for half a pair, or for two."""
+    fields = [name for name in FIELDS if getattr(request, name) is not None]
+    pair = next((pair for pair in PAIRS if set(pair) <= set(fields)), None)
+    if pair is None:
+        missing = next((b if a in fields else a for a, b in PAIRS if {a, b} & set(fields)), "text_1")
+        known = ", ".join(f"{a} and {b}" for a, b in PAIRS)
+        raise InvalidArgument(f"{missing}: required; the texts of a score are {known}", param=missing)
+    if odd := [name for name in fields if name not in pair]:
+        raise InvalidArgument(f"{odd[0]}: not with {pair[0]} and {pair[1]}", param=odd[0])
+    return pair
+
+
+def _texts(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def decode_classification(body: bytes) -> Classified:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _classification)
+    inputs, tokens = inputs_of(request.input)
+    without_effect = ["add_special_tokens"] * (tokens and request.add_special_tokens is not None)
+    activation = _activation(request, "use_activation", "activation", "softmax")
+    return Classified(
+        model=request.model,
+        inputs=_packed(inputs, "input"),
+        count=len(inputs),
+        tokens=tokens,
+        truncate_to=_truncate_to(request.truncate_prompt_tokens),
+        special=request.add_special_tokens is not False,
+        raw=activation is False,
+        ignored=tuple(sorted({*unknown, *without_effect})),
+    )
+
+
+def _packed(texts: Any, param: str) -> bytes:
+    try:
+        return msgspec.msgpack.encode(texts)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{param}: is not valid Unicode: {error.reason}", param=param) from None
+
+
+def _truncate_to(value: int | None) -> int | None:
+    """Return the tokens to cut to; 0: to the limit."""
+    if value == 0:
+        raise InvalidArgument(
+            "truncate_prompt_tokens: expected -1, or 1 or more, got 0", param="truncate_prompt_tokens"
+        )
+    return value if value is None else max(0, value)
+
+
+def _activation(request: msgspec.Struct, *names: str) -> bool | None:
+    """Return the value of the one field, whichever of its names it has. Raises InvalidArgument for two."""
+    values = {name: value for name in names if (value := getattr(request, name)) is not None}
+    if len(set(values.values())) > 1:
+        first, *others = values
+        raise InvalidArgument(
+            f"{others[-1]}: {encode(values[others[-1]]).decode()} contradicts {first}", param=others[-1]
+        )
+    return next(iter(values.values()), None)
+
+
+def score_body(model: str, scores: Sequence[float], tokens: int) -> bytes:
+    data = [Score(index, "score", score) for index, score in enumerate(scores)]
+    usage = PoolingUsage(tokens, tokens)
+    return encode(ScoreResponse(new_id("score-"), "list", int(time.time()), model, data, usage))
+
+
+def classification_body(
+    model: str, values: Sequence[bytes], best: Sequence[int], labels: Sequence[str], tokens: int
+) -> bytes:
+    """Return the response. `values` are JSON lists of a number per label, `best` numbers of labels."""
+    names = [encode(label) for label in labels]
+    count = len(labels)
+    data = b",".join(
+        b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}' % (i, names[first], value, count)
+        for i, (first, value) in enumerate(zip(best, values, strict=True))
+    )
+    head = (encode(new_id("classify-")), int(time.time()), encode(model), data)
+    usage = encode(PoolingUsage(tokens, tokens))
+    return b'{"id":%b,"object":"list","created":%d,"model":%b,"data":[%b],"usage":%b}' % (*head, usage)
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v3/score",
+        "The similarity of pairs of texts, in vLLM's form.",
+        answer=ScoreResponse,
+        request=ScoreRequest,
+        example={"model": "reranker", "text_1": "What is the sea?", "text_2": ["Salt water.", "A bicycle."]},
+        reported={"user": "without effect"},
+        declared=True,
+    ),
+    Operation(
+        "POST",
+        "/v3/classify",
+        "Texts to labels, in vLLM's form.",
+        answer=ClassificationResponse,
+        request=ClassificationRequest,
+        example={"model": "classifier", "input": ["The ship left the harbour."]},
+        defaults={"add_special_tokens": True},
+        reported={"user": "without effect"},
+        declared=True,
+    ),
+)
