@@ -63,6 +63,26 @@ class Resampler:
         return np.concatenate(made)
 
 
+class Doubler:
+    """One stream of 16-bit samples at twice their rate, each new one halfway between its neighbours.
+
+    What a better filter cuts off stays: a mirror image of the voice above 4 kHz. Without it, voice activity
+    takes clean telephone speech for silence, and words are lost."""
+
+    def __init__(self) -> None:
+        self._before = 0
+
+    def __call__(self, samples: Samples) -> Samples:
+        if not samples.size:
+            return samples
+        wide = np.concatenate([[self._before], samples]).astype(np.int32)
+        self._before = int(wide[-1])
+        doubled = np.empty(2 * samples.size, np.int16)
+        doubled[0::2] = wide[:-1] + wide[1:] >> 1
+        doubled[1::2] = samples
+        return doubled
+
+
 def decoded(data: bytes, format_: Format) -> Samples:
     if isinstance(format_, Pcm):
         return np.frombuffer(data, "<i2").astype(np.int16, copy=False)
@@ -81,7 +101,7 @@ def rate_of(format_: Format) -> int:
 
 def ear(format_: Format) -> Callable[[bytes], bytes]:
     """Return a function from what a client sends to samples at 16 kHz; it has a state."""
-    resample = Resampler(rate_of(format_), RATE)
+    resample = Resampler(rate_of(format_), RATE) if isinstance(format_, Pcm) else Doubler()
     return lambda data: encoded(resample(decoded(data, format_)), Pcm())
 
 

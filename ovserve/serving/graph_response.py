@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -62,6 +63,8 @@ class GraphResponse:
             await self._run.__aexit__(kind, error, trace)
         finally:
             self._answering.__exit__(None, None, None)
+            if self._open_ended and (error is None or isinstance(error, asyncio.CancelledError)):
+                self._outcome.finished()  # a session ends when its client leaves, or the server
             self._outcome.left(error)
             self._cancellable.__exit__(None, None, None)
             self._lease.__exit__(None, None, None)

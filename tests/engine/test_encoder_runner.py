@@ -13,11 +13,11 @@ import pytest
 from openvino import opset13 as op
 
 from ovserve.engine.host.cpu import Processor
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.kinds.encoders.worker.model import (
     Compiled,
     Output,
     matrix_bytes,
-    properties_of,
     usable_cores,
 )
 from ovserve.kinds.encoders.worker.pool import BUDGET, Job
@@ -205,5 +205,5 @@ def test_the_precision_is_f32_where_bf16_is_slower(
     monkeypatch: pytest.MonkeyPatch, name: str, flags: str, given: str, device: str, precision: str | None
 ) -> None:
     here = Processor(name, flags=frozenset(flags.split()))
-    monkeypatch.setattr("ovserve.kinds.encoders.worker.model.processor", lambda: here)
+    monkeypatch.setattr("ovserve.engine.host.device_properties.processor", lambda: here)
     assert properties_of(given, device).get("INFERENCE_PRECISION_HINT") == precision

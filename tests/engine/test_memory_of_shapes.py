@@ -40,7 +40,8 @@ if kind == "plain":
         request.infer({{0: np.zeros((rows, length, 64), np.float32)}})
 else:
     from ovserve.kinds.encoders.worker import model as models
-    own = models.properties_of(properties, "CPU")
+    from ovserve.engine.host.device_properties import properties_of
+    own = properties_of(properties, "CPU")
     read = models.pool(models.read(Path(path)), "MEAN", True)
     compiled = models.Compiled(read, "CPU", {{"NUM_STREAMS": 1, **own}}, 1)
     shapes = [(rows, length) for rows in range(1, 15) for length in range(1, 51)]

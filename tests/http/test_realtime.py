@@ -197,6 +197,8 @@ async def test_openais_client_talks(tmp_path: Path) -> None:
         assert secret.session.instructions == "Hm."
         responses = server.manager.metrics.responses
         assert (responses[101], responses[499]) == (1, 0), "a client that closes a session has not given up"
+        metrics = server.manager.get("m").metrics
+        assert not sum(metrics.errors.values()), "nor is it a graph that failed"
 
 
 async def test_a_call_of_a_clients_tool_and_its_output(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ovserve.engine.host.cpu import processor
+
+OWN_PRECISION = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT")
 CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
 CAPACITY = 64  # kernels of each kind of operator; a compiled model uses each of them once or in every layer
 PER_DEVICE = "DEVICE_PROPERTIES"
@@ -32,6 +35,14 @@ def device_properties(text: str, *devices: str) -> dict[str, Any]:
         found[CACHE] = CAPACITY
     elif _may_use_cpu(device):
         found[PER_DEVICE] = {**own, "CPU": {**own.get("CPU", {}), CACHE: CAPACITY}}
+    return found
+
+
+def properties_of(text: str, device: str) -> dict[str, Any]:
+    """Return `device_properties` of an encoder or a voice, with f32 on a CPU that is slower in bf16."""
+    found = device_properties(text, device)
+    if device == "CPU" and not set(OWN_PRECISION) & set(found) and processor().bf16_is_slower:
+        found["INFERENCE_PRECISION_HINT"] = "f32"
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
 from ovserve.errors import Internal, InvalidArgument, OvserveError
 from ovserve.kinds.encoders.spec import (
@@ -56,7 +57,7 @@ class EmbeddingBackend(EncoderBackend):
         if files.pooling_note and not spec.pooling:
             print(f"pooling is CLS: {files.pooling_note}")  # noqa: T201  stdout is this process's log
         model = models.pool(models.read(self.directory), pooling, spec.normalize)
-        properties = models.properties_of(spec.properties, spec.device)
+        properties = properties_of(spec.properties, spec.device)
         self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         self._begun: list[Job] = []  # read, and not submitted yet
         self.limit = min(spec.max_length or files.max_length, files.max_length)

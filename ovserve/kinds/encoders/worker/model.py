@@ -12,8 +12,6 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
-from ovserve.engine.host.cpu import processor
-from ovserve.engine.host.device_properties import device_properties
 from ovserve.errors import LoadError
 from ovserve.kinds.encoders.files import model_file
 from ovserve.kinds.encoders.worker.tokens import Row
@@ -24,7 +22,6 @@ REQUIRED = ("input_ids", "attention_mask")
 POOLED = ("sentence_embedding", "pooled_output")
 # What decides the number of streams; a graph that sets one of them gets one compiled model with exactly that.
 OWN_STREAMS = ("NUM_STREAMS", "PERFORMANCE_HINT")
-OWN_PRECISION = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT")
 SMALLEST_NORM = 1e-12
 
 
@@ -183,14 +180,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
-
-
-def properties_of(text: str, device: str) -> dict[str, Any]:
-    """Return the properties that a graph gives, with f32 on a CPU that is slower in bf16."""
-    found = device_properties(text, device)
-    if device == "CPU" and not set(OWN_PRECISION) & set(found) and processor().bf16_is_slower:
-        found["INFERENCE_PRECISION_HINT"] = "f32"
-    return found
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import (
@@ -80,7 +81,7 @@ class RerankBackend(EncoderBackend):
                 f"{self.form.special} special tokens",
                 field="max_position_embeddings",
             )
-        properties = models.properties_of(spec.properties, spec.device)
+        properties = properties_of(spec.properties, spec.device)
         self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         row, start = self.form.row(np.zeros(1, np.int32), np.zeros(1, np.int32))
         probe = Job([row], [start])

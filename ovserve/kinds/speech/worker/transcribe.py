@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import openvino_genai as ov_genai
 
-from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.speech.files import read_speech_files
@@ -53,7 +53,7 @@ class SpeechBackend:
     def __init__(self, spec: SpeechToTextSpec) -> None:
         directory = Path(spec.model_path)
         self._files = read_speech_files(directory)
-        properties = device_properties(spec.properties, spec.device)
+        properties = properties_of(spec.properties, spec.device)
         count = int(properties.pop(STREAMS, 1))
         if count > 1:
             threads = len(os.sched_getaffinity(0))

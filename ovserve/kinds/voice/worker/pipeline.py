@@ -21,7 +21,7 @@ import numpy as np
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.voice.spec import TextToSpeechFacts, TextToSpeechSpec
@@ -94,7 +94,7 @@ class Pipeline:
         spec = self._spec
         try:
             self._pipeline = ov_genai.Text2SpeechPipeline(
-                self._directory, spec.device, **device_properties(spec.properties, spec.device)
+                self._directory, spec.device, **properties_of(spec.properties, spec.device)
             )
         except RuntimeError as error:
             raise LoadError(_first_line(error), file=spec.model_path) from error
