@@ -161,7 +161,7 @@ def test_tokenize_adds_no_special_tokens(server: Server) -> None:
 
 def test_capabilities_and_metrics(server: Server) -> None:
     (model,) = httpx.get(f"{server.v3}/capabilities?model=bert").json()["data"]
-    assert [e["endpoint"] for e in model["endpoints"]] == ["rerank"]
+    assert [e["endpoint"] for e in model["endpoints"]] == ["rerank", "score"]
     assert model["engines"][0]["facts"]["form"] == "cross-encoder"
     post(server, ["a", "b " * 200])
     text = httpx.get(f"{server.url}/metrics").text
