@@ -327,8 +327,8 @@ def test_tokens_of_an_encoder(server: Server) -> None:
 
 def test_capabilities_and_metrics(server: Server) -> None:
     (model,) = httpx.get(f"{server.v3}/capabilities?model=exact").json()["data"]
-    (endpoint,) = model["endpoints"]
-    assert endpoint["endpoint"] == "embeddings"
+    assert [e["endpoint"] for e in model["endpoints"]] == ["embeddings", "score"]
+    endpoint = model["endpoints"][0]
     assert {"input", "dimensions"} <= {p["name"] for p in endpoint["parameters"]}
     facts = model["engines"][0]["facts"]
     assert (facts["dimensions"], facts["pooling"], facts["max_model_len"]) == (16, "MEAN", 64)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import (
@@ -42,7 +43,7 @@ class ClassificationBackend(EncoderBackend):
             known = ", ".join(filter(None, PROBLEM_TYPES))
             raise LoadError(f"problem_type: expected one of {known}, got {files.problem_type!r}", file=config)
         model = models.logits(models.read(self.directory))
-        properties = models.properties_of(spec.properties, spec.device)
+        properties = properties_of(spec.properties, spec.device)
         self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         self.limit = min(spec.max_length or files.max_length, files.max_length)
         self.sequence_length = min(files.sequence_length, self.limit)
