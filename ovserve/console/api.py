@@ -145,6 +145,7 @@ class Api:
         lengths = {s.name: s.max_length for s in servables}
         restarts = {s.name: sum(e.stats().restarts for e in s.engines.values()) for s in servables}
         chats = {s.name for s in servables if s.chats}
+        talks = {s.name for s in servables if "realtime" in s.endpoints}
         known = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         adapters = {e.name: e.spec.adapter for e in self._manager.entries.values()}
         rows = [
@@ -155,6 +156,7 @@ class Api:
                 "reason": s.reason or s.state_detail,
                 "max_model_len": lengths.get(s.name),
                 "chats": s.name in chats,
+                "talks": s.name in talks,
                 "restarts": restarts.get(s.name, 0),
                 "idle": s.state_detail == "unloaded",
                 "parent": adapter.parent if (adapter := adapters.get(s.name)) else None,

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from ovserve.access import Caller, RequestContext, current_request
+from ovserve.api.openai.realtime.packets import Answer, Transcript
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.llm.output import Parsed
@@ -114,6 +115,8 @@ def describe(value: Any) -> dict[str, Any]:
         return {"kind": "answer", "text": _text(value.body), "headers": dict(value.headers)}
     if isinstance(value, bytes | str):
         return {"kind": "answer", "text": _text(value)}
+    if isinstance(value, Answer | Transcript):
+        return {"kind": "value", "text": value.text}
     return {"kind": "value", "text": type(value).__name__ if value is not True else "true"}
 
 

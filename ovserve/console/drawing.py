@@ -16,10 +16,10 @@ from ovserve.graph.plan import NodePlan
 from ovserve.graph.registry import Registry
 
 FAMILIES = (  # by calculator or its options; the first that fits
-    ("ends", ("Frontend", "ResponseWriter", "HttpLLM")),
+    ("ends", ("Frontend", "ResponseWriter", "HttpLLM", "RealtimeSession")),
     ("parsing", ("Parser",)),
     ("engine", ("Executor", "LLM", "Inference", "Embedding", "Rerank", "Speech", "Transcri", "Image")),
-    ("engine", ("Classification",)),
+    ("engine", ("Classification", "VoiceActivity", "RealtimeThink", "RealtimeSpeak")),
 )
 
 

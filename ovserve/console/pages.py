@@ -48,7 +48,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Permissions-Policy": "camera=(), microphone=(self), geolocation=()",
     "Cache-Control": "no-cache",  # with an ETag: a page and its scripts are always of one release
 }
 SMALLEST_PACKED = 1024  # bytes; below, gzip saves less than a packet

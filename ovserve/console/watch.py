@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ovserve.api.kserve.tensor import Tensor
+from ovserve.api.openai.realtime import packets as realtime
 from ovserve.console.capture import Capture, describe
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
@@ -45,7 +46,20 @@ def summary(value: Any) -> str:
         return f"{len(value)} {'bytes' if isinstance(value, bytes) else 'characters'}"
     if isinstance(value, Tensor):
         return f"{value.datatype} {list(value.shape)}"
-    return ""
+    words = REALTIME.get(type(value))
+    return words(value) if words is not None else ""
+
+
+REALTIME: dict[type, Callable[[Any], str]] = {
+    realtime.Sound: lambda v: f"{len(v.audio) // 2} samples",
+    realtime.Activity: lambda v: (
+        f"{len(v.probabilities)} frames, speech {max(v.probabilities, default=0):.2f}"
+    ),
+    realtime.Utterance: lambda v: f"{len(v.audio) / 2 / realtime.RATE:.1f} s",
+    realtime.Transcript: lambda v: f"{len(v.text)} characters",
+    realtime.Prompt: lambda v: f"{len(v.messages)} messages",
+    realtime.Answer: lambda v: f"{len(v.text)} characters, {len(v.audio)} bytes of audio",
+}
 
 
 def _request(value: GenerateRequest) -> str:

@@ -136,8 +136,9 @@ class Servable:
 
     @property
     def chats(self) -> bool:
-        """A model of this graph has a chat template."""
-        return any(model.template is not None for model in self.contexts)
+        """A model of this graph has a chat template, and its nodes answer chats."""
+        answers = not self.endpoints or matches("chat/completions", self.endpoints)
+        return answers and any(model.template is not None for model in self.contexts)
 
     def start(self, payload: HttpPayload, front: Front = REST, *, open_ended: bool = False) -> GraphResponse:
         """`open_ended`: further payloads follow the first one, see `GraphResponse.send`.

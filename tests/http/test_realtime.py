@@ -360,6 +360,23 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(tmp_path: Path) -> N
             assert (await talk.ask("Hi"))["status"] == "completed"
 
 
+async def test_capabilities_are_those_of_the_graph(tmp_path: Path) -> None:
+    """Chats and the like were listed as available for the language model, though the graph answers none."""
+    bodies: dict[str, dict[str, Any]] = {
+        "tokenize": {"prompt": "Hi"},
+        "detokenize": {"tokens": [1]},
+        "messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    }
+    async with talking(tmp_path) as server, httpx.AsyncClient(base_url=f"{server.url}/v3") as client:
+        (shown,) = (await client.get("/capabilities?model=m")).json()["data"]
+        names = [e["endpoint"] for e in shown["endpoints"] if e["available"]]
+        assert sorted(names) == sorted([*bodies, "realtime"])
+        for name, body in bodies.items():
+            answer = await client.post(f"/{name}", json={"model": "m", **body})
+            assert answer.status_code == 200, answer.text
+        assert not server.manager.get("m").chats
+
+
 async def test_the_handshake(tmp_path: Path) -> None:
     async with talking(tmp_path) as server, aiohttp.ClientSession() as session:
         url = f"{server.url}/v1/realtime"

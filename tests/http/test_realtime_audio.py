@@ -42,7 +42,11 @@ SPOKEN = [
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("realtime")
+    return speaking_graph(tmp_path_factory.mktemp("realtime"))
+
+
+def speaking_graph(place: Path) -> Path:
+    """The shipped graph in a directory, with a scripted language model and tiny voices and ears."""
     tiny_whisper(place / "ears")
     tiny_voice(place / "mouth", work=8)
     (place / "model.script.json").write_text(json.dumps(SCRIPT))

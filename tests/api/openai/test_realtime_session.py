@@ -339,6 +339,18 @@ def test_a_partial_update_of_turn_detection_keeps_its_other_values() -> None:
     assert found == before | {"threshold": 0.8}
 
 
+def test_a_transcription_session_may_name_its_graph() -> None:
+    """A request for a short-lived key has no other place for the name."""
+    for name, answer in (("m", "session.updated"), ("other", "error")):
+        session = new_session()
+        session.on_event(
+            json.dumps(
+                {"type": "session.update", "session": {"type": "transcription", "model": name}}
+            ).encode()
+        )
+        assert session.events[-1]["type"] == answer
+
+
 def test_chunks_of_any_size_are_the_same_audio() -> None:
     samples = (np.sin(np.arange(24_000) * 0.05) * 9000).astype("<i2").tobytes()
     whole = np.frombuffer(ear(session_format())(samples), "<i2").astype(int)

@@ -67,6 +67,9 @@ class ModelCapabilities(msgspec.Struct, kw_only=True):
     nodes: Annotated[list[NodeCapabilities], doc("the graph's nodes that have loaded something")] = []
 
 
+OF_TOKENS = ("tokenize", "detokenize", "messages/count_tokens")  # the server answers them without the graph
+
+
 class Capabilities(msgspec.Struct, kw_only=True):
     object: str = "list"
     data: list[ModelCapabilities]
@@ -86,8 +89,13 @@ def of_model(
     the rows are not specialized. `declared`: the endpoints that the graph's nodes declare."""
     model = contexts[0] if len(contexts) == 1 else None
     described = [o for o in operations if o.request is not None and o.of_models and not o.same_as]
-    asked = [o for o in described if (o.name in declared if o.declared else contexts)]
-    own = sorted(set(declared) - {operation.name.removeprefix("/") for operation in operations})
+    answers = not declared or "chat/completions" in declared  # else the graph is such as of realtime sessions
+    asked = [
+        o
+        for o in described
+        if (o.name in declared if o.declared else contexts and (answers or o.name in OF_TOKENS))
+    ]
+    own = sorted(set(declared) - {o.name.removeprefix("/") for o in operations if o.of_models})
     return ModelCapabilities(
         model=name,
         state=state,

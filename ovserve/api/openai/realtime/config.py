@@ -211,6 +211,8 @@ def updated(config: AnyConfig, given: Mapping[str, Any], abilities: Abilities) -
     if kind == "transcription":
         if not abilities.hears:
             raise fault("session.type: this graph has no node that transcribes", "session.type")
+        if given.get("model") == abilities.model:
+            del given["model"]  # by which a request for a short-lived key names the graph
         base = config if isinstance(config, TranscriptionSession) else TranscriptionSession()
         written = _converted(base, given, TranscriptionSession, TranscriptionSession(), "session")
         heard = _heard(written.audio.input, abilities)

@@ -8,6 +8,7 @@ import { go, identify, place, restarted, session, setTheme, signIn, signOut, sta
 
 const PAGES = [
   { name: "chat", word: "Chat", load: () => import("./chat/page.js") },
+  { name: "talk", word: "Talk", icon: "mic", load: () => import("./talk/page.js"), wanted: (models) => models?.some((m) => m.talks) },
   { name: "graph", word: "Graph", load: () => import("./graph/page.js") },
   { name: "metrics", word: "Metrics", load: () => import("./metrics/page.js") },
   { name: "requests", word: "Requests", load: () => import("./requests/page.js") },
@@ -18,7 +19,8 @@ const AHEAD = 3000; // ms after which the other pages' code is loaded too: a pag
 const THEMES = { system: ["auto", "light"], light: ["sun", "dark"], dark: ["moon", "system"] };
 
 function Rail({ page, who }) {
-  const pages = PAGES.filter((p) => !p.admin || who?.admin);
+  const { models } = useStore(session);
+  const pages = PAGES.filter((p) => (!p.admin || who?.admin) && (!p.wanted || p.name === page || p.wanted(models)));
   const [icon, next] = THEMES[useStore(theme)];
   return html`<nav class="rail" aria-label="Pages">
     <a class="brand" href="#/chat"><${Mark} /><span>ovserve</span></a>
@@ -26,7 +28,7 @@ function Rail({ page, who }) {
       ${pages.map(
         (p) =>
           html`<a key=${p.name} href="#/${p.name}" class=${p.name === page ? "here" : ""}
-            aria-current=${p.name === page ? "page" : undefined}><${Icon} name=${p.name} /><span>${p.word}</span></a>`,
+            aria-current=${p.name === page ? "page" : undefined}><${Icon} name=${p.icon ?? p.name} /><span>${p.word}</span></a>`,
       )}
     </div>
     <div class="rail-more" id="rail-more"></div>

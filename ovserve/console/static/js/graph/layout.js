@@ -100,7 +100,7 @@ export function layout(graph, across) {
       edge.path = arc(swap(start), swap(end), out, swap);
       edge.length = 2 * (out - Math.min(swap(start).x, swap(end).x)) + Math.abs(swap(end).y - swap(start).y);
       edge.label = across ? { x: (start.x + end.x) / 2 - textWidth(edge.name, CHAR.small) / 2, y: out - 5 } : { x: out + 5, y: (start.y + end.y) / 2 };
-      if (across) height = Math.max(height, out + 32);
+      if (across) [width, height] = [Math.max(width, a.x + a.width + 36), Math.max(height, out + 32)];
       else width = Math.max(width, out + 24 + textWidth(`${edge.name} · 99.9/s`, CHAR.small));
     } else {
       const points = [start, ...(g.edge(edge.from.id, edge.to.id, edge.id)?.points ?? []).slice(1, -1), end];

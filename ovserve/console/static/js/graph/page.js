@@ -15,7 +15,7 @@ const shorter = (reason, path) => (path ? reason.replaceAll(path.slice(0, path.l
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-function useGraph(name, stamp) {
+export function useGraph(name, stamp) {
   const [state, setState] = useState({});
   const load = () => {
     let current = true;
@@ -33,6 +33,23 @@ function useGraph(name, stamp) {
   return [state, load];
 }
 
+/** A graph that was found, drawn at work, with what is known of the node or the stream that is pressed. */
+export function GraphStage({ found, live, who, dots, onLines, children }) {
+  const [selected, setSelected] = useState(null);
+  const graph = found?.graph;
+  const node = selected?.node && graph?.nodes.find((n) => n.name === selected.node);
+  const shows = Boolean(node) || (Boolean(selected?.stream) && graph);
+  return html`<div class="graph-stage">
+    ${children}
+    ${graph && html`<${GraphView} graph=${graph} live=${live} selected=${selected} onSelect=${setSelected} dots=${dots} />`}
+    ${shows && html`<aside class="graph-detail" aria-label="Details"><${IconButton} icon="close" label="Close" onClick=${() => setSelected(null)} />
+      ${node
+        ? html`<${NodeDetails} node=${node} all=${live} live=${live?.nodes[node.name]} text=${found.text} onStream=${(stream) => setSelected({ stream })} onLines=${(at) => { onLines(at); setSelected(null); }} />`
+        : html`<${StreamDetails} name=${selected.stream} graph=${graph} live=${live?.streams[selected.stream]} packet=${live?.packets[selected.stream]} admin=${who.admin} onNode=${(n) => setSelected({ node: n })} />`}
+    </aside>`}
+  </div>`;
+}
+
 export default function GraphPage() {
   const { who, models, modelsError } = useStore(session);
   const { rest } = useStore(place);
@@ -40,23 +57,17 @@ export default function GraphPage() {
   const model = models?.find((m) => m.id === name);
   const [live] = useLive(name);
   const [{ found, error }, load] = useGraph(name, `${model?.created}${model?.state}${live?.revision ?? ""}`);
-  const [selected, setSelected] = useState(null);
   const [dots, setDots] = useState(!calm.matches && localStorage.getItem("ovserve.dots") !== "no");
   const [text, setText] = useState(false);
   const [line, setLine] = useState(null);
-  useEffect(() => {
-    setSelected(null);
-    setLine(null); // of another file
-  }, [name]);
+  useEffect(() => setLine(null), [name]); // of another file
 
   const graph = found?.graph;
-  const node = selected?.node && graph?.nodes.find((n) => n.name === selected.node);
   const toggleDots = () => {
     localStorage.setItem("ovserve.dots", dots ? "no" : "yes");
     setDots(!dots);
   };
   const panel = text && found?.text !== undefined;
-  const shows = Boolean(node) || (Boolean(selected?.stream) && graph);
   return html`<main class="page" id="main" tabindex="-1">
     <header class="page-head chat-like"><h1 class=${models?.length ? "off-screen" : ""}>Graph</h1>
       ${models?.length > 0 && html`<${ModelPicker} models=${models} value=${name} hotkey label="Graph" onPick=${(id) => go("graph", id)} />`}
@@ -68,19 +79,13 @@ export default function GraphPage() {
     </header>
     ${found?.reason && html`<div class="capture-bar reason-bar" role="status" tabindex="0"><${Icon} name="warning" size=${16} /><span class="grow">${shorter(found.reason, found.path)}</span></div>`}
     <div class="graph-columns ${panel ? "with-text" : ""}">
-      <div class="graph-stage">
+      <${GraphStage} key=${name} found=${found} live=${live} who=${who} dots=${dots} onLines=${(at) => { setText(true); setLine({ at }); }}>
         ${modelsError && !models ? html`<${Failure} error=${modelsError} />` : null}
         ${models && !models.length && html`<${Empty} icon="graph" title="No graph is served" action=${who.admin && html`<a class="button" href="#/server">Open the server page</a>`}>A graph appears here as soon as the server has loaded one.<//>`}
         ${error && html`<div class="panel-note"><${Failure} error=${error} title="The graph cannot be shown" retry=${load} /></div>`}
         ${name && !found && !error && html`<div class="panel-note"><${Skeleton} lines=${8} /></div>`}
         ${found && !graph && html`<${Empty} icon="warning" title="This graph cannot be drawn" action=${found.text !== undefined && !text && html`<button type="button" class="button" onClick=${() => setText(true)}>Open its text</button>`}>Its file has an error, which the text shows at its line.<//>`}
-        ${graph && html`<${GraphView} graph=${graph} live=${live} selected=${selected} onSelect=${setSelected} dots=${dots} />`}
-        ${shows && html`<aside class="graph-detail" aria-label="Details"><${IconButton} icon="close" label="Close" onClick=${() => setSelected(null)} />
-          ${node
-            ? html`<${NodeDetails} node=${node} all=${live} live=${live?.nodes[node.name]} text=${found.text} onStream=${(stream) => setSelected({ stream })} onLines=${(at) => { setText(true); setLine({ at }); setSelected(null); }} />`
-            : html`<${StreamDetails} name=${selected.stream} graph=${graph} live=${live?.streams[selected.stream]} packet=${live?.packets[selected.stream]} admin=${who.admin} onNode=${(n) => setSelected({ node: n })} />`}
-        </aside>`}
-      </div>
+      <//>
       ${panel && html`<${TextPanel} key=${name} found=${found} who=${who} line=${line} onApplied=${load} />`}
     </div>
   </main>`;

@@ -11,6 +11,8 @@ import { Completions } from "./completions.js";
 import { Tensors } from "./tensors.js";
 import { Transcriptions } from "./transcriptions.js";
 
+const Talk = ({ model }) => html`<${Empty} icon="mic" title="This model is talked with" action=${html`<a class="button primary" href=${`#/talk/${encodeURIComponent(model)}`}>Open Talk</a>`}>It serves the Realtime API: speech or text, in a session.<//>`;
+
 const OWN = /^[a-z_]+(\/[a-z_]+)?$/; // the server's own paths, not Azure's and KServe's names of them
 const KINDS = {
   embeddings: [Embeddings, "Embeddings"],
@@ -21,6 +23,7 @@ const KINDS = {
   "audio/speech": [Speech, "Speech"],
   "images/generations": [Generations, "Generate"],
   "images/edits": [Edits, "Edit"],
+  realtime: [Talk, "Talk"],
 };
 
 /** Endpoints of a model that a person can try here. A model without any takes tensors. */
