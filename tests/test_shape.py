@@ -12,8 +12,8 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 748,
-    "lines": 100_050,
+    "files": 751,
+    "lines": 101_100,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 20,
@@ -22,7 +22,7 @@ MOST = {
     "base classes with one subclass": 27,
     "depth of inheritance": 5,
     "circles among files": 5,
-    "names that are a bare participle": 1_781,
+    "names that are a bare participle": 1_776,
     "numeric constants of one word": 200,
 }
 # Of a streamed chat with the default model: the first token of a request, and each further one. A timer of the

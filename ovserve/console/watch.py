@@ -64,23 +64,23 @@ REALTIME: dict[type, Callable[[Any], str]] = {
 
 def _request(value: GenerateRequest) -> str:
     tokens = value.sampling.max_tokens
-    found = [f"prompt of {len(p)} {'characters' if isinstance(p, str) else 'ids'}" for p in value.prompts[:3]]
-    found += [f"{len(value.images)} images"] if value.images else []
-    return ", ".join([*found, f"max_tokens {tokens}" if tokens is not None else "max_tokens not set"])
+    parts = [f"prompt of {len(p)} {'characters' if isinstance(p, str) else 'ids'}" for p in value.prompts[:3]]
+    parts += [f"{len(value.images)} images"] if value.images else []
+    return ", ".join([*parts, f"max_tokens {tokens}" if tokens is not None else "max_tokens not set"])
 
 
 def _delta(value: Delta) -> str:
-    found = [f"admission of {value.prompt_tokens} tokens"] if value.prompt_tokens else []
-    found += [f"{value.tokens} token{'' if value.tokens == 1 else 's'}"] if value.tokens else []
-    return ", ".join([*found, *([value.finish_reason] if value.finish_reason else [])])
+    parts = [f"admission of {value.prompt_tokens} tokens"] if value.prompt_tokens else []
+    parts += [f"{value.tokens} token{'' if value.tokens == 1 else 's'}"] if value.tokens else []
+    return ", ".join([*parts, *([value.finish_reason] if value.finish_reason else [])])
 
 
 def excerpt(value: Any) -> str:
     """Return the beginning of what a person reads of a packet."""
-    found = describe(value)
-    if "parts" in found:
-        return "".join(part.get("text", "") for _, part in found["parts"])[:EXCERPT]
-    return str(found.get("text") or " ".join(found.get("prompts", ())))[:EXCERPT]
+    description = describe(value)
+    if "parts" in description:
+        return "".join(part.get("text", "") for _, part in description["parts"])[:EXCERPT]
+    return str(description.get("text") or " ".join(description.get("prompts", ())))[:EXCERPT]
 
 
 LEAST_SECONDS = 1e-6  # the upper bound of the first bucket of call times

@@ -37,7 +37,9 @@ CLASSES = {
     "granite": "GraniteForCausalLM", "smollm3": "SmolLM3ForCausalLM",
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
-COMPRESSION = 2.0  # memory for compressing a network, over its size; 1.7 for 0.5 B parameters in 16 bits
+MEMORY_TO_COMPRESS = (
+    2.0  # memory for compressing a network, over its size; 1.7 for 0.5 B parameters in 16 bits
+)
 GROWTH = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
@@ -188,7 +190,7 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
             size = network.with_suffix(".bin").stat().st_size
             require(directory, size * (GROWTH if INT8_OUTPUT in steps else 1), "rewriting the weights")
             if compresses:
-                check_memory(size * COMPRESSION, f"compressing {network}", memory())
+                check_memory(size * MEMORY_TO_COMPRESS, f"compressing {network}", memory())
             changed = _run(REWRITE, [str(network), *steps], network, network)
         except (LoadError, ResourceExhausted, OSError) as error:
             for half in directory.glob("replaced.*"):  # written by a process that was ended

@@ -189,8 +189,8 @@ def _names(request: ScoreRequest) -> tuple[str, str]:
     pair = next((pair for pair in PAIRS if set(pair) <= set(fields)), None)
     if pair is None:
         missing = next((b if a in fields else a for a, b in PAIRS if {a, b} & set(fields)), "text_1")
-        known = ", ".join(f"{a} and {b}" for a, b in PAIRS)
-        raise InvalidArgument(f"{missing}: required; the texts of a score are {known}", param=missing)
+        choices = ", ".join(f"{a} and {b}" for a, b in PAIRS)
+        raise InvalidArgument(f"{missing}: required; the texts of a score are {choices}", param=missing)
     if odd := [name for name in fields if name not in pair]:
         raise InvalidArgument(f"{odd[0]}: not with {pair[0]} and {pair[1]}", param=odd[0])
     return pair

@@ -42,8 +42,8 @@ class HttpLLM(LlmCalculator, HttpCalculator):
         payload = cc[self.http]
         if payload is not None:
             llm = cc[self.llm]
-            made = await decode(payload).to_request(llm)
-            self.generate = await llm.rendered(made, cast(Transcriber | None, cc[self.speech]))
+            request = await decode(payload).to_request(llm)
+            self.generate = await llm.rendered(request, cast(Transcriber | None, cc[self.speech]))
             self.parser = OutputParser(self.generate.parsing, self.generate.tools)
             self.reply = ResponseBuilder(self.generate)
         try:

@@ -42,8 +42,8 @@ class ResponseBuilder:
         """Return the packet to send for this delta, if any."""
         if parsed.last:
             parsed = with_other_usage(parsed)
-        asked = self._requested
-        if parsed.prompt_tokens and asked is not None and parsed.max_tokens < asked:
+        requested = self._requested
+        if parsed.prompt_tokens and requested is not None and parsed.max_tokens < requested:
             self._headers[CLAMPED_HEADER] = f"max_tokens={parsed.max_tokens}"
         if self._events is not None:
             return self._event_packet(self._events, parsed)

@@ -40,8 +40,10 @@ class ClassificationBackend(EncoderBackend):
         files = self.files
         config = str(self.directory / "config.json")
         if files.problem_type not in PROBLEM_TYPES:
-            known = ", ".join(filter(None, PROBLEM_TYPES))
-            raise LoadError(f"problem_type: expected one of {known}, got {files.problem_type!r}", file=config)
+            choices = ", ".join(filter(None, PROBLEM_TYPES))
+            raise LoadError(
+                f"problem_type: expected one of {choices}, got {files.problem_type!r}", file=config
+            )
         model = models.logits(models.read(self.directory))
         properties = properties_of(spec.properties, spec.device)
         self.runner = Runner(model, spec.device, properties, files.pad_token_id)
@@ -55,9 +57,9 @@ class ClassificationBackend(EncoderBackend):
         count = int(probe.results.shape[1])
         numbers = [str(number) for number in range(count)]
         if files.labels and files.labels.keys() != set(numbers):
-            given = ", ".join(files.labels)
+            names = ", ".join(files.labels)
             raise LoadError(
-                f"id2label: expected 0 to {count - 1}, as the model answers, got {given}", file=config
+                f"id2label: expected 0 to {count - 1}, as the model answers, got {names}", file=config
             )
         labels = tuple(files.labels.get(number, f"LABEL_{number}") for number in numbers)
         self.facts = ClassificationFacts(

@@ -265,5 +265,5 @@ def _scores(values: NDArray[np.float32], *, raw: bool) -> NDArray[np.float32]:
 
 def logits(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return one logit per row; of two labels, that of the second against the first."""
-    made: NDArray[np.float32] = values[:, 0] if values.shape[1] == 1 else values[:, 1] - values[:, 0]
-    return made
+    scores: NDArray[np.float32] = values[:, 0] if values.shape[1] == 1 else values[:, 1] - values[:, 0]
+    return scores

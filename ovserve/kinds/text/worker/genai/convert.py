@@ -19,7 +19,7 @@ import openvino
 from ovserve.kinds.text.worker.genai.merge import Merger
 from ovserve.kinds.text.worker.genai.output_layer import OutputLayer
 
-GROUP = 128  # weights with one scale and zero point, where that divides their row
+GROUP_SIZE = 128  # weights with one scale and zero point, where that divides their row
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def compress(model: openvino.Model, bits: str) -> bool:
         nncf.compress_weights(
             model,
             mode=nncf.CompressWeightsMode.INT4_ASYM,
-            group_size=GROUP,
+            group_size=GROUP_SIZE,
             advanced_parameters=nncf.AdvancedCompressionParameters(
                 group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST  # rows that 128 does not divide
             ),
