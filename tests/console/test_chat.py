@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import Server
-from tests.console.conftest import Tab, serious
+from tests.conftest import ROOT, Server, script_graph, start_process
+from tests.console.conftest import Tab, open_tab, serious
+from tests.console.stage import script
 
 pytestmark = pytest.mark.long
 
@@ -384,3 +387,59 @@ def test_only_models_that_chat_are_compared(tab: Tab) -> None:
     offered = [text.split("\n")[0] for text in page.get_by_role("option").all_inner_texts()]
     assert {"No second model", "one-node", "fifteen-nodes"} <= set(offered)
     assert not {"scripted", "no-chat", "broken"} & set(offered), offered
+
+
+@pytest.fixture(scope="module")
+def with_mcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    wrong = '<tool_call>\n{"name": "wrong", "arguments": {}}\n</tool_call>'
+    replies = [
+        {"match": "<|tool|>5", "text": "<think>\nIt is done.\n</think>\nThe sum is five."},
+        {"match": "<|tool|>", "text": "That did not work."},
+        {"match": "please fail", "text": wrong},
+        {"match": "tools:", "text": call},
+        {"match": "", "text": "No tools here."},
+    ]
+    graph = script_graph(
+        tmp_path_factory.mktemp("mcp") / "adder", script(replies=replies), 'tool_parser: "hermes3"'
+    )
+    server = ROOT / "tests/mcp_servers/server.py"
+    with (graph / "graph.pbtxt").open("a") as file:
+        file.write(
+            'node { name: "Mcp" calculator: "McpServersCalculator" node_options: {\n'
+            "[type.googleapis.com / google.protobuf.Struct]: { connect_seconds: 100 servers: { "
+            f'label: "sums" command: ["{sys.executable}", "{server}"] }} }} }} }}\n'
+        )
+    running = start_process("--graphs_dir", str(graph.parent))
+    yield running
+    running.stop()
+
+
+def test_tools_of_mcp_servers_run_in_the_server(browser: Any, with_mcp: Server) -> None:
+    for tab in open_tab(browser, with_mcp.url):
+        page = tab.open()
+        answer = say(page, "what is 2 and 3?")
+        finished(answer)
+        assert "No tools here." in answer.inner_text()
+        page.get_by_role("tab", name="Tools").click()
+        page.get_by_label("sums").check()
+        assert serious(page) == []
+        answer = say(page, "and now?")
+        finished(answer)
+        text = answer.inner_text()
+        assert "The sum is five." in text
+        assert "of the MCP server sums" in text
+        answer.get_by_text("Result", exact=True).click()
+        assert answer.locator("pre", has_text=re.compile(r"^5$")).count() == 1
+        assert re.search(r"\d+ tokens", text)
+        assert "finished" in text
+        answer = say(page, "please fail")
+        finished(answer)
+        assert "That did not work." in answer.inner_text()
+        page.get_by_role("tab", name="Code").click()
+        code = page.locator(".code-view").inner_text()
+        assert f"{with_mcp.url}/v3/responses" in code
+        assert '"server_label": "sums"' in code
+        page.reload()  # the chat is stored with its calls
+        page.get_by_text("The sum is five.").wait_for()
+        assert page.get_by_text("of the MCP server sums").count() == 2

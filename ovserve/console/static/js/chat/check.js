@@ -11,12 +11,13 @@ const ROLES = {
 const listOf = (value, good) => Array.isArray(value) && value.every((one) => record(one) && good(one));
 const NEEDED = { text: "text", image: "url" };
 const isFile = (f) => typeof f.name === "string" && (!NEEDED[f.kind] || typeof f[NEEDED[f.kind]] === "string");
-const isAnswer = (a) => all(["text", "reasoning", "state"], a) && record(a.meta) && (!a.error || typeof a.error.message === "string") && listOf(a.calls, (c) => typeof c.arguments === "string");
+const isAnswer = (a) => all(["text", "reasoning", "state"], a) && record(a.meta) && (!a.error || typeof a.error.message === "string") && listOf(a.calls, (c) => typeof c.arguments === "string") &&
+  (a.ran === undefined || listOf(a.ran, (r) => all(["server", "name", "arguments", "output", "error"], r)));
 
 /** What is wrong with a chat, as a sentence; "" if nothing is. */
 export function fault(chat) {
   if (!record(chat) || !record(chat.nodes) || !record(chat.nodes.root)) return "it has no messages";
-  if (!all(["id", "title", "model", "other", "system", "tools", "format"], chat) || !record(chat.params)) return "one of its settings has another type";
+  if (!all(["id", "title", "model", "other", "system", "tools", "format"], chat) || !record(chat.params) || (chat.mcp !== undefined && !(Array.isArray(chat.mcp) && chat.mcp.every((one) => typeof one === "string")))) return "one of its settings has another type";
   const seen = new Set();
   const todo = ["root"];
   while (todo.length) {

@@ -113,6 +113,16 @@ const Calls = ({ answer }) =>
     </section>`,
   );
 
+/** Calls of tools that the server has run, with what they gave. */
+const Ran = ({ answer }) =>
+  (answer.ran ?? []).map(
+    (call, i) => html`<section class="call" key=${i}>
+      <header><${Icon} name="wrench" size=${16} /><strong>${call.name}</strong><span class="muted">of the MCP server ${call.server}</span></header>
+      <pre tabindex="0">${prettyText(call.arguments)}</pre>
+      <${Details} summary=${call.error ? "Failed" : "Result"}><pre tabindex="0">${call.error || prettyText(call.output)}</pre><//>
+    </section>`,
+  );
+
 /** A form for the results of an answer's tool calls. */
 function Results({ answer, onSend }) {
   const [texts, setTexts] = useState({});
@@ -199,6 +209,7 @@ function Answer({ chat, node, answer, several, last, actions }) {
       <label class="choose"><input type="radio" name=${`choice-${node.id}`} checked=${chosen} onChange=${() => actions.choose(node, answer)} /> continue with this</label>
     </header>`}
     <${Reasoning} answer=${answer} />
+    <${Ran} answer=${answer} />
     ${answer.text && html`<${Markdown} text=${answer.text} growing=${busy} />`}
     <${Calls} answer=${answer} />
     ${answer.error &&
@@ -214,7 +225,7 @@ function Answer({ chat, node, answer, several, last, actions }) {
       ${!several && html`<${Branches} chat=${chat} node=${node} onPick=${(step) => actions.pick(node, step)} />`}
       ${answer.text && html`<${CopyButton} text=${answer.text} label="Copy the answer" />`}
       <${IconButton} icon="redo" label="Ask again" onClick=${() => actions.again(node)} />
-      ${last && !answer.calls.length && answer.text &&
+      ${last && !answer.calls.length && !answer.ran?.length && answer.text &&
       html`<${IconButton} icon="play" label="Continue this answer" onClick=${() => actions.resume(node, answer)} />`}
       <${IconButton} icon="trash" label="Delete this answer" onClick=${() => actions.remove(node)} />
     </div>`}

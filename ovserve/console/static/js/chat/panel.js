@@ -8,6 +8,7 @@ import { count } from "../format.js";
 import { Tokens } from "../tokens.js";
 import { useStore } from "../session.js";
 import { curl, json, python } from "./code.js";
+import { responsesBody } from "./responses.js";
 import { Parameter } from "./parameter.js";
 import { draft } from "./shared.js";
 import { body, path } from "./tree.js";
@@ -99,9 +100,21 @@ function JsonBox({ label, hint, value, example, refused, onChange }) {
 
 const refusedWhy = (row) => (row && /refused|rejected/.test(row.status) ? `Rejected by this model: ${row.why}` : "");
 
-const ToolsAndFormat = ({ chat, rows, onChange }) => {
+/** The MCP servers that the graph lists; tools of those that are chosen run in the server, without a question. */
+function McpServers({ chat, capabilities, onChange }) {
+  const labels = (capabilities?.nodes ?? []).flatMap((node) => node.facts.mcp_servers ?? []);
+  const chosen = chat.mcp ?? [];
+  const set = (label, on) => onChange({ mcp: on ? [...chosen, label] : chosen.filter((one) => one !== label) });
+  return labels.length > 0 && html`<fieldset class="field"><legend class="field-name">MCP servers</legend>
+    ${labels.map((label) => html`<label class="check" key=${label}><input type="checkbox" checked=${chosen.includes(label)} onChange=${(e) => set(label, e.target.checked)} /> ${label}</label>`)}
+    <p class="muted small">The model may call their tools; the server runs the calls without asking.</p>
+  </fieldset>`;
+}
+
+const ToolsAndFormat = ({ chat, rows, capabilities, onChange }) => {
   const row = (name) => rows.find((r) => r.name === name);
   return html`<div class="parameters">
+    <${McpServers} ...${{ chat, capabilities, onChange }} />
     <${JsonBox} label="Tools" hint="An array of functions, as in the API. Their calls are shown as cards, and you fill in the results."
       value=${chat.tools} example=${EXAMPLE_TOOL} refused=${refusedWhy(row("tools"))} onChange=${(tools) => onChange({ tools })} />
     <${JsonBox} label="Response format" hint="A JSON schema, or a whole response_format. The answer is forced to match it."
@@ -161,7 +174,7 @@ function Code({ chat }) {
   const written = useStore(draft);
   let made;
   try {
-    made = body(chat, writing(written) ? next(chat, written) : path(chat).findLast((node) => node.role !== "assistant") ?? chat.nodes.root);
+    made = request(chat, writing(written) ? next(chat, written) : path(chat).findLast((node) => node.role !== "assistant") ?? chat.nodes.root);
   } catch (error) {
     return html`<${Failure} error=${error} title="The request is not complete" />`;
   }
@@ -172,11 +185,14 @@ function Code({ chat }) {
   </div>`;
 }
 
+/** The next request, whichever API it goes to. Throws as `body`. */
+const request = (chat, node) => (chat.mcp?.length ? responsesBody(body(chat, node), chat.mcp) : body(chat, node));
+
 export function Panel({ chat, capabilities, version, onChange }) {
   const [tab, setTab] = useState("parameters");
   const endpoint = capabilities?.endpoints?.find((e) => e.endpoint === "chat/completions");
   const rows = endpoint?.parameters ?? [];
-  const shared = { chat, rows, version, onChange };
+  const shared = { chat, rows, capabilities, version, onChange };
   const tabs = [["parameters", "Parameters"], ["tools", "Tools"], ["prompt", "Prompt"], ["code", "Code"]];
   return html`<div class="panel">
     <${Tabs} label="Settings of the chat" tabs=${tabs} value=${tab} onChange=${setTab} />

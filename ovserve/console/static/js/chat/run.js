@@ -3,6 +3,7 @@
 
 import { ApiError, call, events } from "../api.js";
 import * as db from "./db.js";
+import { chunkOf, responsesBody } from "./responses.js";
 import { addNode, body, streaming } from "./tree.js";
 
 const listeners = new WeakMap(); // answer -> functions to call
@@ -35,7 +36,7 @@ export function stop(node) {
 }
 
 const newAnswer = (model) => ({
-  model, text: "", reasoning: "", calls: [], state: "running", error: null, meta: { started: performance.now(), at: Date.now() },
+  model, text: "", reasoning: "", calls: [], ran: [], state: "running", error: null, meta: { started: performance.now(), at: Date.now() },
 });
 
 /** Add an answer below `parent`; one for each choice and each model. `onChange` is called when one begins or ends. */
@@ -146,7 +147,8 @@ async function take(chat, made, answers, onChange) {
     // Its id is known before the answer begins, so that its progress can be followed meanwhile.
     const id = crypto.getRandomValues(new Uint32Array(4)).reduce((text, n) => text + n.toString(16).padStart(8, "0"), "");
     answers.forEach(({ meta }) => (meta.id = id));
-    const response = await call("v3/chat/completions", { method: "POST", body: streaming(made), signal: aborter.signal, headers: { "x-request-id": id } });
+    const [to, sent] = chat.mcp?.length ? ["v3/responses", responsesBody(made, chat.mcp)] : ["v3/chat/completions", streaming(made)];
+    const response = await call(to, { method: "POST", body: sent, signal: aborter.signal, headers: { "x-request-id": id } });
     came = true;
     for (const answer of answers) note(answer, response.headers);
     if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
@@ -155,7 +157,10 @@ async function take(chat, made, answers, onChange) {
     let whole = false;
     for await (const data of events(response)) {
       if (data === "[DONE]") whole = true;
-      else chunk(JSON.parse(data), answers);
+      else if (to === "v3/responses") {
+        const shown = chunkOf(JSON.parse(data), answers[0].calls.length);
+        if (shown) chunk(shown, answers);
+      } else chunk(JSON.parse(data), answers);
     }
     if (!whole && answers.some(({ meta }) => !meta.finish)) throw new ApiError("The answer ended without its end mark.");
     end("done");
@@ -205,6 +210,7 @@ function part(answer, choice, now) {
     answer.reasoning += thought;
   }
   if (delta.content) answer.text += delta.content;
+  if (delta.ran) answer.ran.push(delta.ran);
   for (const call of delta.tool_calls || []) {
     const known = (answer.calls[call.index ?? 0] ??= { id: "", name: "", arguments: "" });
     if (call.id) known.id = call.id;

@@ -1,7 +1,7 @@
 // A chat is a tree of messages: editing a message or asking again adds a branch beside the old one.
 //
 //   user       { text, files: [{ kind: "image" | "file", name, url } or { kind: "text", name, text }] }
-//   assistant  { answers: [{ model, text, reasoning, calls, state, meta }], chosen }   one or several side by side
+//   assistant  { answers: [{ model, text, reasoning, calls, ran, state, meta }], chosen }   one or several side by side
 //   tool       { results: [{ id, name, text }] }                                       the results of its calls
 //
 // Every node has an id, its parent's, its children in order and the index of the one that is shown.
@@ -13,7 +13,7 @@ export const newId = () => `${Date.now().toString(36)}${(last++ % 1296).toString
 export function newChat(model, settings = {}) {
   const now = Date.now();
   return {
-    id: newId(), title: "", created: now, updated: now, model, other: "", system: "", params: {}, tools: "", format: "",
+    id: newId(), title: "", created: now, updated: now, model, other: "", system: "", params: {}, tools: "", format: "", mcp: [],
     nodes: { [ROOT]: { id: ROOT, parent: null, children: [], pick: 0 } },
     ...settings,
   };
