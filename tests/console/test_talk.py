@@ -184,6 +184,22 @@ def test_the_waveform_marks_what_was_recognised(tab: Tab) -> None:
     assert 0.1 < share < 0.95, share
 
 
+@pytest.mark.parametrize("end", ["Stop microphone", "Push to talk"])
+def test_a_turn_that_is_open_when_nothing_more_is_sent_ends(tab: Tab, end: str) -> None:
+    page, frames = begun(tab, "voice")
+    page.get_by_text("Instructions").click()
+    page.get_by_label("Instructions").fill("Greet, whatever was understood.")
+    page.get_by_role("button", name="Start talking").click()
+    page.get_by_text("speech since").wait_for()
+    page.get_by_role("button", name=end).click()
+    page.wait_for_function("() => !document.querySelector('.talk-line.user .waiting')")
+    page.wait_for_function("() => !document.querySelector('[aria-label=\"Stop the answer\"]')")
+    page.get_by_text("Hello there, friend.").wait_for()
+    assert frames.of(frames.sent, "input_audio_buffer.commit")
+    statuses = [event["response"]["status"] for event in frames.of(frames.received, "response.done")]
+    assert "failed" not in statuses
+
+
 def test_push_to_talk_with_the_keyboard(tab: Tab) -> None:
     page, frames = begun(tab, "voice")
     page.get_by_role("button", name="Push to talk").click()
@@ -317,3 +333,31 @@ def test_pages_are_shown_where_they_make_sense(tab: Tab) -> None:
     page.get_by_role("link", name="Chat", exact=True).click()
     page.get_by_role("link", name="Talk", exact=True).click()
     page.locator(".talk").wait_for()
+
+
+@pytest.mark.parametrize("rate", [16_000, 24_000, 44_100, 48_000])
+def test_sound_of_any_rate_is_sent_at_24_khz(tab: Tab, rate: int) -> None:
+    """Browsers may not convert the microphone's own rate; then the worklet does. A tone keeps its pitch."""
+    page = tab.open("talk/text", ready=".talk")
+    tone = np.array(page.evaluate(TONE, rate), float)
+    assert tone.size == 48_000
+    spectrum = np.abs(np.fft.rfft(tone * np.hanning(tone.size)))
+    assert spectrum.argmax() / 2 == pytest.approx(440, abs=1)
+    assert np.sqrt((tone**2).mean()) / 32_768 == pytest.approx(0.707, abs=0.02)
+
+
+TONE = """async (rate) => {
+  const context = new OfflineAudioContext(1, rate * 2, rate);
+  await context.audioWorklet.addModule("js/talk/microphone.js");
+  const tone = new OscillatorNode(context, { frequency: 440 });
+  const microphone = new AudioWorkletNode(context, "microphone");
+  const heard = [];
+  const all = new Promise((yes) => {
+    microphone.port.onmessage = ({ data }) => heard.push(...data) === 48000 && yes();
+  });
+  tone.connect(microphone).connect(context.destination);
+  tone.start();
+  await context.startRendering();
+  await all;
+  return heard;
+}"""

@@ -69,7 +69,7 @@ function Conversation({ model, able }) {
   const change = (part) => {
     const next = { ...settings, ...part };
     setSettings(next);
-    if (state.phase === "on") talk.configure(next);
+    if (state.phase !== "off") talk.configure(next);
   };
   useEffect(() => {
     const onKey = (event) => event.key === "Escape" && !event.defaultPrevented && talk.interrupt();

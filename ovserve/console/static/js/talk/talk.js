@@ -27,6 +27,8 @@ export class Talk {
     this.asked = 0; // when the turn that waits for its answer ended
     this.cut = new Set(); // items that were interrupted, of which no more is played
     this.numbers = 0;
+    this.attempt = null; // to connect, the latest
+    this.awaited = false; // a turn that was committed here, to be answered once its item is there
   }
 
   // ---- what the page does
@@ -38,14 +40,17 @@ export class Talk {
     this.track = new Track();
     this.cut.clear();
     this.state.set({ ...EMPTY, phase: "connecting", mic: this.state.value.mic });
+    const mine = (this.attempt = {});
     try {
       // The key of the page stays in a header. What opens the socket is a key that expires, and what is wrong
       // has a status and a sentence here: of a socket that is refused, a browser tells nothing.
       const secret = await send("v3/realtime/client_secrets", { session: { model: this.model }, expires_after: { anchor: "created_at", seconds: KEY_SECONDS } });
+      if (this.attempt !== mine) return false; // closed meanwhile
       await this.open(secret.value);
-      this.configure(config);
+      this.configure(this.config);
       this.state.patch({ phase: "on" });
     } catch (error) {
+      if (this.attempt !== mine) return false;
       this.close();
       this.state.patch({ error });
     }
@@ -83,6 +88,7 @@ export class Talk {
     this.config = config;
     const { session } = this.state.value;
     if (!session) return;
+    if (!config.handsFree && this.state.value.speech) this.commit(); // nothing else would end the turn
     const input = { transcription: {} };
     input.turn_detection = config.handsFree ? { type: "server_vad" } : null;
     const update = { type: session.type, audio: { input } };
@@ -146,8 +152,8 @@ export class Talk {
 
   commit() {
     this.asked = performance.now();
+    this.awaited = this.state.value.session.type === "realtime";
     this.emit({ type: "input_audio_buffer.commit" });
-    if (this.state.value.session.type === "realtime") this.emit({ type: "response.create" });
   }
 
   async say(text, config) {
@@ -175,7 +181,7 @@ export class Talk {
 
   close() {
     const { socket } = this;
-    this.socket = null;
+    this.socket = this.attempt = null;
     this.microphone?.close();
     this.microphone = null;
     this.player.close();
@@ -233,7 +239,8 @@ export class Talk {
   }
 }
 
-const HARMLESS = "response_cancel_not_active"; // the answer ended while its cancel was on the way
+// What the server did by itself while the event that asks for it was on the way: an answer ended, a turn ended, an answer began.
+const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty", "conversation_already_has_active_response"];
 
 const textOf = (item) => item.content.map((part) => part.text ?? part.transcript ?? "").join("");
 
@@ -252,7 +259,10 @@ const ON = {
     talk.state.patch({ speech: false });
   },
   "input_audio_buffer.committed": (talk, event) => {
+    talk.track.end(talk.track.ms); // unless it has ended
     talk.state.patch({ speech: false });
+    if (talk.awaited) talk.emit({ type: "response.create" });
+    talk.awaited = false;
     if (talk.find(event.item_id)) talk.change(event.item_id, { status: "writing" });
   },
   "input_audio_buffer.cleared": (talk) => {
@@ -284,6 +294,6 @@ const ON = {
     if (status === "incomplete") talk.add({ role: "note", text: "The answer was cut off: it has as many tokens as a response may have." });
   },
   error: (talk, { error }) => {
-    if (error.code !== HARMLESS) talk.problem(error.message);
+    if (!HARMLESS.includes(error.code)) talk.problem(error.message);
   },
 };
