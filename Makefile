@@ -234,6 +234,11 @@ bench-assistant: setup-dev ## graphs/voice_assistant: first audio after the end 
 	$(BIN)/ovserve pull whisper-base && $(BIN)/ovserve pull qwen2.5-coder-1.5b && $(BIN)/ovserve pull kokoro
 	$(BIN)/python -m benchmarks.assistant
 
+.PHONY: bench-realtime
+bench-realtime: setup-dev ## graphs/realtime: first audio after the end of speech, next to three calls (five minutes, 1 GB the first time)
+	$(BIN)/ovserve pull whisper-base && $(BIN)/ovserve pull qwen2.5-coder-0.5b && $(BIN)/ovserve pull kokoro
+	$(BIN)/python -m benchmarks.realtime
+
 speed-chart: setup ## docs/images/speed.svg from the table of peers in benchmarks/measurements.md
 	$(BIN)/python -m scripts.speed_chart
 

@@ -170,6 +170,9 @@ class RealtimeTranscribeCalculator(EngineCalculator):
         ears = cc[self.ears]
         plain = AudioEndpoint(TRANSCRIPTIONS).decode(b'{"model": "", "file": "file", "stream": true}')
         asked = replace(plain, prompt=utterance.prompt)
+        if not utterance.audio:
+            await self._send(cc, Transcript(utterance.run, last=True))
+            return
         try:
             work = Transcription(
                 asked, utterance.language, _Clip(utterance.audio), ears.engine.session(), ears.metrics
@@ -207,6 +210,7 @@ class RealtimeSpeakCalculator(EngineCalculator):
         self.run: Run | None = None
         self.text = ""  # that was not spoken yet
         self.begun = False  # something was
+        self.sounded = False  # its first audio was sent
 
     async def process(self, cc: Context) -> None:
         answer = cc[self.answer]
@@ -219,7 +223,7 @@ class RealtimeSpeakCalculator(EngineCalculator):
 
     async def _speak(self, cc: Context, answer: Answer, manner: Manner) -> None:
         if self.run is not answer.run:
-            self.run, self.text, self.begun = answer.run, "", False
+            self.run, self.text, self.begun, self.sounded = answer.run, "", False, False
             self.encode: Callable[[bytes, bool], bytes] = _mouth(cc[self.mouth].model.sample_rate, manner)
         ready, self.text = complete(self.text + answer.text)
         if not ready and not self.begun:
@@ -245,6 +249,8 @@ class RealtimeSpeakCalculator(EngineCalculator):
         shown = text
         async with aclosing(parts):
             async for _, audio in parts:
+                if not self.sounded:
+                    audio, self.sounded = _without_lead(audio, cc[self.mouth].model.sample_rate), True
                 data = self.encode(audio, False)
                 part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)
                 await self._send(cc, part)
@@ -255,6 +261,12 @@ class RealtimeSpeakCalculator(EngineCalculator):
         cc.send(self.spoken, answer, self.at)
         self.at += 1
         await cc.flush()
+
+
+def _without_lead(audio: bytes, rate: int) -> bytes:
+    from ovserve.calculators.realtime_codec import without_lead  # numpy, as below
+
+    return without_lead(audio, rate)
 
 
 def _mouth(rate: int, manner: Manner) -> Callable[[bytes, bool], bytes]:

@@ -267,6 +267,8 @@ class Rollout:
         except TimeoutError:
             running = sum(s.running for s in servables)
             log.warning("%d requests still run after %g s; ending them", running, seconds)
+        for servable in servables:
+            servable.ended = True
 
     async def stop(self) -> None:
         """Stop the engines; requests that still run end with an error."""

@@ -59,6 +59,7 @@ class Servable:
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0  # requests and leases
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
+    ended: bool = False  # it is about to stop, so sessions that are still open end
     limits: Limits = field(default_factory=Limits)  # the server's
     version: str = str(VERSION)
     parent: str = ""  # of a LoRA adapter: the servable whose model it changes
@@ -175,6 +176,7 @@ class Servable:
 
     async def stop(self) -> None:
         """Give the engines back. What still runs ends with an error if no one else uses them."""
+        self.ended = True
         await self.graph.unload_nodes()
         self.graph.close()
         for engine in self.engines.values():

@@ -173,3 +173,70 @@ async def test_a_transcription_session_answers_nothing(graph: Path) -> None:
         assert not [kind for kind in talk.kinds if kind.startswith("response.")]
         await talk.send("response.create", event_id="no")
         assert (await talk.next())["error"]["event_id"] == "no"
+
+
+NODES = '''
+import msgspec
+
+from ovserve.api.openai.realtime.packets import Answer, Transcript
+from ovserve.calculators.library import ServerTools, tool
+from ovserve.errors import InvalidArgument
+from ovserve.graph import Calculator, Input, Output, calculator
+
+
+@calculator("GuardCalculator")
+class Guard(Calculator):
+    heard, passed = Input("TRANSCRIPT", Transcript), Output("TRANSCRIPT", Transcript)
+
+    def process(self, cc):
+        heard = cc[self.heard]
+        if heard is not None and heard.last:
+            heard = msgspec.structs.replace(heard, error=InvalidArgument("no subject of this assistant"))
+        cc.send(self.passed, heard)
+
+
+@calculator("MaskCalculator")
+class Mask(Calculator):
+    said, masked = Input("ANSWER", Answer), Output("ANSWER", Answer)
+
+    def process(self, cc):
+        said = cc[self.said]
+        cc.send(self.masked, msgspec.structs.replace(said, text=said.text.replace("Oslo", "a city")))
+
+
+@calculator("MyToolsCalculator")
+class MyTools(ServerTools):
+    @tool
+    async def weather(self, city: str) -> str:
+        """Return the weather of a city."""
+        return "rain"
+'''
+MORE_NODES = """
+node { name: "Guard" calculator: "GuardCalculator"
+  input_stream: "TRANSCRIPT:heard" output_stream: "TRANSCRIPT:transcript" }
+node { name: "Mask" calculator: "MaskCalculator" input_stream: "ANSWER:raw" output_stream: "ANSWER:thought" }
+node { name: "Tools" calculator: "MyToolsCalculator" output_side_packet: "TOOLS:tools" }
+"""
+
+
+async def test_nodes_of_ones_own_check_questions_mask_answers_and_bring_tools(
+    graph: Path, tmp_path: Path
+) -> None:
+    text = (graph / "graph.pbtxt").read_text()
+    for old, new in {
+        'output_stream: "TRANSCRIPT:transcript"': 'output_stream: "TRANSCRIPT:heard"',
+        'output_stream: "ANSWER:thought"': 'output_stream: "ANSWER:raw"',
+        'input_stream: "PROMPT:prompt"': 'input_stream: "PROMPT:prompt" input_side_packet: "TOOLS:tools"',
+    }.items():
+        text = text.replace(old, new)
+    (tmp_path / "graph.pbtxt").write_text(text + MORE_NODES)
+    (tmp_path / "calculators.py").write_text(NODES)
+    async with conversing(tmp_path, audio={"input": {"transcription": {"model": "x"}}}) as talk:
+        response = await talk.ask("What is the weather in Oslo?")
+        assert [item["content"][0]["transcript"] for item in response["output"]] == ["It rains in a city."]
+        assert talk.kinds.count("response.created") == 1
+        await play(talk, np.concatenate([question(), silence(1)]))
+        failed = await talk.until("conversation.item.input_audio_transcription.failed")
+        assert "no subject" in failed["error"]["message"]
+        assert (await talk.ask("Hi"))["status"] == "completed"
+        assert talk.kinds.count("response.created") == 2, "a question that was refused is not answered"

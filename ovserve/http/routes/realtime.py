@@ -18,7 +18,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from ovserve.access import Guard, current_request, presented_key
 from ovserve.access.origin import check_site
 from ovserve.api.openai.describe.operation import Operation, doc
-from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, public
+from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, for_log, public
 from ovserve.http.body import headers_of, read_small_body
 from ovserve.http.sse import ANSWERED
 from ovserve.http.transport.cors import Cors
@@ -116,7 +116,8 @@ class RealtimeRoutes:
             first = await run.first()
             await ws.prepare(request)
             request[ANSWERED] = ws.status  # however the session ends
-            await _Connection(ws, run, self._still_valid(request), self._manager).serve(first.body)
+            connection = _Connection(ws, run, self._still_valid(request), servable)
+            await connection.serve(first.body)
         return ws
 
     async def create_secret(self, request: web.Request) -> web.Response:
@@ -183,8 +184,8 @@ class RealtimeRoutes:
 class _Connection:
     """One session: a task reads, one writes, one watches the time."""
 
-    def __init__(self, ws: web.WebSocketResponse, run: GraphResponse, check: Any, manager: Manager) -> None:
-        self._ws, self._run, self._check, self._manager = ws, run, check, manager
+    def __init__(self, ws: web.WebSocketResponse, run: GraphResponse, check: Any, servable: Servable) -> None:
+        self._ws, self._run, self._check, self._servable = ws, run, check, servable
         self._began = self._heard = time.monotonic()
 
     async def serve(self, first: bytes) -> None:
@@ -200,12 +201,10 @@ class _Connection:
             await self._close(end.code, end.reason)
         except OvserveError as error:
             shown = public(error)
+            if shown is not error:
+                log.error("the graph of a session failed: %s", error, exc_info=for_log(error))
             await self._send_error(shown.code or shown.kind, str(shown))
             await self._close(WSCloseCode.INTERNAL_ERROR, "the graph failed")
-            raise
-        except asyncio.CancelledError:
-            if self._manager.stopping:
-                await self._close(WSCloseCode.GOING_AWAY, "the server is stopping")
             raise
         finally:
             for task in tasks:
@@ -235,6 +234,10 @@ class _Connection:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
+            if self._servable.ended:
+                raise _Close(
+                    WSCloseCode.GOING_AWAY, "the server stops, or serves another version of the graph"
+                )
             now = time.monotonic()
             if now - self._began > SESSION_SECONDS:
                 reason = f"the session has reached its maximum duration of {SESSION_SECONDS / 60:g} minutes"

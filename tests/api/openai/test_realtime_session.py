@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovserve.api.openai.realtime.config import Abilities
+from ovserve.api.openai.realtime.config import Abilities, ALaw, MuLaw, Pcm
 from ovserve.api.openai.realtime.conversation import MAX_AUDIO_BYTES
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.api.openai.realtime.turns import FRAME
-from ovserve.calculators.realtime_codec import ear
+from ovserve.calculators.realtime_codec import ear, encoded, without_lead
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall
 from tests.breadth import examples
@@ -351,12 +352,23 @@ def test_a_transcription_session_may_name_its_graph() -> None:
         assert session.events[-1]["type"] == answer
 
 
-def test_chunks_of_any_size_are_the_same_audio() -> None:
-    samples = (np.sin(np.arange(24_000) * 0.05) * 9000).astype("<i2").tobytes()
-    whole = np.frombuffer(ear(session_format())(samples), "<i2").astype(int)
+def test_audio_that_comes_faster_than_it_is_looked_at_is_kept() -> None:
+    session = new_session()
+    session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(20)}).encode())
+    values = [0.0] * 40 + [0.9] * 40 + [0.0] * 40
+    for at, value in enumerate(values, 1):
+        session.on_activity(Activity((value,), at * FRAME))
+    (heard,) = [work for work in session.work if isinstance(work, Utterance)]
+    assert len(heard.audio) >= 40 * FRAME * 2
+
+
+@pytest.mark.parametrize("format_", [Pcm(), MuLaw(), ALaw()])
+def test_chunks_of_any_size_are_the_same_audio(format_: Any) -> None:
+    samples = encoded((np.sin(np.arange(24_000) * 0.05) * 9000).astype(np.int16), format_)
+    whole = np.frombuffer(ear(format_)(samples), "<i2").astype(int)
     assert whole.size > 15_000
     for size in (2, 480, 4800):
-        hear = ear(session_format())
+        hear = ear(format_)
         parts = [hear(samples[at : at + size]) for at in range(0, len(samples), size)]
         found = np.frombuffer(b"".join(parts), "<i2").astype(int)
         common = min(found.size, whole.size)
@@ -364,6 +376,9 @@ def test_chunks_of_any_size_are_the_same_audio() -> None:
         assert np.abs(found[:common] - whole[:common]).max() <= 2, "but for the library's dither"
 
 
-def session_format() -> Any:
-    config: Any = new_session().config
-    return config.audio.input.format
+def test_an_answer_begins_with_sound_and_not_with_silence() -> None:
+    sound = np.concatenate([np.full(2400, 20), np.full(2400, 5000), np.zeros(2400)]).astype("<i2")
+    found = np.frombuffer(without_lead(sound.tobytes(), 24_000), "<i2")
+    assert (found == sound[1200:]).all()
+    quiet = bytes(100)
+    assert without_lead(quiet, 24_000) == quiet

@@ -91,10 +91,10 @@ class InputBuffer:
         self.drop(self.end)
         self._raw.clear()
 
-    def trim(self) -> None:
-        """Forget all but the last seconds."""
-        if self.end - self.begin > 2 * KEPT_SECONDS * RATE:  # seldom, because what stays is moved
-            self.drop(self.end - KEPT_SECONDS * RATE)
+    def trim(self, looked: int) -> None:
+        """Forget all but the last seconds of what was `looked` at: more may have come since."""
+        if looked - self.begin > 2 * KEPT_SECONDS * RATE:  # seldom, because what stays is moved
+            self.drop(looked - KEPT_SECONDS * RATE)
 
     def _place(self, at: int) -> int:
         place = (at - self.begin) * self._a_second // RATE

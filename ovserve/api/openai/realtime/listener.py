@@ -120,7 +120,7 @@ class Listener:
             self._host.handle(self._later.popleft()[1])
         if self._detector is not None and self._speech is None:
             self._check_idle()
-            self._buffer.trim()
+            self._buffer.trim(self._looked)
 
     def on_transcript(self, transcript: Transcript) -> None:
         """Handle text of an utterance."""

@@ -19,8 +19,10 @@ from ovserve.engine.host.device_properties import device_properties
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.speech.spec import ACTIVITY, VAD_FRAME, VAD_MODEL, VoiceActivitySpec
+from ovserve.kinds.speech.spec import ACTIVITY, RATE, VAD_FRAME, VAD_MODEL, VoiceActivitySpec
 
+NARROW_HZ = 4800  # a telephone has nothing above it, whatever filter made 16 kHz of it
+NOTHING_RMS = 2 / 32768  # the rounding of 16 bits
 FRAME, CONTEXT, STATE = VAD_FRAME, 64, 128  # samples, samples of the frame before, width of the state
 
 Samples = NDArray[np.float32]
@@ -42,6 +44,7 @@ class VoiceActivity:
 
     def continued(self, audio: Samples, state: bytes) -> tuple[Samples, bytes]:
         """Return the same for audio that goes on where `state` was returned, and the state after it."""
+        audio = widened(audio)
         count = -(-audio.size // FRAME)
         if not count:
             return np.zeros(0, np.float32), state
@@ -58,6 +61,22 @@ class VoiceActivity:
             values = np.array(found["speech_probs"], np.float32).reshape(-1)
             parts = (found["hn"].reshape(-1), found["cn"].reshape(-1), body[-1, -CONTEXT:])
             return values, np.concatenate(parts).astype(np.float32).tobytes()
+
+
+def widened(audio: Samples) -> Samples:
+    """Return telephone speech with a mirror image of it above 4 kHz, and other audio as it is.
+
+    The model takes clean speech that has nothing there for silence."""
+    if audio.size < FRAME:
+        return audio
+    # By Parseval: its energy is twice that of these lines, divided by the length; Hann's window takes 5/8.
+    above = np.fft.rfft(audio * np.hanning(audio.size))[NARROW_HZ * audio.size // RATE :]
+    if 2 * np.sum(np.abs(above) ** 2) > 0.375 * (NOTHING_RMS * audio.size) ** 2:
+        return audio
+    wide = audio.copy()
+    between = wide[1:-1:2]
+    between[:] = (audio[0::2][: between.size] + audio[2::2][: between.size]) / 2
+    return wide
 
 
 class VoiceActivityBackend:
