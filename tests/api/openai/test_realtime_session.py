@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ovserve.api.openai.realtime.config import Abilities, ALaw, MuLaw, Pcm
 from ovserve.api.openai.realtime.conversation import MAX_AUDIO_BYTES
+from ovserve.api.openai.realtime.listener import MAX_LATER
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.api.openai.realtime.turns import FRAME
@@ -350,6 +351,47 @@ def test_a_transcription_session_may_name_its_graph() -> None:
             ).encode()
         )
         assert session.events[-1]["type"] == answer
+
+
+def test_a_response_right_after_a_commit_has_that_turn() -> None:
+    """The commit waits for the activity of the audio before it; more audio comes meanwhile."""
+    session = new_session()
+
+    def send(type_: str, **fields: Any) -> None:
+        session.on_event(json.dumps({"type": f"input_audio_buffer.{type_}", **fields}).encode())
+
+    send("append", audio=chunk(FRAME * 40 / 16_000))
+    session.on_activity(Activity((0.0,) * 5 + (0.9,) * 15, FRAME * 20))
+    assert session.events[-1]["type"] == "input_audio_buffer.speech_started"
+    send("commit")
+    session.on_event(b'{"type": "response.create", "event_id": "mine"}')
+    session.on_event(b'{"type": "nonsense", "event_id": "last"}')
+    send("append", audio=chunk(1))
+    send("append", audio="%")  # an error at once: audio does not wait
+    assert session.events[-1]["error"]["param"] == "audio"
+    count = len(session.events)
+    session.on_activity(Activity((0.9,) * 18, FRAME * 38))
+    assert len(session.events) == count, "not all of it has been looked at"
+    session.on_activity(Activity((0.9,) * 2, FRAME * 40))
+    names = [event["type"] for event in session.events[count:]]
+    order = ["input_audio_buffer.committed", "conversation.item.added", "response.created", "error"]
+    assert [name for name in names if name in order] == order, names
+    assert session.events[-1]["error"]["event_id"] == "last"
+    assert session.active is not None
+    assert session.active.waits_for, "for the transcript of the turn"
+    (heard,) = [work for work in session.work if isinstance(work, Utterance)]
+    assert len(heard.audio) <= FRAME * 40 * 2, "what came after the commit is not of the turn"
+
+
+def test_too_many_events_behind_a_commit_are_errors() -> None:
+    session = new_session()
+    session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(1)}).encode())
+    session.on_event(b'{"type": "input_audio_buffer.commit"}')
+    for _ in range(MAX_LATER):
+        session.on_event(b'{"type": "response.cancel"}')
+    assert session.events[-1]["error"]["code"] == "too_many_events"
+    session.on_activity(Activity((0.0,) * 31, 16_000))
+    assert sum(event["type"] == "error" for event in session.events) == MAX_LATER + 1
 
 
 def test_audio_that_comes_faster_than_it_is_looked_at_is_kept() -> None:

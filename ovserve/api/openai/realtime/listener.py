@@ -17,6 +17,8 @@ from ovserve.errors import OvserveError, public
 COMMIT_EMPTY = "input_audio_buffer_commit_empty"
 TRANSCRIPTION = "conversation.item.input_audio_transcription."
 ROOM_SECONDS = 600.0  # of audio that has come faster than it is looked at
+MAX_LATER = 1000  # events that wait for a commit
+COMMIT, APPEND = "input_audio_buffer.commit", "input_audio_buffer.append"
 
 Work = Prompt | Sound | Utterance
 
@@ -73,7 +75,10 @@ class Listener:
         self._speech: _Speech | None = None  # the open turn
         self._speeches: dict[str, _Speech] = {}  # by the run that writes them down
         self._looked = 0  # samples whose activity is known
-        self._later: deque[tuple[int, Json]] = deque()  # commits, until the audio before them was looked at
+        # Commits until the audio before them was looked at, and what came after them: the sample that has to be
+        # known, the end of the buffer when the event came, and the event.
+        self._later: deque[tuple[int, int, Json]] = deque()
+        self._came_at: int | None = None  # the end of the buffer when the event at hand came, if that waited
         self._detector = self._new_detector()
 
     @property
@@ -117,7 +122,9 @@ class Listener:
                 self._on_turn(turn)
         self._looked = max(self._looked, activity.end)
         while self._later and self._later[0][0] <= self._looked:
-            self._host.handle(self._later.popleft()[1])
+            _, self._came_at, event = self._later.popleft()
+            self._host.handle(event)
+        self._came_at = None
         if self._detector is not None and self._speech is None:
             self._check_idle()
             self._buffer.trim(self._looked)
@@ -146,10 +153,24 @@ class Listener:
         if audio and self._detector is not None:
             self._host.work.append(Sound(audio, self._buffer.end))
 
+    def puts_off(self, event: Json) -> bool:
+        """Return whether an event has to wait for a commit before it: a response is to have that turn.
+
+        Raises EventError when too many wait.
+        """
+        if not self._later or event.get("type") in (COMMIT, APPEND):
+            return False
+        if len(self._later) >= MAX_LATER:
+            raise fault(f"{len(self._later)} events wait for the audio before them", None, "too_many_events")
+        self._later.append((self._later[-1][0], self._buffer.end, event))
+        return True
+
     def commit(self, event: Json) -> None:
-        if self._detector is not None and self._looked + FRAME <= self._buffer.end:
-            self._later.append((self._buffer.end - FRAME + 1, event))
-            self._host.work.append(Sound(b"", self._buffer.end, last=True))
+        end = self._buffer.end if self._came_at is None else self._came_at
+        behind = self._later or self._looked + FRAME <= end
+        if self._came_at is None and self._detector is not None and behind:
+            self._later.append((end - FRAME + 1, end, event))
+            self._host.work.append(Sound(b"", end, last=True))
             return
         speech = self._speech
         if self._detector is not None:
@@ -159,7 +180,7 @@ class Listener:
                     None,
                     COMMIT_EMPTY,
                 )
-            self._on_turn(self._detector.end(self._buffer.end), by_client=True)
+            self._on_turn(self._detector.end(end), by_client=True)
             return
         if self._buffer.milliseconds < SHORTEST_MS:
             raise fault(
@@ -172,7 +193,6 @@ class Listener:
 
     def clear(self, event: Json) -> None:
         self._drop_turn()
-        self._later.clear()
         self._buffer.clear()
         self._host.emit("input_audio_buffer.cleared")
 

@@ -99,6 +99,12 @@ class RealtimeSession:
         if not isinstance(event, dict):
             self._fail(fault("the message is not a JSON object", None, "invalid_event"))
             return
+        try:
+            if self._listener.puts_off(event):
+                return
+        except InvalidArgument as error:
+            self._fail(error)
+            return
         self.handle(event)
 
     def handle(self, event: Json) -> None:
