@@ -383,6 +383,38 @@ def test_a_response_right_after_a_commit_has_that_turn() -> None:
     assert len(heard.audio) <= FRAME * 40 * 2, "what came after the commit is not of the turn"
 
 
+def test_a_transcription_session_has_deltas_while_one_speaks() -> None:
+    """Each pause gives the text so far; a conversation waits for the end of the turn."""
+    update = {
+        "type": "transcription",
+        "audio": {"input": {"transcription": {"model": "x"}, "turn_detection": {"type": "server_vad"}}},
+    }
+    session = new_session()
+    session.on_event(json.dumps({"type": "session.update", "session": update}).encode())
+    assert session.events[-1]["type"] == "session.updated", session.events[-1]
+    session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(4)}).encode())
+    speech, silence = (0.9,) * 20, (0.0,) * 8
+    at, texts = 0, iter(("one two", "three", "four."))
+    for values in (speech, silence, speech, silence, speech, silence, silence):
+        at += len(values) * FRAME
+        session.on_activity(Activity(values, at))
+        for work in [work for work in session.work if isinstance(work, Utterance)]:
+            session.work.remove(work)
+            session.on_transcript(Transcript(work.run, next(texts)))
+            session.on_transcript(Transcript(work.run, last=True))
+    names = [event["type"].removeprefix("conversation.item.input_audio_") for event in session.events]
+    marks = [name for name in names if name.startswith("transcription") or name.endswith("committed")]
+    assert marks == [
+        *["transcription.delta"] * 3,
+        "input_audio_buffer.committed",
+        "transcription.completed",
+    ]
+    deltas = [event["delta"] for event in session.events if event["type"].endswith("transcription.delta")]
+    assert "".join(deltas) == session.events[-1]["transcript"] == "one two three four."
+    for event in session.events:
+        check_event(event)
+
+
 def test_too_many_events_behind_a_commit_are_errors() -> None:
     session = new_session()
     session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(1)}).encode())

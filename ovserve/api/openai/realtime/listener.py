@@ -17,6 +17,8 @@ from ovserve.errors import OvserveError, public
 COMMIT_EMPTY = "input_audio_buffer_commit_empty"
 TRANSCRIPTION = "conversation.item.input_audio_transcription."
 ROOM_SECONDS = 600.0  # of audio that has come faster than it is looked at
+CARRIED_CHARACTERS = 200  # of a turn, given to the model as the prompt of its next part
+FIRST_CJK = "\u2e80"
 MAX_LATER = 1000  # events that wait for a commit
 COMMIT, APPEND = "input_audio_buffer.commit", "input_audio_buffer.append"
 
@@ -56,14 +58,24 @@ class _Speech:
     def __init__(self, item_id: str, start: int) -> None:
         self.item_id = item_id
         self.start = start
-        self.run: Run | None = None  # what writes it down, begun in a pause if the turn may end there
+        self.begin = start  # of the part that is written down next
+        self.end = start  # of the part that was last
+        self.runs: list[Run] = []  # what writes it down, begun in a pause if the turn may end there
         self.text = ""
-        self.heard = False  # the transcript is complete
         self.committed = False
         self.sent = 0  # characters that were sent as deltas
         self.seconds = 0.0
         self.responds = False  # a response follows if there is text
         self.error: OvserveError | None = None
+        self._writer: Run | None = None  # of the last text
+
+    def add(self, run: Run, text: str) -> None:
+        """Add text of a part; between parts stands a blank, in scripts that have some."""
+        if text and run is not self._writer:
+            blank = self._writer is not None and self.text and self.text[-1] < FIRST_CJK
+            self.text += " " if blank else ""
+            self._writer = run
+        self.text += text
 
 
 class Listener:
@@ -75,8 +87,8 @@ class Listener:
         self._speech: _Speech | None = None  # the open turn
         self._speeches: dict[str, _Speech] = {}  # by the run that writes them down
         self._looked = 0  # samples whose activity is known
-        # Commits until the audio before them was looked at, and what came after them: the sample that has to be
-        # known, the end of the buffer when the event came, and the event.
+        # Commits until the audio before them was looked at, and what came after them: the sample that has to
+        # be known, the end of the buffer when the event came, and the event.
         self._later: deque[tuple[int, int, Json]] = deque()
         self._came_at: int | None = None  # the end of the buffer when the event at hand came, if that waited
         self._detector = self._new_detector()
@@ -109,8 +121,8 @@ class Listener:
 
     def close(self) -> None:
         for speech in self._speeches.values():
-            if speech.run is not None:
-                speech.run.cancel()
+            for run in speech.runs:
+                run.cancel()
 
     def on_activity(self, activity: Activity) -> None:
         """Handle the probabilities of speech of audio that was sent as `Sound`."""
@@ -134,12 +146,16 @@ class Listener:
         speech = self._speeches.get(transcript.run.id)
         if speech is None or transcript.run.cancelled:
             return
-        speech.text += transcript.text
-        if speech.committed:
+        speech.add(transcript.run, transcript.text)
+        if speech.committed or self._host.only_writes:
             self._send_delta(speech)
         if not transcript.last:
             return
-        speech.heard, speech.error = True, transcript.error
+        del self._speeches[transcript.run.id]
+        speech.runs.remove(transcript.run)
+        speech.error = speech.error or transcript.error
+        if speech.runs:
+            return
         if speech.committed:
             self._transcribed(speech)
         elif self._detector is not None:
@@ -218,6 +234,8 @@ class Listener:
             return
         elif turn.kind == "paused":
             self._write_down(speech, turn.at)
+        elif turn.kind == "resumed" and self._host.only_writes:
+            speech.begin = speech.end  # what was said before the pause is a delta already, or will be
         elif turn.kind == "resumed":
             self._stop_writing(speech)
         else:
@@ -242,26 +260,29 @@ class Listener:
         self.heard_ms += audio_ms
         speech.committed, speech.seconds = True, audio_ms / 1000
         speech.responds = responds and not self._host.only_writes
-        if speech.run is None:
+        if speech.begin == speech.end:  # not paused, or resumed since
             self._write_down(speech, end)
         self._buffer.drop(end)
-        if speech.heard:
+        if not speech.runs:
             self._send_delta(speech)
             self._transcribed(speech)
 
     def _write_down(self, speech: _Speech, end: int) -> None:
         config = self._input.transcription
-        speech.run, speech.text, speech.heard, speech.sent = Run(new_id("hear")), "", False, 0
-        self._speeches[speech.run.id] = speech
+        run = Run(new_id("hear"))
+        speech.runs.append(run)
+        speech.end = end
+        self._speeches[run.id] = speech
         language, prompt = (config.language or "", config.prompt or "") if config else ("", "")
         language = self._host.abilities.language(language) if language else ""
-        self._host.work.append(Utterance(speech.run, self._buffer.audio(speech.start, end), language, prompt))
+        audio = self._buffer.audio(speech.begin, end)
+        self._host.work.append(Utterance(run, audio, language, prompt or speech.text[-CARRIED_CHARACTERS:]))
 
     def _stop_writing(self, speech: _Speech) -> None:
-        if speech.run is not None:
-            speech.run.cancel()
-            self._speeches.pop(speech.run.id, None)
-            speech.run, speech.text, speech.heard = None, "", False
+        for run in speech.runs:
+            run.cancel()
+            self._speeches.pop(run.id, None)
+        speech.runs, speech.text, speech.end, speech.sent = [], "", speech.begin, 0
 
     def _send_delta(self, speech: _Speech) -> None:
         text = speech.text[speech.sent :]
@@ -276,8 +297,6 @@ class Listener:
         )
 
     def _transcribed(self, speech: _Speech) -> None:
-        assert speech.run is not None
-        del self._speeches[speech.run.id]
         known: Json = {"item_id": speech.item_id, "content_index": 0}
         text = speech.text.strip()
         error = public(speech.error) if speech.error is not None else None
@@ -330,11 +349,12 @@ class Listener:
     def hear_item(self, item: Item, audio: bytes) -> None:
         """Have audio that came in an item written down; `audio`: at 16 kHz."""
         speech = _Speech(item.id, 0)
-        speech.committed, speech.run = True, Run(new_id("hear"))
-        self._speeches[speech.run.id] = speech
+        run = Run(new_id("hear"))
+        speech.committed, speech.runs = True, [run]
+        self._speeches[run.id] = speech
         speech.seconds = len(audio) / 2 / RATE
         self.heard_ms += _ms(len(audio) // 2)
-        self._host.work.append(Utterance(speech.run, audio))
+        self._host.work.append(Utterance(run, audio))
 
     def _new_detector(self) -> TurnDetector | None:
         config = self._input.turn_detection
