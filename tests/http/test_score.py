@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import openai
 import pytest
 import requests
 
+from ovserve.access.keys import entry_text
 from tests.conftest import Server, start_process
 from tests.encoders import answers, graph, tiny
 
@@ -256,3 +258,31 @@ def test_capabilities_metrics_and_openapi(server: Server) -> None:
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(values['ovserve_score_pairs_total{name="bert"}']) == before + 2
     assert float(values['ovserve_classify_inputs_total{name="bert-labels"}']) > 0
+
+
+def test_keys_and_their_tokens_count(tmp_path: Path) -> None:
+    """Each call has its tokens off the key, and the one after the limit waits for the next minute."""
+    for name, kind in (("bert", "Rerank"), ("bert-labels", "Classification")):
+        tiny(name, tmp_path / "graphs" / name)
+        (tmp_path / "graphs" / name / "graph.pbtxt").write_text(graph("./", F32, kind=kind))
+    keys = tmp_path / "keys.toml"
+    entries = (entry_text(name, f"key-of-{name}-0123") + "tokens_per_minute = 12\n" for name in "ab")
+    keys.write_text("".join(entries))
+    server = start_process("--graphs_dir", str(tmp_path / "graphs"), "--api_keys_file", str(keys))
+    try:
+        for key, endpoint, body in (
+            ("key-of-a-0123", "score", {"model": "bert", "text_1": "the ship", "text_2": "oil"}),
+            ("key-of-b-0123", "classify", {"model": "bert-labels", "input": "the ship"}),
+        ):
+            url = f"{server.v3}/{endpoint}"
+            assert httpx.post(url, json=body, timeout=60).status_code == 401
+            spent = 0
+            while spent < 12:
+                answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+                assert answer.status_code == 200, answer.text
+                spent += answer.json()["usage"]["total_tokens"]
+            answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+            assert answer.status_code == 429, answer.text
+            assert "tokens" in answer.json()["error"]["message"]
+    finally:
+        server.stop()
