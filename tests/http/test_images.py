@@ -159,7 +159,7 @@ async def test_a_text_model_refuses_images(
         (image("data:image/png;base64,AAAA"), "messages[0].content[0].image_url.url: the image cannot be read: it is not an image"),
         (image("https://example.org/cat.png"), "messages[0].content[0].image_url.url: URLs are not allowed"),
         (image("/etc/passwd"), "messages[0].content[0].image_url.url: files are not allowed"),
-        ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].type: expected one of text"),
+        ({"type": "input_video", "input_video": {}}, "messages[0].content[0].type: expected one of text"),
         ({"type": "video_url"}, "messages[0].content[0].type: expected one of text"),
     ],
 )  # fmt: skip
