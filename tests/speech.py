@@ -48,8 +48,8 @@ class Random:
         return drawn + 1 if name.endswith("norm.weight") else drawn
 
 
-def tiny_whisper(directory: Path) -> Path:
-    """A model of 0.5 MB in OpenVINO IR form, which hears random letters."""
+def tiny_whisper(directory: Path, *, speakable: bool = False) -> Path:
+    """A model of 0.5 MB in OpenVINO IR form, which hears random signs; with `speakable` letters and digits."""
     import openvino as ov
 
     from ovserve.kinds.speech.files import NETWORKS
@@ -87,7 +87,7 @@ def tiny_whisper(directory: Path) -> Path:
         "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "vocab": ids, "merges": ["t h"]},
     }
-    generation = {
+    generation: dict[str, Any] = {
         "alignment_heads": [[1, 0]],
         "bos_token_id": added["<|endoftext|>"],
         "eos_token_id": added["<|endoftext|>"],
@@ -102,6 +102,8 @@ def tiny_whisper(directory: Path) -> Path:
         "suppress_tokens": [*range(94, 257), *list(added.values())[1:]],  # ASCII and the end are left
         "max_initial_timestamp_index": 50,
     }
+    if speakable:
+        generation["suppress_tokens"] += [i for i in range(94) if not chr(33 + i).isalnum()]
     features = {
         "feature_size": 80,
         "sampling_rate": RATE,

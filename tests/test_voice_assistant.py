@@ -67,7 +67,7 @@ TEXTS = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The shipped graph with tiny models of the three kinds."""
     place = tmp_path_factory.mktemp("assistant")
-    tiny_whisper(place / "ears")
+    tiny_whisper(place / "ears", speakable=True)
     tiny_voice(place / "mouth", work=8)
     (place / "model.script.json").write_text(json.dumps(SCRIPT))
     shutil.copytree(GRAPH, place / "graph")
