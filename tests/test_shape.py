@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 751,
-    "lines": 101_160,
+    "lines": 101_170,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 20,

@@ -245,12 +245,14 @@ class RealtimeSpeakCalculator(EngineCalculator):
 
     async def _say(self, cc: Context, answer: Answer, manner: Manner, text: str) -> None:
         """Send each sentence with its audio. The sentences that are spoken are the text in other blanks."""
+        from ovserve.calculators.realtime_codec import without_lead  # numpy, as below
+
         parts = speak(cc[self.mouth], text, manner.voice, manner.speed)
         shown = text
         async with aclosing(parts):
             async for _, audio in parts:
                 if not self.sounded:
-                    audio, self.sounded = _without_lead(audio, cc[self.mouth].model.sample_rate), True
+                    audio, self.sounded = without_lead(audio, cc[self.mouth].model.sample_rate), True
                 data = self.encode(audio, False)
                 part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)
                 await self._send(cc, part)
@@ -261,12 +263,6 @@ class RealtimeSpeakCalculator(EngineCalculator):
         cc.send(self.spoken, answer, self.at)
         self.at += 1
         await cc.flush()
-
-
-def _without_lead(audio: bytes, rate: int) -> bytes:
-    from ovserve.calculators.realtime_codec import without_lead  # numpy, as below
-
-    return without_lead(audio, rate)
 
 
 def _mouth(rate: int, manner: Manner) -> Callable[[bytes, bool], bytes]:

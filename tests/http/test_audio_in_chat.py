@@ -174,6 +174,12 @@ def test_what_cannot_be_heard_is_an_error_that_names_it(
     assert why in caught.value.message
 
 
+def test_parts_have_a_bound(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="65 parts of audio, of at most 64") as caught:
+        ask(client, [part(wav(samples()[:400]))] * 65)
+    assert caught.value.param == "messages[0].content[64].input_audio.data"
+
+
 def test_a_graph_without_ears_and_a_count_say_so(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="a graph with a speech-to-text node") as caught:
         ask(client, [part()], "deaf")

@@ -35,6 +35,8 @@ from ovserve.sandbox.templates.pool import TemplatePool
 
 log = logging.getLogger(__name__)
 
+MAX_AUDIO = 64  # parts of a request: each takes its turn in the speech engine
+
 
 @dataclass(frozen=True)
 class LlmResources(AuthorLlm):
@@ -67,6 +69,12 @@ class LlmResources(AuthorLlm):
         one that has none."""
         if not files:
             return conversation
+        audio = [file for file in files if file.audio]
+        if len(audio) > MAX_AUDIO:
+            param = audio[MAX_AUDIO].param
+            raise InvalidArgument(
+                f"{param}: {len(audio)} parts of audio, of at most {MAX_AUDIO}", param=param
+            )
         documents = iter(await self.media.read([file for file in files if not file.audio]))
         texts = [await _heard(file, speech) if file.audio else next(documents) for file in files]
         large = isinstance(conversation, EncodedConversation)

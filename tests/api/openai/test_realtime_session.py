@@ -422,8 +422,16 @@ def test_too_many_events_behind_a_commit_are_errors() -> None:
     for _ in range(MAX_LATER):
         session.on_event(b'{"type": "response.cancel"}')
     assert session.events[-1]["error"]["code"] == "too_many_events"
+    session.on_event(b'{"type": "input_audio_buffer.commit"}')
+    assert session.events[-1]["error"]["code"] == "too_many_events"
     session.on_activity(Activity((0.0,) * 31, 16_000))
-    assert sum(event["type"] == "error" for event in session.events) == MAX_LATER + 1
+    assert sum(event["type"] == "error" for event in session.events) == MAX_LATER + 2
+    # Large ones have another bound.
+    session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(1)}).encode())
+    session.on_event(b'{"type": "input_audio_buffer.commit"}')
+    for _ in range(3):
+        session.on_event(json.dumps({"type": "response.cancel", "x": "x" * (15 << 20)}).encode())
+    assert session.events[-1]["error"]["code"] == "too_many_events"
 
 
 def test_audio_that_comes_faster_than_it_is_looked_at_is_kept() -> None:

@@ -19,7 +19,7 @@ TRANSCRIPTION = "conversation.item.input_audio_transcription."
 ROOM_SECONDS = 600.0  # of audio that has come faster than it is looked at
 CARRIED_CHARACTERS = 200  # of a turn, given to the model as the prompt of its next part
 FIRST_CJK = "\u2e80"
-MAX_LATER = 1000  # events that wait for a commit
+MAX_LATER, MAX_LATER_BYTES = 1000, 32 << 20  # events that wait for a commit, and their messages
 COMMIT, APPEND = "input_audio_buffer.commit", "input_audio_buffer.append"
 
 Work = Prompt | Sound | Utterance
@@ -90,6 +90,7 @@ class Listener:
         # Commits until the audio before them was looked at, and what came after them: the sample that has to
         # be known, the end of the buffer when the event came, and the event.
         self._later: deque[tuple[int, int, Json]] = deque()
+        self._later_bytes = 0
         self._came_at: int | None = None  # the end of the buffer when the event at hand came, if that waited
         self._detector = self._new_detector()
 
@@ -137,6 +138,8 @@ class Listener:
             _, self._came_at, event = self._later.popleft()
             self._host.handle(event)
         self._came_at = None
+        if not self._later:
+            self._later_bytes = 0
         if self._detector is not None and self._speech is None:
             self._check_idle()
             self._buffer.trim(self._looked)
@@ -169,23 +172,27 @@ class Listener:
         if audio and self._detector is not None:
             self._host.work.append(Sound(audio, self._buffer.end))
 
-    def puts_off(self, event: Json) -> bool:
-        """Return whether an event has to wait for a commit before it: a response is to have that turn.
+    def puts_off(self, event: Json, size: int) -> bool:
+        """Return whether an event of `size` bytes has to wait for a commit: a response is to have its turn.
 
         Raises EventError when too many wait.
         """
         if not self._later or event.get("type") in (COMMIT, APPEND):
             return False
-        if len(self._later) >= MAX_LATER:
-            raise fault(f"{len(self._later)} events wait for the audio before them", None, "too_many_events")
-        self._later.append((self._later[-1][0], self._buffer.end, event))
+        self._wait(self._later[-1][0], self._buffer.end, event, size)
         return True
+
+    def _wait(self, until: int, end: int, event: Json, size: int) -> None:
+        if len(self._later) >= MAX_LATER or self._later_bytes + size > MAX_LATER_BYTES:
+            raise fault(f"{len(self._later)} events wait for the audio before them", None, "too_many_events")
+        self._later.append((until, end, event))
+        self._later_bytes += size
 
     def commit(self, event: Json) -> None:
         end = self._buffer.end if self._came_at is None else self._came_at
         behind = self._later or self._looked + FRAME <= end
         if self._came_at is None and self._detector is not None and behind:
-            self._later.append((end - FRAME + 1, end, event))
+            self._wait(end - FRAME + 1, end, event, 0)
             self._host.work.append(Sound(b"", end, last=True))
             return
         speech = self._speech

@@ -100,7 +100,7 @@ class RealtimeSession:
             self._fail(fault("the message is not a JSON object", None, "invalid_event"))
             return
         try:
-            if self._listener.puts_off(event):
+            if self._listener.puts_off(event, len(data)):
                 return
         except InvalidArgument as error:
             self._fail(error)

@@ -114,8 +114,9 @@ class TensorEngine:
         """Run one inference; return its request, which is the caller's to put back, and the seconds."""
         if self._distrustful:
             self._check_shapes(tensors)
+        suspect = False  # it has failed itself, with shapes that go together
         for repeat in range(MOST_REPEATS + 1):
-            alone = repeat == MOST_REPEATS
+            alone = suspect or repeat == MOST_REPEATS
             compiled = self._compile(1) if alone else self._fitting(tensors)
             request = compiled.idle.get()
             try:
@@ -128,9 +129,9 @@ class TensorEngine:
                 self._distrustful = True
                 if alone:
                     raise _refused(error) from error
-                self._check_shapes(
-                    tensors
-                )  # right ones fail behind wrong ones of another call, noticed later
+                # Right ones may fail behind the wrong ones of another call, which is noticed later.
+                self._check_shapes(tensors)
+                suspect = True
         raise AssertionError("a compilation of its own is not broken by others")
 
     def _check_shapes(self, tensors: Given) -> None:
