@@ -187,7 +187,7 @@ def test_a_loaded_model_in_a_container(model_path: str) -> None:
         ended = json.loads(child.communicate(b"\n")[0])
     file = (directory / "openvino_model.bin").stat().st_size
     assert told["limit"] == "container"
-    assert told["left"] + told["held"] < limit
+    assert told["left"] + told["held"] < limit + (16 << 20), "read one after the other, so a page or so apart"
     assert told["cache"] < 0.6 * told["left"]
     assert told["before"] > file // 2
     assert told["after"] == 0
