@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from ovserve.engine.admission.controller import AdmissionController
+from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
@@ -107,7 +107,7 @@ class Host:
     templates: TemplatePool
     images: Media
     bodies: Bodies
-    admit: Callable[[TextClient, Mapping[str, float]], AdmissionController]
+    admit: Callable[[TextClient, Mapping[str, float]], TextAdmission]
     admit_calls: Callable[[CallClient, Mapping[str, float]], Caller]
     audio: AudioLoader
     metrics: KindMetrics  # kept across reloads

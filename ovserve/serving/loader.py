@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from ovserve.engine.admission.calls import CallAdmission
-from ovserve.engine.admission.controller import AdmissionController
 from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.model.lora import adapter_file, scaling
 from ovserve.engine.protocol.specs import LoraAdapter, Spec, TextSpec
 from ovserve.errors import LoadError
@@ -242,7 +242,7 @@ async def load_servable(
         templates,
         media,
         bodies,
-        admit=lambda engine, own: AdmissionController(engine, metrics.meter, limits.with_own(own)),
+        admit=lambda engine, own: TextAdmission(engine, metrics.meter, limits.with_own(own)),
         admit_calls=lambda engine, own: CallAdmission(engine, metrics.meter, limits.with_own(own)),
         audio=media.audio,
         metrics=metrics.kinds,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from ovserve.engine.admission.calls import CallDeadlines
+from ovserve.engine.admission.controller import Deadlines
 from tests.conftest import eventually
 
 
@@ -21,11 +21,11 @@ class Call:
 
 
 async def test_each_call_expires_at_its_own_time_and_one_that_ended_does_not() -> None:
-    deadlines, expired, now = CallDeadlines(), list[Any](), time.monotonic()
+    deadlines, expired, now = Deadlines(), list[Any](), time.monotonic()
     due = {"late": now + 0.3, "early": now + 0.1, "ended": now + 0.2, "past": now - 1, "same": now + 0.1}
     calls: dict[str, Any] = {name: Call(expired, name) for name in due}
     for name, at in due.items():
-        deadlines.add(calls[name], at)
+        deadlines.set(calls[name], at)
     deadlines.remove(calls["ended"])
     deadlines.remove(calls["ended"])
     await eventually(lambda: len(expired) == 4)
@@ -35,5 +35,5 @@ async def test_each_call_expires_at_its_own_time_and_one_that_ended_does_not() -
     assert len(expired) == 4
     assert deadlines._timer is None, "no timer without calls"
     again: Any = Call(expired, "again")
-    deadlines.add(again, time.monotonic() + 0.05)
+    deadlines.set(again, time.monotonic() + 0.05)
     await eventually(lambda: len(expired) == 5)

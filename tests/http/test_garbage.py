@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from ovserve.engine.admission.stream import GatedStream
+from ovserve.engine.admission.text import AdmittedText
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.kinds.text.response_writer import ResponseBuilder
@@ -18,7 +18,7 @@ from tests.conftest import eventually
 from tests.http.conftest import Scripted
 
 SCRIPT = json.dumps({"replies": [{"text": "hello there"}]})
-OF_A_REQUEST = (GraphResponse, GraphRun, NodeRun, GatedStream, ResponseBuilder)
+OF_A_REQUEST = (GraphResponse, GraphRun, NodeRun, AdmittedText, ResponseBuilder)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 BODIES = {
     "chat": ("chat/completions", CHAT),

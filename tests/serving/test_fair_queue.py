@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +11,7 @@ PATIENCE = 60.0
 
 
 def waiter(caller: str, tokens: int, arrived: float = 0.0, user: str = "") -> Waiter:
-    loop = asyncio.new_event_loop()
-    try:
-        return Waiter(caller, tokens, 1, arrived, user, admission=loop.create_future())
-    finally:
-        loop.close()
+    return Waiter(caller, tokens, 1, arrived, user)
 
 
 def order(queue: FairQueue, now: float = 0.0) -> list[Waiter]:

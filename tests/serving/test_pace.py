@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.engine.admission.controller import DEFAULT_ANSWER_TOKENS, ThroughputEstimator
+from ovserve.engine.admission.text import DEFAULT_ANSWER_TOKENS, ThroughputEstimator
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 

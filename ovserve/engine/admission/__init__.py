@@ -1,8 +1,7 @@
 """Admission between nodes and their engine: which requests wait, in what order, and for how long.
 
-- `controller`: text generation
-- `calls`: every other kind
+- `controller`: the queue of one engine, the rejections and the deadlines
+- `text`, `calls`: what text generation and every other kind have room for, and their admitted requests
 - `fair_queue`: the order
-- `throughput`: estimates of time
-- `limits`, `stream`: of one graph, of one request
+- `limits`: of one graph
 """

@@ -23,7 +23,7 @@ REMEMBERED = 4096  # idle callers and users remembered in a queue that is never 
 
 @dataclass(eq=False)
 class Waiter:
-    """A waiting request; `admission` is done when it may proceed."""
+    """A request that may have to wait, until `turn` is done."""
 
     caller: str
     tokens: int  # prompt tokens, estimated
@@ -32,11 +32,10 @@ class Waiter:
     user: str = ""  # the user of the caller
     weight: float = 1.0  # the caller's share, relative to others
     kept: bool = False  # part of a request that has begun: never evicted for another
-    batch: bool = False  # a line of a batch, which waits outside of the queue
+    batch: bool = False  # an admitted line of a batch, which waits outside of the queue
     admitted: bool = False  # it may proceed
-    admission: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    awaits_first_token: bool = False  # it is admitted, and its first token has not come
+    turn: asyncio.Future[None] = field(init=False)  # set when it has to wait
 
 
 class FairQueue:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ovserve.access import current_request
-from ovserve.engine.admission.controller import AdmissionController
+from ovserve.engine.admission.text import TextAdmission
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
@@ -55,7 +55,7 @@ def mean_logprob(tokens: Sequence[TokenLogprob]) -> float | None:
 class AuthorLlm:
     """The author's part of `LlmResources`."""
 
-    engine: AdmissionController
+    engine: TextAdmission
     model: ModelContext
 
     async def rendered(self, request: GenerateRequest) -> GenerateRequest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import cast
 
 from ovserve.access import current_request
-from ovserve.engine.admission.stream import GatedStream
+from ovserve.engine.admission.text import AdmittedText
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Context, Input, Output, SidePacket, calculator
 from ovserve.kinds.payload import AnswerPacket, HttpCalculator, HttpPayload
@@ -36,7 +36,7 @@ class HttpLLM(LlmCalculator, HttpCalculator):
     contexts = SidePacket("LLM_NODE_EXECUTION_CONTEXTS", object, optional=True)
 
     async def open(self, cc: Context) -> None:
-        self.stream: GatedStream | None = None
+        self.stream: AdmittedText | None = None
 
     async def process(self, cc: Context) -> None:
         payload = cc[self.http]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.admission.controller import AdmissionController
+from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import TextFacts
@@ -42,7 +42,7 @@ MAX_AUDIO = 64  # parts of a request: each takes its turn in the speech engine
 class LlmResources(AuthorLlm):
     """An engine that generates text and its model. Authors use the methods of `AuthorLlm`."""
 
-    engine: AdmissionController
+    engine: TextAdmission
     model: ModelContext
     templates: TemplatePool
     media: Media

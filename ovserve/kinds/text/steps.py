@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import cast
 
 from ovserve.access import current_request
-from ovserve.engine.admission.stream import GatedStream
+from ovserve.engine.admission.text import AdmittedText
 from ovserve.errors import ContextLengthExceeded
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
 from ovserve.kinds.resource import Transcriber
@@ -53,7 +53,7 @@ class LLMExecutor(LlmCalculator):
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
 
     async def open(self, cc: Context) -> None:
-        self.stream: GatedStream | None = None
+        self.stream: AdmittedText | None = None
 
     async def process(self, cc: Context) -> None:
         request = cc[self.request]
