@@ -406,7 +406,7 @@ def test_no_document_has_the_marks_of_a_merge() -> None:
 def test_the_readme_is_short_and_its_chart_shows_the_table() -> None:
     assert len(README.splitlines()) <= 130
     assert speed_chart.PICTURE.read_text() == speed_chart.draw(
-        *speed_chart.read_table(speed_chart.SOURCE.read_text())
+        speed_chart.read_charts(speed_chart.SOURCE.read_text())
     )
 
 
