@@ -1,9 +1,9 @@
 """Compares forms of a model's weights in the paged engine: perplexity, and CPU time of steps, alternating.
 
-    python -m benchmarks.weight_forms DIRECTORY...
+    python -m benchmarks.weight_forms DIRECTORY... [--activation_groups 32,64,128] [--tokens 1500]
 
-CPU time and not seconds, so that other work on the machine counts little. Directories have a model in OpenVINO IR
-form; the tokenizer is the first one's. The text is LICENSE.
+With `--activation_groups`, each directory is compiled with each of these sizes of groups of activations. CPU time and not seconds, so that other work on the machine counts little. Directories have a model in OpenVINO IR form;
+the tokenizer is the first one's. The text is LICENSE and docs/operations.md.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino_genai as ov_genai
 from numpy.typing import NDArray
 
-from ovserve.kinds.text.worker.paged.model import BLOCK, PagedModel
+from ovserve.kinds.text.worker.paged.model import ACTIVATION_GROUP, BLOCK, PagedModel
 
 ROOT = Path(__file__).parents[1]
-TOKENS, WINDOW = 1_500, 250
+WINDOW = 250
 BLOCKS = 400
 ROUNDS = 10
 STEPS = {f"{tokens} tokens of 1 stream": (1, tokens, 128) for tokens in (1, 2, 4, 8)} | {
@@ -30,8 +31,11 @@ STEPS["prompt of 256"] = (1, 256, 0)
 Ids = NDArray[np.int64]
 
 
-def load(directory: Path) -> PagedModel:
-    model = PagedModel(directory / "openvino_model.xml", "CPU", {"KV_CACHE_PRECISION": "bf16"})
+def load(directory: Path, group: int | None) -> PagedModel:
+    properties: dict[str, Any] = {"KV_CACHE_PRECISION": "bf16"}
+    if group is not None:
+        properties[ACTIVATION_GROUP] = group
+    model = PagedModel(directory / "openvino_model.xml", "CPU", properties)
     model.compile()
     model.allocate(BLOCKS)
     return model
@@ -65,13 +69,18 @@ def perplexity(model: PagedModel, ids: Ids) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path)
-    directories = parser.parse_args().directories
-    tokenizer = ov_genai.Tokenizer(str(directories[0]))
-    encoded = tokenizer.encode((ROOT / "LICENSE").read_text(), add_special_tokens=False)
-    ids = encoded.input_ids.data[0][:TOKENS].astype(np.int64)
-    models = [load(directory) for directory in directories]
-    for directory, model in zip(directories, models, strict=True):
-        print(f"{directory}: perplexity {perplexity(model, ids):.3f}")
+    parser.add_argument("--activation_groups", type=lambda text: [int(size) for size in text.split(",")])
+    parser.add_argument("--tokens", type=int, default=1_500)
+    chosen = parser.parse_args()
+    tokenizer = ov_genai.Tokenizer(str(chosen.directories[0]))
+    text = "".join((ROOT / name).read_text() for name in ("LICENSE", "docs/operations.md"))
+    ids = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0][: chosen.tokens].astype(np.int64)
+    models = []
+    for directory in chosen.directories:
+        for group in chosen.activation_groups or [None]:
+            models.append(load(directory, group))
+            of_group = f", activations by {group}" if group is not None else ""
+            print(f"{directory}{of_group}: perplexity {perplexity(models[-1], ids):.3f}", flush=True)
     for name, (streams, tokens, past) in STEPS.items():
         rows = np.arange(tokens - 1, streams * tokens, tokens)
         seconds: list[list[tuple[float, float]]] = [[] for _ in models]

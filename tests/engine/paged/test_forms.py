@@ -7,8 +7,10 @@ import collections
 import re
 from pathlib import Path
 
+import gguf
 import openvino
 import pytest
+from openvino import opset13 as ops
 
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.host.memory import Memory
@@ -16,9 +18,19 @@ from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.worker.paged import PagedEngine, loaded
 from ovserve.kinds.text.worker.paged import model as paged_model
-from ovserve.kinds.text.worker.paged.model import FEW_TOKENS, MEASURED_TOKENS, PagedModel, Runner
+from ovserve.kinds.text.worker.paged.model import (
+    ACTIVATION_GROUP,
+    FEW_TOKENS,
+    FILE,
+    MEASURED_TOKENS,
+    PagedModel,
+    Runner,
+    takes_wide_groups,
+)
+from ovserve.pull.run import Wanted, pull
 from tests.engine import tiny
 from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
+from tests.pull import tiny_gguf
 
 pytestmark = pytest.mark.long
 
@@ -183,3 +195,48 @@ def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str)
     with pytest.raises(InvalidArgument, match="num_assistant_tokens: 3 is not possible"):
         add(engine, 0, FACTS, num_assistant_tokens=3)
     assert not engine.busy
+
+
+def weights(kind: str, *shapes: tuple[int, ...]) -> openvino.Model:
+    """A model with constants of a type."""
+    element = getattr(openvino.Type, kind)
+    outputs = [
+        ops.result(ops.convert(ops.constant(openvino.Tensor(element, openvino.Shape(shape))), "f32"))
+        for shape in shapes
+    ]
+    return openvino.Model(outputs, [], "weights")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "wide"),
+    [
+        ("u4", [(8, 2, 128), (8, 2, 1)], True),
+        ("i4", [(8, 4, 64)], True),
+        ("u4", [(8, 2, 128), (8, 8, 32)], False),
+        ("u4", [(4, 8, 2, 128)], True),  # of experts
+        ("i8", [(16, 576)], True),
+        ("i8", [(16, 96)], False),
+        ("u8", [(16, 4, 32)], False),
+        ("f16", [(16, 128)], False),
+    ],
+)
+def test_activations_share_a_scale_where_weights_do(
+    kind: str, shapes: list[tuple[int, ...]], *, wide: bool
+) -> None:
+    assert takes_wide_groups(weights(kind, *shapes)) is wide
+
+
+@pytest.mark.parametrize(
+    ("properties", "tiles", "group"),
+    [({}, False, 64), ({}, True, None), ({"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}, False, 0)],
+)
+def test_the_group_of_activations(
+    tmp_path: Path, properties: dict[str, str], *, tiles: bool, group: int | None
+) -> None:
+    """A real model in int8; an operator's own choice stays."""
+    source = tiny_gguf.write(tmp_path / "floats.gguf", gguf.GGMLQuantizationType.F16)
+    directory = pull(Wanted(str(source), tmp_path / "r", weight_format="int8"), print)
+    model = PagedModel(directory / FILE, "CPU", properties, tiles)
+    model.compile()
+    default = openvino.Core().get_property("CPU", ACTIVATION_GROUP)
+    assert model.compiled.get_property(ACTIVATION_GROUP) == (default if group is None else group)
