@@ -20,10 +20,10 @@ from statistics import median
 import numpy as np
 import openvino
 
-from ovserve.kinds.text.worker.paged.model import BLOCK, PagedModel, Runner
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner
 
 BEFORE = 150  # tokens of each sequence
-BLOCKS = BEFORE // BLOCK + 1  # of each sequence
+BLOCKS = BEFORE // BLOCK_TOKENS + 1  # of each sequence
 STEPS = 4
 LATENCY = {"PERFORMANCE_HINT": "LATENCY"}
 

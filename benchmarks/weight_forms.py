@@ -18,7 +18,7 @@ import numpy as np
 import openvino_genai as ov_genai
 from numpy.typing import NDArray
 
-from ovserve.kinds.text.worker.paged.model import ACTIVATION_GROUP, BLOCK, PagedModel
+from ovserve.kinds.text.worker.paged.model import ACTIVATION_GROUP, BLOCK_TOKENS, PagedModel
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 250
@@ -43,7 +43,7 @@ def load(directory: Path, group: int | None) -> PagedModel:
 
 def step(model: PagedModel, ids: Ids, streams: int, tokens: int, past: int, rows: Ids) -> NDArray[np.float32]:
     """Compute `tokens` of each stream after `past`; return logits of `rows`."""
-    blocks = -(-(past + tokens) // BLOCK)
+    blocks = -(-(past + tokens) // BLOCK_TOKENS)
     runner, ends = model.runner, np.arange(streams + 1, dtype=np.int32)
     runner.bind("input_ids", ids[: streams * tokens])
     runner.bind("position_ids", np.tile(np.arange(past, past + tokens), streams))

@@ -265,7 +265,7 @@ def public(error: OvserveError) -> OvserveError:
     return error
 
 
-SOON = 1.0  # seconds until an engine that is full may have room
+RETRY_SOON_SECONDS = 1.0  # seconds until an engine that is full may have room
 
 FROM_KIND: dict[str, type[OvserveError]] = {
     "invalid_argument": InvalidArgument,
@@ -279,7 +279,7 @@ FROM_KIND: dict[str, type[OvserveError]] = {
 def from_kind(kind: str, message: str, param: str | None = None) -> OvserveError:
     """Return the error for a kind that crossed the process border as text; unknown kinds are Internal."""
     if kind == Unavailable.kind:
-        return Unavailable(message, retry_after=SOON)
+        return Unavailable(message, retry_after=RETRY_SOON_SECONDS)
     return FROM_KIND.get(kind, Internal)(message, param=param)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
-TRACE = 5  # OVMS's finest level; below DEBUG
+TRACE_LEVEL = 5  # OVMS's finest level; below DEBUG
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 FORMATS = ("text", "json")
 WRITE_SECONDS = 0.01
@@ -138,7 +138,7 @@ def setup(level: str, form: str = "text", path: str = "") -> None:
 
     Raises OSError when the file cannot be written.
     """
-    logging.addLevelName(TRACE, "TRACE")
+    logging.addLevelName(TRACE_LEVEL, "TRACE")
     # Facts of a record that no format here shows: https://docs.python.org/3/howto/logging.html#optimization
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handlers: list[logging.Handler] = [_Lines(sys.stderr)]

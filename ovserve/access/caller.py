@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ovserve.errors import PermissionDenied, RateLimited
 
-SECONDS = 86_400
+SECONDS_PER_DAY = 86_400
 
 
 class Usage(NamedTuple):
@@ -40,12 +40,12 @@ class Day:
 
     @property
     def today(self) -> int:
-        return int(self._clock() // SECONDS)
+        return int(self._clock() // SECONDS_PER_DAY)
 
     @property
     def left(self) -> float:
         """Return the seconds until the next day begins."""
-        return SECONDS - self._clock() % SECONDS
+        return SECONDS_PER_DAY - self._clock() % SECONDS_PER_DAY
 
     def current(self) -> Usage:
         """Return the usage of today."""
@@ -73,7 +73,7 @@ class Day:
 
 FIRST_SECONDS = 1.0  # while none has ended
 LONGEST_SECONDS = 60.0  # one answer of an hour must not block others for an hour
-WEIGHT = 0.3  # of the last answer in the mean
+EWMA_WEIGHT = 0.3  # of the last answer in the mean
 
 
 class Slots:
@@ -96,7 +96,7 @@ class Slots:
         """Release a slot. An answer that was rejected says nothing about their duration."""
         took = self._clock() - self._began.pop(slot)
         if answered:
-            self._mean = took if self._mean is None else self._mean + WEIGHT * (took - self._mean)
+            self._mean = took if self._mean is None else self._mean + EWMA_WEIGHT * (took - self._mean)
 
     def wait(self) -> float:
         """Return the seconds until a slot is likely to be free. Overdue answers are assumed to end evenly

@@ -35,7 +35,7 @@ import msgspec
 from ovserve.access.caller import Caller, Rights
 from ovserve.errors import InvalidArgument, LoadError
 
-SHORTEST = 16  # characters of a key that was not generated here
+MIN_KEY_CHARACTERS = 16  # characters of a key that was not generated here
 PREFIX = "ovs-"  # lets scanners for leaked secrets recognize a key
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -82,8 +82,10 @@ def check_own_key(key: str) -> None:
     """Raise InvalidArgument for a user-chosen key that cannot be sent or is easily guessed."""
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise InvalidArgument("a key consists of printable ASCII characters without spaces")
-    if len(key) < SHORTEST:
-        raise InvalidArgument(f"a key needs at least {SHORTEST} characters, this one has {len(key)}")
+    if len(key) < MIN_KEY_CHARACTERS:
+        raise InvalidArgument(
+            f"a key needs at least {MIN_KEY_CHARACTERS} characters, this one has {len(key)}"
+        )
 
 
 def entry_text(name: str, key: str) -> str:

@@ -12,7 +12,7 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, table
 from ovserve.errors import InvalidArgument, extra
 
 PROMPT = "Tell a story about a lighthouse."
-CONCURRENCY = 4
+DEFAULT_CONCURRENCY = 4
 
 
 def add_to(commands: Commands) -> None:
@@ -27,7 +27,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("url", help="base address, such as http://127.0.0.1:8000/v3")
     parser.add_argument("--model", required=True, help="name of the model")
     parser.add_argument("--requests", type=int, default=32, help="number of requests (default: 32)")
-    parser.add_argument("--concurrency", type=int, help=f"concurrent clients (default: {CONCURRENCY})")
+    parser.add_argument(
+        "--concurrency", type=int, help=f"concurrent clients (default: {DEFAULT_CONCURRENCY})"
+    )
     parser.add_argument("--rate", type=float, help="requests per second, instead of --concurrency")
     parser.add_argument(
         "--max_tokens", default="64", help="limit of each answer, or a range such as 16-256 (default: 64)"
@@ -67,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     target = Target(arguments.url, arguments.model, os.environ.get("API_KEY", ""))
-    answers, seconds = run(target, todo, arguments.concurrency or CONCURRENCY)
+    answers, seconds = run(target, todo, arguments.concurrency or DEFAULT_CONCURRENCY)
     asked = {
         k: str(v) if isinstance(v, Path) else v
         for k, v in vars(arguments).items()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 HEADER = ("NAME", "STATE", "CONTEXT", "MEMORY", "CACHE", "RUNNING", "WAITING", "TOKENS/S", "TOKENS")
 SAMPLE_SECONDS = 1.0
-SECONDS = 10.0  # for an answer
+ANSWER_TIMEOUT_SECONDS = 10.0  # for an answer
 METRIC = re.compile(r'^(\w+)\{name="((?:[^"\\]|\\.)*)"\} (\S+)$', re.MULTILINE)
 STATES = {"AVAILABLE": "green", "LOADING": "yellow", "UNLOADED": "cyan", "FAILED": "red"}
 
@@ -80,7 +80,7 @@ def _rows(
 ) -> list[list[str]]:
     rows = []
     memory = _memory(connection)
-    for model in connection.get("/v3/models", SECONDS)["data"]:
+    for model in connection.get("/v3/models", ANSWER_TIMEOUT_SECONDS)["data"]:
         name = model["id"]
         counts = now.get(name, {})
         tokens = counts.get("ovserve_generated_tokens_total", 0)
@@ -107,14 +107,14 @@ def _waiting(counts: dict[str, float]) -> float:
 
 
 def _memory(connection: Connection) -> dict[str, int]:
-    listed: list[dict[str, Any]] = connection.get("/api/ps", SECONDS)["models"]
+    listed: list[dict[str, Any]] = connection.get("/api/ps", ANSWER_TIMEOUT_SECONDS)["models"]
     return {one["name"].removesuffix(":latest"): one["size"] for one in listed}
 
 
 def _metrics(connection: Connection) -> dict[str, dict[str, float]]:
     """Return the metrics by graph; none where the server shows none."""
     try:
-        text = connection.text("/metrics", SECONDS)
+        text = connection.text("/metrics", ANSWER_TIMEOUT_SECONDS)
     except NotFound:
         return {}
     except OvserveError as error:

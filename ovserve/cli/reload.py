@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 from ovserve.cli.parser import EXIT_FAILED, Commands, table
 from ovserve.errors import InvalidArgument, LoadError
 
-TIMEOUT = 3600.0  # seconds; a reload answers when all models are loaded
+RELOAD_TIMEOUT_SECONDS = 3600.0  # seconds; a reload answers when all models are loaded
 
 
 def add_to(commands: Commands) -> None:
@@ -59,7 +59,7 @@ def read_key(file: Path | None) -> str:
 def _call(url: str, method: str, key: str) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urlopen(Request(url, method=method, headers=headers), timeout=TIMEOUT) as answer:
+        with urlopen(Request(url, method=method, headers=headers), timeout=RELOAD_TIMEOUT_SECONDS) as answer:
             return answer.status, answer.read()
     except HTTPError as error:
         return error.code, error.read()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported where needed: --help needs none of them
     from ovserve.cli.chat.conversation import Conversation
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 
 
 def add_to(commands: Commands) -> None:
@@ -105,7 +105,7 @@ def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
             out.write("\n")
             out.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_EXIT_CODE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the interpreter flushes at its end
         return 0

@@ -21,7 +21,7 @@ GOALS = {"latency": (1,), "throughput": (32,), "balanced": (1, 8, 32)}  # stream
 DEFAULT_BUDGET = "10m"
 DEFAULT_OUTPUT = "graph.tuned.pbtxt"
 UNITS = {"s": 1, "m": 60, "h": 3600}
-BAR = 24  # characters
+BAR_CHARACTERS = 24  # characters
 
 
 def add_to(commands: Commands) -> None:
@@ -155,9 +155,9 @@ class Progress:
         self._last = ""
 
     def __call__(self, part: float, text: str) -> None:
-        done, gone = round(part * BAR), part * self._seconds
+        done, gone = round(part * BAR_CHARACTERS), part * self._seconds
         if self._terminal:
-            bar = f"[{'#' * done}{'.' * (BAR - done)}] {gone:.0f} of {self._seconds:.0f} s  {text}"
+            bar = f"[{'#' * done}{'.' * (BAR_CHARACTERS - done)}] {gone:.0f} of {self._seconds:.0f} s  {text}"
             print(f"\r\x1b[2K{bar[:100]}", end="", file=sys.stderr, flush=True)  # noqa: T201
         elif (subject := text.partition(":")[0]) != self._last:
             self._last = subject

@@ -28,8 +28,8 @@ from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.serving.tokens import Tokens, tokens_of
 
-MOST = 2000
-LONGEST = 4000  # characters of one message
+MAX_LINES = 2000
+MAX_MESSAGE_CHARACTERS = 4000  # characters of one message
 
 
 class LogRing(logging.Handler):
@@ -37,7 +37,7 @@ class LogRing(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._lines: deque[dict[str, Any]] = deque(maxlen=MAX_LINES)
         self._last = 0
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class LogRing(logging.Handler):
                 "level": record.levelname,
                 "logger": record.name.removeprefix("ovserve."),
                 "request": request_id.get(),
-                "message": message[:LONGEST],
+                "message": message[:MAX_MESSAGE_CHARACTERS],
             }
         )
         if not self._news.is_set():
@@ -91,7 +91,7 @@ class LogRing(logging.Handler):
 
 
 LIVE_SECONDS = 0.5  # between two events of a graph at work
-CONFLICT = 412
+CONFLICT_STATUS = 412
 AVAILABLE, GONE = VersionState.AVAILABLE, (VersionState.UNLOADING, VersionState.END)
 
 
@@ -205,7 +205,7 @@ class Api:
         try:
             return answer(await self._graphs.apply(request.match_info["name"], asked.text, expected))
         except Changed as exc:
-            return answer({"error": {"message": str(exc), "code": "changed"}}, CONFLICT)
+            return answer({"error": {"message": str(exc), "code": "changed"}}, CONFLICT_STATUS)
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """GET: an event each half second with the counters of a graph, which is counted meanwhile."""

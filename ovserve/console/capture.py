@@ -25,7 +25,7 @@ from ovserve.log import request_id
 
 MOST = 64 << 20  # characters of all records
 MOST_OF_ONE = 8 << 20
-ENTRY = 200  # characters that an entry costs besides its text
+ENTRY_COST_CHARACTERS = 200  # characters that an entry costs besides its text
 LONGEST_TEXT = 4 << 20
 
 
@@ -87,7 +87,7 @@ class Capture:
         if record is None or record.cut:
             return
         entry = {"t": time.monotonic() - record.call.started, "stream": stream, **describe(value)}
-        cost = ENTRY + len(entry.get("text", "")) + sum(map(len, entry.get("prompts", ())))
+        cost = ENTRY_COST_CHARACTERS + len(entry.get("text", "")) + sum(map(len, entry.get("prompts", ())))
         if record.size + cost > MOST_OF_ONE:
             record.cut = True
             return

@@ -26,7 +26,7 @@ from ovserve.serving.manager import Manager
 from ovserve.serving.spec import ServableSpec
 
 MOST = 1 << 20  # bytes of a graph file
-KEPT = 20  # earlier texts per graph, for undo
+MAX_UNDO_TEXTS = 20  # earlier texts per graph, for undo
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Graphs:
         self._manager = manager
         self._write = write
         self._templates: TemplatePool | None = None
-        self._earlier: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._earlier: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MAX_UNDO_TEXTS))
 
     async def stop(self) -> None:
         if self._templates is not None:

@@ -18,7 +18,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.serving.manager import Manager
 
 ATTACH_SECONDS = 1.0  # between two looks for graphs that were loaded since
-FOREVER = 1e12
+FOREVER_SECONDS = 1e12
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class Inspector:
         self._records = Capture()
         self._attaching: asyncio.Task[None] | None = None
         if mode == "on":
-            self._begin(FOREVER)
+            self._begin(FOREVER_SECONDS)
 
     async def stop(self) -> None:
         if self._attaching is not None:
@@ -96,7 +96,7 @@ class Inspector:
         return {
             "mode": self._mode,
             "active": records.active,
-            "seconds_left": left if left < FOREVER / 2 else None,
+            "seconds_left": left if left < FOREVER_SECONDS / 2 else None,
             "records": len(records.records),
             "bytes": records.size,
         }

@@ -17,7 +17,7 @@ from ovserve.access.caller import Caller
 from ovserve.access.request_context import RequestContext
 from ovserve.errors import NotFound
 
-MOST = 500
+MAX_REQUESTS = 500
 CONSOLE = "/console"
 HIDDEN = {  # polled by pages and probes
     "/", "/metrics", "/health", "/v1/health", "/v3/health", "/v2/health/live", "/v2/health/ready",
@@ -98,7 +98,7 @@ class RequestLog:
         key = ended.request_id, call.caller
         self._rows.pop(key, None)  # a client may send one id twice: the last one counts
         self._rows[key] = Row(self._last, time.time(), ended)
-        if len(self._rows) > MOST:
+        if len(self._rows) > MAX_REQUESTS:
             self._rows.popitem(last=False)
         self._news.set()
 
@@ -113,7 +113,7 @@ class RequestLog:
         if row is None and caller.rights.admin:
             row = next((r for r in reversed(self._rows.values()) if r.ended.request_id == id_), None)
         if row is None:
-            raise NotFound(f"request {id_!r} is not among the last {MOST}")
+            raise NotFound(f"request {id_!r} is not among the last {MAX_REQUESTS}")
         return row
 
     async def wait(self, number: int) -> None:

@@ -27,7 +27,7 @@ from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.serving.manager import Manager
 
-EXCERPT = 300  # characters
+EXCERPT_CHARACTERS = 300  # characters
 
 
 def summary(value: Any) -> str:
@@ -79,8 +79,8 @@ def excerpt(value: Any) -> str:
     """Return the beginning of what a person reads of a packet."""
     description = describe(value)
     if "parts" in description:
-        return "".join(part.get("text", "") for _, part in description["parts"])[:EXCERPT]
-    return str(description.get("text") or " ".join(description.get("prompts", ())))[:EXCERPT]
+        return "".join(part.get("text", "") for _, part in description["parts"])[:EXCERPT_CHARACTERS]
+    return str(description.get("text") or " ".join(description.get("prompts", ())))[:EXCERPT_CHARACTERS]
 
 
 LEAST_SECONDS = 1e-6  # the upper bound of the first bucket of call times

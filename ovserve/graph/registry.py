@@ -23,7 +23,7 @@ from ovserve.graph.pbtxt.schema import NOT_IN_CPP
 
 ENTRY_POINT_GROUP = "ovserve.calculators"
 _MARK = "__calculator_name__"
-MISTYPED = 0.92  # similarity from which a name is certainly another one with a mistake
+MISTYPED_SIMILARITY = 0.92  # similarity from which a name is certainly another one with a mistake
 
 C = TypeVar("C", bound=type[Calculator])
 
@@ -119,6 +119,6 @@ class Registry:
         """Return the error message for an unknown calculator: the nearest name, or what there is instead."""
         near = difflib.get_close_matches(name, self._classes, n=1)
         said = f"{name!r} is not known" + (f" (did you mean {near[0]}?)" if near else "")
-        if difflib.get_close_matches(name, near, cutoff=MISTYPED):
+        if difflib.get_close_matches(name, near, cutoff=MISTYPED_SIMILARITY):
             return said
         return f"{said}; {NOT_IN_CPP} (docs/calculators.md); known: {', '.join(self.names)}"

@@ -43,7 +43,7 @@ from ovserve.log import request_id
 from ovserve.protos import kserve_pb2 as pb
 
 SMALL = 64 * 1024  # bytes outside of raw tensors, or of elements that are read one by one
-FIELDS = 4096  # top-level fields of a message
+MAX_FIELDS = 4096  # top-level fields of a message
 RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -60,7 +60,7 @@ def read_infer(data: bytes) -> pb.ModelInferRequest | bytes:
 
 def _is_light(data: bytes) -> bool:
     at, other, end = 0, 0, len(data)
-    for _ in range(FIELDS):
+    for _ in range(MAX_FIELDS):
         if at >= end:
             return True
         begin = at

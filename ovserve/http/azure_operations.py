@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ovserve.api.azure.errors import UNPROCESSABLE, AzureError
+from ovserve.api.azure.errors import UNPROCESSABLE_STATUS, AzureError
 from ovserve.api.azure.info import ModelInfo
 from ovserve.api.azure.shape import CHAT, DEPLOYMENTS, EMBEDDINGS, FOUNDRY, FOUNDRY_INFO, INFO, VERSION
 from ovserve.api.openai import completions
@@ -22,7 +22,7 @@ _CHAT = dataclasses.replace(
     path=CHAT,
     summary="Azure AI Model Inference's chat if the request is Azure's, else as /v3/chat/completions.",
     error=(AzureError, ErrorBody),
-    statuses=(UNPROCESSABLE,),
+    statuses=(UNPROCESSABLE_STATUS,),
     query=_QUERY,
     optional=("model",),
 )
@@ -54,7 +54,7 @@ OPERATIONS = (
         path=EMBEDDINGS[0],
         summary="Azure AI Model Inference's embeddings if the request is Azure's, else as /v3/embeddings.",
         error=(AzureError, ErrorBody),
-        statuses=(UNPROCESSABLE,),
+        statuses=(UNPROCESSABLE_STATUS,),
         query=_QUERY,
         optional=("model",),
         same_as="embeddings",

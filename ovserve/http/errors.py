@@ -30,7 +30,7 @@ from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
 from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
 from ovserve.log import request_id
 
-PATHS = 256  # whose style is remembered
+MAX_PATHS = 256  # whose style is remembered
 OLLAMA_PREFIX = "/api/"
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
@@ -155,7 +155,7 @@ def style_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) ->
     return ANTHROPIC_STYLE if VERSION in headers and _MODELS.fullmatch(path) else OPENAI_STYLE
 
 
-@lru_cache(PATHS)
+@lru_cache(MAX_PATHS)
 def _style_of_path(path: str) -> ApiStyle | None:
     """Return the style where the path alone decides, else None."""
     if path.startswith(PLAIN_PREFIXES) or _TENSORFLOW.fullmatch(path):

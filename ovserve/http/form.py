@@ -31,7 +31,7 @@ from ovserve.kinds.payload import UploadedFile
 from ovserve.kinds.speech.api import form_body
 from ovserve.sandbox.bodies import Head
 
-LINE = 256  # what reading a line costs besides its bytes, in bytes
+LINE_COST_BYTES = 256  # what reading a line costs besides its bytes, in bytes
 MOST_LINES = 16_384  # around the parts: 64 parts with 128 headers have 8,384
 
 
@@ -50,7 +50,7 @@ class FormContent:
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
         self._lines += 1
-        self._since_turn += LINE
+        self._since_turn += LINE_COST_BYTES
         if self._lines > MOST_LINES:
             raise ValueError(f"it has more than {MOST_LINES} lines around its parts")
         return await self._counted(await self._stream.readline(max_line_length=max_line_length))

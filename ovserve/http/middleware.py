@@ -55,7 +55,7 @@ def patience(headers: Mapping[str, str]) -> float | None:
 
 
 REQUEST_ID = "x-request-id"
-LEFT = 499  # what proxies log for a disconnected client
+CLIENT_LEFT_STATUS = 499  # what proxies log for a disconnected client
 CALL = web.RequestKey(
     "CALL", RequestContext
 )  # in the request, for what aiohttp calls outside of the middleware
@@ -94,7 +94,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     usable = given and len(given) <= 128 and given.isprintable() and given.isascii()
     id_ = given if usable else f"{getrandbits(128):032x}"  # it protects nothing, and urandom() takes 2 us
     token = request_id.set(id_)
-    status = LEFT
+    status = CLIENT_LEFT_STATUS
     sent: int | None = None
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
@@ -110,7 +110,9 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         status = response.status
     finally:
         status = request.get(ANSWERED, status)  # also if the client left right after the last piece
-        if call.failure is not None and status != LEFT:  # it was already sent: the log has the failure's
+        if (
+            call.failure is not None and status != CLIENT_LEFT_STATUS
+        ):  # it was already sent: the log has the failure's
             sent, status = status, style.answer(call.failure).status
         request.app[METRICS].responses[sent or status] += 1
         request.app[ACCESS_LOG].log(

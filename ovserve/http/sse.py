@@ -32,7 +32,9 @@ from ovserve.serving.graph_response import GraphResponse
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
 MOST_UNSENT = 1 << 16  # bytes of one answer that wait for its client; the event loop's own limit too
-PIECE = 512  # bytes that a piece counts for besides its own, so that small ones do not fill a turn with work
+PIECE_COST_BYTES = (
+    512  # bytes that a piece counts for besides its own, so that small ones do not fill a turn with work
+)
 ANSWERED = web.RequestKey(
     "ANSWERED", int
 )  # in the request: the status of a stream that is written to its end
@@ -136,7 +138,7 @@ class EventStream:
             self._room = self._response.room()
             self._loop.call_soon(self._flush)
         self._pieces.append(piece)
-        self._room -= len(piece) + PIECE
+        self._room -= len(piece) + PIECE_COST_BYTES
         return self._room > 0
 
     async def drain(self) -> None:

@@ -23,7 +23,9 @@ import re
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-CONTEXT = 6  # ids; must reach back to the first byte of an unfinished character, which is three at most
+CONTEXT_TOKENS = (
+    6  # ids; must reach back to the first byte of an unfinished character, which is three at most
+)
 MAX_HELD = 3
 
 
@@ -47,7 +49,7 @@ class TokenWindow:
         start = len(context_text) - self._held
         tail = whole_text[-MAX_HELD:]
         self._held = min(len(tail) - len(tail.rstrip(REPLACEMENT)), len(whole_text) - start)
-        self._context = (self._context + self.pending)[-CONTEXT:]
+        self._context = (self._context + self.pending)[-CONTEXT_TOKENS:]
         self.pending = []
         return whole_text[start : len(whole_text) - self._held]
 
@@ -58,8 +60,8 @@ class TokenWindow:
 
 
 Rows = list[list[int]]
-ROW = 16
-BATCH = 4096
+ROW_TOKENS = 16
+BATCH_TOKENS = 4096
 BYTE_TOKEN = re.compile(rb"<0x([0-9A-F]{2})>")  # SentencePiece's
 PROBE = "é日本語 🎉👩‍🚀 ż .,!? 's n't"
 
@@ -104,7 +106,11 @@ def validate(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) 
     length."""
     table = {id_: token for token, id_ in vocabulary.items()}
     singles = [[id_] for id_ in table]
-    texts = [text for at in range(0, len(singles), BATCH) for text in decode(singles[at : at + BATCH])]
+    texts = [
+        text
+        for at in range(0, len(singles), BATCH_TOKENS)
+        for text in decode(singles[at : at + BATCH_TOKENS])
+    ]
     for errors in ("ignore", "replace"):
         candidate = TokenBytes(table, errors)
         if candidate.decode(singles) == texts and _agree_on_rows(candidate, vocabulary, decode):
@@ -117,7 +123,7 @@ def _agree_on_rows(
 ) -> bool:
     whole = [id_ for token, id_ in vocabulary.items() if b"\xef\xbf\xbd" not in token and _is_text(token)]
     random.Random(0).shuffle(whole)
-    rows = [whole[at : at + ROW] for at in range(0, len(whole) - ROW, ROW)]
+    rows = [whole[at : at + ROW_TOKENS] for at in range(0, len(whole) - ROW_TOKENS, ROW_TOKENS)]
     if rows and candidate.decode(rows) != decode(rows):
         return False
     probe = [vocabulary.get(bytes([byte])) for byte in PROBE.encode()]

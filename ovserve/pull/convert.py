@@ -40,7 +40,7 @@ CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
 MEMORY_TO_COMPRESS = (
     2.0  # memory for compressing a network, over its size; 1.7 for 0.5 B parameters in 16 bits
 )
-GROWTH = 1.5  # disk for rewriting a network, over its size
+REWRITE_DISK_RATIO = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
 ROUND = "round"  # a step of kinds/text/worker/gguf/convert.py alone
@@ -188,7 +188,9 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
             continue
         try:
             size = network.with_suffix(".bin").stat().st_size
-            require(directory, size * (GROWTH if INT8_OUTPUT in steps else 1), "rewriting the weights")
+            require(
+                directory, size * (REWRITE_DISK_RATIO if INT8_OUTPUT in steps else 1), "rewriting the weights"
+            )
             if compresses:
                 check_memory(size * MEMORY_TO_COMPRESS, f"compressing {network}", memory())
             changed = _run(REWRITE, [str(network), *steps], network, network)

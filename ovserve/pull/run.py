@@ -298,7 +298,7 @@ def _convert_for_serving(file: Path, repository: Path, say: Say, available: Memo
 def _is_beside_its_conversion(file: Path) -> bool:
     """Return whether `pull` has kept the file next to what it was converted to."""
     known, network = record.read(file.parent), file.parent / MAIN
-    current = known.converted and known.conversion == record.CONVERSION and network.is_file()
+    current = known.converted and known.conversion == record.CONVERSION_VERSION and network.is_file()
     return current and gguf_models(file.parent) == [file] and _changed_at(file) <= _changed_at(network)
 
 

@@ -41,7 +41,7 @@ SIDE_FILES = {
     "tokenizer.json": "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
 }
 FORMS = ("model.safetensors", "model.bin")
-DISK = 3.0  # times the weights: they, a piece of them, and what they become
+DISK_RATIO = 3.0  # times the weights: they, a piece of them, and what they become
 
 
 def fetch(directory: Path, *, again: bool, say: Say) -> Path:
@@ -49,7 +49,7 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
     if not again and not missing_speech_files(directory):
         say(f"{directory / DECODER} is there")
         return directory
-    require(directory, WEIGHTS.size * DISK, f"fetching {NAME}")
+    require(directory, WEIGHTS.size * DISK_RATIO, f"fetching {NAME}")
     source = directory / ".source"
     source.mkdir(parents=True, exist_ok=True)
     if not packaged.is_right(source / WEIGHTS.file, WEIGHTS):

@@ -30,7 +30,7 @@ WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # each head of a token has a scale and a zero point too, 8 bytes for 128 numbers.
 PRECISIONS = {"u8": 1.0625, "i8": 1.0625, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
 GIGABYTE = 1 << 30
-OVERHEAD = 1.2  # memory of a loaded model per byte of its weights, where its form is unknown
+MEMORY_RATIO = 1.2  # memory of a loaded model per byte of its weights, where its form is unknown
 LIBRARY_OVERHEAD = 2.5  # of a .gguf file that the library reads itself: 2.9 at 3 B parameters, 2.5 at 8 B
 PROCESS_BYTES = 128 << 20  # of an engine process besides its model
 RESERVE_BYTES = 256 << 20  # that a load leaves: with less, an engine rejects requests
@@ -62,7 +62,7 @@ def estimate(spec: Spec) -> LoadEstimate:
     mapping = sum(weights(path) for path in spec.model_paths)
     process = 0 if spec.hosted else PROCESS_BYTES
     if not isinstance(spec, TextSpec | StatefulTextSpec):
-        return LoadEstimate(int(mapping * OVERHEAD) + process, mapping)
+        return LoadEstimate(int(mapping * MEMORY_RATIO) + process, mapping)
     resident, disk = process, 0
     for path in spec.model_paths:
         if not path.endswith(".gguf"):

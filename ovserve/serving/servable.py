@@ -28,7 +28,7 @@ from ovserve.serving.endpoints import matches
 from ovserve.serving.engines import AnyEngine
 from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.interface import Interface, http_streams
-from ovserve.serving.status import VERSION
+from ovserve.serving.status import GRAPH_VERSION
 from ovserve.telemetry.counters import REST, Front, ModelMetrics
 
 
@@ -61,7 +61,7 @@ class Servable:
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while `running` is 0
     ended: bool = False  # it is about to stop, so sessions that are still open end
     limits: Limits = field(default_factory=Limits)  # the server's
-    version: str = str(VERSION)
+    version: str = str(GRAPH_VERSION)
     parent: str = ""  # of a LoRA adapter: the servable whose model it changes
     model: PlainModel | None = None  # of a plain model, whose graph is one node around it
 

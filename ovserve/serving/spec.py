@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ovserve.kinds.tensors.spec import TensorSpec
-from ovserve.serving.status import VERSION
+from ovserve.serving.status import GRAPH_VERSION
 
 GRAPH_FILE = "graph.pbtxt"
 
@@ -42,7 +42,7 @@ class ServableSpec:
     origin: str = field(default="", compare=False)
     fault: str = ""
     model: TensorSpec | None = None
-    version: int = VERSION
+    version: int = GRAPH_VERSION
     plain: bool = False
     text: str = ""
     adapter: AdapterOf | None = None

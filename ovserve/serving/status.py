@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-VERSION = 1  # of every graph, as in OVMS; another version is not found
+GRAPH_VERSION = 1  # of every graph, as in OVMS; another version is not found
 
 
 class VersionState(IntEnum):
@@ -37,7 +37,7 @@ class ServableStatus:
     state: VersionState
     error_code: str = "OK"
     reason: str = ""
-    version: int = VERSION
+    version: int = GRAPH_VERSION
     revision: int = 0
     since: int = 0
     plain: bool = False  # a version of a plain model

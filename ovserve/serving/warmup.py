@@ -25,7 +25,7 @@ from ovserve.serving.spec import ServableSpec
 
 WARMUP_FILE = "warmup.jsonl"
 MOST_BYTES, MOST_LINES = 32 << 20, 1000
-SHOWN = 300  # characters of an answer that is an error
+MAX_SHOWN_CHARACTERS = 300  # characters of an answer that is an error
 INFER = "infer"
 ENDPOINTS = (  # of bodies without a url, by a field that they have
     ("messages", "chat/completions"),
@@ -99,7 +99,7 @@ async def _send(servable: Servable, line: bytes) -> None:
     async with servable.start(HttpPayload(endpoint, encoded)) as answer:
         first = await answer.first()
         if first.status >= 400:
-            text = first.body.decode("utf-8", "replace")[:SHOWN]
+            text = first.body.decode("utf-8", "replace")[:MAX_SHOWN_CHARACTERS]
             raise LoadError(f"{endpoint} answered with status {first.status}: {text}")
         more = first.more
         while more:

@@ -92,7 +92,7 @@ def _words(number: int, count: int, chance: random.Random) -> str:
 
 EVENT = b"data: "
 DONE = b"[DONE]"
-TIMEOUT = 600.0  # seconds without data
+SILENCE_TIMEOUT_SECONDS = 600.0  # seconds without data
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Target:
     def connect(self) -> HTTPConnection:
         parts = urlsplit(self.url)
         make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return make(parts.hostname or "", parts.port, timeout=TIMEOUT)
+        return make(parts.hostname or "", parts.port, timeout=SILENCE_TIMEOUT_SECONDS)
 
 
 def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Sample], float]:

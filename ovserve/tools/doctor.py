@@ -65,7 +65,7 @@ MEGABYTE = 1 << 20
 LITTLE_MEMORY, NO_MEMORY = 4 << 30, 1 << 30  # a model of 1.5 B parameters in 4 bits and its cache; any model
 LITTLE_SHARED = 256 << 20  # a container's default is 64 MB, less than one large tensor
 FORMS = ("Q4_0", "Q4_K_M", "Q8_0")
-BUSY = 1.0  # running processes per core
+MAX_LOAD_PER_CORE = 1.0  # running processes per core
 
 # From fast to slow; the first one that a processor has is shown.
 INSTRUCTIONS = (
@@ -168,7 +168,7 @@ def check_files(limit: int, connections: int) -> Finding:
 
 def check_load(load: float, threads: int) -> Finding:
     shown = f"{load:.1f} running processes for {threads} threads"
-    if load > threads * BUSY:
+    if load > threads * MAX_LOAD_PER_CORE:
         return Finding("load", "slow", shown, "other programs take the cores that inference needs")
     return Finding("load", "ok", shown)
 
@@ -192,7 +192,7 @@ def _governor(system: Path) -> str:
 
 
 LIBRARIES = ("openvino", "openvino-genai", "openvino-tokenizers")
-SECONDS = 60.0  # to import OpenVINO and ask its plugins, on a busy machine
+PROBE_TIMEOUT_SECONDS = 60.0  # to import OpenVINO and ask its plugins, on a busy machine
 EXTRAS = (
     ("uvloop", "fast", "slow", "the event loop costs more CPU per token"),
     ("huggingface_hub", "hub", "warning", "`ovserve pull OWNER/NAME` and --source_model cannot fetch models"),
@@ -253,9 +253,9 @@ def read_devices() -> Devices | str:
     """Return what OpenVINO finds, or why it could not be asked."""
     command = [sys.executable, "-m", "ovserve.kinds.tensors.worker.devices"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"OpenVINO did not answer within {SECONDS:g} s"
+        return f"OpenVINO did not answer within {PROBE_TIMEOUT_SECONDS:g} s"
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"OpenVINO ended with {done.returncode}"

@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from ovserve.access import AccessLog, Caller, RequestContext, Rights
 from ovserve.access.access_log import Ended
 from ovserve.errors import LoadError, UnsupportedParameter
-from ovserve.log import TRACE, JsonFormatter, TextFormatter, request_id, setup
+from ovserve.log import TRACE_LEVEL, JsonFormatter, TextFormatter, request_id, setup
 from ovserve.telemetry.tracing import Tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -90,7 +90,7 @@ def test_to_a_file_that_is_rotated(tmp_path: Any, capsys: pytest.CaptureFixture[
     path = tmp_path / "log"
     try:
         setup("TRACE", "json", str(path))
-        logging.getLogger("ovserve.a").log(TRACE, "one")
+        logging.getLogger("ovserve.a").log(TRACE_LEVEL, "one")
         path.rename(tmp_path / "log.1")
         logging.getLogger("ovserve.a").info("two")
         assert json.loads((tmp_path / "log.1").read_text())["level"] == "TRACE"

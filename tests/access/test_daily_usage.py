@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ovserve.access import Guard
-from ovserve.access.caller import SECONDS, Caller, Day, Rights, Usage
+from ovserve.access.caller import SECONDS_PER_DAY, Caller, Day, Rights, Usage
 from ovserve.access.keys import entry_text
 from ovserve.errors import RateLimited
 from ovserve.services.responses.daily_usage import DailyUsage
@@ -22,7 +22,7 @@ KEY = "ovs-0123456789abcdef"
 
 
 class Clock:
-    now = 10 * SECONDS + 100.0
+    now = 10 * SECONDS_PER_DAY + 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -36,8 +36,8 @@ def test_a_day_ends_at_midnight() -> None:
     caller.ask()
     with pytest.raises(RateLimited, match="2 requests per day") as refused:
         caller.ask()
-    assert refused.value.retry_after == SECONDS - 100
-    clock.now += SECONDS
+    assert refused.value.retry_after == SECONDS_PER_DAY - 100
+    clock.now += SECONDS_PER_DAY
     caller.ask()
     caller.spend(100)
     with pytest.raises(RateLimited, match="100 tokens per day"):
@@ -100,7 +100,7 @@ def test_a_limit_survives_a_kill_and_is_told_in_the_form_of_each_api(tmp_path: P
         refused = httpx.post(f"{server.v3}/chat/completions", json=body, headers=headers)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        assert 0 < int(refused.headers["Retry-After"]) <= SECONDS
+        assert 0 < int(refused.headers["Retry-After"]) <= SECONDS_PER_DAY
         refused = httpx.post(f"{server.v3}/messages", json=body, headers=headers)
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
         refused = httpx.post(f"{server.url}/api/chat", json=body, headers=headers)

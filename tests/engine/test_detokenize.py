@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.llm.token_bytes import CONTEXT, MAX_HELD, TokenWindow
+from ovserve.llm.token_bytes import CONTEXT_TOKENS, MAX_HELD, TokenWindow
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -70,7 +70,7 @@ def test_invalid_bytes_are_not_withheld_for_ever(decode: Decode) -> None:
         window.push([0xFF])
         out += window.take(*map(decode, window.rows()))
         assert len(decode([0xFF] * count)) - len(out) <= MAX_HELD
-        assert len(window.rows()[0]) <= CONTEXT
+        assert len(window.rows()[0]) <= CONTEXT_TOKENS
     window.push(b"ok")
     out += window.take(*map(decode, window.rows()))
     assert out == decode(b"\xff" * 100 + b"ok")

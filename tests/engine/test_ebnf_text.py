@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.llm.grammar.text import LAST, Ranges, character_class, complement, in_string, quoted
+from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges, character_class, complement, in_string, quoted
 from tests.bytewise import Language, instances, language
 
 ASCII = [chr(code) for code in range(0x80)]
@@ -40,7 +40,7 @@ def test_a_range_begins_and_ends_at_its_bounds(subtests: pytest.Subtests) -> Non
     for char in [*SPECIAL, *WIDE]:
         with subtests.test(repr(char)):
             code = ord(char)
-            for low, high in ((code, min(code + 9, LAST)), (max(code - 9, 0), code)):
+            for low, high in ((code, min(code + 9, LAST_CHARACTER)), (max(code - 9, 0), code)):
                 expected = {other for other in OTHERS if low <= ord(other) <= high}
                 assert members(language(character_class([(low, high), *ranges("a")]))) == expected | {"a"}
             rest = character_class(complement(ranges(char, "a")))

@@ -20,9 +20,9 @@ from ovserve.kinds.encoders.worker.model import (
     matrix_bytes,
     usable_cores,
 )
-from ovserve.kinds.encoders.worker.pool import BUDGET, Job
+from ovserve.kinds.encoders.worker.pool import BATCH_TOKENS, Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.shapes import TIMES, FixedShape
+from ovserve.kinds.encoders.worker.shapes import TIMED_INFERENCES, FixedShape
 from ovserve.kinds.encoders.worker.tokens import Row
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core has one compiled model")
@@ -63,7 +63,7 @@ def test_one_client_soon_gets_all_cores_after_many_even_with_long_texts(
     run(runner, [Job([np.arange(16)]) for _ in range(64)])
     assert set(streams) == {usable_cores()}
     for _ in range(12):
-        run(runner, [Job([np.arange(BUDGET // 2 + 1)])])  # so many tokens are run without a wait
+        run(runner, [Job([np.arange(BATCH_TOKENS // 2 + 1)])])  # so many tokens are run without a wait
     assert streams[-1] == 1
 
 
@@ -158,7 +158,7 @@ def test_a_model_of_one_shape_that_answers_otherwise_is_not_used(
     until(runner, 1, lambda: bool(asked))  # each result is checked
     for _ in range(20):
         run(runner, [Job([np.arange(9)])])
-    assert len(asked) == TIMES, "and only when it is proven"
+    assert len(asked) == TIMED_INFERENCES, "and only when it is proven"
 
 
 def test_a_shape_that_is_slow_on_one_core_gets_a_model_for_all_cores(
@@ -176,9 +176,9 @@ def test_a_shape_that_is_slow_on_one_core_gets_a_model_for_all_cores(
     monkeypatch.setattr(FixedShape, "infer", slow)
     until(runner, 1, lambda: proven(runner))
     run(runner, [Job([np.arange(9)])])
-    assert seen[:TIMES] == [True] * TIMES
-    assert not any(seen[TIMES:])
-    assert len(seen) > TIMES
+    assert seen[:TIMED_INFERENCES] == [True] * TIMED_INFERENCES
+    assert not any(seen[TIMED_INFERENCES:])
+    assert len(seen) > TIMED_INFERENCES
 
 
 def test_tables_of_embeddings_do_not_count_as_matrices() -> None:

@@ -24,7 +24,7 @@ from ovserve.kinds.encoders.spec import EMBED, SEPARATOR, EmbedAnswer, EmbedArgu
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.embed import EmbeddingBackend
 from ovserve.kinds.encoders.worker.pool import Job, Pool
-from ovserve.kinds.encoders.worker.tokens import SHORT, FastTokenizer, Framed, open_tokenizer
+from ovserve.kinds.encoders.worker.tokens import SHORT_TEXT_CHARACTERS, FastTokenizer, Framed, open_tokenizer
 from scripts.encoder_goldens import texts
 from tests.encoders import FETCH, MINILM, VECTORS, answers, tiny
 
@@ -68,10 +68,10 @@ def test_only_a_short_text_is_read_with_pythons_lock_held(monkeypatch: pytest.Mo
             return inner.encode(text, **more)
 
     monkeypatch.setattr(tokenizer, "_inner", Noting())
-    for text in ("the ship", "x" * SHORT, "the ship " * SHORT):
+    for text in ("the ship", "x" * SHORT_TEXT_CHARACTERS, "the ship " * SHORT_TEXT_CHARACTERS):
         (alone,) = tokenizer.encode([text])
         assert alone.tolist() == tokenizer.encode([text, text])[1].tolist()
-    assert held == [len("the ship"), SHORT]
+    assert held == [len("the ship"), SHORT_TEXT_CHARACTERS]
 
 
 def test_a_text_alone_equals_the_text_among_31_others(mpnet: EmbeddingBackend) -> None:

@@ -28,7 +28,7 @@ from ovserve.engine.model.gguf_forms import (
     form_of,
 )
 from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
-from ovserve.kinds.text.worker.paged.model import BLOCK, PagedModel
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel
 from ovserve.pull.convert import convert
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
 from tests.engine.random_gguf import write
@@ -84,7 +84,7 @@ def test_logits_of_the_paged_engine_too(name: str, tmp_path: Path) -> None:
     runner = model.runner
     runner.bind("input_ids", np.array(IDS))
     runner.bind("position_ids", np.arange(count))
-    blocks = -(-count // BLOCK)
+    blocks = -(-count // BLOCK_TOKENS)
     for port, values in (
         ("past_lens", [0]),
         ("subsequence_begins", [0, count]),

@@ -12,7 +12,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.host.device_properties import CACHE, CAPACITY, PER_DEVICE, device_properties
+from ovserve.engine.host.device_properties import CACHE, PER_DEVICE, RUNTIME_CACHE_KERNELS, device_properties
 from ovserve.kinds.tensors.spec import TensorSpec
 from ovserve.kinds.tensors.worker.model import Model
 from tests.encoders import tiny
@@ -85,13 +85,13 @@ def test_new_shapes_do_not_make_an_engine_grow(models: dict[str, Path], kind: st
 
 
 def test_the_bound_is_for_the_cpu_alone_and_gives_way_to_the_operators() -> None:
-    assert device_properties("{}", "CPU") == {CACHE: CAPACITY}
+    assert device_properties("{}", "CPU") == {CACHE: RUNTIME_CACHE_KERNELS}
     assert device_properties(json.dumps({CACHE: 9}), "CPU") == {CACHE: 9}
     given = {PER_DEVICE: {"CPU": {CACHE: 9}}}
     for device in ("CPU", "AUTO", "HETERO:GPU,CPU"):
         assert device_properties(json.dumps(given), device) == given
     own = device_properties(json.dumps({PER_DEVICE: {"CPU": {"X": 1}, "GPU": {"Y": 2}}}), "AUTO:GPU,CPU(2)")
-    assert own == {PER_DEVICE: {"CPU": {"X": 1, CACHE: CAPACITY}, "GPU": {"Y": 2}}}
+    assert own == {PER_DEVICE: {"CPU": {"X": 1, CACHE: RUNTIME_CACHE_KERNELS}, "GPU": {"Y": 2}}}
     for device in ("GPU", "NPU", "AUTO:GPU,NPU"):
         assert device_properties("", device) == {}
     assert device_properties("", "CPU", "GPU") == {}, "all devices get the same properties"

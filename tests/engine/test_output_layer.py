@@ -64,7 +64,7 @@ def last_constant(model: ov.Model) -> Any:
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "u8", "i8"])
 def test_finer_weights_become_int8_per_row(kind: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_layer, "CHUNK", 16)  # the last chunk is smaller
+    monkeypatch.setattr(output_layer, "CHUNK_ROWS", 16)  # the last chunk is smaller
     model = network(weights(kind), tied=tied)
     before = logits(model)
     layer = OutputLayer(model)

@@ -8,14 +8,18 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ovserve.llm.grammar.repetition import BLOCK, INLINE, repeated
+from ovserve.llm.grammar.repetition import BLOCK_REPETITIONS, INLINE_REPETITIONS, repeated
 from ovserve.llm.grammar.rules import Rules
 from ovserve.llm.grammar.writer import write
 from tests.breadth import examples
 from tests.bytewise import instances
 from tests.ebnf import parse
 
-BORDERS = [near for size in (BLOCK, INLINE, BLOCK**2) for near in range(size - 2, size + 3)]
+BORDERS = [
+    near
+    for size in (BLOCK_REPETITIONS, INLINE_REPETITIONS, BLOCK_REPETITIONS**2)
+    for near in range(size - 2, size + 3)
+]
 COUNTS = st.sampled_from(BORDERS) | st.integers(0, 3000)
 
 
@@ -62,9 +66,9 @@ def lengths(text: str) -> set[int]:
 @settings(max_examples=examples(60), deadline=None)
 @given(least=COUNTS, more=COUNTS)
 @example(0, 1000)
-@example(0, BLOCK**2)
-@example(BLOCK**2, 0)
-@example(0, INLINE + 1)
+@example(0, BLOCK_REPETITIONS**2)
+@example(BLOCK_REPETITIONS**2, 0)
+@example(0, INLINE_REPETITIONS + 1)
 def test_the_lengths_are_those_of_the_plain_form(least: int, more: int) -> None:
     most = max(least + more, 1)
     written = grammar("[a-z]", least, most)

@@ -44,7 +44,7 @@ def test_the_default_model_says_the_same(model: Path, tmp_path: Path) -> None:
     assert record.read(directory).form == 0
     before = shutil.copytree(directory, tmp_path / "before")
     pull(Wanted(str(model), tmp_path / "r", convert=True), said.append)
-    assert record.read(directory).form == record.FORM
+    assert record.read(directory).form == record.FORM_VERSION
     assert sum(text.startswith("converting") for text in said) == 1
     # Two of each of 30 layers; the minima of a matrix of Q4_1 are a product of their own.
     assert products(before) - products(directory) == 2 * 30 * 2

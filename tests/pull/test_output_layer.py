@@ -68,7 +68,7 @@ def test_a_model_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
     assert (directory / "openvino_model.bin").stat() == before
     assert not [path for path, _ in hub.asked if path.endswith(".bin")]
     made = record.read(directory)
-    assert (made.form, made.output_layer) == (record.FORM, INT8)
+    assert (made.form, made.output_layer) == (record.FORM_VERSION, INT8)
     pull(Wanted(REPO, tmp_path / "r"), said.append)
     assert int8_constants(directory) == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.engine.admission.fair_queue import REMEMBERED, FairQueue, Waiter
+from ovserve.engine.admission.fair_queue import MAX_IDLE_CALLERS, FairQueue, Waiter
 
 PATIENCE = 60.0
 
@@ -83,11 +83,11 @@ def test_a_caller_gains_nothing_by_inventing_users() -> None:
 def test_users_who_are_gone_are_forgotten() -> None:
     queue = FairQueue(PATIENCE)
     queue.add(waiter("other", 1))
-    for i in range(2 * REMEMBERED):
+    for i in range(2 * MAX_IDLE_CALLERS):
         one = waiter("inventor", 1, user=str(i))
         queue.add(one)
         queue.remove(one)
-    assert len(queue._given) <= REMEMBERED + 3
+    assert len(queue._given) <= MAX_IDLE_CALLERS + 3
 
 
 def test_nobody_waits_for_ever() -> None:

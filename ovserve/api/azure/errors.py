@@ -15,7 +15,7 @@ from ovserve.api.azure.chat import ExtraParameter
 from ovserve.api.openai.common import encode
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError, UnsupportedParameter
 
-UNPROCESSABLE = 422
+UNPROCESSABLE_STATUS = 422
 VALUE = "value"  # in the error's details
 
 _STEP = re.compile(r"[^.\[\]]+")
@@ -41,13 +41,13 @@ def refine(error: OvserveError, status: int, code: str) -> tuple[int, str]:
         return status, error.code or code
     if isinstance(error, InvalidArgument) and error.param is not None:
         unsupported = isinstance(error, UnsupportedParameter)
-        return UNPROCESSABLE, "parameter_not_supported" if unsupported else "unprocessable_content"
+        return UNPROCESSABLE_STATUS, "parameter_not_supported" if unsupported else "unprocessable_content"
     return status, code
 
 
 def error_body(error: OvserveError, status: int, code: str) -> bytes:
     detail: Detail | UnsetType = UNSET
-    if status == UNPROCESSABLE and error.param is not None:
+    if status == UNPROCESSABLE_STATUS and error.param is not None:
         value = (error.details or {}).get(VALUE)
         shown = value if isinstance(value, str) else encode(value).decode()
         detail = Detail(["body", *_STEP.findall(error.param)], shown)

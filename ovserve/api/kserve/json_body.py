@@ -24,7 +24,7 @@ from ovserve.errors import InvalidArgument
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 KEPT, KEPT_BYTES = 256, 2048  # heads of bodies that are kept decoded, and the longest
-LONG = 128  # bytes of text that take as long to write as a number
+BYTES_PER_NUMBER = 128  # bytes of text that take as long to write as a number
 BINARY_SIZE, BINARY, BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
 SHARED_MEMORY = "shared_memory_region"
 
@@ -164,7 +164,7 @@ def encode_infer(response: InferResponse, wanted: RequestedOutput) -> tuple[byte
 def json_elements(response: InferResponse, wanted: RequestedOutput) -> int:
     """Count the elements in the JSON of the answer."""
     tensors = (tensor for name, tensor in response.outputs.items() if not wanted.binary(name))
-    return sum(math.prod(tensor.shape) + len(tensor.data) // LONG for tensor in tensors)
+    return sum(math.prod(tensor.shape) + len(tensor.data) // BYTES_PER_NUMBER for tensor in tensors)
 
 
 def header_end(header_length: str | None, size: int) -> int:

@@ -21,7 +21,7 @@ from ovserve.llm.output import Completion, Parsed, ToolCall
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
 LINES = "application/x-ndjson"
-NANO = 1_000_000_000
+NANOSECONDS_PER_SECOND = 1_000_000_000
 
 
 class CalledFunction(msgspec.Struct):
@@ -137,10 +137,10 @@ class LineWriter:
         total = time.monotonic() - request.started
         first = request.first_token if request.first_token is not None else total
         line.done, line.done_reason = True, "length" if reason == "length" else "stop"
-        line.total_duration, line.load_duration = int(total * NANO), 0
+        line.total_duration, line.load_duration = int(total * NANOSECONDS_PER_SECOND), 0
         line.prompt_eval_count, line.eval_count = counted.prompt_tokens, counted.completion_tokens
-        line.prompt_eval_duration = max(1, int(first * NANO))
-        line.eval_duration = max(1, int((total - first) * NANO))  # clients divide by it
+        line.prompt_eval_duration = max(1, int(first * NANOSECONDS_PER_SECOND))
+        line.eval_duration = max(1, int((total - first) * NANOSECONDS_PER_SECOND))  # clients divide by it
         return line
 
 

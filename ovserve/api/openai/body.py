@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Loosen = Callable[[Any], None]  # takes out of a decoded body what other servers made and no struct knows
 
 LONG = 64 * 1024  # bytes of a string that is looked at as a whole only where it must be
-IMAGES = 256  # of one body that are looked for; the search runs in Python
+MAX_IMAGE_PARTS = 256  # of one body that are looked for; the search runs in Python
 # A body of so many values and so much text is decoded in the event loop: about 40 ms for the worst of them.
 LOOP_NODES = 16_000
 LOOP_BYTES = 2 << 20
@@ -66,7 +66,7 @@ def without_images(body: bytes) -> bytes:
     `data:` begins a string unless a backslash precedes it, and base64 has neither quotes nor backslashes."""
     kept: list[bytes] = []
     done = at = 0
-    for _ in range(IMAGES):
+    for _ in range(MAX_IMAGE_PARTS):
         if (at := body.find(b'"data', at)) < 0:
             break
         found = _IMAGE.match(body, at)

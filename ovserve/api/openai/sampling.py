@@ -33,12 +33,12 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GREEDY_TEMPERATURE, Dry, ReasoningBudget, Sampling
 
 MAX_BIASES = 1_024
-LARGEST = 100
+MAX_BIAS = 100
 
 # `$` alone would also match before a newline at the end, and two keys would be one id.
 TokenKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})(?!\n)$")]
 LogitBias = Annotated[
-    dict[TokenKey, Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]], Meta(max_length=MAX_BIASES)
+    dict[TokenKey, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]], Meta(max_length=MAX_BIASES)
 ]
 
 

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from prompt_toolkit.utils import get_cwidth
 
-WIDTH = 80  # of a terminal that does not say
+DEFAULT_COLUMNS = 80  # of a terminal that does not say
 
 
 class Wrapped:
@@ -54,4 +54,4 @@ class Wrapped:
             columns = os.get_terminal_size(self._out.fileno()).columns
         except (OSError, ValueError):
             columns = 0
-        return max((columns or WIDTH) - 1, 2)
+        return max((columns or DEFAULT_COLUMNS) - 1, 2)

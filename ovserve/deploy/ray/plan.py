@@ -23,7 +23,7 @@ DEPLOYMENTS = {SESSION: "server", NONE: "server_without_affinity"}
 SESSION_HEADER = b"x-session-id"  # Serve's; its RAY_SERVE_SESSION_ID_HEADER_KEY names another
 SESSION_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 POLICY = "ovserve.deploy.ray.policy:ByQueue"
-UNLIMITED = 100_000  # requests in a replica, where the server's own queue is the limit
+UNLIMITED_REQUESTS = 100_000  # requests in a replica, where the server's own queue is the limit
 STARTED_BESIDE = 4  # deployments of fewer replicas start all their new replicas before the old ones end
 BUSY = "busy"  # in what a replica reports to routers: its requests
 HEALTH_SECONDS = 2.0
@@ -82,7 +82,7 @@ class Plan:
     @property
     def ongoing(self) -> int:
         """Return the number of requests that a replica gets. What exceeds it waits in Serve's queue."""
-        return UNLIMITED if self.data_plane == HAPROXY else self.max_ongoing or self.max_num_seqs
+        return UNLIMITED_REQUESTS if self.data_plane == HAPROXY else self.max_ongoing or self.max_num_seqs
 
     @property
     def target(self) -> float:

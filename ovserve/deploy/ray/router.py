@@ -22,8 +22,8 @@ from ovserve.deploy.ray.session import session_of
 HOOK = "_with_ingress_request_router"
 LARGE = 256 << 10  # bytes of a body that is scanned off the event loop
 RECENT_SECONDS = 1.0  # requests sent since then may not be in what a replica reported
-OWNERS = 3  # replicas that a session may go to, in this order
-ROUTERS = 2  # one may be replaced while the other answers
+SESSION_REPLICAS = 3  # replicas that a session may go to, in this order
+ROUTER_REPLICAS = 2  # one may be replaced while the other answers
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Router:
     async def _pick(self, session: str) -> dict[str, Any]:
         """Return the address of a replica, in the form that Serve's script for HAProxy reads."""
         best, least = None, 0.0
-        for turn in range(OWNERS):
+        for turn in range(SESSION_REPLICAS):
             salted = f"{session}/{turn}" if session and turn else session
             async with self._server.options(session_id=salted).choose_replica(_reserve=False) as selection:
                 replica = selection._replica
@@ -93,7 +93,7 @@ def attach(server: Any, most: int) -> Any:
     deployment = serve.deployment(
         serve.ingress()(Router),
         name=ROUTER,
-        num_replicas=ROUTERS,
+        num_replicas=ROUTER_REPLICAS,
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=2.0,

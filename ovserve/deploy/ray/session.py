@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-BEGINNING = 2  # messages: mostly the system's and the first of the user's, which no later turn changes
+SESSION_MESSAGES = 2  # messages: mostly the system's and the first of the user's, which no later turn changes
 HEAD_BYTES = 4096  # of a body that was cut or is not an object
 
 
@@ -43,7 +43,7 @@ def _first(value: msgspec.Raw) -> tuple[bytes, ...]:
     raw = bytes(value)
     if not raw.startswith(b"["):
         return (raw[:HEAD_BYTES],) if raw else ()
-    return tuple(bytes(item) for item in msgspec.json.decode(raw, type=list[msgspec.Raw])[:BEGINNING])
+    return tuple(bytes(item) for item in msgspec.json.decode(raw, type=list[msgspec.Raw])[:SESSION_MESSAGES])
 
 
 def _digest(text: bytes) -> str:

@@ -19,7 +19,7 @@ from ovserve.engine.client.running_call import CallItem
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.requests import RequestMetrics
 
-AHEAD = 2  # calls in the engine per call that it runs
+CALLS_PER_PLACE = 2  # calls in the engine per call that it runs
 EWMA_WEIGHT = 0.1  # weight of the last call in the mean duration
 
 
@@ -37,7 +37,7 @@ class CallRoom:
         return self._engine.facts.max_calls
 
     def fits(self, waiter: Waiter) -> bool:
-        return self._engine.in_flight - self._engine.batch_lines < AHEAD * self.places
+        return self._engine.in_flight - self._engine.batch_lines < CALLS_PER_PLACE * self.places
 
     def admissible(self, queue: FairQueue, now: float) -> Iterator[Waiter]:
         while (waiter := queue.next(now)) is not None and self.fits(waiter):

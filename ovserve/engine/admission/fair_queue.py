@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-REMEMBERED = 4096  # idle callers and users remembered in a queue that is never empty
+MAX_IDLE_CALLERS = 4096  # idle callers and users remembered in a queue that is never empty
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class FairQueue:
 
     def _begin(self, who: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> None:
         """Start to count `who` as waiting, next to `others` of its kind."""
-        if len(self._given) > REMEMBERED:
+        if len(self._given) > MAX_IDLE_CALLERS:
             present = {(c,) for c in self._waiting} | {(c, u) for c, us in self._waiting.items() for u in us}
             self._given = {name: tokens for name, tokens in self._given.items() if name in present}
         least = min((self._given[other] for other in others), default=0.0)

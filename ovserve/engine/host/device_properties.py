@@ -15,7 +15,9 @@ from ovserve.engine.host.cpu import processor
 
 OWN_PRECISION = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT")
 CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
-CAPACITY = 64  # kernels of each kind of operator; a compiled model uses each of them once or in every layer
+RUNTIME_CACHE_KERNELS = (
+    64  # kernels of each kind of operator; a compiled model uses each of them once or in every layer
+)
 PER_DEVICE = "DEVICE_PROPERTIES"
 DIVIDED = ("AUTO", "HETERO", "MULTI")  # devices that hand a model to others
 
@@ -32,9 +34,9 @@ def device_properties(text: str, *devices: str) -> dict[str, Any]:
         return found
     (device,) = devices
     if device == "CPU":
-        found[CACHE] = CAPACITY
+        found[CACHE] = RUNTIME_CACHE_KERNELS
     elif _may_use_cpu(device):
-        found[PER_DEVICE] = {**own, "CPU": {**own.get("CPU", {}), CACHE: CAPACITY}}
+        found[PER_DEVICE] = {**own, "CPU": {**own.get("CPU", {}), CACHE: RUNTIME_CACHE_KERNELS}}
     return found
 
 

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-NICENESS = 5
+THREAD_NICENESS = 5
 
 
 def below_the_steps() -> None:
     """Lower the priority of this thread, and of those that a library starts from it."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
 
 
 def thread_states(pid: int, proc: Path = Path("/proc")) -> Iterator[str]:

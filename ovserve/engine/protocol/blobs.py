@@ -41,8 +41,8 @@ FRAME_BYTES = 2 << 20
 SPILLED_BYTES = 128 << 20  # half of the largest frame
 KEPT_BYTES = 32 << 20  # of each side; half of what a container has as /dev/shm by default
 STEP = 64 << 10  # sizes of kept segments are multiples of it
-WASTE = 4  # a value may use a kept segment of so many times its size
-HEADER = 64  # bytes before the value in a kept segment, so that tensors are aligned
+MAX_WASTE_RATIO = 4  # a value may use a kept segment of so many times its size
+HEADER_BYTES = 64  # bytes before the value in a kept segment, so that tensors are aligned
 PREFIX = "ovserve"
 LOCK = "lock"  # ends the name of a lock file
 
@@ -126,7 +126,7 @@ class Segments:
         if view.nbytes <= INLINE_BYTES:
             return bytes(view)
         if name := self._idle(view.nbytes):
-            self._mapped[name][HEADER : HEADER + view.nbytes] = view
+            self._mapped[name][HEADER_BYTES : HEADER_BYTES + view.nbytes] = view
             return SharedBlob(name, view.nbytes, kept=True)
         if view.nbytes <= FRAME_BYTES:
             return bytes(view)
@@ -152,7 +152,7 @@ class Segments:
         if isinstance(blob, bytes):
             return memoryview(blob)
         if blob.kept:
-            view = memoryview(self._map(blob.name))[HEADER : HEADER + blob.size]
+            view = memoryview(self._map(blob.name))[HEADER_BYTES : HEADER_BYTES + blob.size]
             if in_place:
                 return view
             copy = memoryview(bytes(view))
@@ -187,10 +187,10 @@ class Segments:
         """Take a kept segment that is not in use, or make one; return its name. Empty: there is none."""
         with self._lock:
             for room, name in self._kept:
-                if size <= room <= max(STEP, size * WASTE) and not self._mapped[name][0]:
+                if size <= room <= max(STEP, size * MAX_WASTE_RATIO) and not self._mapped[name][0]:
                     self._mapped[name][0] = 1
                     return name
-            whole = -(-(size + HEADER) // STEP) * STEP
+            whole = -(-(size + HEADER_BYTES) // STEP) * STEP
             if self._kept_bytes + whole > KEPT_BYTES:
                 return ""
             try:
@@ -200,7 +200,7 @@ class Segments:
             mapped[0] = 1
             self._mapped[name] = mapped
             self._kept_bytes += whole
-            insort(self._kept, (whole - HEADER, name), key=itemgetter(0))
+            insort(self._kept, (whole - HEADER_BYTES, name), key=itemgetter(0))
             return name
 
     def _make(self, size: int) -> tuple[str, mmap.mmap]:

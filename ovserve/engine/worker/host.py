@@ -46,9 +46,9 @@ from ovserve.engine.worker.threads import Threads
 from ovserve.errors import LoadError
 
 M_ARENA_MAX = -8  # of malloc.h
-ARENAS = 2  # of malloc; with its default, 8 a core, 100 loads on as many threads take 80 MB more
+MALLOC_ARENAS = 2  # of malloc; with its default, 8 a core, 100 loads on as many threads take 80 MB more
 OPEN_SECONDS = 30.0  # that the first load of a kind may hold up those of others
-THREADS = 1024  # of all calls; they are started when they are needed
+MAX_THREADS = 1024  # of all calls; they are started when they are needed
 COLLECT_SECONDS = 1.0  # after an unload; it holds up all calls for some milliseconds
 
 
@@ -62,7 +62,7 @@ class Host:
         self._files = files
         self._segments = segments
         self._sending = threading.Lock()
-        self._pool = Threads(THREADS, "call")
+        self._pool = Threads(MAX_THREADS, "call")
         self._models: dict[int, Calls | None] = {}  # None: it is loading
         self._lock = threading.Lock()
         self._opening = threading.Lock()
@@ -183,7 +183,7 @@ def _libc(function: str, *arguments: int) -> None:
 
 
 def run(channel: Channel[ToEngine], segments: Segments, files: MappedFiles | None = None) -> int:
-    _libc("mallopt", M_ARENA_MAX, ARENAS)
+    _libc("mallopt", M_ARENA_MAX, MALLOC_ARENAS)
     host = Host(channel, segments, files)
     host.send(Ready.of(Facts()))
     while True:

@@ -50,7 +50,7 @@ from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.errors import FROM_KIND, OvserveError
 from ovserve.llm.grammar.constraint import structural_tag
 
-PERIOD = 0.1  # seconds
+REPORT_SECONDS = 0.1  # seconds
 
 
 class UsageClock:
@@ -71,7 +71,7 @@ class UsageClock:
         now = time.monotonic()
         if now < self._next:
             return False
-        self._next = now + PERIOD
+        self._next = now + REPORT_SECONDS
         return True
 
 

@@ -18,7 +18,7 @@ from ovserve.serving.status import ServableStatus
 
 RELOADED, UNCHANGED = 201, 200
 FAULT = "x-ovserve-configuration-error"
-MOST = 2000  # characters of it: a header has to fit into what clients read
+MAX_HEADER_CHARACTERS = 2000  # characters of it: a header has to fit into what clients read
 
 
 class Status(Struct):
@@ -60,7 +60,7 @@ class Config:
         )
         # OVMS's document has a place for each model, and none for the configuration itself.
         fault = self._manager.fault if caller.rights.admin else ""
-        headers = {FAULT: " ".join(fault.split())[:MOST]} if fault else {}
+        headers = {FAULT: " ".join(fault.split())[:MAX_HEADER_CHARACTERS]} if fault else {}
         return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ovserve.http.transport.connections import Connections
 from ovserve.http.transport.limits import RestLimits
-from ovserve.http.transport.sockets import BACKLOG, Sockets
+from ovserve.http.transport.sockets import LISTEN_BACKLOG, Sockets
 from ovserve.http.transport.tls import Certificate
 
 
@@ -30,10 +30,12 @@ class Listener:
         loop = asyncio.get_running_loop()
         context = self._certificate.context if self._certificate else None
         for one in sockets.tcp:
-            made = await loop.create_server(self._protocol, sock=one, ssl=context, backlog=BACKLOG)
+            made = await loop.create_server(self._protocol, sock=one, ssl=context, backlog=LISTEN_BACKLOG)
             self._servers.append(made)
         for one in sockets.unix:
-            self._servers.append(await loop.create_unix_server(self._protocol, sock=one, backlog=BACKLOG))
+            self._servers.append(
+                await loop.create_unix_server(self._protocol, sock=one, backlog=LISTEN_BACKLOG)
+            )
 
     def close(self) -> None:
         """Accept no more connections; open ones stay."""

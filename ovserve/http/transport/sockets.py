@@ -18,7 +18,7 @@ from typing import Any
 from ovserve.errors import LoadError
 from ovserve.http.transport.addresses import UNIX, url
 
-BACKLOG = 1024
+LISTEN_BACKLOG = 1024
 
 
 class Sockets:
@@ -98,7 +98,7 @@ def _listening(family: int, place: tuple[Any, ...] | str) -> socket.socket:
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(place)
-        made.listen(BACKLOG)
+        made.listen(LISTEN_BACKLOG)
     except OSError:
         made.close()
         raise

@@ -28,7 +28,7 @@ from ovserve.kinds.payload import TRUNCATED_HEADER, Decoder, HttpPayload, HttpRe
 from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
 from ovserve.protos.options_pb2 import RerankCalculatorOVOptions
 
-SMALLEST = 8  # OVMS's: so many positions are not enough for a pair
+MIN_POSITIONS = 8  # OVMS's: so many positions are not enough for a pair
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def _parse(node: Node) -> RerankOptions:
         raise node.error("required: node_options with mediapipe.RerankCalculatorOVOptions", "node_options")
     place = encoder_place(node, options)
     positions = options.max_position_embeddings if options.HasField("max_position_embeddings") else None
-    if positions is not None and positions <= SMALLEST:
+    if positions is not None and positions <= MIN_POSITIONS:
         raise node.error(
-            f"expected more than {SMALLEST}, got {positions}: a pair has special tokens and two texts",
+            f"expected more than {MIN_POSITIONS}, got {positions}: a pair has special tokens and two texts",
             "max_position_embeddings",
         )
     if not options.max_allowed_chunks:

@@ -17,7 +17,7 @@ from ovserve.kinds.images.spec import AdapterMode, ImageAdapter, ImageSpec
 from ovserve.kinds.plugin_config import plugin_config
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions, LoraAdapterEntry
 
-MULTIPLE = 8  # pixels: sides of images are multiples of it
+SIDE_MULTIPLE_PIXELS = 8  # pixels: sides of images are multiples of it
 DEVICES = (1, 3)  # how many names `device` has
 _SIZE = re.compile(r"(\d{1,6})x(\d{1,6})")
 _NPU = "NPU"
@@ -151,8 +151,8 @@ def _size(node: Node, field: str, text: str) -> Size:
     size = parse_size(text)
     if size is None or 0 in size:
         raise node.error(f"expected WIDTHxHEIGHT such as '512x512', got {text!r}", field)
-    if any(side % MULTIPLE for side in size) and field != "max_resolution":
-        raise node.error(f"width and height must be multiples of {MULTIPLE}, got {text!r}", field)
+    if any(side % SIDE_MULTIPLE_PIXELS for side in size) and field != "max_resolution":
+        raise node.error(f"width and height must be multiples of {SIDE_MULTIPLE_PIXELS}, got {text!r}", field)
     return size
 
 

@@ -35,7 +35,7 @@ from ovserve.log import request_id
 from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
 
 TAG = "PYTHON_NODE_RESOURCES"
-AHEAD = 2  # items that a generator may be ahead of the graph
+ITEMS_AHEAD = 2  # items that a generator may be ahead of the graph
 BUSY = "Node is already processing data. Create new stream for another request."  # OVMS's text
 
 
@@ -135,7 +135,7 @@ class PythonExecutor(EngineCalculator, HttpCalculator):
         values = tuple(_value(name, packet) for name, packet in given)
         arguments = ExecuteArguments(cc.node.name, values, request_id.get())
         blobs = [packet.body if isinstance(packet, HttpPayload) else packet.data for _, packet in given]
-        self.stream = await cc[self.python].engine.call(EXECUTE, arguments, blobs, window=AHEAD)
+        self.stream = await cc[self.python].engine.call(EXECUTE, arguments, blobs, window=ITEMS_AHEAD)
         await self._next(cc)
 
     async def _next(self, cc: Context) -> None:

@@ -15,7 +15,7 @@ from ovserve.graph import Input, Node, Output
 from ovserve.graph.node import Endpoint
 from ovserve.kinds.payload import AnswerPacket, HttpPayload
 from ovserve.kinds.python.handler import handler_path
-from ovserve.kinds.python.spec import CALL_SECONDS, THREADS, PythonNode, PythonSpec
+from ovserve.kinds.python.spec import CALL_SECONDS, MAX_CALLS, PythonNode, PythonSpec
 from ovserve.protos.options_pb2 import PythonExecutorCalculatorOptions
 
 LOOPBACK, REQUEST, RESPONSE = "LOOPBACK", "HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"
@@ -42,7 +42,7 @@ def parse(node: Node) -> PythonOptions:
     if not node.config.message.node[node.position].name:
         raise node.error("required for a Python node", "name")
     path = handler_path(node, options.handler_path)
-    threads = options.max_parallel_calls if options.HasField("max_parallel_calls") else THREADS
+    threads = options.max_parallel_calls if options.HasField("max_parallel_calls") else MAX_CALLS
     if not 1 <= threads <= MAX_THREADS:
         raise node.error(f"expected 1 to {MAX_THREADS}, got {threads}", "max_parallel_calls")
     seconds = options.call_timeout if options.HasField("call_timeout") else CALL_SECONDS
@@ -133,7 +133,7 @@ def join(nodes: Sequence[tuple[Node, PythonOptions]]) -> PythonOptions:
             raise node.error(f"{name!r} is the name of another Python node of this graph", "name")
         names.add(name)
     specs = [options.spec for _, options in nodes]
-    own = {spec.threads for spec in specs} - {THREADS}
+    own = {spec.threads for spec in specs} - {MAX_CALLS}
     pythons = dict.fromkeys(spec.interpreter for spec in specs if spec.interpreter)
     if len(pythons) > 1:
         raise nodes[-1][0].error(
@@ -144,7 +144,7 @@ def join(nodes: Sequence[tuple[Node, PythonOptions]]) -> PythonOptions:
         msgspec.structs.replace(
             specs[0],
             nodes=tuple(node for spec in specs for node in spec.nodes),
-            threads=max(own, default=THREADS),
+            threads=max(own, default=MAX_CALLS),
             interpreter=next(iter(pythons), ""),
         )
     )

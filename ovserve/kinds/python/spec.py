@@ -14,7 +14,7 @@ from ovserve.engine.protocol.specs import Facts, Spec
 EXECUTE = "execute"  # the one method of such an engine
 MODEL_CLASS = "OvmsPythonModel"
 FAILED = "Error occurred during graph execution"  # OVMS's whole text for a handler that raised
-THREADS = 16  # calls at a time
+MAX_CALLS = 16  # calls at a time
 CALL_SECONDS = 600.0
 
 
@@ -59,7 +59,7 @@ class PythonSpec(Spec, frozen=True):
     prewarmed: ClassVar[bool] = False
 
     nodes: tuple[PythonNode, ...] = ()
-    threads: int = THREADS
+    threads: int = MAX_CALLS
     interpreter: str = ""  # absolute path; empty: the server's own
 
     @property

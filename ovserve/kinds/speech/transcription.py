@@ -44,7 +44,7 @@ class Samples(Protocol):
     def close(self) -> None: ...
 
 
-CARRIED = 1000  # characters of the text before that are sent as a prompt
+PROMPT_CHARACTERS = 1000  # characters of the text before that are sent as a prompt
 PIECE_SECONDS = 30  # a call counts for at most so many seconds in the queue: it reads no more
 
 _item: msgspec.msgpack.Decoder[TranscribeItem] = msgspec.msgpack.Decoder(TranscribeItem)
@@ -103,7 +103,7 @@ class Transcription:
         audio = self._recording.read(self._at, WINDOW)
         left = self._recording.samples - self._at
         asked, made = self._asked, self.transcript
-        before = "".join(made.texts)[-CARRIED:] or asked.prompt
+        before = "".join(made.texts)[-PROMPT_CHARACTERS:] or asked.prompt
         arguments = TranscribeArguments(
             last=left <= WINDOW,
             language=made.language,

@@ -25,7 +25,7 @@ from ovserve.kinds.speech.languages import language_name
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 TEXTS = ("text", "srt", "vtt")
-HOP = 100  # frames of Whisper's spectrogram per second, the unit of `seek`
+FRAMES_PER_SECOND = 100  # frames of Whisper's spectrogram per second, the unit of `seek`
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ def _segments(asked: Transcribe, made: Transcript) -> list[TranscriptSegment]:
     return [
         TranscriptSegment(
             id=i,
-            seek=int(s.start * HOP),
+            seek=int(s.start * FRAMES_PER_SECOND),
             start=round(s.start, 3),
             end=round(s.end, 3),
             text=s.text,

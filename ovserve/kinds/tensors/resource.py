@@ -28,7 +28,7 @@ from ovserve.kinds.tensors.spec import (
 from ovserve.llm.images import PixelForm
 from ovserve.sandbox.images.loader import Media
 
-SHOWN = 8  # names in a message
+MAX_SHOWN_NAMES = 8  # names in a message
 IMAGE_AXES = {"N", "C", "H", "W"}
 
 
@@ -205,5 +205,5 @@ def _mismatch(name: str, info: TensorInfo, tensor: Tensor) -> InvalidArgument:
 def listed(infos: Iterable[TensorInfo]) -> str:
     """Return names, types and shapes of tensors for a message."""
     found = [f"{info.name!r} {info.datatype} {info.bounds}" for info in infos]
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return (", ".join(found[:SHOWN]) or "none") + more
+    more = f" and {len(found) - MAX_SHOWN_NAMES} more" if len(found) > MAX_SHOWN_NAMES else ""
+    return (", ".join(found[:MAX_SHOWN_NAMES]) or "none") + more

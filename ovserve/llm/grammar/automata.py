@@ -25,17 +25,17 @@ from ovserve.llm.grammar.regular import (
     widths,
 )
 from ovserve.llm.grammar.regular import Sequence as Parts
-from ovserve.llm.grammar.text import LAST, Ranges, is_wide
+from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges, is_wide
 
 MAX_NODES = 1500  # of a tree: derivatives take its parts one within the other
 MAX_POSITIONS = 20_000  # of characters, with all repetitions written out
 MAX_DERIVATIVES = 40_000  # of one automaton
 MAX_STATES = 1000
 MAX_MERGED = 200  # states among which equal ones are looked for, which takes the square of their number
-DERIVATIVE = 4  # steps
-MEMBERS = 16  # alternatives that take as long as a derivative
-WIDE = 5  # states of few characters that compile as slowly as one of nearly all characters
-UNROLLED = 8  # repetitions of a part with an assertion
+DERIVATIVE_STEPS = 4  # steps
+MEMBERS_PER_DERIVATIVE = 16  # alternatives that take as long as a derivative
+WIDE_STATE_RATIO = 5  # states of few characters that compile as slowly as one of nearly all characters
+MAX_UNROLLED_REPETITIONS = 8  # repetitions of a part with an assertion
 _WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 
 
@@ -55,11 +55,13 @@ class Automaton:
     @property
     def weight(self) -> int:
         """The time to compile it, in states of few characters."""
-        return sum(WIDE if any(is_wide(ranges) for ranges, _ in edges) else 1 for edges in self.edges)
+        return sum(
+            WIDE_STATE_RATIO if any(is_wide(ranges) for ranges, _ in edges) else 1 for edges in self.edges
+        )
 
     def is_free(self, state: int) -> bool:
         """Return whether any text may follow."""
-        return self.accepting[state] and self.edges[state] == [([(0, LAST)], state)]
+        return self.accepting[state] and self.edges[state] == [([(0, LAST_CHARACTER)], state)]
 
 
 def automaton(
@@ -105,7 +107,9 @@ class _Letters:
 
     def __init__(self, trees: Sequence[Tree]) -> None:
         sets = {one.ranges for tree in trees for one in nodes(tree) if isinstance(one, Chars)} | {_WORD}
-        cuts = sorted({0, LAST + 1} | {edge for one in sets for low, high in one for edge in (low, high + 1)})
+        cuts = sorted(
+            {0, LAST_CHARACTER + 1} | {edge for one in sets for low, high in one for edge in (low, high + 1)}
+        )
         members: dict[int, int] = dict.fromkeys(cuts[:-1], 0)
         for bit, one in enumerate(sorted(sets)):
             begins = dict(one)
@@ -157,7 +161,7 @@ class _Terms:
 
     def _take(self, count: int) -> None:
         self._left -= count
-        self._spend(DERIVATIVE * count)
+        self._spend(DERIVATIVE_STEPS * count)
         if self._left < 0:
             raise TooLarge
 
@@ -199,7 +203,7 @@ class _Terms:
                         found.add(inner)
             else:
                 found.add(term)
-        self._take(len(found) // MEMBERS)
+        self._take(len(found) // MEMBERS_PER_DERIVATIVE)
         if self.free in found:
             return self.free
         if mask:
@@ -215,7 +219,7 @@ class _Terms:
         for term in terms:
             key = self._keys[term]
             found |= _set(key[1]) if key[0] == "both" else {term}
-        self._take(len(found) // MEMBERS)
+        self._take(len(found) // MEMBERS_PER_DERIVATIVE)
         found.discard(self.free)
         if self.nothing in found:
             return self.nothing
@@ -275,7 +279,7 @@ class _Terms:
         if is_plain(tree.inner):
             inner = self.after(tree.inner, self.empty, before)
             return self.joined(self.repeated(inner, tree.least, tree.most), following)
-        if tree.most is None or tree.most > UNROLLED:
+        if tree.most is None or tree.most > MAX_UNROLLED_REPETITIONS:
             raise TooLarge
         must = (tree.inner,) * tree.least
         options = tuple(Parts((*must, *(tree.inner,) * more)) for more in range(tree.most - tree.least + 1))

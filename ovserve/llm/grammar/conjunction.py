@@ -25,8 +25,8 @@ Enforced = Literal["narrowly", "exactly", "not"]  # how conditions are, with par
 MAX_NAMED = 20  # keywords in one report
 MAX_ORDER_DEPTH = 8  # of schemas within each other whose properties are put in order
 MAX_ORDERED = 500  # of such schemas
-MADE = 4  # steps that a schema of our own takes
-RESOURCE = 2  # steps that a schema takes when identifiers are looked for
+OWN_SCHEMA_STEPS = 4  # steps that a schema of our own takes
+IDENTIFIER_STEPS = 2  # steps that a schema takes when identifiers are looked for
 MAX_WAYS = 64  # branches that the conditions of one conjunction make, multiplied
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LOGIC = frozenset((*REFERENCES, "allOf", "anyOf", "oneOf"))
@@ -112,7 +112,7 @@ class Document:
 
     def made(self, schema: Schema, origin: Schema, keyword: str = "") -> Schema:
         """Register and keep a schema that stands for a part of the client's, which reports name instead."""
-        self._rules.spend(MADE)
+        self._rules.spend(OWN_SCHEMA_STEPS)
         found, instead = self._origins.get(id(origin), (origin, ""))
         self._origins[id(schema)] = found, instead or keyword
         self._kept.append(schema)
@@ -350,7 +350,7 @@ class _Resources:
         todo: list[tuple[Any, str]] = [(root, "")]
         while todo:
             node, base = todo.pop()
-            rules.spend(RESOURCE)
+            rules.spend(IDENTIFIER_STEPS)
             if isinstance(node, dict):
                 base = self._enter(node, base)
             inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Verdict = bool | None
 MAX_DEPTH = 8
-STEPS = 4  # that a search takes at least
+MIN_SEARCH_STEPS = 4  # that a search takes at least
 MAX_TEXTS, MAX_TEXT = 32, 64  # of a pattern that names all its texts, and characters of one
 _UNJUDGED = ("unevaluatedProperties", "unevaluatedItems", BEYOND, UNNAMED)
 
@@ -102,7 +102,7 @@ def finite_texts(writer: Writer, pattern: Any) -> list[str] | None:
     todo = [(0, "")]
     while todo:
         state, text = todo.pop()
-        writer.rules.spend(STEPS)
+        writer.rules.spend(MIN_SEARCH_STEPS)
         if machine.accepting[state]:
             texts.append(text)
         edges = machine.edges[state]
@@ -132,7 +132,7 @@ def fits_all(writer: Writer, conjunction: Conjunction, value: Any, depth: int = 
 def fits_pattern(writer: Writer, pattern: str, text: str) -> Verdict:
     """Search the text for the pattern; None if it has no automaton."""
     machine = _searching(writer, pattern)
-    writer.rules.spend(STEPS + len(text))
+    writer.rules.spend(MIN_SEARCH_STEPS + len(text))
     if machine is None:
         return False if writer.rules.made["search", pattern] else None
     state = 0

@@ -13,7 +13,7 @@ from typing import Protocol
 
 MAX_DIGITS = 40  # before or after the point, for a number with bounds
 MIN_PLACES = 6  # also for numbers with distant bounds
-SIGNIFICANT = 15  # decimal digits that survive a double
+SIGNIFICANT_DIGITS = 15  # decimal digits that survive a double
 MAX_STATES = 2000  # of the automaton for multiples
 _WIDE = Context(prec=2000)
 
@@ -22,7 +22,7 @@ MAX_WHOLE = 10**9 - 1  # of a number that no reader rounds to an integer, with P
 PLACES = '"." [0-9]{0,5} [1-9]'
 INTEGER = '"0" | "-"? [1-9] [0-9]*'
 
-STATE = 8  # steps that a state of the automaton takes
+STATE_STEPS = 8  # steps that a state of the automaton takes
 
 
 class Home(Protocol):
@@ -84,7 +84,7 @@ class Range:
         if self.multiple is not None:
             return _places(self.multiple)
         exponent = self._magnitude.adjusted() if self._magnitude else 0
-        return min(max(SIGNIFICANT - 1 - exponent, self._places, MIN_PLACES), MAX_DIGITS)
+        return min(max(SIGNIFICANT_DIGITS - 1 - exponent, self._places, MIN_PLACES), MAX_DIGITS)
 
 
 def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
@@ -145,7 +145,7 @@ def _within_digits(
 ) -> tuple[int | None, int | None]:
     """Move distant bounds inwards; a range that lies entirely outside is inexpressible."""
     # A remainder is correct for clients that read doubles only while these are exact.
-    limit = 10 ** (MAX_DIGITS + places if range_.multiple is None else SIGNIFICANT) - 1
+    limit = 10 ** (MAX_DIGITS + places if range_.multiple is None else SIGNIFICANT_DIGITS) - 1
     if (low is not None and low > limit) or (high is not None and high < -limit):
         raise Inexpressible
     return (None if low is None else max(low, -limit)), (None if high is None else min(high, limit))
@@ -155,8 +155,8 @@ def _magnitudes(low: int, high: int | None, places: int, modulus: int, home: Hom
     """Return alternatives for the unsigned texts of low to high, both scaled by `places`."""
     shortest = max(len(str(low)) - places, 1)
     if high is None and modulus > 1:  # an unbounded range would need rules that refer to each other
-        digits = max(shortest + 1, min(SIGNIFICANT - places, MAX_STATES // (2 * modulus)))
-        high = 10 ** min(places + digits, SIGNIFICANT) - 1
+        digits = max(shortest + 1, min(SIGNIFICANT_DIGITS - places, MAX_STATES // (2 * modulus)))
+        high = 10 ** min(places + digits, SIGNIFICANT_DIGITS) - 1
     if high is not None and low > high:
         return []
     longest = max(len(str(high)) - places, 1) if high is not None else shortest + 1
@@ -198,7 +198,7 @@ class _Digits:
         self._low, self._high, self._length, self._places = low, high, length, len(low) - length
         self._modulus, self._home = modulus, home
         # A reader takes a long number with a fraction as a double, which may be on the other side of a bound.
-        self._fraction = _fraction(self._places) if length <= SIGNIFICANT else ""
+        self._fraction = _fraction(self._places) if length <= SIGNIFICANT_DIGITS else ""
         self._known = known  # continuation by (digits left, remainder), once no bound matters
 
     def start(self, tight_low: bool, tight_high: bool) -> str | None:
@@ -215,7 +215,7 @@ class _Digits:
         if key not in self._known:
             if len(self._known) > MAX_STATES:
                 raise Inexpressible
-            self._home.spend(STATE)
+            self._home.spend(STATE_STEPS)
             self._known[key] = None
             text = self._state(at, False, False, rest)
             self._known[key] = self._home.named(text) if text is not None and len(text) > 12 else text

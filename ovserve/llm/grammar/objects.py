@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OPEN = ("additionalProperties", "unevaluatedProperties")
 MAX_CHAIN = 4000  # rules spent on the number of properties
 MAX_PATTERNS = 4  # of one object: keys are written for every set of them
-INLINE = 24  # tokens of a run of required properties in one rule
+INLINE_TOKENS = 24  # tokens of a run of required properties in one rule
 Tokens = list["str | int | Repeat"]
 
 
@@ -309,7 +309,7 @@ class _Chain:
         """Return it as a rule if it is long, because it may be written in two places."""
         if len(tokens) <= 2:
             return tokens
-        if len(tokens) > INLINE or any(isinstance(token, Repeat) for token in tokens):
+        if len(tokens) > INLINE_TOKENS or any(isinstance(token, Repeat) for token in tokens):
             tokens[:] = [self._writer.rules.add([list(tokens)])]
         return tokens
 

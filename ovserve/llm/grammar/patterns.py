@@ -24,7 +24,7 @@ from ovserve.llm.grammar.regular import (
     Sequence,
     Tree,
 )
-from ovserve.llm.grammar.text import LAST, Ranges, complement
+from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges, complement
 
 _NAMES = {
     "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt",
@@ -108,7 +108,7 @@ _CLASSES: dict[str, Ranges] = {
     "S": complement(_SPACE),
 }
 _DOT = complement([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
-_ANY: Ranges = [(0, LAST)]
+_ANY: Ranges = [(0, LAST_CHARACTER)]
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -368,7 +368,7 @@ class _Reader:
         if not digits or not _HEX.issuperset(digits):
             raise Malformed(f"expected hex digits at {self.at}")
         code = int(digits, 16)
-        if code > LAST:
+        if code > LAST_CHARACTER:
             raise Malformed(f"no character has the code {digits}")
         if 0xD800 <= code < 0xDC00 and self._take("\\u"):
             low = self._code(4)

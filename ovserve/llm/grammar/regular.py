@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ovserve.llm.grammar.repetition import INLINE, repeated
-from ovserve.llm.grammar.text import LAST, Ranges
+from ovserve.llm.grammar.repetition import INLINE_REPETITIONS, repeated
+from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges
 
 MAX_COUNT = 100_000  # of a repetition
 MAX_WIDTHS = 12  # of a part whose lengths are written one by one
@@ -65,7 +65,7 @@ Tree = Chars | Sequence | Alternatives | Repeat | Edge | Look | Boundary
 
 EMPTY = Sequence(())
 NOTHING = Chars(())
-ANY = Chars(((0, LAST),))
+ANY = Chars(((0, LAST_CHARACTER),))
 FREE = Repeat(ANY, 0, None)
 
 
@@ -305,7 +305,7 @@ def is_costly(tree: Tree, *, is_shared: bool = False) -> bool:
         inner = _inner_counts(one)
         ranges = sum(len(part.ranges) for part in nodes(one.inner) if isinstance(part, Chars))
         at_once = count * inner if inner > 1 else 1 if _is_delimited(one.inner) else one.most or 1
-        if count > 1 and (at_once > MAX_AT_ONCE or ranges * min(count, INLINE) > MAX_RANGES):
+        if count > 1 and (at_once > MAX_AT_ONCE or ranges * min(count, INLINE_REPETITIONS) > MAX_RANGES):
             return True
     return False
 
@@ -364,7 +364,7 @@ def _inner_counts(tree: Repeat) -> int:
     starts = _first(tree.inner)
     return max(
         (
-            max(last.most or INLINE, 1) * _inner_counts(last)
+            max(last.most or INLINE_REPETITIONS, 1) * _inner_counts(last)
             for last in _last_repeats(tree.inner)
             if _overlap(starts, _first(last.inner))
         ),

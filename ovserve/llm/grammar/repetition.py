@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-BLOCK = 32
-INLINE = 64  # repetitions that are written as they stand: such a token takes 2 ms
+BLOCK_REPETITIONS = 32
+INLINE_REPETITIONS = 64  # repetitions that are written as they stand: such a token takes 2 ms
 Named = Callable[[str], str]
 Count = Callable[[str, int, int, Named], str]
 
@@ -24,7 +24,7 @@ def repeated(unit: str, least: int, most: int, named: Named, *, is_choice: bool 
 
     The unit is one element, or with `is_choice` alternatives that are a character each."""
     counted = _chained if is_choice else _braced
-    if most <= INLINE:
+    if most <= INLINE_REPETITIONS:
         return counted(unit, least, most, named)
     name = unit if is_choice else named(unit)
     parts = _exactly(name, least, named, counted), _at_most(name, most - least, named, counted)
@@ -34,10 +34,10 @@ def repeated(unit: str, least: int, most: int, named: Named, *, is_choice: bool 
 def _exactly(unit: str, count: int, named: Named, counted: Count) -> str:
     parts = []
     while count:
-        count, rest = divmod(count, BLOCK)
+        count, rest = divmod(count, BLOCK_REPETITIONS)
         if rest:
             parts.append(counted(unit, rest, rest, named))
-        unit = named(counted(unit, BLOCK, BLOCK, named)) if count else unit
+        unit = named(counted(unit, BLOCK_REPETITIONS, BLOCK_REPETITIONS, named)) if count else unit
         counted = _braced
     return " ".join(reversed(parts))
 
@@ -45,17 +45,19 @@ def _exactly(unit: str, count: int, named: Named, counted: Count) -> str:
 def _at_most(unit: str, count: int, named: Named, counted: Count) -> str:
     """Return whole blocks first. After fewer than the maximal number, anything shorter than a block may
     follow."""
-    if count < BLOCK:
+    if count < BLOCK_REPETITIONS:
         return counted(unit, 0, count, named) if count else ""
     units = [unit]  # of each size, and what is shorter than its block
-    shorter = [counted(unit, 0, BLOCK - 1, named)]
-    while BLOCK ** len(units) <= count:
-        block = (counted if len(units) == 1 else _braced)(units[-1], BLOCK, BLOCK, named)
+    shorter = [counted(unit, 0, BLOCK_REPETITIONS - 1, named)]
+    while BLOCK_REPETITIONS ** len(units) <= count:
+        block = (counted if len(units) == 1 else _braced)(
+            units[-1], BLOCK_REPETITIONS, BLOCK_REPETITIONS, named
+        )
         units.append(named(block))
-        shorter.append(f"{units[-1]}{_counts(0, BLOCK - 1)} {named(shorter[-1])}")
-    text = counted(unit, 0, count % BLOCK, named) if count % BLOCK else ""
+        shorter.append(f"{units[-1]}{_counts(0, BLOCK_REPETITIONS - 1)} {named(shorter[-1])}")
+    text = counted(unit, 0, count % BLOCK_REPETITIONS, named) if count % BLOCK_REPETITIONS else ""
     for size, block in enumerate(units[1:], 1):
-        digit = count // BLOCK**size % BLOCK
+        digit = count // BLOCK_REPETITIONS**size % BLOCK_REPETITIONS
         if not digit:
             continue
         fewer = f"{block}{_counts(0, digit - 1)} " if digit > 1 else ""

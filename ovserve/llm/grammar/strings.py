@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 Body = list[list[str | int | Repeat]]
 
-STEPS = 10  # per character of a pattern, because patterns are slow to read
+STEPS_PER_CHARACTER = 10  # per character of a pattern, because patterns are slow to read
 LENGTHS = ("minLength", "maxLength")
 _EXCLUSIONS = frozenset((WITHOUT, UNLIKE))
-SMALL = 80  # states that are written although there is EBNF, whose masks of tokens would take 40 ms
+SMALL_AUTOMATON_STATES = (
+    80  # states that are written although there is EBNF, whose masks of tokens would take 40 ms
+)
 
 
 class _Asked(NamedTuple):
@@ -136,7 +138,7 @@ def _patterns(writer: Writer, plain: tuple[Schema, ...]) -> tuple[Tree, ...]:
             continue
         if not isinstance(pattern, str):
             raise writer.document.fault(node, "pattern", "expected a string", pattern)
-        writer.rules.spend(STEPS * len(pattern))
+        writer.rules.spend(STEPS_PER_CHARACTER * len(pattern))
         try:
             found[regular.simplified(patterns.read(pattern))] = None
         except patterns.Malformed as error:
@@ -175,7 +177,7 @@ def _together(writer: Writer, asked: _Asked) -> Made:
         one = _without_implied(one)
         found = _direct(writer, one)
         if found is None or any(map(regular.repeats_choice, one.wholes)):
-            small = _automaton(writer, one, automata.MAX_STATES if found is None else SMALL)
+            small = _automaton(writer, one, automata.MAX_STATES if found is None else SMALL_AUTOMATON_STATES)
             found = found if small is None else small
         if found is None:
             found = _direct(writer, one, freely=True)

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import msgspec
 
-LAST = 0x10FFFF
+LAST_CHARACTER = 0x10FFFF
 Ranges = list[tuple[int, int]]
-REMEMBERED = 8  # ranges in a class of characters
+MAX_RANGES = 8  # ranges in a class of characters
 
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x09: "\\t", 0x0A: "\\n", 0x0C: "\\f", 0x0D: "\\r"}
 _UNSAFE: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F), (0xD800, 0xDFFF)]
@@ -57,7 +57,7 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
         if low > at:
             found.append((at, low - 1))
         at = max(at, high + 1)
-    return [*found, (at, LAST)] if at <= LAST else found
+    return [*found, (at, LAST_CHARACTER)] if at <= LAST_CHARACTER else found
 
 
 def intersection(one: Iterable[tuple[int, int]], other: Ranges) -> Ranges:
@@ -66,7 +66,7 @@ def intersection(one: Iterable[tuple[int, int]], other: Ranges) -> Ranges:
 
 def in_string(ranges: Ranges) -> str | None:
     """Return one character of these in its JSON string form; None if there is none."""
-    return _in_string(tuple(ranges)) if len(ranges) <= REMEMBERED else _in_string.__wrapped__(tuple(ranges))
+    return _in_string(tuple(ranges)) if len(ranges) <= MAX_RANGES else _in_string.__wrapped__(tuple(ranges))
 
 
 @lru_cache(maxsize=1024)

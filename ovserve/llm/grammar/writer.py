@@ -31,11 +31,11 @@ _OBJECT_SIGNS = frozenset(
 )  # fmt: skip
 _ARRAY_SIGNS = frozenset(("items", "prefixItems", "unevaluatedItems"))
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
-WRITING = 20  # steps that the smallest schema takes
-PARAMETER = 15  # steps that a parameter written apart takes
-COMPARISONS = 4000  # of conjunctions, in all unions of a schema
+SCHEMA_STEPS = 20  # steps that the smallest schema takes
+PARAMETER_STEPS = 15  # steps that a parameter written apart takes
+MAX_COMPARISONS = 4000  # of conjunctions, in all unions of a schema
 MAX_WHOLE = 2**53  # up to which a double is one integer
-DIGIT = 4  # characters of a number's text that take as long as a step
+CHARACTERS_PER_STEP = 4  # characters of a number's text that take as long as a step
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Writer:
         self, root: Any, what: str, *, exact: bool = True, conditions: Enforced = "narrowly"
     ) -> None:
         self.exact = exact
-        self.comparisons = COMPARISONS  # left for finding out which branches exclude each other
+        self.comparisons = MAX_COMPARISONS  # left for finding out which branches exclude each other
         self.rules = Rules(what)
         self.document = Document(root, self.rules, what, conditions)
         self._known: dict[Any, tuple[int, Conjunction]] = {}  # holds the objects whose ids are the key
@@ -87,7 +87,7 @@ class Writer:
 
     def grammar(self, schema: Any) -> str | None:
         """Return EBNF of the schema's instances; None if there are none."""
-        self.rules.spend(WRITING)
+        self.rules.spend(SCHEMA_STEPS)
         first = self.of(schema)
         self.finish()
         grammar = self.rules.write(first)
@@ -223,7 +223,7 @@ class Writer:
         except numbers.Inexpressible:
             self.asked(plain, *_BOUNDS)
             found = expression(numbers.Range())
-        self.rules.spend(len(found or "") // DIGIT)
+        self.rules.spend(len(found or "") // CHARACTERS_PER_STEP)
         return [] if found is None else [[self.rules.text(found)]]
 
     def bounds(self, plain: tuple[Schema, ...], range_: numbers.Range) -> None:
@@ -258,5 +258,5 @@ def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
     writer = Writer(schema, what)
     conjunction = writer.document.conjunction(schema)
     found = objects.named(writer, conjunction) if conjunction is not None else []
-    writer.rules.spend(PARAMETER * len(found))
+    writer.rules.spend(PARAMETER_STEPS * len(found))
     return found

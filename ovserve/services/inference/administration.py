@@ -27,7 +27,7 @@ from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.entries import DEFAULT_VERSIONS
 from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.spec import ServableSpec
-from ovserve.serving.status import VERSION, ReloadResult, ServableStatus, VersionState
+from ovserve.serving.status import GRAPH_VERSION, ReloadResult, ServableStatus, VersionState
 
 VERBOSE = "log_verbose_level"
 _LEVELS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
@@ -195,9 +195,11 @@ def _specs_of(entry: Entry, field: str) -> list[ServableSpec]:
     if looks_plain(base):
         given = {"model_version_policy": entry.policy} if entry.policy else {}
         return model_specs(entry.name, base.absolute(), given, origin)
-    versions = entry.policy.get("specific", {}).get("versions", [VERSION])
-    if versions != [VERSION]:
-        raise InvalidArgument(f"{field}: a graph has only version {VERSION}, got {versions}", param=field)
+    versions = entry.policy.get("specific", {}).get("versions", [GRAPH_VERSION])
+    if versions != [GRAPH_VERSION]:
+        raise InvalidArgument(
+            f"{field}: a graph has only version {GRAPH_VERSION}, got {versions}", param=field
+        )
     return [ServableSpec.of_directory(entry.name, base, origin=origin)]
 
 

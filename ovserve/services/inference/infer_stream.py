@@ -25,7 +25,7 @@ from ovserve.telemetry.counters import GRPC_STREAM
 
 EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 SIDE_BY_SIDE = 64  # requests of one stream that run at once; the next is read when one of them ends
-IDS = 1024  # request ids in one run, remembered for their responses
+MAX_REQUEST_IDS = 1024  # request ids in one run, remembered for their responses
 
 # a failure: the message could not be parsed as a request
 Requests = AsyncIterator[InferRequest | InferFailure]
@@ -150,7 +150,7 @@ async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: di
                 ids[await run.send(request, partial=True)] = request.id
             except OvserveError as exc:
                 await run.report(InferFailure(request.id, exc))
-            if len(ids) > IDS:
+            if len(ids) > MAX_REQUEST_IDS:
                 del ids[next(iter(ids))]
     finally:
         run.close()

@@ -17,7 +17,7 @@ from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import State
 from ovserve.serving.sessions import input_info, output_info
-from ovserve.serving.status import VERSION
+from ovserve.serving.status import GRAPH_VERSION
 from ovserve.telemetry.counters import Call, Front
 
 BACKEND = "ovserve"
@@ -53,7 +53,7 @@ class ModelMetadata:
     outputs: tuple[End, ...]
     decoupled: bool = True  # any graph may answer one request many times
     platform: str = "OpenVINO"
-    versions: tuple[str, ...] = (str(VERSION),)
+    versions: tuple[str, ...] = (str(GRAPH_VERSION),)
     rt_info: Mapping[str, object] = field(default_factory=dict)  # the model's own description, if it has one
 
 

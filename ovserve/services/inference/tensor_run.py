@@ -25,7 +25,7 @@ from ovserve.telemetry.counters import Front, Outcome
 PYTHON = "OVMS_PY_TENSOR"  # begins the tag of a stream whose tensors may be of any datatype and size
 TIMESTAMP = "OVMS_MP_TIMESTAMP"
 LAST_TIMESTAMP = 2**62
-AHEAD = 16  # packets read from the graph before the client has read them
+PACKETS_AHEAD = 16  # packets read from the graph before the client has read them
 
 _Item = tuple[str, Packet] | InferFailure | OvserveError | None  # None: an output has ended
 
@@ -48,7 +48,7 @@ class TensorRun:
         self._servable, self._front = servable, front
         self._held = ExitStack()
         self._open = len(self.outputs)
-        self._packets: asyncio.Queue[_Item] = asyncio.Queue(AHEAD)
+        self._packets: asyncio.Queue[_Item] = asyncio.Queue(PACKETS_AHEAD)
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TensorRun:

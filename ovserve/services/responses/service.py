@@ -184,7 +184,7 @@ def check_page(limit: int, order: str) -> None:
         raise InvalidArgument(f"order: expected asc or desc, got {order!r}", param="order")
 
 
-SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class Checkpoints:
@@ -195,7 +195,7 @@ class Checkpoints:
         store: ResponseStore,
         runs: Mapping[str, Run],
         cancel: Callable[[Run], Awaitable[None]],
-        seconds: float = SECONDS,
+        seconds: float = RETRY_SECONDS,
     ) -> None:
         self._store, self._runs, self._cancel, self._seconds = store, runs, cancel, seconds
         self._task: asyncio.Task[None] | None = None
@@ -238,7 +238,7 @@ TRUNCATED = "x-ovserve-truncated"
 REPETITION = "x-ovserve-repetition"
 STORE_SECONDS = 0.5  # a disk that takes longer is not waited for
 SERVER_STOPPED = "the server was stopped while this response was being generated"
-KEPT = 256  # background responses held in memory because the store failed at their end
+MAX_UNSTORED_RESPONSES = 256  # background responses held in memory because the store failed at their end
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +378,7 @@ class ResponsesService:
             return
         # Its client was promised to find it here: keep it as long as there are few of them.
         kept = [id_ for id_, other in self._runs.items() if other.ended]
-        for id_ in kept[:-KEPT]:
+        for id_ in kept[:-MAX_UNSTORED_RESPONSES]:
             del self._runs[id_]
 
     # -- background

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 MAX_CHAIN = 10_000
 PURGE_SECONDS = 60.0
-ROOM = 0.9  # of max_bytes is left after making room, so that not every write has to
+ROOM_RATIO = 0.9  # of max_bytes is left after making room, so that not every write has to
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ class ResponseStore:
             db.execute("DELETE FROM responses WHERE expires <= ? AND server = ''", (now,))
         if self._used(db) <= self.max_bytes:
             return
-        while self._used(db) > self.max_bytes * ROOM:
+        while self._used(db) > self.max_bytes * ROOM_RATIO:
             owners = db.execute("SELECT owner FROM usage ORDER BY bytes DESC").fetchall()
             if not any(self._evict(db, owner) for (owner,) in owners):
                 break

@@ -23,7 +23,7 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.tensors.files import is_model_file, model_file, unfinished
 from ovserve.kinds.tensors.spec import KSERVE_TYPES, TensorSpec
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
-from ovserve.serving.status import VERSION
+from ovserve.serving.status import GRAPH_VERSION
 
 MAX_BATCH, MAX_DELAY = 1024, 1_000_000  # rows, microseconds
 MAX_NIREQ = 100_000
@@ -93,7 +93,7 @@ def model_specs(name: str, base: Path, given: Mapping[str, Any], origin: str) ->
         options, policy = _options(given), _policy(given.get("model_version_policy"))
         places, warnings = _places(base)
     except LoadError as error:
-        return [_spec(name, base, VERSION, None, origin, error.reason)]
+        return [_spec(name, base, GRAPH_VERSION, None, origin, error.reason)]
     faults = {version: fault for version, path in places.items() if (fault := unfinished(path))}
     wanted = {*policy.of([version for version in places if version not in faults])}
     wanted |= {version for version in policy.of(list(places)) if version in faults}
@@ -173,7 +173,7 @@ def _places(base: Path) -> tuple[dict[int, Path], tuple[str, ...]]:
     if base.is_file():
         if not is_model_file(base):
             raise LoadError(f"base_path: {base} is not a model file")
-        return {VERSION: base}, ()
+        return {GRAPH_VERSION: base}, ()
     if not base.is_dir():
         nothing = "" if cloud_fault(base) else "; neither a graph nor a model is there"
         raise LoadError(f"base_path: {absent(base)}{nothing}")
@@ -181,7 +181,7 @@ def _places(base: Path) -> tuple[dict[int, Path], tuple[str, ...]]:
     if found:
         return found, warnings
     if _has_model(base):
-        return {VERSION: base}, ()
+        return {GRAPH_VERSION: base}, ()
     raise LoadError("base_path: " + "; ".join((nothing_served(base), *warnings)))
 
 

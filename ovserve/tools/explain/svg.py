@@ -12,11 +12,11 @@ from xml.sax.saxutils import escape
 
 from ovserve.tools.explain.diagram import Diagram, NodeBox, PortRow
 
-LINE = 16  # pixels
-LETTER = 6.7  # width of one letter of 11 px monospace
-PAD = 10
+LINE_PIXELS = 16  # pixels
+LETTER_PIXELS = 6.7  # width of one letter of 11 px monospace
+PAD_PIXELS = 10
 GAP_X, GAP_Y, EDGE = 36, 64, 24
-LANE = 12
+LANE_PIXELS = 12
 STYLE = (
     "svg{background:#fff}text{font:11px monospace;fill:#222}.name{font-weight:bold}.type,.more{fill:#777}"
     "rect{fill:#f7f9fc;stroke:#4a6fa5}path{fill:none;stroke:#4a6fa5}.back{stroke-dasharray:4 3}"
@@ -44,12 +44,12 @@ class _Box:
     @property
     def width(self) -> float:
         letters = max((len(text) for _, text in self.lines), default=0)
-        ends = max(len(self.takes), len(self.makes)) * 2 * LANE
-        return max(letters * LETTER + 2 * PAD, ends) if self.lines else LANE
+        ends = max(len(self.takes), len(self.makes)) * 2 * LANE_PIXELS
+        return max(letters * LETTER_PIXELS + 2 * PAD_PIXELS, ends) if self.lines else LANE_PIXELS
 
     @property
     def height(self) -> float:
-        return len(self.lines) * LINE + PAD if self.lines else self.passed
+        return len(self.lines) * LINE_PIXELS + PAD_PIXELS if self.lines else self.passed
 
     def end(self, port: PortRow) -> Point:
         """Return where the line of `port` begins or ends: inputs at the top, outputs at the bottom."""
@@ -63,7 +63,7 @@ class _Box:
             size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
             yield f'<rect x="{self.x:.0f}" y="{self.y:.0f}" {size} rx="4"/>'
         for i, (kind, text) in enumerate(self.lines):
-            at = f'x="{self.x + PAD:.0f}" y="{self.y + (i + 1) * LINE:.0f}"'
+            at = f'x="{self.x + PAD_PIXELS:.0f}" y="{self.y + (i + 1) * LINE_PIXELS:.0f}"'
             yield f'<text {at} class="{kind}">{escape(text)}</text>'
 
 
@@ -82,7 +82,7 @@ def draw(diagram: Diagram) -> str:
     rows, lines = _boxes(diagram)
     _place(rows, lines)
     boxes = [box for row in rows for box in row]
-    width = max(box.x + box.width for box in boxes) + EDGE + LANE
+    width = max(box.x + box.width for box in boxes) + EDGE + LANE_PIXELS
     height = max(box.y + box.height for box in boxes) + EDGE
     size = f"{width:.0f} {height:.0f}"
     out = [
@@ -96,7 +96,7 @@ def draw(diagram: Diagram) -> str:
     for line in lines:
         if line.stream not in named:
             named.add(line.stream)
-            (x, y), below = line.start[0].end(line.start[1]), LINE + 8 * (len(named) % 2)
+            (x, y), below = line.start[0].end(line.start[1]), LINE_PIXELS + 8 * (len(named) % 2)
             out.append(
                 f'<text x="{x + 4:.0f}" y="{y + below:.0f}" class="stream">{escape(line.stream)}</text>'
             )
@@ -193,12 +193,12 @@ def _streams(ports: Sequence[PortRow]) -> tuple[PortRow, ...]:
 def _path(line: _Line) -> str:
     start, end = line.start[0].end(line.start[1]), line.end[0].end(line.end[1])
     if line.back:  # around the left side of the box
-        left = min(line.start[0].x, line.end[0].x) - LANE
-        turns = f"v{LANE} H{left:.0f} V{end[1] - LANE:.0f} H{end[0]:.0f} V{end[1]:.0f}"
+        left = min(line.start[0].x, line.end[0].x) - LANE_PIXELS
+        turns = f"v{LANE_PIXELS} H{left:.0f} V{end[1] - LANE_PIXELS:.0f} H{end[0]:.0f} V{end[1]:.0f}"
         path, kind = f"M{start[0]:.0f},{start[1]:.0f} {turns}", ' class="back"'
     else:
         path, kind = f"M{start[0]:.0f},{start[1]:.0f}", ""
-        (x, y), stops = start, [(lane.x + LANE / 2, lane.y, lane.height) for lane in line.lanes]
+        (x, y), stops = start, [(lane.x + LANE_PIXELS / 2, lane.y, lane.height) for lane in line.lanes]
         for to, top, height in [*stops, (*end, 0.0)]:
             middle = (y + top) / 2
             path += f" C{x:.0f},{middle:.0f} {to:.0f},{middle:.0f} {to:.0f},{top:.0f}"

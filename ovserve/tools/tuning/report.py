@@ -10,7 +10,7 @@ from ovserve.tools.tuning.search import Comparison, Found, Trial
 from ovserve.tools.tuning.texts import Difference
 
 HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
-WIDTH = 48  # characters of the plot
+PLOT_CHARACTERS = 48  # characters of the plot
 
 
 def rows(found: Found) -> list[list[str]]:
@@ -54,17 +54,17 @@ def plot(found: Found) -> str:
     wide = max((len(name) for name, _ in drawn), default=0)
 
     def at(value: float) -> int:
-        return round((value - low) / (high - low) * (WIDTH - 1))
+        return round((value - low) / (high - low) * (PLOT_CHARACTERS - 1))
 
     lines = []
     for name, ratios in drawn:
-        cells = [" "] * WIDTH
+        cells = [" "] * PLOT_CHARACTERS
         cells[at(1.0)] = ":"
         for i in range(at(min(ratios)), at(max(ratios)) + 1):
             cells[i] = "-"
         cells[at(median(ratios))] = "o"
         lines.append(f"{name.ljust(wide)}  {''.join(cells)}  {median(ratios):.2f}")
-    scale = f"{low:.2f}".ljust(WIDTH - 4) + f"{high:.2f}"
+    scale = f"{low:.2f}".ljust(PLOT_CHARACTERS - 4) + f"{high:.2f}"
     return "\n".join([*lines, f"{' ' * wide}  {scale}"])
 
 

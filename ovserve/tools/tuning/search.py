@@ -25,7 +25,7 @@ PAIRS_TO_TELL = 3  # for a candidate that cannot win, so that the operator knows
 CONTROL_PAIRS = 3
 MOST_ON_CONTROL = 0.3  # of the budget; a slow model's noise is known less well
 FINAL_PAIRS = 5
-HOPELESS = 0.95  # a median below it ends a match early
+HOPELESS_RATIO = 0.95  # a median below it ends a match early
 LEAST_GAIN, MOST_NOISE = 0.02, 0.10
 
 Outcome = Literal["taken", "slower", "no gain", "other text", "loses features", "failed", "no time"]
@@ -247,7 +247,7 @@ class Search:
     def _settled(self, match: Comparison) -> bool:
         if len(match.pairs) < LEAST_PAIRS:
             return False
-        if match.median < HOPELESS or self._time_left() < self._pair_seconds:
+        if match.median < HOPELESS_RATIO or self._time_left() < self._pair_seconds:
             return True
         # After three pairs without a sufficient gain, two more cannot turn the median.
         return len(match.pairs) > LEAST_PAIRS and max(match.ratios) <= 1 + self._noise

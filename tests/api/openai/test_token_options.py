@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.api.openai.sampling import LARGEST, MAX_BIASES
+from ovserve.api.openai.sampling import MAX_BIAS, MAX_BIASES
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.llm.decoding import MAX_ASSISTANT_TOKENS, Mode, refuse_combination
@@ -49,7 +49,7 @@ def top(name: str, count: int) -> dict[str, Any]:
 
 
 IDS = st.integers(0, VOCABULARY - 1)
-VALUES = st.floats(-LARGEST, LARGEST) | st.integers(-LARGEST, LARGEST)
+VALUES = st.floats(-MAX_BIAS, MAX_BIAS) | st.integers(-MAX_BIAS, MAX_BIAS)
 
 
 @given(bias=st.dictionaries(IDS, VALUES, max_size=40), name=st.sampled_from(OPENAI))
@@ -75,7 +75,7 @@ def test_a_key_is_a_token_id_or_a_400(key: str, value: float) -> None:
     assert caught.value.param == "logit_bias"
 
 
-@given(value=st.floats().filter(lambda value: not abs(value) <= LARGEST))
+@given(value=st.floats().filter(lambda value: not abs(value) <= MAX_BIAS))
 def test_no_other_number_is_a_bias(value: float) -> None:
     with pytest.raises(InvalidArgument, match=r"logit_bias|not valid JSON"):
         sampling("chat/completions", logit_bias={"5": value})

@@ -15,7 +15,7 @@ from ovserve.kinds.text.worker.decoding.sequence import Sequence
 from ovserve.kinds.text.worker.paged.beams import BeamSearch
 from ovserve.kinds.text.worker.paged.blocks import BlockPool, TokenSequence
 from ovserve.kinds.text.worker.paged.budget import PromptBudget
-from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 from ovserve.kinds.text.worker.paged.sampler import Choice
 from ovserve.kinds.text.worker.paged.scheduler import Scheduler
@@ -31,7 +31,7 @@ class Engine:
     """The steps of `PagedEngine`, whose logits are a function of the tokens that the cache has."""
 
     def __init__(self, *, caches: bool, tokens: int = 64) -> None:
-        self.cache = np.full((BLOCKS, BLOCK), NOTHING)
+        self.cache = np.full((BLOCKS, BLOCK_TOKENS), NOTHING)
         self.pool = BlockPool(BLOCKS, caches=caches, copy=self.copy)
         self.scheduler = Scheduler(self.pool, tokens, 8, PromptBudget())
         self.ended: dict[int, list[tuple[int, ...]]] = {}
@@ -91,13 +91,15 @@ class Engine:
         sequence = item.sequence
         end = sequence.num_computed_tokens + item.tokens
         for at in range(sequence.num_computed_tokens, end):
-            self.cache[sequence.block_table[at // BLOCK], at % BLOCK] = sequence.ids[at]
+            self.cache[sequence.block_table[at // BLOCK_TOKENS], at % BLOCK_TOKENS] = sequence.ids[at]
         tokens = self.read(sequence, end)
         assert tokens == sequence.ids[:end].tolist(), "the cache has other tokens than the sequence"
         return logits_of(tokens)
 
     def read(self, sequence: TokenSequence, end: int) -> list[int]:
-        return [int(self.cache[sequence.block_table[at // BLOCK], at % BLOCK]) for at in range(end)]
+        return [
+            int(self.cache[sequence.block_table[at // BLOCK_TOKENS], at % BLOCK_TOKENS]) for at in range(end)
+        ]
 
 
 def logits_of(tokens: list[int]) -> np.ndarray:
@@ -116,12 +118,12 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(
         token=st.integers(1, 2),
-        length=st.integers(1, 3 * BLOCK),
+        length=st.integers(1, 3 * BLOCK_TOKENS),
         shape=st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 2), (4, 4), (7, 1)]),
-        most=st.integers(1, 2 * BLOCK),
+        most=st.integers(1, 2 * BLOCK_TOKENS),
     )
     def add(self, token: int, length: int, shape: tuple[int, int], most: int) -> None:
-        most = min(most, BLOCKS * BLOCK - length)
+        most = min(most, BLOCKS * BLOCK_TOKENS - length)
         self.engine.add([token] * length, *shape, most)
 
     @rule(steps=st.integers(1, 40))
@@ -169,7 +171,7 @@ def ended(engine: Engine, running: Running) -> list[tuple[int, ...]]:
 
 def test_beams_share_what_they_have_in_common_and_copy_what_they_write() -> None:
     engine = Engine(caches=False)
-    running = engine.add([1] * (2 * BLOCK + 5), 4, 1, 20)
+    running = engine.add([1] * (2 * BLOCK_TOKENS + 5), 4, 1, 20)
     while not running.beams:
         engine.step()
     assert engine.pool.used == 3, "the prompt is there once"
@@ -180,11 +182,11 @@ def test_beams_share_what_they_have_in_common_and_copy_what_they_write() -> None
 
 
 def test_a_search_begins_again_where_older_answers_needed_its_blocks() -> None:
-    prompt, most = [2] * (BLOCK - 3), 2 * BLOCK
+    prompt, most = [2] * (BLOCK_TOKENS - 3), 2 * BLOCK_TOKENS
     alone = ended(engine := Engine(caches=False), engine.add(prompt, 4, 2, most))
     assert len(set(alone)) > 1
     engine = Engine(caches=False)
-    older = [engine.add([1] * BLOCK, 1, 1, 4 * BLOCK) for _ in range(2)]
+    older = [engine.add([1] * BLOCK_TOKENS, 1, 1, 4 * BLOCK_TOKENS) for _ in range(2)]
     for _ in range(2):
         engine.step()
     running = engine.add(prompt, 4, 2, most)
@@ -200,9 +202,9 @@ def test_a_search_begins_again_where_older_answers_needed_its_blocks() -> None:
 
 def test_a_search_starts_when_there_is_room_for_all_that_it_may_become() -> None:
     engine = Engine(caches=False)
-    first = engine.add([1] * BLOCK, 4, 1, 2 * BLOCK)  # 9 blocks of 14
-    second = engine.add([2] * BLOCK, 4, 1, 2 * BLOCK)
-    younger = engine.add([3] * BLOCK, 1, 1, 2)
+    first = engine.add([1] * BLOCK_TOKENS, 4, 1, 2 * BLOCK_TOKENS)  # 9 blocks of 14
+    second = engine.add([2] * BLOCK_TOKENS, 4, 1, 2 * BLOCK_TOKENS)
+    younger = engine.add([3] * BLOCK_TOKENS, 1, 1, 2)
     engine.step()
     assert first.beams
     while not second.beams:
@@ -216,11 +218,11 @@ def test_a_search_starts_when_there_is_room_for_all_that_it_may_become() -> None
 
 def test_a_full_cache_ends_a_search_with_what_it_has() -> None:
     engine = Engine(caches=False)
-    running = engine.add([3] * (BLOCK * 6), 7, 1, BLOCKS * BLOCK - 6 * BLOCK)
+    running = engine.add([3] * (BLOCK_TOKENS * 6), 7, 1, BLOCKS * BLOCK_TOKENS - 6 * BLOCK_TOKENS)
     found = ended(engine, running)
     assert found
     assert engine.pool.available == BLOCKS
-    assert max(map(len, found)) < 2 * BLOCK, "eight blocks for seven beams"
+    assert max(map(len, found)) < 2 * BLOCK_TOKENS, "eight blocks for seven beams"
 
 
 def test_more_beams_than_a_step_has_tokens() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ovserve.kinds.text.worker.paged.blocks import GROWTH_BLOCKS, ROOT, BlockPool
-from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 
 SIZE = 12
 
@@ -20,7 +20,7 @@ def no_copy(source: int, target: int) -> None:
 
 def ids_of(tokens: list[int]) -> array[int]:
     """A block of each token."""
-    return array("q", [token for token in tokens for _ in range(BLOCK)])
+    return array("q", [token for token in tokens for _ in range(BLOCK_TOKENS)])
 
 
 class Pool(RuleBasedStateMachine):
@@ -74,22 +74,22 @@ class Pool(RuleBasedStateMachine):
 TestPool = Pool.TestCase
 
 
-@given(st.integers(1, 3 * BLOCK))
+@given(st.integers(1, 3 * BLOCK_TOKENS))
 def test_the_last_token_is_never_found(tokens: int) -> None:
     pool, ids = BlockPool(4, caches=True, copy=no_copy), array("q", [1] * tokens)
     before = ROOT
-    for at in range(tokens // BLOCK):
+    for at in range(tokens // BLOCK_TOKENS):
         block = pool.take()
         assert block is not None
-        before = pool.publish(block, before, ids[at * BLOCK : (at + 1) * BLOCK])
-    assert len(pool.find(ids)) == (tokens - 1) // BLOCK
+        before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
+    assert len(pool.find(ids)) == (tokens - 1) // BLOCK_TOKENS
 
 
 def test_without_a_cache_nothing_is_found() -> None:
-    pool, ids = BlockPool(4, caches=False, copy=no_copy), array("q", [1] * 3 * BLOCK)
+    pool, ids = BlockPool(4, caches=False, copy=no_copy), array("q", [1] * 3 * BLOCK_TOKENS)
     block = pool.take()
     assert block is not None
-    pool.publish(block, ROOT, ids[:BLOCK])
+    pool.publish(block, ROOT, ids[:BLOCK_TOKENS])
     assert pool.find(ids) == []
 
 
@@ -102,7 +102,7 @@ def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> No
             block = pool.take()
             assert block is not None
             blocks.append(block)
-            before = pool.publish(block, before, ids[at * BLOCK : (at + 1) * BLOCK])
+            before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
         pool.release(blocks)
     assert pool.take() is not None
     assert [len(pool.find(ids + array("q", [0]))) for ids in (first, second)] == [1, 2]

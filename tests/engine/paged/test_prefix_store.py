@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ovserve.kinds.text.worker.paged.blocks import ROOT, BlockPool, digest_of
-from ovserve.kinds.text.worker.paged.model import BLOCK
-from ovserve.kinds.text.worker.paged.prefix_store import PAGE, PrefixStore, store_file
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
+from ovserve.kinds.text.worker.paged.prefix_store import PAGE_BYTES, PrefixStore, store_file
 
 BLOCKS, MANY = 8, 1 << 30
 WRITE = """
@@ -115,7 +115,7 @@ def test_a_damaged_block_is_not_there(file: Path, processes: list[subprocess.Pop
     process.kill()
     process.wait()
     data = bytearray(file.read_bytes())
-    slot = next(at for at in range(PAGE, len(data), PAGE) if data[at : at + 5] == b"ovskv")
+    slot = next(at for at in range(PAGE_BYTES, len(data), PAGE_BYTES) if data[at : at + 5] == b"ovskv")
     data[slot + place] ^= 1
     file.write_bytes(data)
     arrays = caches()
@@ -142,7 +142,7 @@ def test_a_file_cut_within_a_block(file: Path, processes: list[subprocess.Popen[
 
 
 def test_the_file_has_a_bound(file: Path, processes: list[subprocess.Popen[str]]) -> None:
-    size = 2 * 3 * PAGE + PAGE - 1
+    size = 2 * 3 * PAGE_BYTES + PAGE_BYTES - 1
     process = write(file, "2,0,5,3", size, processes)
     process.kill()
     process.wait()
@@ -158,7 +158,7 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
     store = PrefixStore(file, MANY, arrays)
     pool = BlockPool(BLOCKS, caches=True, copy=lambda *_: None, store=store)
     random = np.random.default_rng(1)
-    sequences = [array("q", random.integers(0, 9, 3 * BLOCK + 1).tolist()) for _ in range(12)]
+    sequences = [array("q", random.integers(0, 9, 3 * BLOCK_TOKENS + 1).tolist()) for _ in range(12)]
     right: dict[bytes, list[np.ndarray]] = {}
     for item in range(4):
         for ids in sequences:
@@ -176,7 +176,7 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
                 for one in arrays:
                     one[block] = random.integers(0, 256, one.shape[1], np.uint8)
                 table.append(block)
-                before = pool.publish(block, before, ids[at * BLOCK : (at + 1) * BLOCK])
+                before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
                 right[before] = [one[block].copy() for one in arrays]
                 deadline = time.monotonic() + 60
                 while not store.has(before):
@@ -189,9 +189,9 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
 def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> None:
     """Room for six blocks: a prompt of three, which is asked again and again, and others in between."""
     arrays = caches()
-    store = PrefixStore(file, 6 * 3 * PAGE, arrays)
+    store = PrefixStore(file, 6 * 3 * PAGE_BYTES, arrays)
     pool = BlockPool(BLOCKS, caches=True, copy=lambda *_: None, store=store)
-    often = array("q", [1] * 3 * BLOCK + [0])
+    often = array("q", [1] * 3 * BLOCK_TOKENS + [0])
 
     def ask(ids: array[int]) -> list[bytes]:
         found = pool.find(ids)
@@ -201,7 +201,9 @@ def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> N
             assert block is not None
             table.append(block)
             digests.append(
-                pool.publish(block, digests[-1] if at else ROOT, ids[at * BLOCK : (at + 1) * BLOCK])
+                pool.publish(
+                    block, digests[-1] if at else ROOT, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]
+                )
             )
             deadline = time.monotonic() + 60
             while not store.has(digests[-1]):
@@ -212,7 +214,7 @@ def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> N
 
     first = ask(often)
     for number in range(2, 6):
-        ask(array("q", [number] * 3 * BLOCK + [0]))
+        ask(array("q", [number] * 3 * BLOCK_TOKENS + [0]))
         assert all(store.has(known) for known in first)
         assert ask(often) == first
 
@@ -224,7 +226,7 @@ def test_blocks_that_are_taken_away_are_not_written(file: Path) -> None:
     pool = BlockPool(BLOCKS - 1, caches=True, copy=lambda *_: None, store=store)
     written: dict[bytes, int] = {}
     for number in range(2000):
-        ids = array("q", [number] * BLOCK)
+        ids = array("q", [number] * BLOCK_TOKENS)
         block = pool.take()
         assert block is not None
         for one in arrays:
@@ -255,6 +257,6 @@ def test_other_weights_have_another_file(tmp_path: Path) -> None:
 
 
 def test_digests_depend_on_everything_before() -> None:
-    one, two = array("q", [1] * BLOCK), array("q", [2] * BLOCK)
+    one, two = array("q", [1] * BLOCK_TOKENS), array("q", [2] * BLOCK_TOKENS)
     assert digest_of(digest_of(ROOT, one), two) != digest_of(digest_of(ROOT, two), two)
     assert digest_of(ROOT, one) != digest_of(ROOT, two)

@@ -22,7 +22,12 @@ from ovserve.errors import InvalidArgument
 from ovserve.kinds.tensors.spec import GivenTensor, InferArguments, TensorSpec
 from ovserve.kinds.tensors.worker.batching import _power_of_two
 from ovserve.kinds.tensors.worker.engine import TensorEngine
-from ovserve.kinds.tensors.worker.fixed_shapes import COUNTED, OFTEN, REPLACED, FixedShapes
+from ovserve.kinds.tensors.worker.fixed_shapes import (
+    FREQUENT_CALLS,
+    MAX_COUNTED_SHAPES,
+    REPLACEMENT_FACTOR,
+    FixedShapes,
+)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -92,7 +97,7 @@ def test_a_compilation_on_which_a_call_fails_is_given_up(tmp_path: Path) -> None
     rows = np.ones((5, 4), np.float32)
     right, wrong = np.array([1, 1, 1, 0, 0], np.int32), np.array([1, 1, 1, 1, 0], np.int32)
     with engine(chosen_rows(tmp_path)) as made:
-        for _ in range(OFTEN):
+        for _ in range(FREQUENT_CALLS):
             infer(made, rows, right)
         wait_until(lambda: bool(fixed(made)._made))
         infer(made, rows, right)
@@ -110,15 +115,15 @@ def test_shapes_that_do_not_go_together_are_not_compiled(
 ) -> None:
     with engine(plain_models / "product/1") as made:
         found = fixed(made)
-        for _ in range(2 * OFTEN):
+        for _ in range(2 * FREQUENT_CALLS):
             assert infer(made, np.ones((2, 0), np.float32), np.ones((0, 4), np.float32))[0].shape == (2, 4)
         assert not found._making, "none for tensors without elements"
         wrong = np.ones((2, 3), np.float32), np.ones((5, 4), np.float32)
-        for _ in range(OFTEN):
+        for _ in range(FREQUENT_CALLS):
             with pytest.raises(InvalidArgument, match="(?i)incompatible"):
                 infer(made, *wrong)
         wait_until(lambda: not found._making)
-        for seed in range(OFTEN):
+        for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
         wait_until(lambda: rows_of(found) == [2])
         check_product(made, 2, 0)
@@ -128,11 +133,11 @@ def test_shapes_that_do_not_go_together_are_not_compiled(
 def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
         found = fixed(made)
-        for seed in range(OFTEN - 1):
+        for seed in range(FREQUENT_CALLS - 1):
             check_product(made, 2, seed)
         assert not found._made
         assert not found._making
-        check_product(made, 2, OFTEN)
+        check_product(made, 2, FREQUENT_CALLS)
         wait_until(lambda: bool(found._made))
         (compiled,) = found._made.values()
         assert not compiled.proven
@@ -150,19 +155,19 @@ def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_
 def test_other_shapes_take_over_when_more_calls_have_them(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
         found = fixed(made)
-        for seed in range(OFTEN):
+        for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
         wait_until(lambda: bool(found._made))
-        for seed in range(OFTEN):
+        for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
             check_product(made, 5, seed)
         assert rows_of(found) == [2], "they are used as often"
-        for seed in range(OFTEN):
+        for seed in range(FREQUENT_CALLS):
             check_product(made, 5, seed)
         wait_until(lambda: rows_of(found) == [5])
         check_product(made, 5, 2)
         check_product(made, 2, 2)
-        for seed in range(OFTEN * REPLACED - 2):
+        for seed in range(FREQUENT_CALLS * REPLACEMENT_FACTOR - 2):
             check_product(made, 7, seed)
         assert rows_of(found) == [5], "each change needs more calls than the last one"
 
@@ -173,20 +178,20 @@ def rows_of(found: FixedShapes) -> list[int]:
 
 def test_calls_of_ever_other_shapes_compile_nothing(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
-        for seed in range(3 * OFTEN):
-            check_product(made, 2 + seed % (COUNTED + 8), seed)
+        for seed in range(3 * FREQUENT_CALLS):
+            check_product(made, 2 + seed % (MAX_COUNTED_SHAPES + 8), seed)
         assert not fixed(made)._made
         assert not fixed(made)._making
-        assert len(fixed(made)._calls) <= COUNTED
+        assert len(fixed(made)._calls) <= MAX_COUNTED_SHAPES
 
 
 def test_shapes_that_come_no_more_make_room(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
-        for seed in range(4 * COUNTED):
-            check_product(made, 2 + seed % COUNTED, seed)
-        for seed in range(2 * OFTEN):
-            check_product(made, 2 + COUNTED, seed)
-        wait_until(lambda: rows_of(fixed(made)) == [2 + COUNTED])
+        for seed in range(4 * MAX_COUNTED_SHAPES):
+            check_product(made, 2 + seed % MAX_COUNTED_SHAPES, seed)
+        for seed in range(2 * FREQUENT_CALLS):
+            check_product(made, 2 + MAX_COUNTED_SHAPES, seed)
+        wait_until(lambda: rows_of(fixed(made)) == [2 + MAX_COUNTED_SHAPES])
 
 
 def test_threads_that_call_while_it_is_compiled_and_closed(plain_models: Path) -> None:
@@ -194,7 +199,7 @@ def test_threads_that_call_while_it_is_compiled_and_closed(plain_models: Path) -
 
     def work(made: TensorEngine, rows: int) -> None:
         try:
-            for seed in range(2 * OFTEN):
+            for seed in range(2 * FREQUENT_CALLS):
                 check_product(made, rows, seed)
         except BaseException as error:  # noqa: BLE001  the test reports it
             failures.append(error)
@@ -219,13 +224,13 @@ def test_a_model_that_answers_otherwise_keeps_its_own_compilation(
     ov.save_model(ov.Model([ops.add(given, noise)], [given], "noise"), tmp_path / "model.xml")
     with engine(tmp_path) as made:
         ones = np.ones((2, 4), np.float32)
-        for _ in range(OFTEN):
+        for _ in range(FREQUENT_CALLS):
             infer(made, ones)
         wait_until(lambda: bool(fixed(made)._made))
         (answered,) = infer(made, ones)
         assert (answered >= 1).all()
         assert not fixed(made).open
-        for _ in range(2 * OFTEN):
+        for _ in range(2 * FREQUENT_CALLS):
             infer(made, ones)
         assert not fixed(made)._made
     assert "answers otherwise: not used" in capfd.readouterr().out

@@ -20,8 +20,8 @@ from ovserve.kinds.encoders.worker.tokens import Framed, Row, check_ids, open_to
 from ovserve.llm.request import shown_token
 from ovserve.llm.token_bytes import token_bytes
 
-CALLS = 64  # at a time: each waits on a thread of its own while streams run its rows
-LOOK = 0.1  # seconds between two looks at whether a caller has left
+MAX_CALLS = 64  # at a time: each waits on a thread of its own while streams run its rows
+CANCEL_POLL_SECONDS = 0.1  # seconds between two looks at whether a caller has left
 # A text longer than this is not tokenised: about 128 characters for each token that may come of it, and at
 # least 64 K, because spaces and unknown words make few tokens.
 CHARACTERS_PER_TOKEN, LEAST_CHARACTERS = 128, 1 << 16
@@ -50,7 +50,7 @@ class EncoderBackend:
         before, after = self.framed.before[:1], self.framed.after[-1:]
         return {
             "engine": f"openvino {openvino.__version__.partition('-')[0]}",
-            "max_calls": CALLS,
+            "max_calls": MAX_CALLS,
             "architecture": self.files.architecture,
             "vocab_size": self.vocab_size,
             "pad_token_id": self.files.pad_token_id,
@@ -135,7 +135,7 @@ class EncoderBackend:
     def wait(self, invocation: Invocation, job: Job) -> None:
         """Run a job. Raises Left when its caller leaves."""
         self.runner.submit(job)
-        while not job.done.wait(LOOK):
+        while not job.done.wait(CANCEL_POLL_SECONDS):
             if invocation.cancelled:
                 self.runner.withdraw(job)
                 raise Left

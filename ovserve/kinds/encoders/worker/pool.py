@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from ovserve.engine.protocol.call_backend import Invocation, Outcome
 from ovserve.kinds.encoders.worker.tokens import Row
 
-BUDGET = 512  # padded tokens of a batch
-SHORTER = 0.85  # the shortest row of a batch, as a part of the longest
-SLACK = 12  # or so many tokens shorter, where an inference costs more than the padding
+BATCH_TOKENS = 512  # padded tokens of a batch
+MIN_LENGTH_RATIO = 0.85  # the shortest row of a batch, as a part of the longest
+SLACK_TOKENS = 12  # or so many tokens shorter, where an inference costs more than the padding
 
 
 Then = Callable[["Job"], tuple[Invocation, Outcome]]
@@ -81,7 +81,7 @@ class Place(NamedTuple):
 class Pool:
     """The rows that wait. Not thread-safe: `runner.py` holds its lock."""
 
-    def __init__(self, budget: int = BUDGET) -> None:
+    def __init__(self, budget: int = BATCH_TOKENS) -> None:
         self._budget = budget
         self._jobs: deque[Job] = deque()  # those with rows that wait, in the order of their turns
         self.rows = 0
@@ -112,14 +112,14 @@ class Pool:
             self._count(job.waiting, -1)
         job.waiting = []
 
-    def take(self, most: int = BUDGET) -> list[Place]:
+    def take(self, most: int = BATCH_TOKENS) -> list[Place]:
         """Return the rows of the next batch, up to `most`; empty if none wait."""
         if not self._jobs:
             return []
         first = self._jobs[0]
         longest = first.waiting[-1][0]
         room = max(1, min(self._budget // max(1, longest), most))
-        shortest = min(int(longest * SHORTER), longest - SLACK)
+        shortest = min(int(longest * MIN_LENGTH_RATIO), longest - SLACK_TOKENS)
         taken: list[Place] = []
         for job in tuple(self._jobs):
             taken += _take(job, shortest, longest, room - len(taken))

@@ -22,19 +22,19 @@ from ovserve.engine.protocol.call_backend import Deliver
 from ovserve.errors import Internal
 from ovserve.kinds.encoders.spec import BatchCounts
 from ovserve.kinds.encoders.worker.model import OWN_STREAMS, Compiled, Output, usable_cores, weight_bytes
-from ovserve.kinds.encoders.worker.pool import BUDGET, Job, Place, Pool
+from ovserve.kinds.encoders.worker.pool import BATCH_TOKENS, Job, Place, Pool
 from ovserve.kinds.encoders.worker.shapes import FixedShape, Shapes
 from ovserve.kinds.encoders.worker.tokens import Row
 
 LARGE = 512 << 20  # bytes of weights; beyond, one compiled model over all cores: each has its own copy
-LINGER = 0.0015  # seconds after the last request that has arrived
+LINGER_SECONDS = 0.0015  # seconds after the last request that has arrived
 LONGEST_LINGER = 0.006  # seconds after the first
 # Requests at a time from which on the model over all cores does not run. With two, the second would wait for
 # the first, and threads that wait for each other spin: 170 texts a second where one client gets 190.
-ALONE = 1.5
+MAX_REQUESTS_ALONE = 1.5
 AT_ONCE = 0.00015  # seconds; the next request of one client takes at least twice as long
-FALL = 0.97  # of the maximum, per request
-REPORTED = 4096  # batches that are kept until a report takes them
+PEAK_DECAY = 0.97  # of the maximum, per request
+MAX_REPORTED_BATCHES = 4096  # batches that are kept until a report takes them
 
 
 class Batch(NamedTuple):
@@ -73,9 +73,9 @@ class Runner:
         self._present = 0.0  # requests that wait or run, as a slowly falling maximum
         self._free_since = 0.0  # the caller of `run`
         self._exclusive = False  # the model over all cores runs
-        self._padded: deque[int] = deque(maxlen=REPORTED)
+        self._padded: deque[int] = deque(maxlen=MAX_REPORTED_BATCHES)
         self._tokens = 0
-        self._waited: deque[float] = deque(maxlen=REPORTED)
+        self._waited: deque[float] = deque(maxlen=MAX_REPORTED_BATCHES)
         for number in range(len(self._streams.requests)):
             threading.Thread(target=self._work, args=(number,), name=f"stream{number}", daemon=True).start()
 
@@ -109,7 +109,7 @@ class Runner:
             idle = not self._pool.jobs and not self._running_jobs
             self._pool.add(job)
             # One client whose long texts are run without a wait would else stay on one core for long.
-            falling = (self._present + 1) / 2 if idle else self._present * FALL
+            falling = (self._present + 1) / 2 if idle else self._present * PEAK_DECAY
             self._present = max(falling, self._pool.jobs + self._running_jobs)
         self._newest = time.monotonic()
 
@@ -175,11 +175,11 @@ class Runner:
         them at once runs batches of one, at twice the cost of batches of four.
         """
         pool = self._pool
-        if pool.tokens * 2 > BUDGET:
+        if pool.tokens * 2 > BATCH_TOKENS:
             return 0.0
         if pool.jobs + 0.5 >= self._expected():
             return 0.0
-        left = min(self._newest + LINGER, pool.oldest + LONGEST_LINGER) - time.monotonic()
+        left = min(self._newest + LINGER_SECONDS, pool.oldest + LONGEST_LINGER) - time.monotonic()
         if left <= 0:  # in vain, so that a client which is left alone waits a few times only
             self._present = (self._present + pool.jobs + self._running_jobs) / 2
         return left
@@ -202,7 +202,7 @@ class Runner:
 
     def _is_lone(self) -> bool:
         """Return whether one client sends one row after the other."""
-        return not self._running and self._pool.rows == 1 and self._present < ALONE
+        return not self._running and self._pool.rows == 1 and self._present < MAX_REQUESTS_ALONE
 
     def _short(self) -> FixedShape | None:
         """Return the model for the one row that waits, if one thread is best for it."""
@@ -264,4 +264,4 @@ class Runner:
                 self._changed.notify()
 
 
-__all__ = ["BUDGET", "Runner"]
+__all__ = ["BATCH_TOKENS", "Runner"]

@@ -19,18 +19,18 @@ import openvino as ov
 from ovserve.kinds.encoders.worker.model import Output, matrix_bytes
 from ovserve.kinds.encoders.worker.tokens import Row
 
-TOKENS = 16  # lengths are multiples of it, which cost as much as any length between
-LONGEST = 32  # tokens; with more, all cores were faster even with AMX
+LENGTH_MULTIPLE = 16  # lengths are multiples of it, which cost as much as any length between
+MAX_SINGLE_CORE_TOKENS = 32  # tokens; with more, all cores were faster even with AMX
 MEMORY = 96 << 20  # bytes of matrices as float32: each model has its own copy of them
 # Looks for one size in a row, because a model takes long to compile. Among texts of other sizes it was slower
 # than the one over all cores: each has its own copy of the matrices, and the caches do not hold two.
-OFTEN = 32
-SAME = 1e-5  # of the largest value: an answer must not depend on the model that has made it
+FREQUENT_CALLS = 32
+EQUAL_TOLERANCE = 1e-5  # of the largest value: an answer must not depend on the model that has made it
 # One stream: of two, the one that is called was slower after the process had slept.
 ONE_CORE = {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
 ALL_CORES = {"PERFORMANCE_HINT": "LATENCY"}
-SLOWER = 1.2  # times as long on one core as on all: up to here, half the CPU time is worth it
-TIMES = 3  # inferences by each; the fastest counts, because other processes can only slow one down
+MAX_SLOWDOWN = 1.2  # times as long on one core as on all: up to here, half the CPU time is worth it
+TIMED_INFERENCES = 3  # inferences by each; the fastest counts, because other processes can only slow one down
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -76,7 +76,7 @@ class FixedShape:
 
         The library may compute what it folds into constants otherwise: MPNet differed by 1e-4.
         """
-        return bool(np.abs(made - known).max() <= SAME * np.abs(known).max())
+        return bool(np.abs(made - known).max() <= EQUAL_TOLERANCE * np.abs(known).max())
 
 
 class Shapes:
@@ -94,11 +94,11 @@ class Shapes:
 
     def find(self, tokens: int) -> FixedShape | None:
         """Return the model for a lone row of so many tokens; None if it should have none, or has none yet."""
-        size = -(-tokens // TOKENS) * TOKENS
+        size = -(-tokens // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
         if size != self._size:
             self._size, self._looks = size, 0
         self._looks += 1
-        if not self._open or size > LONGEST or self._looks < OFTEN:
+        if not self._open or size > MAX_SINGLE_CORE_TOKENS or self._looks < FREQUENT_CALLS:
             return None
         if self._made is not None and self._made.tokens == size:
             return self._made
@@ -116,7 +116,7 @@ class Shapes:
         made, seconds = _fastest(here)
         if not shape.agrees(made, known):
             self.close()
-        elif shape.one_core and seconds > SLOWER * all_cores:
+        elif shape.one_core and seconds > MAX_SLOWDOWN * all_cores:
             self._one_core[shape.tokens] = False
             self._made = None
         else:
@@ -144,7 +144,7 @@ class Shapes:
 def _fastest(infer: Callable[[], Output]) -> tuple[Output, float]:
     """Return what it makes, and the seconds of the fastest of several inferences."""
     seconds = []
-    for _ in range(TIMES):
+    for _ in range(TIMED_INFERENCES):
         began = time.perf_counter()
         made = infer()
         seconds.append(time.perf_counter() - began)

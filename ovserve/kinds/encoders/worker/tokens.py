@@ -20,7 +20,7 @@ from ovserve.llm.token_bytes import byte_of_character
 
 Row = NDArray[np.signedinteger[Any]]  # token ids of one input
 BYTES = byte_of_character()
-SHORT = 1000  # characters
+SHORT_TEXT_CHARACTERS = 1000  # characters
 AT_ONCE = 64  # texts per call: the library keeps about 100 bytes per token until they are copied
 
 
@@ -55,7 +55,7 @@ class FastTokenizer:
     def encode(self, texts: Sequence[str], special: bool = True) -> list[Row]:
         # The call for many hands them to a thread: 34 us of CPU time for 16 tokens, not 20. But that for one
         # holds Python's lock, 0.5 s for each MB of text, and with it every other model of the process.
-        if len(texts) == 1 and len(texts[0]) <= SHORT:
+        if len(texts) == 1 and len(texts[0]) <= SHORT_TEXT_CHARACTERS:
             return [np.array(self._inner.encode(texts[0], add_special_tokens=special).ids, np.int32)]
         rows: list[Row] = []
         for start in range(0, len(texts), AT_ONCE):

@@ -36,7 +36,7 @@ from ovserve.kinds.images.worker.errors import load_error, refused
 
 CLIP, T5 = "CLIP", "T5"  # how the names of classes begin
 CLIP_TOKENS = 77  # the library's default of max_position_embeddings
-SPECIAL = 2  # tokens around a text, at most
+SPECIAL_TOKENS = 2  # tokens around a text, at most
 LENGTH = "max_sequence_length"
 
 
@@ -47,7 +47,7 @@ class _Encoder(NamedTuple):
     whole: bool  # whether its tokenizer counts further than that
 
     def cuts(self, text: str, tokens: int) -> bool:
-        if text.isascii() and len(text) + SPECIAL <= tokens:  # a token has at least one character
+        if text.isascii() and len(text) + SPECIAL_TOKENS <= tokens:  # a token has at least one character
             return False
         return _count(self.tokenizer, text) + (not self.whole) > tokens
 
@@ -132,7 +132,7 @@ KINDS: dict[Task, Any] = {
     "edit": ov_genai.Image2ImagePipeline,
     "generate": ov_genai.Text2ImagePipeline,
 }
-MULTIPLE = 8  # pixels of a latent's side, in every architecture of the library
+LATENT_PIXELS = 8  # pixels of a latent's side, in every architecture of the library
 
 
 class ImageBackend:
@@ -152,7 +152,7 @@ class ImageBackend:
             tasks=tuple(task for task in ("generate", "edit", "inpaint") if task in self._pipelines),
             width=width,
             height=height,
-            multiple=MULTIPLE,
+            multiple=LATENT_PIXELS,
             steps=config.num_inference_steps,
             guidance_scale=config.guidance_scale if spec.guidance is None else spec.guidance,
             adapters=tuple(adapter.alias for adapter in spec.adapters),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-GRACE = 5.0  # seconds between the exception and the end of the process
+GRACE_SECONDS = 5.0  # seconds between the exception and the end of the process
 EXIT_STUCK = 75  # EX_TEMPFAIL
 
 
@@ -36,7 +36,7 @@ class _Running:
 
 
 class Deadlines:
-    def __init__(self, grace: float = GRACE) -> None:
+    def __init__(self, grace: float = GRACE_SECONDS) -> None:
         self._grace = grace
         self._running: set[_Running] = set()
         self._changed = threading.Condition()

@@ -122,7 +122,7 @@ def checked(make: Callable[[], Result]) -> Result:
 
 T = TypeVar("T")
 END = object()  # of a generator
-LONGEST = 500  # characters of an exception's text in an error
+MAX_MESSAGE_CHARACTERS = 500  # characters of an exception's text in an error
 
 
 def last_line(error: BaseException) -> str:
@@ -131,7 +131,7 @@ def last_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.lineno:
         text += f" ({Path(error.filename or '').name}:{error.lineno})"
     name = type(error).__name__
-    return f"{name}: {text[:LONGEST]}" if text else name
+    return f"{name}: {text[:MAX_MESSAGE_CHARACTERS]}" if text else name
 
 
 def log_exception(error: BaseException, request: str = "") -> None:

@@ -31,7 +31,7 @@ DEFAULTS = {
     "fuse_unk": False,
     "byte_fallback": False,
 }
-TICK = 0.02  # seconds between two tokens of time
+TIME_TOKEN_SECONDS = 0.02  # seconds between two tokens of time
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -53,7 +53,7 @@ def build_tokenizer(directory: Path, size: int) -> tuple[ov.Model, ov.Model]:
     added = described["added_tokens"]
     listed = max(token["id"] for token in added)
     for i, id_ in enumerate(range(listed + 1, size)):
-        added.append({"id": id_, "content": f"<|{i * TICK:.2f}|>", "special": True})
+        added.append({"id": id_, "content": f"<|{i * TIME_TOKEN_SECONDS:.2f}|>", "special": True})
     special = {token["id"]: token["content"] for token in added if token["special"]}
     pipeline = steps.TokenizerPipeline()
     pipeline.add_steps(steps.SpecialTokensSplit([steps.SpecialToken(token["content"]) for token in added]))

@@ -18,11 +18,11 @@ from ovserve.kinds.speech.worker.vad import FRAME, Samples
 
 MOST = 28 * RATE  # samples of speech in a piece
 BEGINS, ENDS = 0.5, 0.35  # probabilities at which speech begins and ends
-SHORTEST = 8  # frames of speech, 0.26 s: less is a click
-PAUSE = 10  # frames of silence that end speech, 0.32 s
+MIN_SPEECH_FRAMES = 8  # frames of speech, 0.26 s: less is a click
+PAUSE_FRAMES = 10  # frames of silence that end speech, 0.32 s
 PADDING = RATE // 5  # samples around speech that are read too
 KEPT_PAUSE = RATE  # a pause up to this length stays as it is
-SMOOTHED = 5  # frames whose mean decides where speech is cut
+SMOOTHED_FRAMES = 5  # frames whose mean decides where speech is cut
 ENOUGH = 10 * RATE  # a piece of this length does not need a part of speech that does not fit whole
 UNSURE = RATE // 2  # samples at the end of a window, where speech may just begin
 
@@ -91,12 +91,12 @@ def _speech(probabilities: Samples) -> list[Range]:
             begin, quiet = i if begin is None else begin, 0
         elif begin is not None and probability < ENDS:
             quiet += 1
-            if quiet >= PAUSE:
+            if quiet >= PAUSE_FRAMES:
                 found.append(Range(begin, i + 1 - quiet))
                 begin, quiet = None, 0
     if begin is not None:
         found.append(Range(begin, len(probabilities) - quiet))
-    return [speech for speech in found if speech.end - speech.begin >= SHORTEST]
+    return [speech for speech in found if speech.end - speech.begin >= MIN_SPEECH_FRAMES]
 
 
 def _padded(frames: list[Range], samples: int) -> list[Range]:
@@ -115,7 +115,7 @@ def _padded(frames: list[Range], samples: int) -> list[Range]:
 def _quietest(probabilities: Samples, begin: int, end: int) -> int:
     """Return the sample at which to cut speech that has no pause: in the second half of what fits."""
     first, after = (begin + (end - begin) // 2) // FRAME, end // FRAME
-    near = np.pad(probabilities[first:after], SMOOTHED // 2, "edge")
-    likely = np.convolve(near, np.ones(SMOOTHED) / SMOOTHED, "valid")
+    near = np.pad(probabilities[first:after], SMOOTHED_FRAMES // 2, "edge")
+    likely = np.convolve(near, np.ones(SMOOTHED_FRAMES) / SMOOTHED_FRAMES, "valid")
     # Of equally quiet frames the last one, so that the piece is long.
     return (first + after - first - 1 - int(np.argmin(likely[::-1]))) * FRAME

@@ -39,12 +39,14 @@ from ovserve.kinds.speech.worker.vad import Samples, VoiceActivity
 STREAMS = "NUM_STREAMS"
 MOST_TOKENS = 440  # of a piece, special ones and the prompt included: Whisper's decoder has 448 positions
 PROMPT_TOKENS = 200  # of the text before; Whisper reads at most 223
-REPEATED = 2.4  # compression ratio above which a text is one that repeats itself, as OpenAI's Whisper has it
+MAX_COMPRESSION_RATIO = (
+    2.4  # compression ratio above which a text is one that repeats itself, as OpenAI's Whisper has it
+)
 LOOKED_AT = 400  # characters at the end of a text
 SECOND_TEMPERATURE = 0.4  # for what went in circles at 0
 SHORT_TEXT = 80  # characters that are too few for a ratio
 SEEDS = 2**31
-AHEAD = 1  # calls whose speech is found while others are read, so that the cores do not wait for it
+CALLS_AHEAD = 1  # calls whose speech is found while others are read, so that the cores do not wait for it
 
 Say = Callable[[str], bool]  # gets text as it is made; returns whether to stop
 
@@ -67,7 +69,7 @@ class SpeechBackend:
         self._words = spec.word_timestamps
         self.facts = SpeechFacts(
             engine=f"openvino_genai {ov_genai.__version__.partition('-')[0]}",
-            max_calls=count + AHEAD,
+            max_calls=count + CALLS_AHEAD,
             architecture=self._files.architecture,
             languages=self._files.languages,
             multilingual=self._files.multilingual,
@@ -227,4 +229,4 @@ def repeats(text: str) -> bool:
     """Return whether the end of a text repeats itself, as a recognizer's does that has lost its way."""
     text = text[-LOOKED_AT:]
     data = text.encode()
-    return len(text) > SHORT_TEXT and len(data) / len(zlib.compress(data)) > REPEATED
+    return len(text) > SHORT_TEXT and len(data) / len(zlib.compress(data)) > MAX_COMPRESSION_RATIO

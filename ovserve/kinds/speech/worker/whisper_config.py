@@ -17,7 +17,7 @@ from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights, Weig
 CONFIG, GENERATION, PREPROCESSOR = "config.json", "generation_config.json", "preprocessor_config.json"
 HEAD_SIZE = 64  # of all Whisper models
 RATE, HOP, FFT, SECONDS = 16_000, 160, 400, 30
-POSITIONS = 448  # of the decoder
+DECODER_POSITIONS = 448  # of the decoder
 
 
 def model_files(source: Path, weights: Weights) -> dict[str, dict[str, Any]]:
@@ -54,7 +54,7 @@ def model_files(source: Path, weights: Weights) -> dict[str, dict[str, Any]]:
             "lang_to_id": {text: id_ for id_, text in ids},
             "task_to_id": {task: tokens[f"<|{task}|>"] for task in ("transcribe", "translate")},
             "max_initial_timestamp_index": 50,
-            "max_length": POSITIONS,
+            "max_length": DECODER_POSITIONS,
             "return_timestamps": False,
         },
         PREPROCESSOR: {

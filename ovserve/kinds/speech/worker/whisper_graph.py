@@ -22,7 +22,7 @@ from ovserve.errors import LoadError
 from ovserve.kinds.speech.worker.whisper_weights import Weights
 
 Node = Any  # an output of OpenVINO's graph; the library has no usable types
-EPSILON = 1e-5
+NORM_EPSILON = 1e-5
 HIDDEN = np.float32(-65504.0)  # the lowest float16, so that it stays finite in each precision
 SCORES = "cross_attention_qk_scaled_scores"  # the library's name of the tensors it needs for word timestamps
 
@@ -70,7 +70,7 @@ class _Builder:
         return op.add(product, op.constant(self._tensor(bias)))
 
     def _norm(self, x: Node, name: str) -> Node:
-        mvn = op.mvn(x, op.constant(np.array([-1])), True, EPSILON, "inside_sqrt")
+        mvn = op.mvn(x, op.constant(np.array([-1])), True, NORM_EPSILON, "inside_sqrt")
         scaled = op.multiply(mvn, op.constant(self._tensor(name + ".weight")))
         return op.add(scaled, op.constant(self._tensor(name + ".bias")))
 

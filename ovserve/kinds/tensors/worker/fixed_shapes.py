@@ -18,9 +18,9 @@ from ovserve.kinds.tensors.worker.compiled import Compiled, Given, Shapes, shape
 from ovserve.kinds.tensors.worker.model import Model
 from ovserve.kinds.tensors.worker.ports import Port
 
-OFTEN = 64  # calls with the same shapes. The models of graphs/ocr are compiled in 0.2 to 0.3 s
-REPLACED = 4  # times as many calls, each time that one takes the place of another or cannot be made
-COUNTED = 32  # shapes
+FREQUENT_CALLS = 64  # calls with the same shapes. The models of graphs/ocr are compiled in 0.2 to 0.3 s
+REPLACEMENT_FACTOR = 4  # times as many calls, each time that one takes the place of another or cannot be made
+MAX_COUNTED_SHAPES = 32  # shapes
 # Matrices and inputs in bytes, because each compilation has its own copies: 18 MB for the classifier of
 # graphs/ocr, 39 MB for its detector. A batch of 8 pictures for the detector would take 132 MB.
 CONSTANTS, INPUTS = 64 << 20, 4 << 20
@@ -47,7 +47,7 @@ class FixedShapes:
         self.open = model.device == "CPU" and not model.stateful and _dynamic(model)
         self.open = self.open and model.constant_bytes() <= CONSTANTS
         self._calls: dict[Shapes, int] = {}  # that found none
-        self._often = OFTEN
+        self._often = FREQUENT_CALLS
         self._made: dict[Shapes, _Made] = {}
         self._making = False
 
@@ -77,7 +77,7 @@ class FixedShapes:
         with self._lock:
             calls = self._calls
             calls[shapes] = calls.get(shapes, 0) + 1
-            if len(calls) > COUNTED:  # all lose one, so that shapes that come no more make room
+            if len(calls) > MAX_COUNTED_SHAPES:  # all lose one, so that shapes that come no more make room
                 calls = self._calls = {known: n - 1 for known, n in calls.items() if n > 1}
             if calls.get(shapes, 0) < self._often or self._making or not self.open:
                 return
@@ -93,7 +93,7 @@ class FixedShapes:
                     made.uses = 0
                 if uses[instead] >= count:
                     return
-                self._often *= REPLACED
+                self._often *= REPLACEMENT_FACTOR
             self._making = True
         name = f"fixed {_shown(shapes)}"
         threading.Thread(target=self._make, args=(shapes, instead), name=name, daemon=True).start()
@@ -104,7 +104,7 @@ class FixedShapes:
         except (LoadError, RuntimeError) as error:
             print(f"not compiled for {_shown(shapes)}: {error}")  # noqa: T201  stdout is this process's log
             with self._lock:  # one client's odd shapes are not the others' fault
-                self._making, self._often = False, self._often * REPLACED
+                self._making, self._often = False, self._often * REPLACEMENT_FACTOR
             return
         with self._lock:
             self._making = False

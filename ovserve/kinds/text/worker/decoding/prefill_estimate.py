@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-KEPT = 0.5  # weight of what is known when the next prompt ends: prompts of other lengths fade after a few
-MOST = 0.97  # part of a prompt that counts as computed before its first token has come
+EWMA_WEIGHT = (
+    0.5  # weight of what is known when the next prompt ends: prompts of other lengths fade after a few
+)
+MAX_PREFILL_SHARE = 0.97  # part of a prompt that counts as computed before its first token has come
 
 
 class PrefillEstimate:
@@ -28,8 +30,8 @@ class PrefillEstimate:
     def end(self) -> None:
         """Record that the first token has come; no effect after that."""
         if self._prompt:
-            self._tokens = self._tokens * KEPT + self._prompt
-            self._seconds = self._seconds * KEPT + self._clock() - self._began
+            self._tokens = self._tokens * EWMA_WEIGHT + self._prompt
+            self._seconds = self._seconds * EWMA_WEIGHT + self._clock() - self._began
             self._prompt = 0
 
     def unread(self) -> int | None:
@@ -37,4 +39,4 @@ class PrefillEstimate:
         if not self._prompt or not self._seconds:
             return None
         done = (self._clock() - self._began) * self._tokens / self._seconds
-        return max(1, round(self._prompt - min(done, MOST * self._prompt)))
+        return max(1, round(self._prompt - min(done, MAX_PREFILL_SHARE * self._prompt)))

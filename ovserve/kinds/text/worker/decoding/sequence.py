@@ -49,7 +49,7 @@ class SpeculativeStats:
         return drafted, accepted
 
 
-UNKNOWN = 1.0
+UNKNOWN_PROBABILITY = 1.0
 NO_LOGPROB = 0.5  # the library marks the first echoed token with 1.0; a log-probability is never positive
 
 
@@ -138,7 +138,7 @@ class Sequence:
         if self._echoing:
             start = self.prompt_tokens
             # The library does not compute what the prefix cache had, so its log-probabilities begin later.
-            logprobs = [UNKNOWN] * (len(ids) - len(logprobs)) + logprobs
+            logprobs = [UNKNOWN_PROBABILITY] * (len(ids) - len(logprobs)) + logprobs
             if self.sampling.logprobs:
                 branch.scored += [
                     (id_, logprob if logprob < NO_LOGPROB else None, top)

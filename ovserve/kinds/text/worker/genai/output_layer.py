@@ -17,8 +17,8 @@ from openvino import opset13 as ops
 
 FLOATS = ("f16", "bf16", "f32")
 BYTES = ("u8", "i8")
-CHUNK = 4096  # rows that are unpacked at once, so that a large vocabulary takes little memory
-LARGEST = 127
+CHUNK_ROWS = 4096  # rows that are unpacked at once, so that a large vocabulary takes little memory
+MAX_INT8 = 127
 _OPS: dict[str, Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]] = {
     "Add": np.add,
     "Multiply": np.multiply,
@@ -42,8 +42,8 @@ class OutputLayer:
         weight = product.input_value(1)
         rows, columns = weight.get_shape()
         values, scales = np.empty((rows, columns), np.int8), np.empty((rows, 1), np.float32)
-        for at in range(0, rows, CHUNK):
-            part = slice(at, at + CHUNK)
+        for at in range(0, rows, CHUNK_ROWS):
+            part = slice(at, at + CHUNK_ROWS)
             values[part], scales[part] = quantised(_unpacked(weight, part, rows))
         self._held += [values, scales]
         packed = ops.constant(values, shared_memory=True)
@@ -57,7 +57,7 @@ class OutputLayer:
 
 def quantised(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return values [rows, columns] and scales [rows, 1], whose product is nearest to the weights."""
-    scales = np.abs(weights).max(axis=1, keepdims=True) / LARGEST
+    scales = np.abs(weights).max(axis=1, keepdims=True) / MAX_INT8
     scales[scales == 0] = 1
     return np.rint(weights / scales).astype(np.int8), scales.astype(np.float32)
 

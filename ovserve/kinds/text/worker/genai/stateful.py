@@ -68,7 +68,9 @@ def _length(properties: Mapping[str, object], name: str, default: int) -> int:
     return value
 
 
-POLL = 0.05  # seconds a step waits for a token at most: questions and aborts must not wait for a long prompt
+POLL_SECONDS = (
+    0.05  # seconds a step waits for a token at most: questions and aborts must not wait for a long prompt
+)
 
 
 class StatefulEngine(CompilesGrammars):
@@ -172,7 +174,7 @@ class StatefulEngine(CompilesGrammars):
         """Returns when the answer under way has gained something, at the latest after POLL. Raises what
         `generate` raised."""
         if self._running is not None:
-            self._running.wait(POLL)
+            self._running.wait(POLL_SECONDS)
 
     def collect(self) -> list[StepItem | Failed]:
         run = self._running

@@ -31,7 +31,7 @@ from ovserve.kinds.text.worker.genai.text import ids_tensor
 from ovserve.llm.images import Image, ImageTokens, Vision, tag, texts_between
 
 IMAGE = -1  # stands for each token of an image among token ids
-SIZES = 4096  # remembered
+MAX_KNOWN_SIZES = 4096  # remembered
 FIRST_ID = 1 << 62  # of measurements, which are requests among those of clients
 
 # These scale and crop to one size, so one measurement is enough.
@@ -118,7 +118,7 @@ class VisionInput:
             return self.tokens.of(image.width, image.height)
         size = image.width, image.height
         if size not in self._sizes:
-            if len(self._sizes) >= SIZES:
+            if len(self._sizes) >= MAX_KNOWN_SIZES:
                 del self._sizes[next(iter(self._sizes))]
             self._sizes[size] = self._measure(tag(0), (image,)) - self.added
         return self._sizes[size]

@@ -21,7 +21,7 @@ from ovserve.engine.model.gguf_tokens import (
 from ovserve.llm.token_bytes import byte_of_character
 
 SPACE = "▁"  # SentencePiece's
-CACHE = 20_000  # pieces whose tokens are remembered
+CACHED_PIECES = 20_000  # pieces whose tokens are remembered
 Merges = list[tuple[bytes, bytes]]
 
 
@@ -45,7 +45,7 @@ def build_tokenizer(model: GGUFModel) -> tuple[ov.Model, ov.Model]:
         merges=merges,
         byte_fallback=not byte_level,
         fuse_unk=not byte_level,
-        cache_capacity=CACHE,
+        cache_capacity=CACHED_PIECES,
         added_tokens={vocabulary[i]: i for i in sorted(added)},
     )
     pipeline.add_steps(bpe)

@@ -16,7 +16,7 @@ from ovserve.engine.model.gguf import KINDS, Tensor
 from ovserve.engine.model.gguf_forms import MIDDLE_OF_U4, MIDDLE_OF_U8, Form
 
 Bytes = NDArray[np.uint8]
-ALIGNMENT = 64  # of constants in the file
+ALIGNMENT_BYTES = 64  # of constants in the file
 CHUNK = 4 << 20  # bytes of the source that are converted at once
 PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -95,7 +95,7 @@ class WeightsFile:
         }
 
     def _place(self, size: int) -> int:
-        begin = -(-self.size // ALIGNMENT) * ALIGNMENT
+        begin = -(-self.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.size = begin + size
         return begin
 

@@ -15,7 +15,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable
 
-from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore
 
 ROOT = b""  # digest before the first block
@@ -132,8 +132,8 @@ class BlockPool:
         if not self._caches:
             return found
         digest = ROOT
-        for at in range(0, len(ids) - BLOCK, BLOCK):
-            digest = digest_of(digest, ids[at : at + BLOCK])
+        for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+            digest = digest_of(digest, ids[at : at + BLOCK_TOKENS])
             if (block := self._known.get(digest)) is None:
                 if (block := self._load(digest)) is None:
                     break

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 NGRAM_SIZES = 3, 2  # of the runs of tokens that are looked for, the longest first
-FORCED = 0  # instead of a size: the only text that the grammar allows
-FIRST_RATES = {3: 0.5, 2: 0.25, FORCED: 0.8}  # of acceptance, per token, before anything is known
+FORCED_TEXT = 0  # instead of a size: the only text that the grammar allows
+FIRST_RATES = {3: 0.5, 2: 0.25, FORCED_TEXT: 0.8}  # of acceptance, per token, before anything is known
 RATE_EWMA_WEIGHT = 0.9  # of what is known, kept at each candidate that is compared
 FIRST_RATE_WEIGHT = 2.0  # tokens, as many as the first rates count
 MAX_DRAFTED_STREAMS = 4
@@ -60,7 +60,7 @@ class Lookup:
         self._indexed = 0
         self._right = {size: rate * FIRST_RATE_WEIGHT for size, rate in FIRST_RATES.items()}
         self._tried = dict.fromkeys(FIRST_RATES, FIRST_RATE_WEIGHT)
-        self._size = FORCED  # of the last run that was found
+        self._size = FORCED_TEXT  # of the last run that was found
         self._account = FIRST_ACCOUNT_TOKENS  # tokens won, by drafts that were computed and by shadow drafts
         self._shadow: ShadowDraft | None = None
         self._drafted = 0  # tokens, in this step
@@ -80,15 +80,15 @@ class Lookup:
 
     def forced(self, tokens: Iterable[int]) -> tuple[tuple[int, ...], float]:
         """Return the tokens of a text that must follow as candidates: the model may cut it otherwise."""
-        self._size = FORCED
-        return tuple(islice(tokens, self._most)), self._right[FORCED] / self._tried[FORCED]
+        self._size = FORCED_TEXT
+        return tuple(islice(tokens, self._most)), self._right[FORCED_TEXT] / self._tried[FORCED_TEXT]
 
     def chosen(self, found: tuple[int, ...], count: int, costs: float) -> tuple[int, ...]:
         """Return the first `count` of the candidates, or none if they are only compared.
 
         `costs`: tokens that plain steps would have given in the time that these take."""
         self._compare()
-        forced = self._size == FORCED  # they are hardly ever wrong
+        forced = self._size == FORCED_TEXT  # they are hardly ever wrong
         pays = self._account > 0 or (forced and self._account >= FIRST_ACCOUNT_TOKENS)
         if count and pays and (self._shadow is None or forced):
             self._shadow = None

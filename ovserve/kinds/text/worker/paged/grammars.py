@@ -99,7 +99,7 @@ def _without_torch() -> Iterator[None]:
         del sys.modules["torch"]
 
 
-RAW = 0  # the kind of a vocabulary whose tokens are the bytes that they stand for
+RAW_VOCABULARY = 0  # the kind of a vocabulary whose tokens are the bytes that they stand for
 _WHERE = re.compile(r"^\[[\d:]+\] \S+\.(?:cc|h):\d+: ")
 _CHECK = re.compile(r"^Check failed: .*? is (?:false|true): ")
 
@@ -120,7 +120,7 @@ class Compiler:
         self._library: Library = library()
         self.stops: Mask = mask_of(ends, logits)
         texts = [*texts[:logits], *[b""] * (logits - len(texts))]
-        info = self._library.tokenizer_info(texts, RAW, logits, ends, False)
+        info = self._library.tokenizer_info(texts, RAW_VOCABULARY, logits, ends, False)
         self._native = self._library.compiler(info, 1, False, -1)  # on this thread, without a cache
         self._quoting = quoting_tokens(texts)
         self.logits = logits

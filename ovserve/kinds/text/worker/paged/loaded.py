@@ -29,7 +29,7 @@ from ovserve.kinds.text.worker.paged.draft_model import FIELD, DraftModel
 from ovserve.kinds.text.worker.paged.drafts import StepCosts
 from ovserve.kinds.text.worker.paged.grammars import Grammars
 from ovserve.kinds.text.worker.paged.inputs import Inputs
-from ovserve.kinds.text.worker.paged.model import BLOCK, FEW_TOKENS, FILE, PagedModel
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, FEW_TOKENS, FILE, PagedModel
 from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore, store_file
 from ovserve.kinds.text.worker.paged.scheduler import Scheduler
 
@@ -150,7 +150,10 @@ class LoadedModel:
 
     def _bound_context(self, spec: PagedTextSpec) -> None:
         """The context is no longer than the cache, nor than the graph's `max_model_len`."""
-        room, limit = self._model.blocks * BLOCK, context_limit(self.facts.max_length, spec.max_model_len)
+        room, limit = (
+            self._model.blocks * BLOCK_TOKENS,
+            context_limit(self.facts.max_length, spec.max_model_len),
+        )
         if spec.cache_size or spec.num_kv_blocks:
             self.facts = msgspec.structs.replace(self.facts, cache_tokens=room)
         if limit is None or room < limit:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 Mask = NDArray[np.int32]
 Logits = NDArray[np.float32]
 
-WORD = 32
+WORD_BITS = 32
 FORBIDDEN = np.float32(-np.inf)
 QUOTE, BACKSLASH = b'"\\'
 ESCAPE = re.compile(rb"\\.", re.DOTALL)
@@ -37,7 +37,7 @@ MAX_QUOTES = 5  # that a token needs to complete two keys, which begins within a
 
 def words(logits: int) -> int:
     """Return the length of a mask."""
-    return -(-logits // WORD)
+    return -(-logits // WORD_BITS)
 
 
 class QuotingTokens(NamedTuple):
@@ -156,7 +156,7 @@ class JsonKeys:
             found = self._closing(bytes(key), container.keys or [])
             ids = self._tokens.others
         if len(ids):
-            ids = ids[(mask[ids // WORD] >> (ids % WORD) & 1).astype(np.bool_)]
+            ids = ids[(mask[ids // WORD_BITS] >> (ids % WORD_BITS) & 1).astype(np.bool_)]
         return found + [token for token in ids.tolist() if self.repeats(token)]
 
     def _closing(self, key: bytes, keys: list[bytes]) -> list[int]:
@@ -262,7 +262,7 @@ class Matcher:
 
     def accept(self, token: int) -> bool:
         """Return False, and change nothing, if the grammar does not allow the token."""
-        if self._native.is_terminated() or not 0 <= token < len(self.stops) * WORD:
+        if self._native.is_terminated() or not 0 <= token < len(self.stops) * WORD_BITS:
             return False
         if not self._native.accept_token(token, False):
             return False
@@ -331,7 +331,7 @@ class Matcher:
             mask = self._mask.copy()
             bits = mask.view(np.uint32)
             for token in tokens:
-                bits[token // WORD] &= ~np.uint32(1 << token % WORD)
+                bits[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
             if mask.any():
                 self._mask = mask
 
@@ -361,10 +361,10 @@ def mask_bits(mask: Mask, count: int) -> NDArray[np.bool_]:
 
 def mask_of(tokens: Sequence[int], logits: int) -> Mask:
     """Return the mask of these tokens."""
-    bits = np.zeros(words(logits) * WORD, np.uint8)
+    bits = np.zeros(words(logits) * WORD_BITS, np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _bit(mask: Mask, token: int) -> bool:
-    return 0 <= token < len(mask) * WORD and bool(int(mask[token // WORD]) >> token % WORD & 1)
+    return 0 <= token < len(mask) * WORD_BITS and bool(int(mask[token // WORD_BITS]) >> token % WORD_BITS & 1)

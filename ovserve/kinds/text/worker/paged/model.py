@@ -28,7 +28,7 @@ from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
 
 FILE = "openvino_model.xml"
-BLOCK = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
+BLOCK_TOKENS = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
 CACHES = ("key_cache.", "value_cache.")
 INPUTS = {
     "input_ids",

@@ -37,7 +37,7 @@ from ovserve.engine.host.threads import below_the_steps
 
 HEADER = struct.Struct("<8s32sIq12x")  # mark, digest, checksum, time of the write in ns
 MARK = b"ovskv\x00\x00\x01"
-PAGE = 4096  # slots begin at multiples of it
+PAGE_BYTES = 4096  # slots begin at multiples of it
 DISK_RESERVE_BYTES = 1 << 30  # that the file leaves free on its disk
 RETRY_SECONDS = 1.0  # between two attempts to lock a file that another process has
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of the weights: models of one size differ there
@@ -48,7 +48,9 @@ class PrefixStore:
 
     def __init__(self, file: Path, max_bytes: int, caches: Sequence[NDArray[np.uint8]]) -> None:
         self._path, self._caches = file, caches
-        self._slot_bytes = -(-(HEADER.size + sum(cache[0].nbytes for cache in caches)) // PAGE) * PAGE
+        self._slot_bytes = (
+            -(-(HEADER.size + sum(cache[0].nbytes for cache in caches)) // PAGE_BYTES) * PAGE_BYTES
+        )
         self._max_slots = max_bytes // self._slot_bytes
         self._file = -1
         self._next_attempt = 0.0

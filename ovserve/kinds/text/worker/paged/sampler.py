@@ -26,14 +26,14 @@ Row = NDArray[np.float32]
 Places = NDArray[np.int64]
 # Tokens by this much, in units of the temperature, below the best are left out: 250,000 of them together have
 # a probability of at most 250,000 * exp(-25) = 0.000004.
-FAR = 25.0
+FAR_LOGITS = 25.0
 MAX_SORTED_TOKENS = 1024  # tokens, which are sorted in 50 us
-SHALLOW = 8.0  # logits; deeper than this below the best there are thousands of tokens
-LIKELY = 1e-3  # of the best one's probability
-TRIES = 8  # before the row is sorted; 1,485 took 69 ms
-RUN = 256  # tokens whose chances are added up first, to find one of 50,000 in two short searches
+SHALLOW_LOGITS = 8.0  # logits; deeper than this below the best there are thousands of tokens
+LIKELY_RATIO = 1e-3  # of the best one's probability
+MAX_TRIES = 8  # before the row is sorted; 1,485 took 69 ms
+RUN_TOKENS = 256  # tokens whose chances are added up first, to find one of 50,000 in two short searches
 FIRST_DEPTH = 4.0  # below the maximum, where the most likely tokens are looked for first
-DEEPEST = 1e6  # below it are only tokens that are forbidden
+MAX_LOGIT_DEPTH = 1e6  # below it are only tokens that are forbidden
 
 
 class Scored(NamedTuple):
@@ -132,11 +132,13 @@ class Choice:
 
     def _draw(self, row: Row, peak: float) -> int:
         sampling, temperature = self.sampling, self.sampling.temperature
-        depth = temperature * (FAR if not sampling.min_p else min(FAR, -math.log(sampling.min_p)))
+        depth = temperature * (
+            FAR_LOGITS if not sampling.min_p else min(FAR_LOGITS, -math.log(sampling.min_p))
+        )
         if sampling.top_k is not None:
             ids = best_ids(row, peak, min(sampling.top_k, len(row)))
             ids = ids[row[ids] >= peak - depth]
-        elif depth > SHALLOW and not sampling.xtc_probability:
+        elif depth > SHALLOW_LOGITS and not sampling.xtc_probability:
             return self._draw_of_many(row, peak, depth)
         else:
             ids = np.flatnonzero(row >= peak - depth)
@@ -163,17 +165,17 @@ class Choice:
         chances = np.exp((row - np.float32(peak)) * np.float32(1 / self.sampling.temperature))
         if self.sampling.min_p:
             chances[row < peak - depth] = 0
-        runs = len(chances) - len(chances) % RUN
-        sums = np.append(chances[:runs].reshape(-1, RUN).sum(1), chances[runs:].sum())
+        runs = len(chances) - len(chances) % RUN_TOKENS
+        sums = np.append(chances[:runs].reshape(-1, RUN_TOKENS).sum(1), chances[runs:].sum())
         mass = self.sampling.top_p * float(sums.sum())
         if self.sampling.top_p < 1:
-            ids = np.flatnonzero(chances >= LIKELY)
+            ids = np.flatnonzero(chances >= LIKELY_RATIO)
             if len(ids) <= MAX_SORTED_TOKENS and float(chances[ids].sum()) >= mass:
                 best = ids[_nucleus(chances[ids], mass)]
                 return int(best[self._pick(chances[best])])
-        for _ in range(TRIES):
-            start = RUN * self._pick(sums)
-            token = start + self._pick(chances[start : start + RUN])
+        for _ in range(MAX_TRIES):
+            start = RUN_TOKENS * self._pick(sums)
+            token = start + self._pick(chances[start : start + RUN_TOKENS])
             if self.sampling.top_p == 1 or _before(chances, token) < mass:
                 return token
         # A try succeeds with the probability top_p, so a small one would take a thousand.
@@ -258,7 +260,7 @@ def _penalised(sampling: Sampling) -> bool:
 def best_ids(row: Row, peak: float, count: int) -> Places:
     """Return the ids of the most likely tokens, the best first and of equal ones the lowest id."""
     depth = FIRST_DEPTH
-    while len(ids := np.flatnonzero(row >= peak - depth)) < count and depth < DEEPEST:
+    while len(ids := np.flatnonzero(row >= peak - depth)) < count and depth < MAX_LOGIT_DEPTH:
         depth *= 2
     return ids[np.argsort(-row[ids], kind="stable")[:count]]
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator
 from ovserve.kinds.text.worker.paged.beams import Beam, Candidate
 from ovserve.kinds.text.worker.paged.blocks import ROOT, BlockPool, TokenSequence
 from ovserve.kinds.text.worker.paged.budget import PromptBudget
-from ovserve.kinds.text.worker.paged.model import BLOCK
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 
 SHORT_PROMPT_SHARE = 0.5  # of a step's room for prompts, to short ones behind a long one
@@ -57,7 +57,9 @@ class Scheduler:
         self.short_steps = False
         self._tokens = tokens
         self._splits = splits
-        self._part_tokens = (tokens // BLOCK * BLOCK or tokens) if deterministic else 0  # of prompts; 0: any
+        self._part_tokens = (
+            (tokens // BLOCK_TOKENS * BLOCK_TOKENS or tokens) if deterministic else 0
+        )  # of prompts; 0: any
         self._alone = True  # the last step computed one sequence
         self._max_num_seqs = sequences
         self.running: dict[int, Running] = {}  # in the order of arrival
@@ -158,9 +160,11 @@ class Scheduler:
             sequence.publishes = False
         sequence.num_computed_tokens += count
         digests = sequence.digests
-        while sequence.publishes and (end := (len(digests) + 1) * BLOCK) <= sequence.num_computed_tokens:
+        while (
+            sequence.publishes and (end := (len(digests) + 1) * BLOCK_TOKENS) <= sequence.num_computed_tokens
+        ):
             before = digests[-1] if digests else ROOT
-            block, ids = sequence.block_table[len(digests)], sequence.ids[end - BLOCK : end]
+            block, ids = sequence.block_table[len(digests)], sequence.ids[end - BLOCK_TOKENS : end]
             digests.append(self.pool.publish(block, before, ids))
 
     def fork(self, running: Running, candidates: list[Candidate]) -> None:
@@ -306,13 +310,13 @@ class Scheduler:
             running.digests.append(digest)
         if part := self._part_tokens:
             self._keep_whole_parts(running, part)
-        running.num_computed_tokens = running.num_drafted_tokens = len(running.block_table) * BLOCK
+        running.num_computed_tokens = running.num_drafted_tokens = len(running.block_table) * BLOCK_TOKENS
         self.version += 1
 
     def _keep_whole_parts(self, running: Running, part: int) -> None:
         """Let go of blocks behind the last whole part that was found."""
         running.publishes = True
-        kept = len(running.block_table) * BLOCK // part * part // BLOCK
+        kept = len(running.block_table) * BLOCK_TOKENS // part * part // BLOCK_TOKENS
         self.pool.release(running.block_table[kept:])
         del running.block_table[kept:], running.digests[kept:]
 
@@ -320,7 +324,7 @@ class Scheduler:
         """Return the blocks that a request should find later: one of an answer, all of a beam search."""
         if running.search is None:
             return 1
-        shared = running.prompt // BLOCK
+        shared = running.prompt // BLOCK_TOKENS
         beam = blocks_of(running.prompt + running.max_new_tokens) - shared
         tables = [running.block_table, *(beam.block_table for beam in running.beams)]
         held = len({block for table in tables for block in table})
@@ -353,7 +357,7 @@ class Scheduler:
         return True
 
     def _allocate_beam(self, beam: Beam) -> bool:
-        if beam.num_computed_tokens // BLOCK == len(beam.block_table):
+        if beam.num_computed_tokens // BLOCK_TOKENS == len(beam.block_table):
             return self._take_blocks(beam, 1)
         last = beam.block_table[-1]
         own = self.pool.own(last)
@@ -396,4 +400,4 @@ class Scheduler:
 
 
 def blocks_of(tokens: int) -> int:
-    return -(-tokens // BLOCK)
+    return -(-tokens // BLOCK_TOKENS)
