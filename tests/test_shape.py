@@ -12,13 +12,13 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 751,
+    "files": 749,
     "lines": 101_170,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 20,
-    "modules with one importer": 195,
-    f"of these under {shape.SHORT_LINES} lines, in its folder": 20,
+    "modules with one importer": 194,
+    f"of these under {shape.SHORT_LINES} lines, in its folder": 17,
     "base classes with one subclass": 27,
     "depth of inheritance": 5,
     "circles among files": 5,

@@ -221,20 +221,6 @@ class TextAdmission:
 class AdmittedText:
     """One generation under way. It ends with an error when its request is overdue."""
 
-    __slots__ = (
-        "_admitted",
-        "_begun",
-        "_call",
-        "_controller",
-        "_engine",
-        "_inner",
-        "_limits",
-        "_request",
-        "_room",
-        "_sent",
-        "_waiter",
-    )
-
     def __init__(
         self,
         admission: TextAdmission,

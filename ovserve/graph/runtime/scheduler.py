@@ -16,7 +16,7 @@ The whole theory, six rules:
    closed.
 
 A node whose calculator may wait is one task for the run; any other is called where its input arrives. In a
-graph of one node that answers as a whole, the reader's task does that (`whole_node.py`). The queues of a
+graph of one node that answers as a whole, the reader's task does that (`WholeNode`). The queues of a
 finished reader discard further packets.
 
 The side packets of one run: those given at its start, and those that its nodes make.
@@ -35,14 +35,53 @@ from ovserve.access.request_context import node_times
 from ovserve.errors import NodeError, OvserveError
 from ovserve.graph.calculator import Packet
 from ovserve.graph.loading import NodeState
-from ovserve.graph.plan import GraphPlan
+from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.inline_node import InlineNode
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.streams import END, Queue, Stream, wake
 from ovserve.graph.runtime.tap import TapSlot
 from ovserve.graph.runtime.task_node import TaskNode
-from ovserve.graph.runtime.whole_node import WholeNode
+
+
+class WholeNode(TaskNode):
+    """The one node of a graph that answers as a whole: it is called by the task that reads the answer.
+
+    A task of its own would cost a short request two more turns of the event loop and a copy of its context.
+    Nothing could happen between them: the input is complete when the reader comes, and the output when the
+    node returns. Rules, errors and taps are those of any node that waits.
+    """
+
+    __slots__ = ("_stopped",)
+
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+        super().__init__(run, plan, state)
+        self._stopped = False  # by the run, and not by the reader's own end
+
+    def start(self) -> None:
+        """The reader calls `drive`."""
+
+    def stop(self) -> None:
+        if self.task is not None and not self._stopped:
+            self._stopped = True
+            self.task.cancel()
+
+    async def drive(self) -> None:
+        """Run the node to its end, once. What it raises is the run's error."""
+        self.task = reader = asyncio.current_task()
+        assert reader is not None, "a coroutine on the event loop"
+        before = reader.cancelling()
+        try:
+            await self._main()
+        except asyncio.CancelledError:
+            # As in asyncio.timeout: a cancellation that came from elsewhere goes on.
+            if not self._stopped or reader.uncancel() > before:
+                raise
+        else:
+            if self._stopped:  # too late for the node, which has finished
+                reader.uncancel()
+        finally:
+            self.task = None  # the run must not wait for it
 
 
 class SidePackets:

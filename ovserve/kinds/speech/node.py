@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
 from ovserve.engine.client.call_client import CallClient
-from ovserve.errors import InvalidArgument, NotFound
+from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import (
     EVENT_STREAM,
@@ -22,6 +24,7 @@ from ovserve.kinds.payload import (
     HttpResponse,
     ignored_header,
 )
+from ovserve.kinds.plugin_config import plugin_config
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind
 from ovserve.kinds.speech import writer
 from ovserve.kinds.speech.api import (
@@ -31,13 +34,59 @@ from ovserve.kinds.speech.api import (
     AudioEndpoint,
     Transcribe,
 )
+from ovserve.kinds.speech.files import missing_speech_files, read_speech_files
 from ovserve.kinds.speech.languages import language_code
 from ovserve.kinds.speech.metrics import SpeechMetrics
-from ovserve.kinds.speech.options import check_speech_files, speech_spec
 from ovserve.kinds.speech.spec import SpeechFacts, SpeechToTextSpec
 from ovserve.kinds.speech.transcription import Transcription
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
 from ovserve.sandbox.audio.loader import AudioLoader
+
+STREAMS, MOST_STREAMS = "NUM_STREAMS", 64
+
+
+def speech_spec(node: Node) -> SpeechToTextSpec:
+    """Raises LoadError naming the field."""
+    options = node.options(S2tCalculatorOptions)
+    if options is None:
+        raise node.error("required: node_options with mediapipe.S2tCalculatorOptions", "node_options")
+    if not options.models_path:
+        raise node.error("required, but missing", "models_path")
+    properties = plugin_config(node, options.plugin_config)
+    if "prompt_lookup" in properties:
+        raise node.error("prompt_lookup: only text generation has it", "plugin_config")
+    streams = str(properties.get(STREAMS, 1))
+    if not (streams.isascii() and streams.isdigit() and 1 <= int(streams) <= MOST_STREAMS):
+        raise node.error(f"{STREAMS}: expected 1 to {MOST_STREAMS}, got {streams}", "plugin_config")
+    path = (node.config.base / options.models_path).resolve()
+    if not path.exists():
+        name = path.name if path.parent.name == "models" else "SOURCE"
+        hint = f"`ovserve pull {name} --task speech2text` may fetch it"
+        raise node.error(f"{path} does not exist; {hint}", "models_path", options.models_path)
+    try:
+        read_speech_files(path)
+    except LoadError as error:
+        raise node.error(f"{error.file}: {error.reason}", "models_path", options.models_path) from error
+    return SpeechToTextSpec(
+        str(path),
+        options.target_device or "CPU",
+        json.dumps(properties, sort_keys=True),
+        word_timestamps=options.enable_word_timestamps,
+    )
+
+
+def check_speech_files(node: Node, spec: SpeechToTextSpec) -> None:
+    """Raises LoadError for a directory that lacks a file, or what an option needs."""
+    path = Path(spec.model_path)
+    if missing := missing_speech_files(path):
+        raise node.error("; ".join(missing), "models_path")
+    files = read_speech_files(path)
+    if spec.word_timestamps and not (files.is_whisper and files.alignment_heads):
+        raise node.error(
+            "the model has no word timestamps: its generation_config.json has no alignment_heads",
+            "enable_word_timestamps",
+        )
+
 
 KEPT_CHARACTERS = 1 << 20
 PLAIN = Transcribe(  # text of audio in a chat, in the language that is spoken
