@@ -12,8 +12,8 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 749,
-    "lines": 101_170,
+    "files": 748,
+    "lines": 101_150,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 20,
@@ -21,7 +21,7 @@ MOST = {
     f"of these under {shape.SHORT_LINES} lines, in its folder": 17,
     "base classes with one subclass": 27,
     "depth of inheritance": 5,
-    "circles among files": 5,
+    "circles among files": 4,
     "names that are a bare participle": 1_776,
     "numeric constants of one word": 48,
 }

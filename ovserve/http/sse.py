@@ -27,7 +27,7 @@ from ovserve.http.errors import API_STYLE
 from ovserve.http.transport.limits import LIMITS
 from ovserve.kinds.payload import HttpResponse
 from ovserve.log import request_id
-from ovserve.serving.graph_response import GraphResponse
+from ovserve.serving.servable import GraphResponse
 
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"

@@ -13,7 +13,7 @@ from ovserve.engine.admission.text import AdmittedText
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.kinds.text.response_writer import ResponseBuilder
-from ovserve.serving.graph_response import GraphResponse
+from ovserve.serving.servable import GraphResponse
 from tests.conftest import eventually
 from tests.http.conftest import Scripted
 

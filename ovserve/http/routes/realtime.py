@@ -23,9 +23,8 @@ from ovserve.http.body import headers_of, read_small_body
 from ovserve.http.sse import ANSWERED
 from ovserve.http.transport.cors import Cors
 from ovserve.kinds.payload import HttpPayload
-from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
-from ovserve.serving.servable import Servable
+from ovserve.serving.servable import GraphResponse, Servable
 
 ENDPOINT, PROTOCOL = "realtime", "realtime"
 MAX_MESSAGE = 16 << 20  # bytes: base64 of 12 MiB

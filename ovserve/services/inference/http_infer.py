@@ -20,9 +20,8 @@ from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.payload import HttpPayload, HttpResponse
-from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.interface import http_streams
-from ovserve.serving.servable import Servable
+from ovserve.serving.servable import GraphResponse, Servable
 from ovserve.telemetry.counters import Front
 
 IGNORED = "x-ovserve-ignored-params"  # as the header of the HTTP paths

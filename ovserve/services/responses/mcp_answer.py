@@ -56,8 +56,7 @@ from ovserve.kinds.payload import HttpResponse
 from ovserve.llm.output import ToolCall
 from ovserve.sandbox.bodies import Bodies
 from ovserve.services.responses.input import ResolvedRequest, own_items
-from ovserve.serving.graph_response import GraphResponse
-from ovserve.serving.servable import Servable
+from ovserve.serving.servable import GraphResponse, Servable
 
 # Begins a round after items of this response, with fields in place of those of the body.
 StartRound = Callable[[list[Raw], dict[str, Raw]], GraphResponse]

@@ -55,8 +55,8 @@ from ovserve.services.responses.stored import (
     unknown,
 )
 from ovserve.services.responses.streams import ResponseReply, failure_of, fold_all, one, stream_of, through
-from ovserve.serving.graph_response import GraphResponse
 from ovserve.serving.manager import Manager
+from ovserve.serving.servable import GraphResponse
 from ovserve.serving.token_checks import TokenizeResult
 from ovserve.serving.tokens import tokens_of
 

@@ -14,7 +14,7 @@ from ovserve.errors import InvalidArgument, NodeError, OvserveError, for_log
 from ovserve.kinds.payload import HttpResponse
 from ovserve.services.responses.mcp_answer import McpAnswer
 from ovserve.services.responses.run import Run
-from ovserve.serving.graph_response import GraphResponse
+from ovserve.serving.servable import GraphResponse
 
 
 @dataclass(frozen=True)
