@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 # With these `ovserve serve` starts no engine, or may not: help, and edits of a configuration.
@@ -17,16 +18,18 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         # The spelling of OVMS.
         argv = ["pull", *(a for a in argv if a != "--pull")] if "--pull" in argv else ["serve", *argv]
-    early = None
+    child = None
     if argv[:1] == ["serve"] and not any(word in WITHOUT_ENGINE for word in argv):
-        from ovserve.engine.client.early import EarlyProcess, choose_temporary_directory
+        from ovserve.engine.client.spawn import Child, choose_temporary_directory
+        from ovserve.engine.protocol.launch import PREPARE
 
         choose_temporary_directory()
-        early = EarlyProcess.spawn()
+        with suppress(OSError):  # the launch of the engine fails with it as well, and reports it
+            child = Child(PREPARE)
     try:
         from ovserve.cli.commands import run  # takes 0.06 s, while the engine process imports its libraries
 
-        sys.exit(run(argv, early))
+        sys.exit(run(argv, child))
     finally:
-        if early is not None:
-            early.end()
+        if child is not None:
+            child.end()

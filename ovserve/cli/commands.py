@@ -10,7 +10,7 @@ from importlib import import_module
 
 from ovserve import __version__
 from ovserve.cli.parser import EXIT_FAILED, Commands, Parser
-from ovserve.engine.client.early import EarlyProcess
+from ovserve.engine.client.spawn import Child
 from ovserve.errors import OvserveError
 
 SUBCOMMANDS = (
@@ -29,12 +29,12 @@ def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:
     return parser
 
 
-def run(argv: list[str], early: EarlyProcess | None) -> int:
-    """Run the command and return its exit code. `early` is a process for the first engine of a server."""
+def run(argv: list[str], child: Child | None) -> int:
+    """Run the command and return its exit code. `child` is a process for the first engine of a server."""
     asked = argv[0].replace("-", "_") if argv else ""
     # Import only one if that is enough: all of them take 0.1 s.
     parser = build_parser([asked] if asked in SUBCOMMANDS else SUBCOMMANDS)
-    arguments = parser.parse_args(argv, argparse.Namespace(early=early))
+    arguments = parser.parse_args(argv, argparse.Namespace(child=child))
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

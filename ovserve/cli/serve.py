@@ -18,8 +18,8 @@ from ovserve.cli.graph_options import add_graph_options, add_plain_options, grap
 from ovserve.cli.parser import EXIT_USAGE, Commands
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
-from ovserve.engine.client.early import EarlyProcess
-from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.spare import Spare
+from ovserve.engine.client.spawn import Child
 from ovserve.errors import InvalidArgument, described
 from ovserve.pull.packaged import DEFAULT_MODEL
 from ovserve.server.environment import from_environment, parse, unknown_variables
@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = graph_options(arguments) | plain_options(arguments)
     served = resolve(settings, options, Shown(sys.stderr), task)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return _run_to_end(runner, _serve(settings, served, notices, getattr(arguments, "early", None)))
+        return _run_to_end(runner, _serve(settings, served, notices, getattr(arguments, "child", None)))
 
 
 def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> int:
@@ -161,20 +161,18 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
             run = functools.partial(runner.get_loop().run_until_complete, server)
 
 
-async def _serve(
-    settings: Settings, served: Served, notices: Iterable[str], early: EarlyProcess | None
-) -> int:
-    async with PrewarmedProcess(early) as prewarmed:
+async def _serve(settings: Settings, served: Served, notices: Iterable[str], child: Child | None) -> int:
+    async with Spare(child) as spare:
         from ovserve.server.first_spec import first_spec
         from ovserve.server.listening import listening
 
         with listening(settings) as bound:
             if (spec := first_spec(served)) is not None:
-                await prewarmed.load(spec)
+                await spare.load(spec)
             # The rest of the server is imported while the engine process imports its libraries and loads.
             from ovserve.server.server import serve
 
-            return await serve(settings, served, prewarmed, bound, notices)
+            return await serve(settings, served, spare, bound, notices)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ovserve import log as logs
 from ovserve.access import AccessLog, as_system
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.early import SHARED_MEMORY
-from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.spare import Spare
+from ovserve.engine.client.spawn import SHARED_MEMORY
 from ovserve.engine.protocol.blobs import clear_abandoned
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -62,13 +62,11 @@ log = logging.getLogger(__name__)
 class Server:
     """One server process: `start` until it is ready, `run` until a signal, `stop` whatever was started."""
 
-    def __init__(
-        self, settings: Settings, served: Served, prewarmed: PrewarmedProcess, listening: Listening
-    ) -> None:
-        """`prewarmed` is for the first engine. Raises LoadError for options that cannot be met."""
+    def __init__(self, settings: Settings, served: Served, spare: Spare, listening: Listening) -> None:
+        """`spare` is for the first engine. Raises LoadError for options that cannot be met."""
         self._served = served
         self._settings = settings
-        self._prewarmed = prewarmed
+        self._spare = spare
         self._stop = _stop_on_signals()
         registry = Registry(MODULES)
         registry.add_entry_points()
@@ -79,7 +77,7 @@ class Server:
             metrics=build_metrics(settings, served.repository),
             media=build_media(settings),
             bodies=Bodies(body_bounds(settings)),
-            prewarmed=prewarmed,
+            spare=spare,
         )
         self._reloads = Reloads(self._manager)
         self._store = build_response_store(settings)
@@ -103,7 +101,7 @@ class Server:
         loading = self._loading = asyncio.create_task(_load(self._manager, self._served))
         stopping = asyncio.create_task(self._stop.wait())
         urls = self._listening.api.urls(tls=self._certificate is not None)
-        if await _has_its_model(self._prewarmed, loading, stopping):
+        if await _has_its_model(self._spare, loading, stopping):
             from ovserve.server.frontends import Frontends  # half of all imports, while the engine loads
 
             await self._responses.start()
@@ -119,7 +117,7 @@ class Server:
         if not loading.done():
             return False
         loading.result()
-        await self._prewarmed.end()
+        await self._spare.end()
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
         gc.set_threshold(YOUNG_OBJECTS)
@@ -165,7 +163,7 @@ class Server:
 async def serve(
     settings: Settings,
     served: Served,
-    prewarmed: PrewarmedProcess,
+    spare: Spare,
     listening: Listening,
     notices: Iterable[str] = (),
 ) -> int:
@@ -178,7 +176,7 @@ async def serve(
     _check_temporary_directory()
     for notice in (*notices, *served.notices):
         log.warning("%s", notice)
-    server = Server(settings, served, prewarmed, listening)
+    server = Server(settings, served, spare, listening)
     try:
         if await server.start():
             with listed(listening.api.urls(tls=bool(settings.tls_cert_file))[0]):
@@ -196,12 +194,10 @@ async def _end(loading: asyncio.Task[None]) -> None:
         loading.exception()
 
 
-async def _has_its_model(
-    prewarmed: PrewarmedProcess, loading: asyncio.Task[None], stopping: asyncio.Task[Any]
-) -> bool:
+async def _has_its_model(spare: Spare, loading: asyncio.Task[None], stopping: asyncio.Task[Any]) -> bool:
     """Wait until the first engine knows what to load, or there is none to load. False if loading has
     failed. A graph without an engine may load for long too: then this ends after SETTLE_SECONDS."""
-    settled = asyncio.create_task(prewarmed.settled.wait())
+    settled = asyncio.create_task(spare.settled.wait())
     ends = {settled, loading, stopping}
     await asyncio.wait(ends, timeout=SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()

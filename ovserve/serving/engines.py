@@ -19,8 +19,8 @@ import msgspec
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
-from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.lora import unusable
@@ -69,18 +69,18 @@ class Engines:
     def __init__(
         self,
         settings: EngineSettings,
-        prewarmed: PrewarmedProcess | None = None,
+        spare: Spare | None = None,
         memory: Callable[[], Memory] = memory,
         convert: Convert | None = None,
     ) -> None:
-        """`prewarmed` is for the first engine that starts. `memory` returns what is left. `convert` returns
+        """`spare` is for the first engine that starts. `memory` returns what is left. `convert` returns
         the directory with what a .gguf file is converted to."""
         self._settings = settings
         self._memory = memory
         self._convert = convert
         self._converting = asyncio.Lock()
         self.ready_timeout = settings.ready_timeout  # seconds; nodes have as long for their load()
-        self._prewarmed = prewarmed
+        self._spare = spare
         self._hosts = Hosts(settings)
         self._newest: dict[Key, AnyEngine] = {}
         self._users: Counter[AnyEngine] = Counter()
@@ -144,7 +144,7 @@ class Engines:
                 if not on_demand and (fault := await asyncio.to_thread(self.memory_fault, [key])):
                     raise LoadError(fault, file=key[0].model_path)
                 if not on_demand or not await self._rest(engine):
-                    await engine.launch(self._prewarmed if key[0].prewarmed else None)
+                    await engine.launch(self._spare if key[0].prewarmed else None)
                 self._newest[key] = engine
             engine = self._newest[key]
             self._users[engine] += 1
@@ -189,8 +189,8 @@ class Engines:
 
     async def expect(self, specs: Iterable[Spec]) -> None:
         """Prepare for engines that are about to be acquired: end the process that waits for none of them."""
-        if self._prewarmed is not None and all(spec.hosted or not spec.prewarmed for spec in specs):
-            await self._prewarmed.end()
+        if self._spare is not None and all(spec.hosted or not spec.prewarmed for spec in specs):
+            await self._spare.end()
 
     async def release(self, engine: AnyEngine) -> None:
         """Stop it if this was its last user, even if the caller is cancelled meanwhile."""

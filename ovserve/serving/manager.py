@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ovserve.access import current_request
-from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.spare import Spare
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
@@ -55,7 +55,7 @@ class Manager:
         repository: Repository | None = None,
         metrics: Metrics | None = None,
         media: Media | None = None,
-        prewarmed: PrewarmedProcess | None = None,
+        spare: Spare | None = None,
         bodies: Bodies | None = None,
     ) -> None:
         self.registry, self._repository = registry, repository
@@ -65,9 +65,7 @@ class Manager:
         self.metrics = metrics or Metrics()
         self.bodies = bodies or Bodies()
         media = media or Media()
-        self._rollout = Rollout(
-            registry, settings, self._entries, self.metrics, media, self.bodies, prewarmed
-        )
+        self._rollout = Rollout(registry, settings, self._entries, self.metrics, media, self.bodies, spare)
         self._specs: dict[str, ServableSpec] = {}  # what is to be served
         self._lock = asyncio.Lock()
         self._changes = Changes(lambda: self.stopping)

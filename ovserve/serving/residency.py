@@ -261,7 +261,7 @@ class Residency:
 
     async def _wake(self, engine: AnyEngine, group: Group) -> None:
         began = time.monotonic()
-        engine.wake(self._spare.take if _uses_spare(engine) else lambda: None)
+        engine.wake(self._spare if _uses_spare(engine) else None)
         await engine.settled()
         if engine.state.name == "ready":
             engine.dormancy.seconds = seconds = time.monotonic() - began

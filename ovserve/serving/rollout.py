@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ovserve.engine.client.prewarm import PrewarmedProcess
+from ovserve.engine.client.spare import Spare
 from ovserve.engine.protocol.specs import Spec
 from ovserve.errors import OvserveError, as_load_error
 from ovserve.graph import Registry
@@ -60,7 +60,7 @@ class Rollout:
         metrics: Metrics,
         media: Media,
         bodies: Bodies,
-        prewarmed: PrewarmedProcess | None = None,
+        spare: Spare | None = None,
     ) -> None:
         self._metrics = metrics
         self._registry = registry
@@ -72,7 +72,7 @@ class Rollout:
         self._templates = TemplatePool()
         self._media = media
         self._bodies = bodies
-        self.engines = Engines(settings.engines, prewarmed, settings.memory, settings.convert)
+        self.engines = Engines(settings.engines, spare, settings.memory, settings.convert)
         self._residency = Residency(entries, settings.idle, metrics)
 
     async def look(self, specs: Sequence[ServableSpec]) -> dict[str, Desired]:

@@ -42,8 +42,8 @@ async def start() -> AsyncIterator[Start]:
         options.setdefault("restarts", FAST_RESTARTS)
         if "grammar_limits" in options:
             options["grammars"] = options.pop("grammar_limits")
-        prewarmed = options.pop("prewarmed", None)
-        client = await TextClient.start(text_spec(path), EngineSettings(**options), prewarmed)
+        spare = options.pop("spare", None)
+        client = await TextClient.start(text_spec(path), EngineSettings(**options), spare)
         clients.append(client)
         return client
 

@@ -18,13 +18,13 @@ from ovserve.errors import LoadError
 @pytest.fixture(autouse=True)
 async def no_process_stays(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     pids: list[int] = []
-    spawn = process.EngineProcess._spawn
 
-    async def remember(self: process.EngineProcess, *marks: str) -> None:
-        await spawn(self, *marks)
-        pids.append(self.pid)
+    class Recorded(process.Child):
+        def __init__(self, *arguments: str) -> None:
+            super().__init__(*arguments)
+            pids.append(self.process.pid)
 
-    monkeypatch.setattr(process.EngineProcess, "_spawn", remember)
+    monkeypatch.setattr(process, "Child", Recorded)
     tasks = asyncio.all_tasks()
     yield
     assert pids

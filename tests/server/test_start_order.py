@@ -33,19 +33,20 @@ NOT_BEFORE_READY = {"PIL", "grpc", "huggingface_hub", "jinja2", "numpy", "openvi
 
 RECORD = """
 import sys
-from ovserve.engine.client.early import EarlyProcess
-spawn = EarlyProcess.spawn
-def recorded():
-    print("spawn", *sys.modules)
-    early = spawn()
-    from ovserve.engine.client.prewarm import PrewarmedProcess
-    load = PrewarmedProcess.load
+from ovserve.engine.client import spawn
+class Recorded(spawn.Child):
+    def __init__(self, *arguments):
+        print("spawn", *sys.modules)
+        super().__init__(*arguments)
+        record_load()
+spawn.Child = Recorded
+def record_load():
+    from ovserve.engine.client.spare import Spare
+    load = Spare.load
     async def loading(self, spec):
         print("load", *sys.modules)
         await load(self, spec)
-    PrewarmedProcess.load = loading
-    return early
-EarlyProcess.spawn = recorded
+    Spare.load = loading
 import atexit
 atexit.register(lambda: print("end", *sys.modules))
 from ovserve.cli import main

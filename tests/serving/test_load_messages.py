@@ -11,8 +11,8 @@ import pytest
 
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.fingerprint import fingerprint
-from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.spare import Spare
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
@@ -135,6 +135,6 @@ async def test_graphs_that_differ_in_their_calculators_have_their_own_fingerprin
 
 async def test_a_spare_that_no_one_needs_ends_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        async with PrewarmedProcess():
+        async with Spare():
             pass
     assert not [record for record in caplog.records if record.name.startswith("ovserve.")]

@@ -17,10 +17,12 @@ import pytest
 
 from ovserve.access import RequestContext, calling
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.spare import Spare
+from ovserve.engine.client.spawn import Child
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import Memory, memory
+from ovserve.engine.protocol.launch import PREPARE
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
@@ -67,15 +69,14 @@ async def test_before_the_first_reload_nothing_is_unknown(tmp_path: Path) -> Non
 async def test_the_first_engine_takes_the_process_that_waits(tmp_path: Path) -> None:
     """Also when it comes after the plain models, of which there are none."""
     graph(tmp_path, "a")
-    async with PrewarmedProcess() as prewarmed:
-        assert prewarmed._process is not None
-        pid = prewarmed._process.pid
+    child = Child(PREPARE)
+    async with Spare(child) as spare:
         manager = Manager(
-            Registry(MODULES), ServingSettings(), repository=GraphsDirectory(tmp_path), prewarmed=prewarmed
+            Registry(MODULES), ServingSettings(), repository=GraphsDirectory(tmp_path), spare=spare
         )
         try:
             await manager.reload()
-            assert [engine.pid for engine in manager._rollout.engines._users] == [pid]
+            assert [engine.pid for engine in manager._rollout.engines._users] == [child.process.pid]
         finally:
             await manager.stop()
 

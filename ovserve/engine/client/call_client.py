@@ -20,10 +20,10 @@ from ovserve.engine.client.calls import UNSENDABLE
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.hosting.hosts import Hosts, NotShared
-from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.running_call import Buffer, CallItem, RunningCall
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.state import EngineState, EngineStats
 from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
@@ -82,11 +82,11 @@ class CallClient(EngineClient[Spec, Facts]):
 
     @classmethod
     async def start(
-        cls, spec: Spec, settings: EngineSettings | None = None, prewarmed: PrewarmedProcess | None = None
+        cls, spec: Spec, settings: EngineSettings | None = None, spare: Spare | None = None
     ) -> CallClient:
         """Start; ready on return. Raises LoadError when the first engine does not load."""
         client = cls(spec, settings)
-        await client.launch(prewarmed)
+        await client.launch(spare)
         return client
 
     async def call(
@@ -173,14 +173,14 @@ class CallClient(EngineClient[Spec, Facts]):
 
     # ---- what EngineClient requires of a kind of engine
 
-    async def _start_process(self, prewarmed: PrewarmedProcess | None) -> tuple[ModelProcess, Facts]:
+    async def _start_process(self) -> tuple[ModelProcess, Facts]:
         if self._hosts is not None:
             try:
                 return await self._hosts.start(self.spec, self._on_message, self._on_end)
             except NotShared as refused:
                 self._hosts = None
                 log.warning("%s %s: %s", self.spec.kind, self.spec.model_path, refused)
-        return await super()._start_process(prewarmed)
+        return await super()._start_process()
 
     async def _idle(self, process: ModelProcess) -> bool:
         """Keep new calls back for a moment, if the model has to leave its process."""

@@ -22,9 +22,9 @@ from typing import Generic, TypeVar
 from ovserve.engine.client.dormancy import Dormancy
 from ovserve.engine.client.health import Health
 from ovserve.engine.client.hosting.hosted import ModelProcess
-from ovserve.engine.client.prewarm import PrewarmedProcess
-from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.state import CurrentState, EngineState, EngineStats
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
@@ -50,6 +50,7 @@ class EngineClient(ABC, Generic[S, F]):
         self.facts: F = spec.facts_type()  # type: ignore[assignment]  # of the spec's type
         self._settings = settings or EngineSettings()
         self._process: ModelProcess | None = None
+        self._spare: Spare | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._current = CurrentState()
         self.dormancy = Dormancy()
@@ -59,10 +60,13 @@ class EngineClient(ABC, Generic[S, F]):
         self.expected = 0  # requests that it has or may get; its servables count it
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
 
-    async def launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
-        """Start it; ready on return. Raises LoadError when the first engine does not load; it is not
-        retried."""
-        await self._launch(prewarmed)
+    async def launch(self, spare: Spare | None = None) -> None:
+        """Start it, in the process of `spare` if that has one for it; ready on return.
+
+        Raises LoadError when the first engine does not load; it is not retried.
+        """
+        self._spare = spare
+        await self._launch()
         self._begin_supervision()
 
     def rest(self, facts: F) -> None:
@@ -141,11 +145,12 @@ class EngineClient(ABC, Generic[S, F]):
             await process.stop(self._settings.stop_grace)
         return True
 
-    def wake(self, prepared: Callable[[], PrewarmedProcess | None] = lambda: None) -> None:
-        """Load it again, in the process that `prepared` returns, if any; `state` says when it is ready."""
+    def wake(self, spare: Spare | None = None) -> None:
+        """Load it again, as `launch` does; `state` says when it is ready."""
         if self.state.name == "unloaded":
             self._become(EngineState("waking"))
-            self.dormancy.end(prepared())
+            self._spare = spare
+            self.dormancy.end()
 
     async def settled(self) -> None:
         """Return when a load or a restart has come to an end, whichever it is."""
@@ -197,15 +202,13 @@ class EngineClient(ABC, Generic[S, F]):
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
         await self._stop_helpers()
-        if (prepared := self.dormancy.take()) is not None:
-            await prepared.end()
         if self._process is not None:
             await self._process.stop(self._settings.stop_grace)
 
     # ---- the process and its successors
 
-    async def _launch(self, prewarmed: PrewarmedProcess | None = None) -> None:
-        process, facts = await self._start_process(prewarmed)
+    async def _launch(self) -> None:
+        process, facts = await self._start_process()
         self.facts = facts  # type: ignore[assignment]  # of the spec's type
         health = Health(process, self.spec, self._settings.restarts)
         if (fault := health.memory_limit.fault()) is not None:
@@ -219,8 +222,9 @@ class EngineClient(ABC, Generic[S, F]):
         self._become(EngineState("ready"))
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
-    async def _start_process(self, prewarmed: PrewarmedProcess | None) -> tuple[ModelProcess, Facts]:
-        process = (prewarmed or PrewarmedProcess()).take(self.spec, self._on_message, self._on_end)
+    async def _start_process(self) -> tuple[ModelProcess, Facts]:
+        process = (self._spare and self._spare.take(self.spec)) or EngineProcess()
+        process.serve(self._on_message, self._on_end)
         return process, await process.start(self.spec, ready_timeout=self._settings.ready_timeout)
 
     async def _supervise(self) -> None:
@@ -240,7 +244,7 @@ class EngineClient(ABC, Generic[S, F]):
             while True:
                 await self.dormancy.until_awake()
                 try:
-                    await self._launch(self.dormancy.take())
+                    await self._launch()
                     break
                 except (LoadError, OSError) as error:
                     load_failures += 1

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ovserve.access import has_begun
-from ovserve.engine.client.prewarm import PrewarmedProcess
 
 RESTING = ("unloaded", "waking")  # states of an engine without a process that is nonetheless served
 
@@ -35,16 +34,15 @@ class Dormancy:
         self.on_wanted: Callable[[], None] = lambda: None
         self._awake = asyncio.Event()
         self._awake.set()
-        self._prewarmed: PrewarmedProcess | None = None
 
     def begin(self) -> None:
         """Record that its process is about to end."""
         self.asleep, self.held = True, False
         self._awake.clear()
 
-    def end(self, prewarmed: PrewarmedProcess | None) -> None:
-        """Let it start a process, `prewarmed` if there is one."""
-        self.asleep, self._prewarmed = False, prewarmed
+    def end(self) -> None:
+        """Let it start a process."""
+        self.asleep = False
         self._awake.set()
 
     def loaded(self) -> None:
@@ -55,11 +53,6 @@ class Dormancy:
 
     async def until_awake(self) -> None:
         await self._awake.wait()
-
-    def take(self) -> PrewarmedProcess | None:
-        """Return the process that is prepared for the next start."""
-        prepared, self._prewarmed = self._prewarmed, None
-        return prepared
 
     def refuses(self) -> bool:
         """Return whether a request has to wait although there is a process."""

@@ -3,13 +3,9 @@
 Frames are dispatched where they arrive, in the protocol's data_received(): a reader task between would cost a
 loop turn per step.
 
-It is a plain subprocess and not multiprocessing: no second import of __main__, no pickle, and the child's
-output is a pipe that can be prefixed, and quoted when the process dies. POSIX (`pass_fds`, a socketpair).
-
-Starts a process of the engine: by the server's own Python, or by another one.
-
-A Python node may name one, such as that of a virtual environment with the packages of its handlers.
-The server's packages come last on the path there, so that those of the environment win.
+It is a plain subprocess (`spawn.py`) and not multiprocessing: no second import of __main__, no pickle, and
+the child's output is a pipe that can be prefixed, and quoted when the process dies. POSIX (`pass_fds`, a
+socketpair).
 
 Outgoing: frames on their way to an engine process, those of one turn of the event loop in one write.
 
@@ -26,22 +22,20 @@ import logging
 import os
 import secrets
 import signal
-import socket
-import sys
+import subprocess
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 import msgspec
 
-from ovserve.engine.client.early import AdoptedProcess, EarlyProcess
+from ovserve.engine.client.spawn import Child
 from ovserve.engine.host.memory import oom_kills
 from ovserve.engine.host.threads import thread_states
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
-from ovserve.engine.protocol.launch import DUMP_SIGNAL, PREPARE, WORKER
+from ovserve.engine.protocol.launch import DUMP_SIGNAL, PREPARE
 from ovserve.engine.protocol.messages import (
     Accepted,
     Compiled,
@@ -63,8 +57,12 @@ from ovserve.engine.protocol.messages import (
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
+log = logging.getLogger(__name__)
+
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
+EXIT_WAIT = 5.0  # seconds, for a process whose socket is already closed
+EXIT_POLL_SECONDS = 0.005
 DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # wait for stacks, and the silence after which they are complete
 
 
@@ -73,17 +71,23 @@ class ProcessLog:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._wrote = asyncio.Event()
 
-    async def copy(self, process: asyncio.subprocess.Process | AdoptedProcess) -> None:
-        """Copy the output until it ends."""
-        assert process.stdout is not None
+    async def copy(self, process: subprocess.Popen[bytes]) -> None:
+        """Copy the output until it ends, and collect the exit status."""
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+        )
         rest = b""
-        while chunk := await process.stdout.read(1 << 16):
+        while chunk := await reader.read(1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > 1 << 16:
                 lines, rest = [*lines, rest], b""
             for line in lines:
                 self._log_line(process.pid, line)
         self._log_line(process.pid, rest)
+        pipe.close()  # uvloop keeps it open
+        while process.poll() is None:  # noqa: ASYNC110  it is about to end, and no child of the event loop
+            await asyncio.sleep(EXIT_POLL_SECONDS)
 
     def tail(self) -> str:
         """Return the last lines, to be appended to an error message."""
@@ -136,52 +140,6 @@ class Outgoing:
             self._transport.write(b"".join(frames))
 
 
-BOOT = """
-import sys
-if sys.version_info[:2] != {version}:
-    sys.exit("the interpreter is Python %d.%d, and the server's is {shown}: its packages do not load there"
-             % sys.version_info[:2])
-sys.path += {paths}
-import {worker} as worker
-worker.start(sys.argv)
-"""
-
-
-def worker_command(python: str) -> list[str]:
-    """Return the command without its arguments; `python` is empty for the server's own."""
-    if not python:
-        return [sys.executable, "-m", WORKER]
-    version = sys.version_info[:2]
-    package = str(Path(__file__).resolve().parents[3])
-    paths = list(dict.fromkeys([package, *(path for path in sys.path if path.endswith("-packages"))]))
-    shown = "{}.{}".format(*version)
-    return [python, "-c", BOOT.format(version=version, shown=shown, paths=paths, worker=WORKER)]
-
-
-async def spawn_worker(python: str, *marks: str) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """Return the process and our end of its socket. Raises OSError."""
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *worker_command(python),
-                str(theirs.fileno()),
-                *marks,
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-    except BaseException:
-        ours.close()
-        raise
-    return process, ours
-
-
-log = logging.getLogger(__name__)
-
-EXIT_WAIT = 5.0  # seconds, for a process whose socket is already closed
-
 EngineMessage = (
     Accepted | Failed | Steps | Tokenized | Detokenized | Compiled | Item | Done | Pong | FromModel
 )
@@ -201,7 +159,6 @@ class EngineProcess(asyncio.Protocol):
     to_blame = True  # for its end: see hosting/hosted.py, where others share the process
     name = retiring = ""
     memory_limit = None
-    _python = ""
 
     def __init__(
         self, on_message: Callable[[EngineMessage], None] = ignore, on_end: Callable[[], None] = ignore_end
@@ -210,7 +167,7 @@ class EngineProcess(asyncio.Protocol):
         self._frames: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
         self.segments = Segments(os.getpid(), secrets.token_hex(4))
         self._outgoing: Outgoing | None = None
-        self._process: asyncio.subprocess.Process | AdoptedProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._loading: Spec | None = None
         self._log_task: asyncio.Task[None] | None = None
         self._log = ProcessLog()
@@ -225,14 +182,16 @@ class EngineProcess(asyncio.Protocol):
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    async def prepare(self) -> None:
-        """Spawn it before its model is known; `start` or `stop` is to follow."""
-        await self._spawn(PREPARE)
+    async def prepare(self, child: Child | None = None) -> None:
+        """Start it before its model is known, if it is not `child`; `start` or `stop` is to follow.
 
-    async def adopt(self, early: EarlyProcess) -> None:
-        """Take over a process that was started without an event loop, in the place of `prepare`."""
-        self._process, ours = await early.adopt()
-        await self._connect(ours)
+        Raises OSError.
+        """
+        try:
+            await self._connect(child or Child(PREPARE))
+        except BaseException:
+            await self._kill()
+            raise
 
     async def load(self, spec: Spec) -> None:
         """Let a prepared process begin to load; `start` with the same spec is to follow, or `stop`."""
@@ -243,9 +202,8 @@ class EngineProcess(asyncio.Protocol):
     async def start(self, spec: Spec, *, ready_timeout: float) -> Facts:
         """Return when the engine is ready. Raises LoadError, with the process gone, when it fails to load."""
         try:
-            self._python = spec.python
             if self._process is None:
-                await self._spawn(spec.kind)  # no effect; it distinguishes processes in a process list
+                await self._connect(Child(spec.kind, spec.python))
             if self._loading != spec:
                 self.send(Load.of(spec, self.segments.connection))
             try:
@@ -346,53 +304,32 @@ class EngineProcess(asyncio.Protocol):
 
     # ---- inside
 
-    async def _spawn(self, *marks: str) -> None:
-        """Spawn completely, even if the caller is cancelled: a half-spawned process, whose pid or socket is
-        not yet known, could not be ended."""
-        spawning = asyncio.create_task(self._spawn_whole(*marks))
-        try:
-            await asyncio.shield(spawning)
-        finally:
-            await asyncio.wait({spawning})
-
-    async def _spawn_whole(self, *marks: str) -> None:
-        self._process, ours = await spawn_worker(self._python, *marks)
-        await self._connect(ours)
-
-    async def _connect(self, ours: socket.socket) -> None:
-        assert self._process is not None
+    async def _connect(self, child: Child) -> None:
+        self._process = child.process
+        self._log_task = asyncio.create_task(self._log.copy(child.process), name=f"engine[{self.pid}] log")
         self.segments.hold()
         try:
-            self._log_task = asyncio.create_task(
-                self._log.copy(self._process), name=f"engine[{self.pid}] log"
-            )
-            ours.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            child.socket.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=child.socket)
         except BaseException:
             self.segments.clear()
-            ours.close()
+            child.socket.close()
             raise
 
     async def _gone(self, grace: float = EXIT_WAIT) -> None:
         """Wait until the process has ended, by force after `grace` seconds, and its output has been read."""
-        if self._process is None:
-            return
-        try:
-            async with asyncio.timeout(grace):
-                await self._process.wait()
-        except TimeoutError:
-            if grace:  # else no wait was intended
+        if self._log_task is not None:
+            _, waiting = await asyncio.wait({self._log_task}, timeout=grace)
+            if waiting and grace:  # else no wait was intended
                 log.warning("engine[%d] did not end within %g s; killing it", self.pid, grace)
         await self._kill()
 
     async def _kill(self) -> None:
-        if self._process is not None:
-            self.kill()
-            await self._process.wait()
+        self.kill()
+        if self._log_task is not None:
+            await asyncio.wait({self._log_task})  # goes on if the caller is cancelled
         if self._outgoing is not None:
             self._outgoing.abort()
-        if self._log_task is not None:
-            await self._log_task
 
     def serve(self, on_message: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> None:
         """Set the receivers of its messages and of its end."""
@@ -414,16 +351,14 @@ class EngineProcess(asyncio.Protocol):
     async def dump_stacks(self) -> None:
         """Make it write the Python stacks of its threads to its output, which is copied to the log. A process
         that was stopped by a signal is continued for that."""
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or self._process.poll() is not None:
             return
-        with suppress(ProcessLookupError):
-            self._process.send_signal(DUMP_SIGNAL)
-            self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(DUMP_SIGNAL)
+        self._process.send_signal(signal.SIGCONT)
         await self._log.silence()
 
     def kill(self, reason: str = "") -> None:
         """Kill it at once; `stop` is still to be called. `reason` is reported as the cause of its end."""
         self._killed_for = reason or self._killed_for
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):  # it has ended, but the event has not arrived yet
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()  # no effect if it has ended

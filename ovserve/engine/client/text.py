@@ -17,10 +17,10 @@ from ovserve.engine.client.delta_stream import DeltaStream
 from ovserve.engine.client.grammar_prover import GrammarProver
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.long_texts import Texts
-from ovserve.engine.client.prewarm import PrewarmedProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.state import EngineStats
 from ovserve.engine.protocol.messages import (
     ENGINE_FAILED,
@@ -60,11 +60,11 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         cls,
         spec: GenerationSpec,
         settings: EngineSettings | None = None,
-        prewarmed: PrewarmedProcess | None = None,
+        spare: Spare | None = None,
     ) -> TextClient:
         """Start; ready on return. Raises LoadError when the first engine does not load."""
         client = cls(spec, settings)
-        await client.launch(prewarmed)
+        await client.launch(spare)
         return client
 
     def rest_beside(self, other: TextClient) -> None:

@@ -4,7 +4,7 @@ The command is `python -m WORKER FD [MARK]`. FD is one end of a socketpair, on w
 A mark is the kind of the engine, for a list of processes, or PREPARE.
 
 This file imports nothing of the project, so that a process can be started before anything else is imported
-(`client/early.py`).
+(`client/spawn.py`).
 """
 
 from __future__ import annotations
