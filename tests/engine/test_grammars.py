@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.grammar_prover import GrammarLimits
+from ovserve.engine.client.grammars import GrammarLimits
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.grammar.constraint import Constraint, constrain, regex
@@ -77,16 +77,15 @@ async def test_a_grammar_over_its_cpu_time_is_refused(start: Start, script: Scri
 
 async def test_running_out_of_cpu_time_is_remembered_for_a_while(start: Start, script: Script) -> None:
     """A client that comes back at once costs nothing. On another day the machine is faster."""
-    limits = GrammarLimits(seconds=0.2, quick_seconds=0.1)
+    limits = GrammarLimits(seconds=0.2, quick_seconds=0.1, kept_seconds=2.0)
     client = await start(script({"text": "x"}, grammars=[ENDLESS]), grammar_limits=limits)
     for _ in range(3):
         with pytest.raises(InvalidArgument, match="CPU time"):
             await answer(client, "endless")
     assert client.grammars.compiles == 2, "both stages, once"
-    client.grammars._slow_until = dict.fromkeys(client.grammars._slow_until, 0.0)  # a minute later
+    await asyncio.sleep(limits.kept_seconds)
     script({"text": "x"})  # the next process reads it
     assert await answer(client, "endless") == "x"
-    assert not client.grammars._slow_until
     assert await answer(client, "endless") == "x"
     assert client.grammars.compiles == 3
 

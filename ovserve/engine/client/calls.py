@@ -53,33 +53,22 @@ class PendingCalls:
             self._waiting.pop(id_, None)
 
     def on_message(self, message: object) -> None:
-        """Dispatch a message of a process that only answers calls."""
-        if isinstance(message, Failed):
-            self.reject(message)
-        elif isinstance(message, Tokenized | Detokenized | Compiled):
-            self.answer(message)
-
-    def answer(self, message: Tokenized | Detokenized | Compiled) -> None:
         """Deliver an answer; an unknown number is valid, because the caller may have left."""
+        if not isinstance(message, Failed | Compiled | Detokenized | Tokenized):
+            return
         future = self._waiting.get(message.id)
-        if future is not None and not future.done():
-            if isinstance(message, Compiled):
-                future.set_result(message.memory)
-            else:
-                future.set_result(_said(message))
-
-    def reject(self, message: Failed) -> None:
-        future = self._waiting.get(message.id)
-        if future is not None and not future.done():
+        if future is None or future.done():
+            return
+        if isinstance(message, Failed):
             future.set_exception(from_kind(message.kind, message.message))
+        elif isinstance(message, Compiled):
+            future.set_result(message.memory)
+        elif isinstance(message, Detokenized):
+            future.set_result(message.texts)
+        else:
+            future.set_result(message.ids if message.packed is None else message.packed)
 
     def fail_all(self, error: OvserveError) -> None:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
-
-
-def _said(message: Tokenized | Detokenized) -> list[list[int]] | list[bytes] | list[str]:
-    if isinstance(message, Detokenized):
-        return message.texts
-    return message.ids if message.packed is None else message.packed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ovserve.engine.client.grammar_prover import GrammarLimits
+from ovserve.engine.client.grammars import GrammarLimits
 from ovserve.engine.client.state import RestartPolicy
 
 

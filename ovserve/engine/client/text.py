@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.compiled_grammars import CompiledGrammars
 from ovserve.engine.client.delta_stream import DeltaStream
-from ovserve.engine.client.grammar_prover import GrammarProver
+from ovserve.engine.client.grammars import CompiledGrammars, GrammarProver
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.long_texts import Texts
 from ovserve.engine.client.process import EngineMessage
@@ -156,10 +155,8 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
             return bool(message.items), message.usage
         if isinstance(message, Accepted):
             self._requests.accepted(message)
-        elif not isinstance(message, Failed):
+        elif not isinstance(message, Failed) or message.id < 0:
             self._pending.on_message(message)
-        elif message.id < 0:
-            self._pending.reject(message)
         elif message.kind != ENGINE_FAILED:
             self._requests.failed(message)
         else:
@@ -203,8 +200,8 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 
     async def _stop_helpers(self) -> None:
         await self.grammars.stop()
-        await self.texts.stop()
+        await self.texts.process.stop()
 
     async def _rest_helpers(self) -> None:
         await self.grammars.rest()
-        await self.texts.rest()
+        await self.texts.process.rest()

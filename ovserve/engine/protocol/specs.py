@@ -17,8 +17,8 @@ from ovserve.llm.images import ImageTokens
 
 SCRIPT_SUFFIX = ".script.json"
 
-# The conversation after `Ready`: text generation step by step, or calls with any number of items.
-Conversation = Literal["steps", "calls"]
+# The conversation: text generation step by step, calls with any number of items, or what the backend returns.
+Conversation = Literal["steps", "calls", "own"]
 
 # Whether a model of a `shared` kind stands in the process of all such models, or in one of its own.
 Isolation = Literal["shared", "process"]
@@ -268,9 +268,11 @@ class GrammarSpec(Spec, frozen=True):
     """A process without a model that compiles grammars with the tokenizer of the model at `model_path`."""
 
     kind: ClassVar[str] = "grammars"
-    backend: ClassVar[str] = "ovserve.engine.worker.grammars:load"
+    backend: ClassVar[str] = "ovserve.engine.worker.helper:load_grammars"
+    conversation: ClassVar[Conversation] = "own"
 
     paged: bool = False  # for a `PagedTextSpec`, whose masks another library makes
+    niceness: int = 0
 
     @property
     def scripted(self) -> bool:
@@ -288,7 +290,8 @@ class TokenizerSpec(Spec, frozen=True):
     """A process without a model that tokenizes long texts as the engine of `facts` does."""
 
     kind: ClassVar[str] = "tokenizer"
-    backend: ClassVar[str] = "ovserve.engine.worker.tokenizer:load"
+    backend: ClassVar[str] = "ovserve.engine.worker.helper:load_tokenizer"
+    conversation: ClassVar[Conversation] = "own"
 
     facts: TextFacts = TextFacts()
 

@@ -21,8 +21,8 @@ from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import Channel, FrameError
 from ovserve.engine.protocol.launch import DUMP_SIGNAL, EXIT_LOAD_FAILED, EXIT_PROTOCOL, PREPARE
 from ovserve.engine.protocol.messages import Load, ToEngine
-from ovserve.engine.protocol.specs import GrammarSpec, HostSpec, Spec, TokenizerSpec
-from ovserve.engine.worker import calls, grammars, host, steps, tokenizer
+from ovserve.engine.protocol.specs import HostSpec, Spec
+from ovserve.engine.worker import calls, host, steps
 from ovserve.engine.worker.batch_window import BatchWindow
 from ovserve.engine.worker.loading import load_failed, open_backend
 from ovserve.engine.worker.mapped_files import MappedFiles
@@ -33,10 +33,9 @@ PR_SET_PDEATHSIG = 1
 
 def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str, files: MappedFiles) -> int:
     """Run until `Stop` or the end of the engine; return the exit code of the process."""
-    if isinstance(spec, GrammarSpec):
-        return grammars.run(channel, engine)
-    if isinstance(spec, TokenizerSpec):
-        return tokenizer.run(channel, engine)
+    if spec.conversation == "own":
+        code: int = engine(channel)
+        return code
     if isinstance(spec, HostSpec):
         return host.run(channel, Segments(os.getppid(), segments), files)
     if spec.conversation == "calls":

@@ -2,7 +2,7 @@
 
 A constraint is one *format* of XGrammar's structural tags, which the engine's library takes as JSON text:
 JSON schemas, regular expressions, EBNF, literal text, and sequences and choices of those. So only
-one string crosses the process border and needs validation (engine/client/grammar_prover.py).
+one string crosses the process border and needs validation (engine/client/grammars.py).
 """
 
 from __future__ import annotations

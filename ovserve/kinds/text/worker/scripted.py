@@ -58,9 +58,9 @@ def _length(request: Add) -> int:
     return counted + IMAGE_TOKENS * len(request.images)
 
 
-def prover(path: str) -> Callable[[str], str]:
+def prover(model_path: str) -> Callable[[str], str]:
     """The compiler of the process that only compiles grammars."""
-    grammars = read_script(path).grammars
+    grammars = read_script(model_path).grammars
     taken: list[bytes] = []
 
     def prove(structural_tag: str) -> str:
