@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 
 from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallItem
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
-from ovserve.engine.client.running_call import CallItem
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Isolation, Spec

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.delta_stream import DeltaStream
+from ovserve.engine.client.requests import DeltaStream
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient

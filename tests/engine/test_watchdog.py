@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
 
+from ovserve.engine.client.health import Watchdog
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.client.watchdog import Watchdog
 from ovserve.engine.protocol.messages import Usage
 from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import EngineDead

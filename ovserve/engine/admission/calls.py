@@ -14,8 +14,8 @@ from ovserve.access import current_request
 from ovserve.engine.admission.controller import BATCH_TIMEOUT_SECONDS, AdmissionController
 from ovserve.engine.admission.fair_queue import FairQueue, Waiter
 from ovserve.engine.admission.limits import Limits
-from ovserve.engine.client.call_client import CallClient, CallStream
-from ovserve.engine.client.running_call import CallItem
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallItem, CallStream
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.requests import RequestMetrics
 

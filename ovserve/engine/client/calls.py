@@ -1,74 +1,240 @@
-"""PendingCalls: calls to an engine that have one answer and run no model (tokenize, detokenize, compile a
-grammar).
+"""The calls that an engine holds, and `CallStream`, which one caller reads.
 
-Mailboxes do not fit, because they merge and count streams. A call is a future by
-number. Numbers count down from -1, so a `Failed` is never taken for a request's, which count up from 1.
+A call whose items are all unread is sent to the next engine, once, when its own engine ends; the caller only
+notices the delay. The guarantees are those of text generation (`requests.py`): exactly one end, and an error
+comes after the items that had arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ovserve.engine.protocol.frames import FrameError
-from ovserve.engine.protocol.messages import (
-    Compile,
-    Compiled,
-    Detokenize,
-    Detokenized,
-    Failed,
-    Tokenize,
-    Tokenized,
-)
-from ovserve.errors import InvalidArgument, OvserveError, from_kind
+from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.state import EngineStats
+from ovserve.engine.protocol.blobs import Segments
+from ovserve.engine.protocol.frames import UNSENDABLE
+from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, ToEngine
+from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
 
-Question = Tokenize | Detokenize | Compile
+REMEMBERED_CALLS = 8  # ended ones, for the report on a stalled engine
 
-UNSENDABLE = (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError)
+Buffer = bytes | bytearray | memoryview
 
 
-class PendingCalls:
-    def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+class CallItem(NamedTuple):
+    """One result of a call: a msgpack value, and the binary values that go with it."""
+
+    value: bytes
+    blobs: tuple[memoryview, ...]
+
+    def decode(self, type_: Any = Any) -> Any:
+        return msgspec.msgpack.decode(self.value, type=type_)
+
+
+class RunningCall:
+    """One call; its arguments are kept until some of its result has been read."""
+
+    __slots__ = (
+        "_waiter", "arguments", "arrived", "begun", "blobs", "done", "error", "id", "items", "method",
+        "repeated", "window",
+    )  # fmt: skip
+
+    def __init__(self, id_: int, method: str, arguments: bytes, blobs: Sequence[Buffer], window: int) -> None:
+        self.id, self.method, self.arguments, self.blobs, self.window = id_, method, arguments, blobs, window
+        self.arrived = time.monotonic()
+        self.items: deque[CallItem] = deque()
+        self.begun = False  # an item has arrived
+        self.done = False
+        self.repeated = False
+        self.error: OvserveError | None = None
+        self._waiter: asyncio.Future[None] | None = None  # of its one reader
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for `wake`."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+
+class CallStream:
+    """The items of one call. `cancel` ends it early, any number of times."""
+
+    def __init__(self, calls: Calls, call: RunningCall) -> None:
+        self._calls = calls
+        self._call = call
+
+    async def next(self) -> CallItem | None:
+        """Return the next item, None at the end. Raises the call's error, after the items that had
+        arrived."""
+        call = self._call
+        while True:
+            if call.items:
+                item = call.items.popleft()
+                self._calls.on_read(call)
+                return item
+            if call.error is not None:
+                raise call.error
+            if call.done:
+                return None
+            await call.wait()
+
+    def fail(self, error: OvserveError) -> None:
+        """End the call with this error; no effect once it is complete."""
+        if not self._call.done:
+            self._calls.end(self._call, error)
+
+    def cancel(self) -> None:
+        self._calls.cancel(self._call)
+
+
+class Calls:
+    def __init__(
+        self, send: Callable[[ToEngine], None], notify_room: Callable[[], None], *, repeatable: bool
+    ) -> None:
+        """`send` goes to the current engine, if there is one; `notify_room` is called when room may have
+        become free. `repeatable`: see Spec."""
+        self._send, self._notify_room, self._repeatable = send, notify_room, repeatable
+        self._calls: dict[int, RunningCall] = {}
+        self._waiting: list[RunningCall] = []  # for the next process
+        self._ended: deque[str] = deque(maxlen=REMEMBERED_CALLS)
         self._last_id = 0
+        self.stats = EngineStats()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._calls)
 
-    async def call(self, send: Callable[[Question], None], make: Callable[[int], Question]) -> Any:
-        """Send the message that `make` builds for a new number, and wait. Raises the error of `fail_all` or
-        of the engine."""
-        self._last_id -= 1
-        id_ = self._last_id
-        future = self._waiting[id_] = asyncio.get_running_loop().create_future()
+    # ---- to the engine
+
+    def begin(
+        self, process: ModelProcess, method: str, arguments: Any, blobs: Sequence[Buffer], window: int
+    ) -> CallStream:
+        """Send a call. Raises InvalidArgument when it cannot be sent."""
         try:
-            send(make(id_))
-            return await future
+            packed = msgspec.msgpack.encode(arguments)
+            call = RunningCall(self._last_id + 1, method, packed, blobs, window)
+            self._dispatch(process, call)
         except UNSENDABLE as error:
-            raise InvalidArgument(f"the text cannot be sent to the engine: {error}") from error
-        finally:  # also when the caller was cancelled
-            self._waiting.pop(id_, None)
+            raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
+        self._last_id = call.id
+        self._calls[call.id] = call
+        self.stats.requests += 1
+        return CallStream(self, call)
 
-    def on_message(self, message: object) -> None:
-        """Deliver an answer; an unknown number is valid, because the caller may have left."""
-        if not isinstance(message, Failed | Compiled | Detokenized | Tokenized):
-            return
-        future = self._waiting.get(message.id)
-        if future is None or future.done():
-            return
-        if isinstance(message, Failed):
-            future.set_exception(from_kind(message.kind, message.message))
-        elif isinstance(message, Compiled):
-            future.set_result(message.memory)
-        elif isinstance(message, Detokenized):
-            future.set_result(message.texts)
-        else:
-            future.set_result(message.ids if message.packed is None else message.packed)
+    def _dispatch(self, process: ModelProcess, call: RunningCall) -> None:
+        packed = process.segments.pack_all(call.blobs)
+        try:
+            process.send(Call(call.id, call.method, call.arguments, packed, call.window))
+        except BaseException:
+            process.segments.free(packed)
+            raise
 
-    def fail_all(self, error: OvserveError) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+    def on_read(self, call: RunningCall) -> None:
+        if call.window and not call.done:
+            self._send(Demand(call.id))
+
+    def cancel(self, call: RunningCall) -> None:
+        if self._calls.pop(call.id, None) is not None:
+            self.stats.aborted += 1
+            call.error = call.error or Unavailable("the call was cancelled")
+            call.wake()
+            self._send(Cancel(call.id))
+            self._note(call, "cancelled")
+        self._notify_room()
+
+    def end(self, call: RunningCall, error: OvserveError) -> None:
+        """End the call with this error, in the engine as well."""
+        if self._calls.pop(call.id, None) is not None:
+            self.stats.failed += 1
+            self._send(Cancel(call.id))
+            self._note(call, f"failed ({error.code or error.kind})")
+        call.error = call.error or error
+        call.wake()
+        self._notify_room()
+
+    # ---- messages of the engine; an id may be unknown if they crossed our Cancel
+
+    def on_message(self, message: EngineMessage, segments: Segments) -> None:
+        if isinstance(message, Item):
+            call = self._calls.get(message.id)
+            if call is None:
+                segments.free(message.blobs)
+                return
+            call.begun = True
+            call.items.append(CallItem(message.value, tuple(map(segments.unpack, message.blobs))))
+            call.wake()
+            if message.last:
+                self._on_done(message.id)
+        elif isinstance(message, Done):
+            self._on_done(message.id)
+        elif isinstance(message, Failed) and (call := self._calls.get(message.id)) is not None:
+            self.end(call, from_kind(message.kind, message.message, message.param))
+
+    def _on_done(self, id_: int) -> None:
+        if (call := self._calls.pop(id_, None)) is not None:
+            self.stats.finished += 1
+            call.done = True
+            call.wake()
+            self._note(call, "finished")
+            self._notify_room()
+
+    # ---- the end of an engine, and the next one
+
+    def lost(self, reason: str) -> None:
+        """Handle the end of the engine: end calls, or keep them for the next one."""
+        waiting = set(self._waiting)
+        for call in list(self._calls.values()):
+            if call in waiting:
+                continue
+            once = call.repeated or not self._repeatable  # so that no one repeats it
+            if call.begun or once:
+                self.end(call, EngineDead(reason, retry_after=1.0, repeated=once))
+                continue
+            call.repeated = True
+            self.stats.repeated += 1
+            self._waiting.append(call)
+
+    def resend(self, process: ModelProcess) -> None:
+        """Send what waits to the new engine."""
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            if call.id in self._calls:  # else its caller has disconnected
+                try:
+                    self._dispatch(process, call)
+                except OvserveError as error:
+                    self.end(call, error)
+
+    def end_waiting(self, error: OvserveError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            self.end(call, error)
+
+    def end_all(self, error: OvserveError) -> None:
+        self._waiting = []
+        for call in list(self._calls.values()):
+            self.end(call, error)
+
+    # ---- for the watchdog and the operator
+
+    def patience(self, default: float) -> float:
+        return default
+
+    def unread_tokens(self) -> int:
+        return 0
+
+    def report(self) -> list[str]:
+        now = time.monotonic()
+        held = [f"{c.id} {c.method}: arrived {now - c.arrived:.1f} s ago" for c in self._calls.values()]
+        return [*(f"holds call {line}" for line in held), *(f"before: call {e}" for e in self._ended)]
+
+    def _note(self, call: RunningCall, how: str) -> None:
+        self._ended.append(f"{call.id} {call.method}: {how}")

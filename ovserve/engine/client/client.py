@@ -2,7 +2,7 @@
 
 A subclass adds the requests of a kind of engine: text generation in `text.py`, calls in `call_client.py`.
 This class has what is the same for every kind. One supervisor task owns the process, waits for its end and
-starts the next, with growing pauses. A process that makes no progress (`health.py`, `watchdog.py`) logs its
+starts the next, with growing pauses. A process that makes no progress (`health.py`) logs its
 state and is killed. A request of a dead engine is sent to the next one if nothing of its answer has been
 read. Otherwise it ends with EngineDead, after the text that had arrived. Requests that come meanwhile wait
 for the next engine up to `restart_wait` seconds. After `max_load_failures` loads or `max_short_lives`
@@ -16,13 +16,19 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Generic, Self, TypeVar
 
+from ovserve.engine.client.calls import Calls
 from ovserve.engine.client.dormancy import Dormancy
+from ovserve.engine.client.grammars import GrammarProver
 from ovserve.engine.client.health import Health
+from ovserve.engine.client.helper import HelperProcess
 from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.pending_calls import PendingCalls
 from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.state import CurrentState, EngineState, EngineStats
@@ -37,6 +43,8 @@ F = TypeVar("F", bound=Facts)
 
 
 class EngineClient(ABC, Generic[S, F]):
+    _requests: Requests | Calls  # what it holds for clients, each of which must make progress
+    _helpers: Sequence[GrammarProver | HelperProcess] = ()
     reserved = 0  # choices of requests about to be sent; the senders count it
     batch_lines = 0  # choices of lines of batches among those that it holds or is about to get, likewise
 
@@ -54,11 +62,19 @@ class EngineClient(ABC, Generic[S, F]):
         self._supervisor: asyncio.Task[None] | None = None
         self._current = CurrentState()
         self.dormancy = Dormancy()
+        self._pending = PendingCalls()
         self._restarts = self._stalls = 0
         self.usage = Usage()  # as the engine last reported
         self.last_message = time.monotonic()  # when the engine last sent anything
         self.expected = 0  # requests that it has or may get; its servables count it
         self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
+
+    @classmethod
+    async def start(cls, spec: S, settings: EngineSettings | None = None, spare: Spare | None = None) -> Self:
+        """Return a client that is ready. Raises as `launch`."""
+        client = cls(spec, settings)
+        await client.launch(spare)
+        return client
 
     async def launch(self, spare: Spare | None = None) -> None:
         """Start it, in the process of `spare` if that has one for it; ready on return.
@@ -131,7 +147,7 @@ class EngineClient(ABC, Generic[S, F]):
     @property
     def busy(self) -> bool:
         """Return whether its process has work for clients, without requests that are about to be sent."""
-        return self._holds() > 0 or self._open_calls() > 0
+        return len(self._requests) > 0 or len(self._pending) > 0
 
     async def sleep(self) -> bool:
         """End the process until `wake`; False, with nothing done, if it has work or has not been loaded."""
@@ -140,7 +156,8 @@ class EngineClient(ABC, Generic[S, F]):
         process = self._process
         self.dormancy.begin()
         self._become(EngineState("unloaded"))
-        await self._rest_helpers()
+        for helper in self._helpers:
+            await helper.rest()
         if process is not None:
             await process.stop(self._settings.stop_grace)
         return True
@@ -175,7 +192,15 @@ class EngineClient(ABC, Generic[S, F]):
     @property
     def in_flight(self) -> int:
         """Return the choices that the engine holds for clients, or is about to get."""
-        return self._holds() + self.reserved
+        return len(self._requests) + self.reserved
+
+    def stats(self) -> EngineStats:
+        return replace(
+            self._requests.stats,
+            running=len(self._requests),
+            restarts=self._restarts,
+            stalls=self._stalls,
+        )
 
     @property
     def short_of_memory(self) -> str:
@@ -201,7 +226,8 @@ class EngineClient(ABC, Generic[S, F]):
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
-        await self._stop_helpers()
+        for helper in self._helpers:
+            await helper.stop()
         if self._process is not None:
             await self._process.stop(self._settings.stop_grace)
 
@@ -259,7 +285,7 @@ class EngineClient(ABC, Generic[S, F]):
     def _give_up(self, reason: str) -> None:
         """Mark the engine as failed: requests are rejected, and restarts continue."""
         self._become(EngineState("failed", reason))
-        self._requests_end(EngineDead("the engine has failed", retry_after=1.0), waiting_only=True)
+        self._requests.end_waiting(EngineDead("the engine has failed", retry_after=1.0))
 
     async def _until_death(self) -> bool:
         """Wait until the process has ended; return whether this engine is to blame for that."""
@@ -315,7 +341,7 @@ class EngineClient(ABC, Generic[S, F]):
         self._stalls += 1
         self._become(EngineState("restarting", reason))
         log.error("engine[%d]: %s; replacing it", process.pid, reason)
-        report = [*self._report(), *process.threads()]
+        report = [*self._requests.report(), *process.threads()]
         self._lost(reason)
         for line in report:
             log.error("engine[%d]: %s", process.pid, line)
@@ -329,13 +355,13 @@ class EngineClient(ABC, Generic[S, F]):
         await process.stop(self._settings.stop_grace)
 
     def _check_health(self) -> str | None:
-        patient = self.spec.patient  # it answers pings while it works
+        patient, requests = self.spec.patient, self._requests
         return self._health.check(
-            requests=0 if patient else self._holds(),
-            pending=self._open_calls(),
-            busy=patient and self._holds() > 0,
-            timeout=self._patience(self._settings.restarts.stall_timeout),
-            unread_tokens=self._unread_tokens,
+            requests=0 if patient else len(requests),
+            pending=len(self._pending),
+            busy=patient and len(requests) > 0,  # it answers pings while it works
+            timeout=requests.patience(self._settings.restarts.stall_timeout),
+            unread_tokens=requests.unread_tokens,
         )
 
     async def _resume(self, process: ModelProcess) -> None:
@@ -374,11 +400,13 @@ class EngineClient(ABC, Generic[S, F]):
         """Handle the loss once per process, at the first sign: requests that wait for the next one must not
         count as its."""
         self.usage = Usage()
-        self._requests_lost(reason)
+        self._pending.fail_all(EngineDead(reason, retry_after=1.0))
+        self._requests.lost(reason)
 
     def _end_all(self, error: OvserveError) -> None:
         self.usage = Usage()
-        self._requests_end(error)
+        self._pending.fail_all(error)
+        self._requests.end_all(error)
 
     def _send(self, message: ToEngine) -> None:
         if self._process is not None:
@@ -390,29 +418,13 @@ class EngineClient(ABC, Generic[S, F]):
 
     # ---- the requests of a kind of engine
 
-    @abstractmethod
-    def _holds(self) -> int:
-        """Return the number of requests that the engine has, each of which must make progress."""
-
     async def _idle(self, process: ModelProcess) -> bool:
         """Return whether the process can be replaced without a loss."""
-        return not (self._holds() + self.reserved or self._open_calls())
-
-    def _open_calls(self) -> int:
-        """Return the number of short calls that the engine answers between two steps."""
-        return 0
+        return not (self.busy or self.reserved)
 
     @abstractmethod
     def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
         """Handle a message; return whether a request gained something by it, and the engine's usage."""
-
-    @abstractmethod
-    def _requests_lost(self, reason: str) -> None:
-        """End the requests of a process that has gone, or keep them for the next one."""
-
-    @abstractmethod
-    def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
-        """End all requests, or those that wait for the next process."""
 
     @abstractmethod
     async def _requests_resume(self, process: ModelProcess) -> None:
@@ -423,24 +435,3 @@ class EngineClient(ABC, Generic[S, F]):
 
     def _on_death(self, process: ModelProcess) -> None:
         """Handle the end of a process, when its cause is known."""
-
-    def _patience(self, default: float) -> float:
-        """Return the seconds that all requests allow a step to take; 0: no limit."""
-        return default
-
-    def _unread_tokens(self) -> int:
-        """Return the prompt tokens of requests that have no token yet."""
-        return 0
-
-    @abstractmethod
-    def _report(self) -> list[str]:
-        """Return a line for each request that it holds, for the log of a stalled engine."""
-
-    @abstractmethod
-    def stats(self) -> EngineStats: ...
-
-    async def _stop_helpers(self) -> None:
-        """End helper processes."""
-
-    async def _rest_helpers(self) -> None:
-        """End helper processes until they are needed again."""

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ovserve.engine.client.calls import PendingCalls
 from ovserve.engine.client.helper import HelperEnded, HelperProcess
+from ovserve.engine.client.pending_calls import PendingCalls
 from ovserve.engine.protocol.messages import ClearGrammars, Compile
 from ovserve.engine.protocol.specs import GrammarSpec, PagedTextSpec, Spec
 from ovserve.errors import InvalidArgument, ResourceExhausted, Unavailable

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ovserve.engine.client.calls import PendingCalls, Question
+from ovserve.engine.client.pending_calls import PendingCalls, Question
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.host.memory import cpu_seconds
 from ovserve.engine.protocol.specs import Spec

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ovserve.engine.client.calls import PendingCalls, Question
 from ovserve.engine.client.helper import HelperEnded, HelperProcess
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.lengths import check_sizes
+from ovserve.engine.client.pending_calls import PendingCalls, Question
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.messages import Detokenize, Tokenize
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, Spec, TextFacts, TokenizerSpec

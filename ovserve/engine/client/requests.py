@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from ovserve.engine.client.state import EngineStats
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
 from ovserve.errors import EndsEngine, EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
 ALONE, AMONG_OTHERS, LIMIT = 2, 1, 3
@@ -156,11 +156,8 @@ class Requests:
         self._routes: dict[int, Route] = {}
         self._waiting: list[InFlightRequest] = []  # waiting for the next engine
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
-        self._last_id = self._begun = 0
-        self._finished = self._failed = self._aborted = 0
-        self._prompt_tokens = self._generated_tokens = 0
-        self._drafted_tokens = self._accepted_tokens = 0
-        self.repeated = 0
+        self._last_id = 0
+        self.stats = EngineStats()
         self.suspects = Suspects()
 
     def __len__(self) -> int:
@@ -168,22 +165,6 @@ class Requests:
 
     def held_of(self, ids: range) -> int:
         return sum(id_ in self._routes for id_ in ids)
-
-    def stats(self, *, restarts: int, stalls: int) -> EngineStats:
-        return EngineStats(
-            running=len(self._routes),
-            requests=self._begun,
-            finished=self._finished,
-            failed=self._failed,
-            aborted=self._aborted,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            restarts=restarts,
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
-            stalls=stalls,
-            repeated=self.repeated,
-        )
 
     # ---- to the engine
 
@@ -213,7 +194,7 @@ class Requests:
             for add in adds:
                 self._send(Abort(add.id))
             raise
-        self._begun += len(adds)
+        self.stats.requests += len(adds)
         sampling = request.sampling
         mailbox = Mailbox(len(request.prompts), request.choices, early=request.tells_admission)
         ongoing = InFlightRequest(
@@ -242,7 +223,7 @@ class Requests:
         for id_ in ids:
             route = self._routes.pop(id_, None)
             if route is not None:
-                self._aborted += 1
+                self.stats.aborted += 1
                 route.track.drop()
                 route.mailbox.fail(Unavailable("the request was aborted"))
                 self._send(Abort(id_))
@@ -252,18 +233,18 @@ class Requests:
     # ---- messages of the engine; an id may be unknown if they crossed our Abort
 
     def on_tokens(self, items: list[StepItem]) -> None:
-        routes = self._routes
+        routes, stats = self._routes, self.stats
         now = time.monotonic()
         for item in items:
             if (route := routes.get(item.id)) is not None:
-                self._generated_tokens += item.tokens
-                self._drafted_tokens += item.drafted
-                self._accepted_tokens += item.accepted
+                stats.generated_tokens += item.tokens
+                stats.drafted_tokens += item.drafted
+                stats.accepted_tokens += item.accepted
                 route.track.on_tokens(item.tokens, item.finish_reason, now)
                 route.mailbox.add(route.choice + item.index, item)
                 if item.last:
                     del routes[item.id]
-                    self._finished += 1
+                    stats.finished += 1
                     route.track.finish(now)
                     self._note(item.id, route, "finished")
                     self.suspects.completed(route.ongoing.adds)
@@ -276,7 +257,7 @@ class Requests:
             route.track.prompt_tokens = message.prompt_tokens
             route.track.looked_up(message.prompt_tokens, message.cached_tokens)
             if counted:
-                self._prompt_tokens += counted
+                self.stats.prompt_tokens += counted
                 route.mailbox.admit(counted, message.max_tokens, message.cached_tokens)
 
     def on_unread(self, unread: Sequence[tuple[int, int]]) -> None:
@@ -292,7 +273,7 @@ class Requests:
 
     def failed(self, message: Failed) -> None:
         if (route := self._routes.pop(message.id, None)) is not None:
-            self._failed += 1
+            self.stats.failed += 1
             route.track.drop()
             route.mailbox.fail(from_kind(message.kind, message.message, message.param))
             self._note(message.id, route, f"failed ({message.kind})")
@@ -310,12 +291,12 @@ class Requests:
                 self.end(ongoing, EngineDead(reason, retry_after=1.0, repeated=ongoing.repeated))
                 continue
             ongoing.repeated = True
-            self.repeated += 1
+            self.stats.repeated += 1
             for id_ in ongoing.ids:
                 if (route := self._routes.get(id_)) is not None:
                     route.track.drop()
                 else:
-                    self._finished -= 1  # this choice is generated again, with the others
+                    self.stats.finished -= 1  # this choice is generated again, with the others
             ongoing.mailbox.restart()
             self._route(ongoing)
             self._waiting.append(ongoing)
@@ -349,7 +330,7 @@ class Requests:
     def end(self, ongoing: InFlightRequest, error: OvserveError) -> None:
         for id_ in ongoing.ids:
             if (route := self._routes.pop(id_, None)) is not None:
-                self._failed += 1
+                self.stats.failed += 1
                 route.track.drop()
                 self._note(id_, route, f"failed ({error.code or error.kind})")
         ongoing.mailbox.fail(error)
@@ -379,3 +360,46 @@ class Requests:
 
     def _note(self, id_: int, route: Route, how: str) -> None:
         self._ended.append(f"{id_} {route.ongoing.name}: {how}, {route.track.tokens} tokens")
+
+
+class DeltaStream:
+    """The answer to one request. The first delta is its admission; the last one is marked."""
+
+    __slots__ = ("_ids", "_mailbox", "_requests")
+
+    def __init__(self, requests: Requests, ongoing: InFlightRequest) -> None:
+        self._requests = requests
+        self._ids = ongoing.ids
+        self._mailbox = ongoing.mailbox
+
+    def when_admitted(self, call: Callable[[int], None]) -> None:
+        """Set a callback for the prompt tokens. It is called again if the engine ends and another admits the
+        request."""
+        self._mailbox.on_admission = call
+
+    def when_reading(self, call: Callable[[int], None]) -> None:
+        """Set a callback for the prompt tokens still to compute, called a few times a second if known."""
+        self._mailbox.on_unread = call
+
+    def forget_calls(self) -> None:
+        """Remove the callbacks, at the end."""
+        self._mailbox.on_admission = self._mailbox.on_unread = None
+
+    @property
+    def held(self) -> int:
+        """Return how many of its requests the engine has."""
+        return self._requests.held_of(self._ids)
+
+    def next(self) -> Coroutine[None, None, Delta]:
+        """Return the next delta. Raises the error that ended the request: a kind from the engine, or
+        EngineDead."""
+        return self._mailbox.take()
+
+    def fail(self, error: OvserveError) -> None:
+        """End the request with this error, after the text that has arrived; no effect once it is complete."""
+        self._mailbox.fail(error)
+        self._requests.abort(self._ids)
+
+    def abort_if_running(self) -> None:
+        """Abort, any number of times, at any moment; text that has arrived can still be read."""
+        self._requests.abort(self._ids)

@@ -53,20 +53,20 @@ class CurrentState:
             raise Unavailable(f"the engine {why}", retry_after=seconds) from None
 
 
-@dataclass(frozen=True)
+@dataclass
 class EngineStats:
-    """A snapshot; all but `running` count from the client's start, over all its processes."""
+    """Counts; all but `running` are from the client's start, over all its processes."""
 
-    running: int
-    requests: int  # sent to an engine: running + finished + failed + aborted
-    finished: int
-    failed: int
-    aborted: int
-    prompt_tokens: int
-    generated_tokens: int
-    restarts: int
+    running: int = 0
+    requests: int = 0  # sent to an engine: running + finished + failed + aborted
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
     drafted_tokens: int = 0  # proposed by a draft model or prompt lookup
     accepted_tokens: int = 0  # how many of them the model accepted; part of generated_tokens
+    restarts: int = 0
     stalls: int = 0  # processes that were replaced because they made no progress
     repeated: int = 0  # requests that were sent to another engine because theirs ended
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ovserve.engine.client.calls import UNSENDABLE, PendingCalls
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.delta_stream import DeltaStream
 from ovserve.engine.client.grammars import CompiledGrammars, GrammarProver
 from ovserve.engine.client.hosting.hosted import ModelProcess
 from ovserve.engine.client.long_texts import Texts
 from ovserve.engine.client.process import EngineMessage
-from ovserve.engine.client.requests import Requests
+from ovserve.engine.client.requests import DeltaStream, Requests
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.client.spare import Spare
-from ovserve.engine.client.state import EngineStats
+from ovserve.engine.protocol.frames import UNSENDABLE
 from ovserve.engine.protocol.messages import (
     ENGINE_FAILED,
     Accepted,
@@ -29,7 +26,7 @@ from ovserve.engine.protocol.messages import (
     Usage,
 )
 from ovserve.engine.protocol.specs import GenerationSpec, TextFacts
-from ovserve.errors import EngineDead, InvalidArgument, OvserveError
+from ovserve.errors import InvalidArgument, OvserveError
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GenerateRequest
@@ -37,10 +34,11 @@ from ovserve.telemetry.requests import RequestMetrics
 
 
 class TextClient(EngineClient[GenerationSpec, TextFacts]):
+    _requests: Requests
+
     def __init__(self, spec: GenerationSpec, settings: EngineSettings | None = None) -> None:
         super().__init__(spec, settings)
         self._requests = Requests(self._send, self._notify_room)
-        self._pending = PendingCalls()
         self._beside: TextClient | None = None
         self._compiled = CompiledGrammars(self._settings.grammars)
         self.grammars = GrammarProver(
@@ -53,18 +51,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
             lambda: self.facts,
             self._settings.ready_timeout,
         )
-
-    @classmethod
-    async def start(
-        cls,
-        spec: GenerationSpec,
-        settings: EngineSettings | None = None,
-        spare: Spare | None = None,
-    ) -> TextClient:
-        """Start; ready on return. Raises LoadError when the first engine does not load."""
-        client = cls(spec, settings)
-        await client.launch(spare)
-        return client
+        self._helpers = (self.grammars, self.texts.process)
 
     def rest_beside(self, other: TextClient) -> None:
         """Begin without a process; `other`, with the same tokenizer, answers for it meanwhile."""
@@ -80,9 +67,6 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     def reading(self) -> bool:
         """Return whether it holds a request whose prompt is not read yet."""
         return self._requests.unread_tokens() > 0
-
-    def stats(self) -> EngineStats:
-        return self._requests.stats(restarts=self._restarts, stalls=self._stalls)
 
     async def generate(
         self,
@@ -141,12 +125,6 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 
     # ---- what EngineClient requires of a kind of engine
 
-    def _holds(self) -> int:
-        return len(self._requests)
-
-    def _open_calls(self) -> int:
-        return len(self._pending)
-
     def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
         if isinstance(message, Steps):
             self._requests.on_tokens(message.items)
@@ -163,17 +141,6 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
             self._failed_in_step(message.message)
         return True, None
 
-    def _requests_lost(self, reason: str) -> None:
-        self._pending.fail_all(EngineDead(reason, retry_after=1.0))
-        self._requests.lost(reason)
-
-    def _requests_end(self, error: OvserveError, *, waiting_only: bool = False) -> None:
-        if waiting_only:
-            self._requests.end_waiting(error)
-            return
-        self._pending.fail_all(error)
-        self._requests.end_all(error)
-
     async def _requests_resume(self, process: ModelProcess) -> None:
         for request in self._requests.waiting():
             try:
@@ -188,20 +155,3 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 
     def _on_death(self, process: ModelProcess) -> None:
         self._requests.suspects.ended(by_itself=process.ended_by_itself)
-
-    def _patience(self, default: float) -> float:
-        return self._requests.patience(default)
-
-    def _unread_tokens(self) -> int:
-        return self._requests.unread_tokens()
-
-    def _report(self) -> list[str]:
-        return self._requests.report()
-
-    async def _stop_helpers(self) -> None:
-        await self.grammars.stop()
-        await self.texts.process.stop()
-
-    async def _rest_helpers(self) -> None:
-        await self.grammars.rest()
-        await self.texts.process.rest()

@@ -30,6 +30,9 @@ class FrameError(ValueError):
     """The peer does not speak the protocol, or a message is too large for it."""
 
 
+UNSENDABLE = (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError)  # what `encode` raises
+
+
 def encode(message: msgspec.Struct) -> bytes:
     frame = bytearray(HEADER_BYTES)
     _encoder.encode_into(message, frame, HEADER_BYTES)

@@ -10,7 +10,7 @@ Reports how full an engine process is, at suitable times.
 
 At most every PERIOD, with the messages of the step that is sent anyway, and once more when it falls idle: a
 gauge that keeps the last busy moment would show load where there is none. It is also the sign of life that
-`watchdog.py` goes by: as long as the engine makes steps or compiles, one comes every PERIOD.
+`client/health.py` goes by: as long as the engine makes steps or compiles, one comes every PERIOD.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ovserve.access import current_request
-from ovserve.engine.client.running_call import CallItem
+from ovserve.engine.client.calls import CallItem
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph import Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics

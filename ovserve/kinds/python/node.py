@@ -12,7 +12,7 @@ from typing import Any
 
 from ovserve.api.kserve import Tensor
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.running_call import CallItem
+from ovserve.engine.client.calls import CallItem
 from ovserve.errors import Internal, ResourceExhausted
 from ovserve.graph import Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse

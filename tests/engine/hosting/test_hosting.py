@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.call_client import CallClient, CallStream
+from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallStream
 from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
@@ -284,8 +285,8 @@ async def test_a_process_that_dies_again_and_again_is_a_failed_engine(tmp_path: 
             await until(lambda: models[0].pid or models[0].state.name == "failed")
             if models[0].state.name == "failed":
                 break
-            os.kill(models[0].pid, signal.SIGKILL)
-            await asyncio.sleep(0.05)
+            os.kill(pid := models[0].pid, signal.SIGKILL)
+            await until(lambda: models[0].pid != pid)
         assert models[0].state.name == "failed"
         assert (await asyncio.gather(*map(who, models), return_exceptions=True)) is not None
         await until(lambda: all(client.state.name == "ready" for client in models))

@@ -3,6 +3,5 @@
 - `hosted`: one model in such a process, which its client handles as if it were a process
 - `host`: the process and the models in it
 - `hosts`: which process a model is loaded into, and which models have to be in one of their own
-- `blame`: which model ended the process
-- `trial`: the return of a model that may have
+- `blame`: which model ended the process, and the return of one that may have
 """

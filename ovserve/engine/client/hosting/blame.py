@@ -1,7 +1,7 @@
 """Finds the model that ended a shared process, from what the process was doing at its end.
 
 A process that ends by itself is a strike against each model that it was loading, unloading or calling. If
-that was one model, it is known. If there were more, they come back one after the other (`trial.py`), each
+that was one model, it is known. If there were more, they come back one after the other (`Trial`), each
 with the calls that are repeated, so the next end finds one of them alone. A model with LIMIT strikes that was
 alone with the last gets a process of its own, and so does one that was alone and loading. A process that ends
 again and again with several models at work loses one of them at UNRESOLVED strikes.
@@ -11,14 +11,22 @@ A process that was killed from outside, or by the kernel for want of memory, is 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ovserve.engine.protocol.specs import Spec
+
+if TYPE_CHECKING:
+    from ovserve.engine.client.hosting.hosted import HostedModel
 
 LIMIT = 2
 UNRESOLVED = 4
 FORGOTTEN = 600.0  # seconds after the last strike
+TRIAL_SECONDS = 5.0
+CALM_SECONDS = 0.2  # without a call; repeated ones are sent right after the load
+TRIAL_INTERVAL = 0.05
 
 
 class Blame:
@@ -61,3 +69,54 @@ class Blame:
         """Return whether it has to be loaded into a process of its own."""
         since = self._quarantined.get(spec)
         return since is not None and self._now() - since < FORGOTTEN
+
+
+class Trial:
+    """The return of one suspected model, while no other suspect returns; it takes place from `begin` on.
+
+    A process that ends meanwhile is this model's doing. The trial covers its load and the calls that are
+    repeated, and ends after TRIAL_SECONDS at the latest, because the other suspects wait for their turn.
+    """
+
+    def __init__(self, blame: Blame, spec: Spec) -> None:
+        self._blame = blame
+        self._spec = spec
+        self._lock: asyncio.Lock | None = None
+        self.hosted: HostedModel | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def begin(self, lock: asyncio.Lock) -> None:
+        await lock.acquire()
+        self._lock = lock
+        self._watching = asyncio.create_task(self._watch(), name="trial of a small model")
+
+    @property
+    def open(self) -> bool:
+        return self._lock is not None
+
+    def of(self, hosted: HostedModel) -> None:
+        """Set the model, before it is loaded."""
+        self.hosted = hosted
+
+    def loaded(self) -> None:
+        """Record that the load has ended, well or not."""
+        if self._watching is not None and (self.hosted is None or self.hosted.ended.is_set()):
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        """End the trial when the model is at rest, has gone, or has had its time."""
+        assert self._lock is not None
+        calm = spent = 0.0
+        try:
+            while calm < CALM_SECONDS and spent < TRIAL_SECONDS:
+                await asyncio.sleep(TRIAL_INTERVAL)
+                if (hosted := self.hosted) is None:
+                    continue  # the process is starting
+                if hosted.ended.is_set():
+                    return
+                spent += TRIAL_INTERVAL
+                calm = calm + TRIAL_INTERVAL if hosted.loaded and not hosted.busy else 0.0
+            self._blame.acquit(self._spec)
+        finally:
+            self._lock.release()
+            self._lock = None

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from ovserve.engine.client.hosting.blame import Blame
+from ovserve.engine.client.hosting.blame import Blame, Trial
 from ovserve.engine.client.hosting.hosted import HostedModel
-from ovserve.engine.client.hosting.trial import Trial
 from ovserve.engine.client.memory_limit import SharedMemoryLimit
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.settings import EngineSettings

@@ -11,10 +11,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from ovserve.engine.client.hosting.blame import Blame
+from ovserve.engine.client.hosting.blame import Blame, Trial
 from ovserve.engine.client.hosting.host import EngineHost
 from ovserve.engine.client.hosting.hosted import HostedModel, HostEnded
-from ovserve.engine.client.hosting.trial import Trial
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import Facts, Spec
