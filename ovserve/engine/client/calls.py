@@ -1,4 +1,4 @@
-"""The calls that an engine holds, and `CallStream`, which one caller reads.
+"""The calls that an engine holds, each of which one caller reads.
 
 A call whose items are all unread is sent to the next engine, once, when its own engine ends; the caller only
 notices the delay. The guarantees are those of text generation (`requests.py`): exactly one end, and an error
@@ -38,15 +38,18 @@ class CallItem(NamedTuple):
         return msgspec.msgpack.decode(self.value, type=type_)
 
 
-class RunningCall:
-    """One call; its arguments are kept until some of its result has been read."""
+class CallStream:
+    """One call under way, and its items for one reader. Its arguments are kept to send it again."""
 
     __slots__ = (
-        "_waiter", "arguments", "arrived", "begun", "blobs", "done", "error", "id", "items", "method",
-        "repeated", "window",
+        "_calls", "_waiter", "arguments", "arrived", "begun", "blobs", "done", "error", "id", "items",
+        "method", "repeated", "window",
     )  # fmt: skip
 
-    def __init__(self, id_: int, method: str, arguments: bytes, blobs: Sequence[Buffer], window: int) -> None:
+    def __init__(
+        self, calls: Calls, id_: int, method: str, arguments: bytes, blobs: Sequence[Buffer], window: int
+    ) -> None:
+        self._calls = calls
         self.id, self.method, self.arguments, self.blobs, self.window = id_, method, arguments, blobs, window
         self.arrived = time.monotonic()
         self.items: deque[CallItem] = deque()
@@ -54,47 +57,35 @@ class RunningCall:
         self.done = False
         self.repeated = False
         self.error: OvserveError | None = None
-        self._waiter: asyncio.Future[None] | None = None  # of its one reader
-
-    def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait for `wake`."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-
-class CallStream:
-    """The items of one call. `cancel` ends it early, any number of times."""
-
-    def __init__(self, calls: Calls, call: RunningCall) -> None:
-        self._calls = calls
-        self._call = call
+        self._waiter: asyncio.Future[None] | None = None  # of its reader
 
     async def next(self) -> CallItem | None:
         """Return the next item, None at the end. Raises the call's error, after the items that had
         arrived."""
-        call = self._call
         while True:
-            if call.items:
-                item = call.items.popleft()
-                self._calls.on_read(call)
+            if self.items:
+                item = self.items.popleft()
+                self._calls.on_read(self)
                 return item
-            if call.error is not None:
-                raise call.error
-            if call.done:
+            if self.error is not None:
+                raise self.error
+            if self.done:
                 return None
-            await call.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     def fail(self, error: OvserveError) -> None:
         """End the call with this error; no effect once it is complete."""
-        if not self._call.done:
-            self._calls.end(self._call, error)
+        if not self.done:
+            self._calls.end(self, error)
 
     def cancel(self) -> None:
-        self._calls.cancel(self._call)
+        """End it early, any number of times."""
+        self._calls.cancel(self)
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Calls:
@@ -104,8 +95,8 @@ class Calls:
         """`send` goes to the current engine, if there is one; `notify_room` is called when room may have
         become free. `repeatable`: see Spec."""
         self._send, self._notify_room, self._repeatable = send, notify_room, repeatable
-        self._calls: dict[int, RunningCall] = {}
-        self._waiting: list[RunningCall] = []  # for the next process
+        self._calls: dict[int, CallStream] = {}
+        self._waiting: list[CallStream] = []  # for the next process
         self._ended: deque[str] = deque(maxlen=REMEMBERED_CALLS)
         self._last_id = 0
         self.stats = EngineStats()
@@ -121,16 +112,16 @@ class Calls:
         """Send a call. Raises InvalidArgument when it cannot be sent."""
         try:
             packed = msgspec.msgpack.encode(arguments)
-            call = RunningCall(self._last_id + 1, method, packed, blobs, window)
+            call = CallStream(self, self._last_id + 1, method, packed, blobs, window)
             self._dispatch(process, call)
         except UNSENDABLE as error:
             raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
         self._last_id = call.id
         self._calls[call.id] = call
         self.stats.requests += 1
-        return CallStream(self, call)
+        return call
 
-    def _dispatch(self, process: ModelProcess, call: RunningCall) -> None:
+    def _dispatch(self, process: ModelProcess, call: CallStream) -> None:
         packed = process.segments.pack_all(call.blobs)
         try:
             process.send(Call(call.id, call.method, call.arguments, packed, call.window))
@@ -138,11 +129,11 @@ class Calls:
             process.segments.free(packed)
             raise
 
-    def on_read(self, call: RunningCall) -> None:
+    def on_read(self, call: CallStream) -> None:
         if call.window and not call.done:
             self._send(Demand(call.id))
 
-    def cancel(self, call: RunningCall) -> None:
+    def cancel(self, call: CallStream) -> None:
         if self._calls.pop(call.id, None) is not None:
             self.stats.aborted += 1
             call.error = call.error or Unavailable("the call was cancelled")
@@ -151,7 +142,7 @@ class Calls:
             self._note(call, "cancelled")
         self._notify_room()
 
-    def end(self, call: RunningCall, error: OvserveError) -> None:
+    def end(self, call: CallStream, error: OvserveError) -> None:
         """End the call with this error, in the engine as well."""
         if self._calls.pop(call.id, None) is not None:
             self.stats.failed += 1
@@ -236,5 +227,5 @@ class Calls:
         held = [f"{c.id} {c.method}: arrived {now - c.arrived:.1f} s ago" for c in self._calls.values()]
         return [*(f"holds call {line}" for line in held), *(f"before: call {e}" for e in self._ended)]
 
-    def _note(self, call: RunningCall, how: str) -> None:
+    def _note(self, call: CallStream, how: str) -> None:
         self._ended.append(f"{call.id} {call.method}: {how}")

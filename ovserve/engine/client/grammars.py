@@ -239,8 +239,9 @@ class CompiledGrammars:
     sent.
     """
 
-    def __init__(self, limits: GrammarLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: GrammarLimits, pending: PendingCalls) -> None:
+        """`pending` holds the engine's calls."""
+        self._limits, self._pending = limits, pending
         self._held: set[bytes] = set()
         self._sizes: list[int] = []  # text sizes of the grammars requested since the last drop
         self._memory = 0  # bytes that they use, as far as measured
@@ -255,16 +256,10 @@ class CompiledGrammars:
         """Reset for a new process, which holds no grammar."""
         self._held, self._sizes, self._memory = set(), [], 0
 
-    async def add(
-        self,
-        send: Callable[[Any], None],
-        pending: PendingCalls,
-        constraint: Constraint,
-        memory: int | None = 0,
-    ) -> None:
+    async def add(self, send: Callable[[Any], None], constraint: Constraint, memory: int | None = 0) -> None:
         """Have the process compile it. `memory`: bytes that a trial used for it; None: it was not tried.
 
-        Raises what `pending.call` raises; InvalidArgument with the field of the request.
+        Raises what `PendingCalls.call` raises; InvalidArgument with the field of the request.
         """
         while self._full and self._under_way:
             await self._none_under_way.wait()
@@ -281,7 +276,7 @@ class CompiledGrammars:
         self._none_under_way.clear()
         try:
             compile_ = partial(Compile, format=constraint.format, tried=memory is not None)
-            used: int = await pending.call(send, compile_)
+            used: int = await self._pending.call(send, compile_)
             self._memory += max(used - (memory or 0), 0)
         except InvalidArgument as error:
             raise InvalidArgument(

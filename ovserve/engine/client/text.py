@@ -40,7 +40,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         super().__init__(spec, settings)
         self._requests = Requests(self._send, self._notify_room)
         self._beside: TextClient | None = None
-        self._compiled = CompiledGrammars(self._settings.grammars)
+        self._compiled = CompiledGrammars(self._settings.grammars, self._pending)
         self.grammars = GrammarProver(
             spec, ready_timeout=self._settings.ready_timeout, limits=self._settings.grammars
         )
@@ -121,7 +121,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
                 return process
             memory = await self.grammars.validate(constraint, parallel=self.facts.compiles_grammars)
             if process is self._process and self.state.name == "ready":
-                await self._compiled.add(process.send, self._pending, constraint, memory)
+                await self._compiled.add(process.send, constraint, memory)
 
     # ---- what EngineClient requires of a kind of engine
 
@@ -145,7 +145,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         for request in self._requests.waiting():
             try:
                 if request.constraint is not None:
-                    await self._compiled.add(process.send, self._pending, request.constraint)
+                    await self._compiled.add(process.send, request.constraint)
                 self._requests.resend(request)
             except OvserveError as error:
                 self._requests.end(request, error)
