@@ -113,6 +113,17 @@ ODD = """
             sleeping.terminate()
             return [Tensor("output", np.array([sleeping.wait(5)]))]
 
+        def starts(self, inputs):
+            import subprocess
+            return [Tensor("output", np.array([subprocess.Popen(["sleep", "120"]).pid]))]
+
+        def forks(self, inputs):
+            child = os.fork()
+            if not child:
+                time.sleep(120)
+                os._exit(0)
+            return [Tensor("output", np.array([child]))]
+
         def pid(self, inputs):
             return [Tensor("output", np.array([os.getpid()]))]
 
@@ -462,6 +473,23 @@ def test_a_crash_costs_one_graph_and_one_call(nodes: Site) -> None:
 
 def test_a_program_that_a_handler_starts_can_be_ended(nodes: Site) -> None:
     assert ask(nodes, "child").as_numpy("output").tolist() == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize("way", ["starts", "forks"])
+def test_a_program_that_outlives_its_engine_holds_nothing_up(nodes: Site, way: str) -> None:
+    """It keeps the engine's output open, and a forked one its socket; the end of both was waited for."""
+    (child,) = ask(nodes, way).as_numpy("output").tolist()
+    (before,) = ask(nodes, "pid").as_numpy("output").tolist()
+    try:
+        os.kill(before, signal.SIGKILL)
+        began = time.monotonic()
+        with suppress(triton_grpc.InferenceServerException):
+            ask(nodes, "pid")
+        (after,) = ask(nodes, "pid").as_numpy("output").tolist()
+        assert after != before
+        assert time.monotonic() - began < 30, "the program runs for 120 s"
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_many_calls_at_once(nodes: Site) -> None:

@@ -62,7 +62,8 @@ log = logging.getLogger(__name__)
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 EXIT_WAIT = 5.0  # seconds, for a process whose socket is already closed
-EXIT_POLL_SECONDS = 0.005
+EXIT_POLL_SECONDS = 0.1  # where the kernel does not report the end of a process
+LAST_WORDS_SECONDS = 1.0  # for the output and the frames of an ended process to be read
 DUMP_SECONDS, DUMP_PAUSE = 2.0, 0.3  # wait for stacks, and the silence after which they are complete
 
 
@@ -72,22 +73,29 @@ class ProcessLog:
         self._wrote = asyncio.Event()
 
     async def copy(self, process: subprocess.Popen[bytes]) -> None:
-        """Copy the output until it ends, and collect the exit status."""
+        """Copy the output until the process has ended, and collect its exit status.
+
+        What a handler of a Python node has started may keep the output open for longer.
+        """
         reader = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), process.stdout
         )
+        copying = asyncio.create_task(self._copy_lines(process.pid, reader))
+        await _wait_for_exit(process)
+        await asyncio.wait({copying}, timeout=LAST_WORDS_SECONDS)
+        copying.cancel()
+        pipe.close()  # uvloop keeps it open
+
+    async def _copy_lines(self, pid: int, reader: asyncio.StreamReader) -> None:
         rest = b""
         while chunk := await reader.read(1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > 1 << 16:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._log_line(process.pid, line)
-        self._log_line(process.pid, rest)
-        pipe.close()  # uvloop keeps it open
-        while process.poll() is None:  # noqa: ASYNC110  it is about to end, and no child of the event loop
-            await asyncio.sleep(EXIT_POLL_SECONDS)
+                self._log_line(pid, line)
+        self._log_line(pid, rest)
 
     def tail(self) -> str:
         """Return the last lines, to be appended to an error message."""
@@ -108,6 +116,24 @@ class ProcessLog:
             self._tail.append(text[:TAIL_LINE_CHARS])
             self._wrote.set()
             log.info("engine[%d]: %s", pid, text)
+
+
+async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the process itself: processes that it has forked may hold its output and its socket open."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux 5.3
+        while process.poll() is None:  # noqa: ASYNC110  no child of the event loop
+            await asyncio.sleep(EXIT_POLL_SECONDS)
+        return
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
 
 
 LARGE_BYTES = 64 << 10  # of a frame that is not copied to join it with others
@@ -306,7 +332,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def _connect(self, child: Child) -> None:
         self._process = child.process
-        self._log_task = asyncio.create_task(self._log.copy(child.process), name=f"engine[{self.pid}] log")
+        self._log_task = asyncio.create_task(self._follow(child.process), name=f"engine[{self.pid}] log")
         self.segments.hold()
         try:
             child.socket.setblocking(False)
@@ -315,6 +341,13 @@ class EngineProcess(asyncio.Protocol):
             self.segments.clear()
             child.socket.close()
             raise
+
+    async def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        await self._log.copy(process)
+        if self._outgoing is not None and not self.ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), LAST_WORDS_SECONDS)
+            self._outgoing.abort()  # where a forked process holds the socket
 
     async def _gone(self, grace: float = EXIT_WAIT) -> None:
         """Wait until the process has ended, by force after `grace` seconds, and its output has been read."""
