@@ -64,10 +64,19 @@ async def _tensorflow_serving(site: Site) -> None:
 
 
 async def _triton(site: Site) -> None:
-    """By name, as Triton's clients must: load what is configured, unload what no longer is."""
+    """By name, as Triton's clients must: load what is configured, unload what no longer is.
+
+    In this order, so that a model under a new name finds its engine, which ends with the last name.
+    """
     listed = json.loads((site.root / "config.json").read_text())["model_config_list"]
     wanted = [entry["config"]["name"] for entry in listed]
     async with triton.InferenceServerClient(site.grpc_address) as client:
+        for name in wanted:
+            try:
+                await client.load_model(name)
+            except InferenceServerException as exc:
+                if exc.status() != "StatusCode.FAILED_PRECONDITION":
+                    raise
         for model in (await client.get_model_repository_index()).models:
             if (
                 model.name not in wanted
@@ -75,12 +84,6 @@ async def _triton(site: Site) -> None:
                 and model.state != "UNLOADING"
             ):
                 await client.unload_model(model.name)
-        for name in wanted:
-            try:
-                await client.load_model(name)
-            except InferenceServerException as exc:
-                if exc.status() != "StatusCode.FAILED_PRECONDITION":
-                    raise
 
 
 def grpc_code(number: int) -> str:
