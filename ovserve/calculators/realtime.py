@@ -49,6 +49,7 @@ RETRY_SECONDS = 10.0
 
 class SessionOptions(msgspec.Struct, frozen=True):
     max_sessions: Annotated[int, msgspec.Meta(ge=1)] = 100  # at the same time
+    early_answers: bool = True  # begun in a pause, in case the turn ends there
 
 
 class OpenSessions:
@@ -134,8 +135,8 @@ class RealtimeSessionCalculator(HttpCalculator):
         if self.session is not None:
             self.session.close()
             cc.state.count -= 1
-            for status, number in self.session.counts.items():
-                cc.count(f"responses_{status}", number)
+            for name, number in self.session.counts.items():
+                cc.count(name, number)
 
     def _begin(self, cc: Context, payload: HttpPayload) -> RealtimeSession:
         if payload.method != "GET":
@@ -172,6 +173,7 @@ class RealtimeSessionCalculator(HttpCalculator):
             language=language,
             lacks_tools=llm.model.lacks_tools if llm is not None else None,
             thinks=self.prompt.tag in tags,
+            answers_early=cc.options(SessionOptions).early_answers,
         )
 
     async def _send(self, cc: Context, session: RealtimeSession) -> None:
@@ -244,7 +246,9 @@ class RealtimeThinkCalculator(LlmCalculator):
             temperature=GREEDY_TEMPERATURE,
             repetition_detection=llm.model.repetition_detection,
         )
-        parts = answer_with_tools(llm, messages, cc[self.tools], sampling=sampling, client=prompt.policy)
+        parts = answer_with_tools(
+            llm, messages, cc[self.tools], sampling=sampling, client=prompt.policy, sure=prompt.run.sure
+        )
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ToolResult):

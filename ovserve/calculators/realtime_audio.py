@@ -232,6 +232,8 @@ class RealtimeSpeakCalculator(EngineCalculator):
             ready, self.text = ready + self.text, ""
         try:
             if speakable(ready):
+                if self.begun:
+                    await answer.run.sure.wait()  # of an early answer only the beginning is spoken
                 self.begun = True
                 await self._say(cc, answer, manner, ready)
             elif ready and self.begun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, eventually
 from tests.http.conftest import running
 from tests.http.test_realtime import SCRIPT, Talker, squeezed, talker
 from tests.speech import RECORDING, samples, tiny_whisper
@@ -240,3 +241,79 @@ async def test_nodes_of_ones_own_check_questions_mask_answers_and_bring_tools(
         assert "no subject" in failed["error"]["message"]
         assert (await talk.ask("Hi"))["status"] == "completed"
         assert talk.kinds.count("response.created") == 2, "a question that was refused is not answered"
+
+
+SPIES = '''
+from pathlib import Path
+
+import msgspec
+
+from ovserve.api.openai.realtime.packets import Prompt, Transcript
+from ovserve.calculators.library import ServerTools, tool
+from ovserve.graph import Calculator, Input, Output, calculator
+
+PLACE = Path(__file__).parent
+
+
+@calculator("HearCalculator")
+class Hear(Calculator):
+    heard, passed = Input("TRANSCRIPT", Transcript), Output("TRANSCRIPT", Transcript)
+
+    def process(self, cc):
+        heard = cc[self.heard]
+        cc.send(self.passed, msgspec.structs.replace(heard, text="weather in Oslo" if heard.last else ""))
+
+
+@calculator("WatchCalculator")
+class Watch(Calculator):
+    asked, passed = Input("PROMPT", Prompt), Output("PROMPT", Prompt)
+
+    def process(self, cc):
+        with (PLACE / "prompts").open("a") as file:
+            file.write(f"{cc[self.asked].run.sure.is_set()}\\n")
+        cc.send(self.passed, cc[self.asked])
+
+
+@calculator("MyToolsCalculator")
+class MyTools(ServerTools):
+    @tool
+    async def weather(self, city: str) -> str:
+        """Return the weather of a city."""
+        with (PLACE / "calls").open("a") as file:
+            file.write("call\\n")
+        return "rain"
+'''
+SPYING = """
+node { name: "Hear" calculator: "HearCalculator"
+  input_stream: "TRANSCRIPT:heard" output_stream: "TRANSCRIPT:transcript" }
+node { name: "Watch" calculator: "WatchCalculator" input_stream: "PROMPT:asked" output_stream: "PROMPT:prompt" }
+node { name: "Tools" calculator: "MyToolsCalculator" output_side_packet: "TOOLS:tools" }
+"""
+
+
+async def test_an_answer_begun_in_a_pause_runs_no_tool_and_is_not_seen(graph: Path, tmp_path: Path) -> None:
+    text = (graph / "graph.pbtxt").read_text()
+    for old, new in {
+        'output_stream: "TRANSCRIPT:transcript"': 'output_stream: "TRANSCRIPT:heard"',
+        'output_stream: "PROMPT:prompt"': 'output_stream: "PROMPT:asked"',
+        'input_stream: "PROMPT:prompt"': 'input_stream: "PROMPT:prompt" input_side_packet: "TOOLS:tools"',
+    }.items():
+        text = text.replace(old, new)
+    (tmp_path / "graph.pbtxt").write_text(text + SPYING)
+    (tmp_path / "calculators.py").write_text(SPIES)
+    prompts, calls = tmp_path / "prompts", tmp_path / "calls"
+    turns = {"type": "server_vad", "silence_duration_ms": 3000}
+    async with conversing(tmp_path, audio={"input": {"turn_detection": turns}}) as talk:
+        for times in (1, 2):
+            await play(talk, np.concatenate([question(), silence(0.5)]))
+            await eventually(
+                lambda times=times: prompts.is_file() and prompts.read_text() == "False\n" * times
+            )
+            await asyncio.sleep(0.5)  # in which it gets as far as it may
+            assert not calls.exists()
+        await play(talk, silence(3))
+        response = (await talk.until("response.done"))["response"]
+        assert response["output"][0]["content"][0]["transcript"] == "It rains in Oslo."
+        assert calls.read_text() == "call\n"
+        assert prompts.read_text() == "False\n" * 2, "the second one was used"
+        assert talk.kinds.count("response.created") == 1

@@ -33,10 +33,11 @@ async def answer_with_tools(
     max_tokens: int = 256,
     sampling: Sampling | None = None,
     client: ToolPolicy | None = None,
+    sure: asyncio.Event | None = None,
 ) -> AsyncGenerator[Parsed | ToolResult]:
     """Yield the packets of each round, then the results of its calls. `max_tokens` are of one round.
 
-    A round that calls a tool of the `client`, who runs it, is the last.
+    A round that calls a tool of the `client`, who runs it, is the last. No call runs before `sure` is set.
     """
     history: list[Any] = list(messages)
     rounds = Rounds(tools.options.max_rounds if tools is not None else 0)
@@ -58,6 +59,8 @@ async def answer_with_tools(
             return
         if client is not None and any(call.name in client.names for call in choice.tool_calls):
             return
+        if sure is not None:
+            await sure.wait()
         calls = choice.tool_calls[: tools.options.max_calls]
         new = await asyncio.gather(*(tools.run(call) for call in calls))
         history += _turn(choice, new)

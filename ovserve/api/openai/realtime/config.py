@@ -182,6 +182,7 @@ class Abilities:
     language: Callable[[str], str] = lambda code: code  # raises InvalidArgument
     lacks_tools: str | None = None  # why the model cannot be given tools
     thinks: bool = True
+    answers_early: bool = False  # in a pause, before the turn has ended
 
 
 def initial_config(abilities: Abilities) -> AnyConfig:

@@ -49,6 +49,10 @@ class Host(Protocol):
 
     def respond(self) -> None: ...
 
+    def answer_early(self, text: str) -> None: ...
+
+    def drop_early_answer(self) -> None: ...
+
     def transcribed(self, item_id: str, error: OvserveError | None) -> None: ...
 
 
@@ -163,6 +167,9 @@ class Listener:
             self._transcribed(speech)
         elif self._detector is not None:
             self._detector.text = speech.text
+            text = speech.text.strip()
+            if self._detector.config.create_response and text and speech.error is None:
+                self._host.answer_early(text)
 
     def append(self, event: Json) -> None:
         if not self._host.abilities.hears:
@@ -290,6 +297,8 @@ class Listener:
             run.cancel()
             self._speeches.pop(run.id, None)
         speech.runs, speech.text, speech.end, speech.sent = [], "", speech.begin, 0
+        speech.error = None
+        self._host.drop_early_answer()
 
     def _send_delta(self, speech: _Speech) -> None:
         text = speech.text[speech.sent :]
@@ -331,6 +340,7 @@ class Listener:
         self._host.transcribed(speech.item_id, error)
         if speech.responds and item is not None and text and error is None:
             self._host.respond()
+        self._host.drop_early_answer()  # unless it was that
 
     def _check_idle(self) -> None:
         if self.idle_at is None or self._looked < self.idle_at or self._host.active is not None:

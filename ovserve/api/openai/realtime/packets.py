@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,13 +20,17 @@ RATE = 16_000  # samples per second of audio that is listened to; 16 bits, littl
 class Run:
     """The work for one response or transcript, which each of its packets carries.
 
-    Once it is cancelled, nodes drop its packets and stop the models that work on it."""
+    Once it is cancelled, nodes drop its packets and stop the models that work on it. An `early` one answers a
+    turn that may go on: a node that does more than send packets waits for `sure` before."""
 
-    __slots__ = ("_ends", "cancelled", "id")
+    __slots__ = ("_ends", "cancelled", "id", "sure")
 
-    def __init__(self, id_: str) -> None:
+    def __init__(self, id_: str, *, early: bool = False) -> None:
         self.id = id_
         self.cancelled = False
+        self.sure = asyncio.Event()
+        if not early:
+            self.sure.set()
         self._ends: list[Callable[[], object]] = []
 
     def cancel(self) -> None:

@@ -29,7 +29,8 @@ class Response:
     def __init__(
         self, emit: Emit, conversation: Conversation | None, config: ResponseConfig, heard_ms: int
     ) -> None:
-        self.run = Run(new_id("resp"))
+        self.id = new_id("resp")
+        self.run = Run(self.id)
         self.config = config
         self.conversation = conversation
         self.items: list[Item] = []
@@ -42,10 +43,6 @@ class Response:
         self._open: Item | None = None  # the message that is being written
         self._text: list[str] = []  # of it
         self._emit("response.created", response=self._shown("in_progress"))
-
-    @property
-    def id(self) -> str:
-        return self.run.id
 
     # -- what the model makes
 

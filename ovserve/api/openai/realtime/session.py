@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -38,12 +39,22 @@ from ovserve.api.openai.realtime.packets import (
     Answer,
     Manner,
     Prompt,
+    Run,
 )
 from ovserve.api.openai.realtime.response import Response
 from ovserve.errors import InvalidArgument, OvserveError, public, shortened
 
 MAX_RESPONSES = 8  # in progress besides that of the conversation; they are generated one after another
 SESSION_SECONDS = 3600
+
+
+@dataclass
+class EarlyAnswer:
+    """The answer to a turn that may go on, begun in a pause. The client gets it when the turn has ended there
+    and asks for the same prompt; else it never was."""
+
+    prompt: Prompt
+    answers: list[Answer] = field(default_factory=list)
 
 
 class RealtimeSession:
@@ -58,9 +69,10 @@ class RealtimeSession:
         self.conversation = Conversation()
         self.active: Response | None = None  # of the conversation
         self.responses: dict[str, Response] = {}  # in progress, all of them
-        self.counts: dict[str, int] = {}  # of responses, by status
+        self.counts: dict[str, int] = {}  # of responses by status, and of early answers
         self._expires = int((time.time() if now is None else now) + SESSION_SECONDS)
         self._numbers = 0
+        self._early: EarlyAnswer | None = None
         self._spoke = False  # audio was sent: the voice stays
         self._event_id: str | None = None  # of the client event that is being handled
         self._listener = Listener(self, make_ear)
@@ -127,6 +139,12 @@ class RealtimeSession:
 
     def on_answer(self, answer: Answer) -> None:
         """Handle what the models made for a response. What comes after its end is dropped."""
+        early = self._early
+        if early is not None and answer.run is early.prompt.run:
+            early.answers.append(answer)
+            if answer.error is not None:
+                self.drop_early_answer()  # the turn's own attempt may succeed
+            return
         response = self.responses.get(answer.run.id)
         if response is None or response.run.cancelled:
             return
@@ -151,6 +169,7 @@ class RealtimeSession:
 
     def close(self) -> None:
         """End all work, because the client has left."""
+        self.drop_early_answer()
         for response in self.responses.values():
             response.run.cancel()
         self._listener.close()
@@ -166,6 +185,26 @@ class RealtimeSession:
         """Cancel the answer, because the user speaks."""
         if self.active is not None:
             self._interrupt(self.active, "turn_detected")
+
+    def answer_early(self, text: str) -> None:
+        """Begin to answer an open turn with so much said, unless a response is in progress."""
+        if not self.abilities.answers_early or self.responses or not isinstance(self.config, SessionConfig):
+            return
+        content = [{"type": "input_audio", "transcript": text}]
+        item = Item({"type": "message", "role": "user", "content": content})
+        try:
+            config = response_config(self.config, {}, self.abilities)
+        except EventError:
+            return  # the turn will say so
+        prompt = self._prompt(Run(new_id("early"), early=True), config, [*self.conversation.items, item])
+        self._early = EarlyAnswer(prompt)
+        self.work.append(prompt)
+
+    def drop_early_answer(self) -> None:
+        if self._early is not None:
+            self._early.prompt.run.cancel()
+            self._early = None
+            self._count("early_dropped")
 
     def respond(self) -> None:
         """Begin a response to a turn, unless the client was faster or nothing can be answered."""
@@ -318,22 +357,36 @@ class RealtimeSession:
             items.append(item)
         return items
 
-    def _send_prompt(self, response: Response) -> None:
-        config = response.config
+    def _prompt(self, run: Run, config: ResponseConfig, items: list[Item]) -> Prompt:
         output = config.audio.output
         assert isinstance(output.voice, str), "it has been checked"
         assert isinstance(self.config, SessionConfig), "others have no responses"
         manner = Manner(output.voice, output.speed, output.format) if config.speaks else None
-        messages = messages_of(config.instructions, response.prompt_items)
+        messages = messages_of(config.instructions, items)
+        truncate = self.config.truncation != "disabled"
+        return Prompt(run, messages, config.policy(), config.max_tokens, truncate, manner)
+
+    def _send_prompt(self, response: Response) -> None:
+        prompt = self._prompt(response.run, response.config, response.prompt_items)
         response.prompt_items = []
-        if not messages:
+        if not prompt.messages:
             error = fault(
                 "the response has nothing to answer: no instructions and no items", None, "empty_input"
             )
             self._end(response, "failed", error=error)
             return
-        truncate = self.config.truncation != "disabled"
-        self.work.append(Prompt(response.run, messages, config.policy(), config.max_tokens, truncate, manner))
+        early = self._early
+        if early is None or early.prompt != msgspec.structs.replace(prompt, run=early.prompt.run):
+            self.drop_early_answer()  # the models do what was asked for
+            self.work.append(prompt)
+            return
+        self._early = None
+        self._count("early_used")
+        response.run = early.prompt.run
+        response.run.id = response.id
+        response.run.sure.set()
+        for answer in early.answers:
+            self.on_answer(answer)
 
     def _cancel_response(self, event: Json) -> None:
         id_ = event.get("response_id")
@@ -365,9 +418,12 @@ class RealtimeSession:
         if self.active is response:
             self.active = None
         response.done(status, reason=reason, error=error)
-        self.counts[status] = self.counts.get(status, 0) + 1
+        self._count(f"responses_{status}")
         if status == "completed":
             self._listener.wait_for_user(response.audio_ms)
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
 
     def _no_webrtc(self, event: Json) -> None:
         raise fault(
