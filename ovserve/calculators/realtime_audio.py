@@ -210,7 +210,7 @@ class RealtimeSpeakCalculator(EngineCalculator):
         self.run: Run | None = None
         self.text = ""  # that was not spoken yet
         self.begun = False  # something was
-        self.sounded = False  # its first audio was sent
+        self.joins = True  # the next audio begins at once: the first one, and after a cut within a clause
 
     async def process(self, cc: Context) -> None:
         answer = cc[self.answer]
@@ -223,19 +223,21 @@ class RealtimeSpeakCalculator(EngineCalculator):
 
     async def _speak(self, cc: Context, answer: Answer, manner: Manner) -> None:
         if self.run is not answer.run:
-            self.run, self.text, self.begun, self.sounded = answer.run, "", False, False
+            self.run, self.text, self.begun, self.joins = answer.run, "", False, True
             self.encode: Callable[[bytes, bool], bytes] = _mouth(cc[self.mouth].model.sample_rate, manner)
         ready, self.text = complete(self.text + answer.text)
-        if not ready and not self.begun:
-            ready, self.text = first_clause(self.text)
+        goes_on = False
         if answer.last:
             ready, self.text = ready + self.text, ""
+        elif not ready and not self.begun:
+            ready, self.text = first_clause(self.text)
+            goes_on = ready.rstrip()[-1:].isalnum()
         try:
             if speakable(ready):
                 if self.begun:
                     await answer.run.sure.wait()  # of an early answer only the beginning is spoken
                 self.begun = True
-                await self._say(cc, answer, manner, ready)
+                await self._say(cc, answer, manner, ready, goes_on)
             elif ready and self.begun:
                 await self._send(cc, msgspec.structs.replace(answer, text=ready, calls=(), last=False))
             if answer.last:
@@ -245,16 +247,17 @@ class RealtimeSpeakCalculator(EngineCalculator):
             last = Answer(answer.run, manner=manner, last=True, tokens=answer.tokens, error=error)
             await self._send(cc, last)
 
-    async def _say(self, cc: Context, answer: Answer, manner: Manner, text: str) -> None:
+    async def _say(self, cc: Context, answer: Answer, manner: Manner, text: str, goes_on: bool) -> None:
         """Send each sentence with its audio. The sentences that are spoken are the text in other blanks."""
-        from ovserve.calculators.realtime_codec import without_lead  # numpy, as below
+        from ovserve.calculators.realtime_codec import trimmed  # numpy, as below
 
-        parts = speak(cc[self.mouth], text, manner.voice, manner.speed)
-        shown = text
+        parts = speak(cc[self.mouth], f"{text.rstrip()}," if goes_on else text, manner.voice, manner.speed)
+        shown, rate = text, cc[self.mouth].model.sample_rate
         async with aclosing(parts):
             async for _, audio in parts:
-                if not self.sounded:
-                    audio, self.sounded = without_lead(audio, cc[self.mouth].model.sample_rate), True
+                if self.joins or goes_on:
+                    audio = trimmed(audio, rate, begin=self.joins, end=goes_on)
+                self.joins = goes_on
                 data = self.encode(audio, False)
                 part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)
                 await self._send(cc, part)

@@ -15,7 +15,7 @@ from ovserve.api.openai.realtime.config import ALaw, Format, MuLaw, Pcm
 from ovserve.api.openai.realtime.packets import RATE
 
 QUIET_LEVEL = 300  # of 32,768: below it nothing is heard
-LEAD_SECONDS = 0.05  # that stay before the first sound
+KEPT_SECONDS = 0.05  # of the silence before and after sound
 BIAS, CLIP = 132, 32_635  # of u-law, on a scale of 16 bits
 CHUNK = 1 << 16  # samples that are resampled at once
 
@@ -77,12 +77,14 @@ def encoded(samples: Samples, format_: Format) -> bytes:
     return CODES[type(format_)][samples.astype(np.int32) + 32768].tobytes()
 
 
-def without_lead(audio: bytes, rate: int) -> bytes:
-    """Return 16-bit samples without the silence at their beginning; Kokoro's is 0.3 s."""
+def trimmed(audio: bytes, rate: int, *, begin: bool, end: bool) -> bytes:
+    """Return 16-bit samples without the silence at their beginning or end; Kokoro's is 0.3 and 0.4 s."""
     loud = np.flatnonzero(np.abs(np.frombuffer(audio, "<i2").astype(np.int32)) > QUIET_LEVEL)
     if not loud.size:
         return audio
-    return audio[2 * max(int(loud[0]) - int(LEAD_SECONDS * rate), 0) :]
+    kept = int(KEPT_SECONDS * rate)
+    first = max(int(loud[0]) - kept, 0) if begin else 0
+    return audio[2 * first : 2 * (int(loud[-1]) + kept) if end else None]
 
 
 def rate_of(format_: Format) -> int:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 LONGEST = 300  # characters spoken at once: about 20 s of audio, after which others get their turn
 FIRST = 80  # characters of a first sentence that is not cut at a comma
 CLAUSE = 30  # characters before the comma at which a first sentence is cut
+# Of an answer that grows: characters before its first comma that is worth a cut, the words after which it is
+# cut without one, and those that have to follow. A word is two characters in scripts without blanks.
+FIRST_CLAUSE, OPEN, FOLLOWING = 12, 6, 3
 SHORT = 12  # a sentence below this is spoken together with the next: "No. 5", "Oh!"
 DIGITS = 13  # a number this long is read digit by digit; the library drops longer ones silently
 
@@ -26,6 +30,7 @@ _END = re.compile(
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|No|Nr|approx|Inc|Ltd|Co|Fig|Vol)\.$"
 )
+_WORD = re.compile("[\u2e80-\u9fff\uf900-\ufaff]{2}|[^\\s\u2e80-\u9fff\uf900-\ufaff]+\\s+")
 _CLAUSE_END = re.compile("[,;:\u2014\u2013\u3001\uff0c](?=\\s|$)|[\u3001\uff0c]")
 
 
@@ -56,9 +61,16 @@ def complete(text: str) -> tuple[str, str]:
 
 
 def first_clause(text: str) -> tuple[str, str]:
-    """Split the beginning of an answer, still growing, after its first clause that is worth speaking."""
-    cut = _CLAUSE_END.search(text, CLAUSE)
-    return (text[: cut.end()], text[cut.end() :]) if cut is not None and cut.end() < len(text) else ("", text)
+    """Split the beginning of an answer, still growing, after its first clause that is worth speaking.
+
+    If none has ended in the first words of more, these are the first part.
+    """
+    cut = _CLAUSE_END.search(text, FIRST_CLAUSE)
+    if cut is not None and cut.end() < len(text):
+        return text[: cut.end()], text[cut.end() :]
+    ends = [word.end() for word in islice(_WORD.finditer(text), OPEN + FOLLOWING)]
+    at = ends[OPEN - 1] if cut is None and len(ends) == OPEN + FOLLOWING else 0
+    return text[:at], text[at:]
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.llm.sentences import LONGEST, complete, sentences
+from ovserve.llm.sentences import LONGEST, complete, first_clause, sentences
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,20 @@ def test_many_characters_take_no_time(text: str) -> None:
     sentences(text)
     complete(text)
     assert time.process_time() - began < 30, "0.1 s and less, or hours if it were quadratic"
+
+
+def test_an_answer_that_grows_begins_with_a_clause_or_a_few_words() -> None:
+    for text, first in {
+        "Yes, of course, I can": "Yes, of course,",
+        "Yes, of course,": "",  # a sentence may end here
+        "Yes, of": "",
+        "There are seven days in a week and": "",
+        "There are seven days in a week and then ": "There are seven days in a ",
+        "One two, three four five six seven eight nine ten": "One two, three four five six ",
+        "\u6cd5\u56fd\u7684\u9996\u90fd" * 4: ("\u6cd5\u56fd\u7684\u9996\u90fd" * 4)[:12],
+    }.items():
+        assert first_clause(text) == (first, text[len(first) :]), text
+        assert first_clause(text * 1000)[0], "linear"
 
 
 def test_growing_text_is_split_after_its_last_whole_sentence() -> None:
