@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from ovserve.api.openai.common import REPETITION
 from ovserve.api.openai.realtime.config import Abilities, Format
 from ovserve.api.openai.realtime.hearing import Ear
 from ovserve.api.openai.realtime.packets import (
@@ -71,6 +72,19 @@ class RealtimeEndpoint:
 
     def decode(self, body: bytes) -> Handshake:
         return msgspec.json.decode(body, type=Handshake)
+
+
+class Sequel:
+    """The packets of an output that has more of them than the node gets: each has the next timestamp."""
+
+    def __init__(self, port: Output[Any]) -> None:
+        self._port, self._at = port, 0
+
+    async def send(self, cc: Context, value: Any) -> None:
+        self._at = max(self._at, cc.timestamp)
+        cc.send(self._port, value, self._at)
+        self._at += 1
+        await cc.flush()
 
 
 async def unless_cancelled(run: Run, work: Callable[[], Awaitable[None]]) -> None:
@@ -217,7 +231,7 @@ class RealtimeThinkCalculator(LlmCalculator):
     tools = SidePacket("TOOLS", Toolbox, optional=True)
 
     def open(self, cc: Context) -> None:
-        self.at = 0  # of the next packet
+        self.out = Sequel(self.answer)
 
     async def process(self, cc: Context) -> None:
         prompt = cc[self.prompt]
@@ -236,7 +250,7 @@ class RealtimeThinkCalculator(LlmCalculator):
                         raise
                     messages = shorter
         except OvserveError as error:
-            await self._send(cc, Answer(prompt.run, manner=prompt.manner, last=True, error=error))
+            await self.out.send(cc, Answer(prompt.run, manner=prompt.manner, last=True, error=error))
 
     async def _answer(self, cc: Context, prompt: Prompt, messages: list[dict[str, Any]]) -> None:
         done, round_ = Tokens(), Completion()
@@ -256,7 +270,7 @@ class RealtimeThinkCalculator(LlmCalculator):
                 round_.add(part)
                 tokens = _sum(done, round_)
                 if text := part.content:
-                    await self._send(cc, Answer(prompt.run, text, manner=prompt.manner, tokens=tokens))
+                    await self.out.send(cc, Answer(prompt.run, text, manner=prompt.manner, tokens=tokens))
                 if part.last:
                     choice, done, round_ = round_.choices[0], tokens, Completion()
         names = frozenset(prompt.policy.names) if prompt.policy is not None else frozenset()
@@ -266,16 +280,10 @@ class RealtimeThinkCalculator(LlmCalculator):
             calls=calls,
             manner=prompt.manner,
             last=True,
-            finish_reason=choice.finish_reason,
+            finish_reason=REPETITION if choice.repetitive else choice.finish_reason,
             tokens=done,
         )
-        await self._send(cc, last)
-
-    async def _send(self, cc: Context, answer: Answer) -> None:
-        self.at = max(self.at, cc.timestamp)
-        cc.send(self.answer, answer, self.at)
-        self.at += 1
-        await cc.flush()
+        await self.out.send(cc, last)
 
 
 def _sum(done: Tokens, round_: Completion) -> Tokens:

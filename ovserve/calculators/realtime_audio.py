@@ -17,7 +17,7 @@ import msgspec
 from google.protobuf.struct_pb2 import Struct
 
 from ovserve.api.openai.realtime.packets import Activity, Answer, Manner, Run, Sound, Transcript, Utterance
-from ovserve.calculators.realtime import unless_cancelled
+from ovserve.calculators.realtime import Sequel, unless_cancelled
 from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import OvserveError
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
@@ -159,7 +159,7 @@ class RealtimeTranscribeCalculator(EngineCalculator):
     ears = SidePacket("STT_NODE_RESOURCES", Ears)
 
     def open(self, cc: Context) -> None:
-        self.at = 0  # of the next packet
+        self.out = Sequel(self.transcript)
 
     async def process(self, cc: Context) -> None:
         utterance = cc[self.utterance]
@@ -171,7 +171,7 @@ class RealtimeTranscribeCalculator(EngineCalculator):
         plain = AudioEndpoint(TRANSCRIPTIONS).decode(b'{"model": "", "file": "file", "stream": true}')
         asked = replace(plain, prompt=utterance.prompt)
         if not utterance.audio:
-            await self._send(cc, Transcript(utterance.run, last=True))
+            await self.out.send(cc, Transcript(utterance.run, last=True))
             return
         try:
             work = Transcription(
@@ -179,19 +179,13 @@ class RealtimeTranscribeCalculator(EngineCalculator):
             )
             try:
                 while (text := await work.next()) is not None:
-                    await self._send(cc, Transcript(utterance.run, text))
+                    await self.out.send(cc, Transcript(utterance.run, text))
             finally:
                 work.close()
         except OvserveError as error:
-            await self._send(cc, Transcript(utterance.run, last=True, error=error))
+            await self.out.send(cc, Transcript(utterance.run, last=True, error=error))
         else:
-            await self._send(cc, Transcript(utterance.run, last=True))
-
-    async def _send(self, cc: Context, transcript: Transcript) -> None:
-        self.at = max(self.at, cc.timestamp)
-        cc.send(self.transcript, transcript, self.at)
-        self.at += 1
-        await cc.flush()
+            await self.out.send(cc, Transcript(utterance.run, last=True))
 
 
 @calculator("RealtimeSpeakCalculator")
@@ -206,7 +200,7 @@ class RealtimeSpeakCalculator(EngineCalculator):
     mouth = SidePacket("TTS_NODE_RESOURCES", Mouth)
 
     def open(self, cc: Context) -> None:
-        self.at = 0  # of the next packet
+        self.out = Sequel(self.spoken)
         self.run: Run | None = None
         self.text = ""  # that was not spoken yet
         self.begun = False  # something was
@@ -217,7 +211,7 @@ class RealtimeSpeakCalculator(EngineCalculator):
         if answer is None or answer.run.cancelled:
             return
         if (manner := answer.manner) is None:
-            await self._send(cc, answer)
+            await self.out.send(cc, answer)
             return
         await unless_cancelled(answer.run, lambda: self._speak(cc, answer, manner))
 
@@ -239,13 +233,13 @@ class RealtimeSpeakCalculator(EngineCalculator):
                 self.begun = True
                 await self._say(cc, answer, manner, ready, goes_on)
             elif ready and self.begun:
-                await self._send(cc, msgspec.structs.replace(answer, text=ready, calls=(), last=False))
+                await self.out.send(cc, msgspec.structs.replace(answer, text=ready, calls=(), last=False))
             if answer.last:
                 rest = self.encode(b"", True) if self.begun else b""
-                await self._send(cc, msgspec.structs.replace(answer, text="", audio=rest))
+                await self.out.send(cc, msgspec.structs.replace(answer, text="", audio=rest))
         except OvserveError as error:
             last = Answer(answer.run, manner=manner, last=True, tokens=answer.tokens, error=error)
-            await self._send(cc, last)
+            await self.out.send(cc, last)
 
     async def _say(self, cc: Context, answer: Answer, manner: Manner, text: str, goes_on: bool) -> None:
         """Send each sentence with its audio. The sentences that are spoken are the text in other blanks."""
@@ -260,14 +254,8 @@ class RealtimeSpeakCalculator(EngineCalculator):
                 self.joins = goes_on
                 data = self.encode(audio, False)
                 part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)
-                await self._send(cc, part)
+                await self.out.send(cc, part)
                 shown = ""
-
-    async def _send(self, cc: Context, answer: Answer) -> None:
-        self.at = max(self.at, cc.timestamp)
-        cc.send(self.spoken, answer, self.at)
-        self.at += 1
-        await cc.flush()
 
 
 def _mouth(rate: int, manner: Manner) -> Callable[[bytes, bool], bytes]:

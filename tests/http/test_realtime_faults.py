@@ -210,3 +210,22 @@ async def test_a_hundred_sessions_open_and_close(tmp_path: Path) -> None:
         metrics = server.manager.get("m").metrics
         assert not sum(metrics.errors.values())
         assert metrics.running == 0
+
+
+async def test_an_answer_that_only_repeats_itself_says_so(model: Path, tmp_path: Path) -> None:
+    """The real model goes on with what was said."""
+    place = text_graph(tmp_path / "graph", str(model))
+    loop = "Hello! " * 150
+    async with running(place) as server, talker(server) as talk:
+        for _ in range(2):
+            await talk.say(loop)
+            content = [{"type": "output_text", "text": loop}]
+            item = {"type": "message", "role": "assistant", "content": content}
+            await talk.send("conversation.item.create", item=item)
+        await talk.say(loop)
+        await talk.send("response.create")
+        response = (await talk.until("response.done"))["response"]
+        assert response["status"] == "incomplete"
+        details = response["status_details"]
+        assert (details["error"]["code"], details.get("reason")) == ("repetition_detected", None)
+        assert response["output"][0]["status"] == "incomplete"

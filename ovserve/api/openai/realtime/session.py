@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ovserve.api.openai.common import REPETITION
 from ovserve.api.openai.realtime.config import (
     Abilities,
     AnyConfig,
@@ -46,6 +47,16 @@ from ovserve.errors import InvalidArgument, OvserveError, public, shortened
 
 MAX_RESPONSES = 8  # in progress besides that of the conversation; they are generated one after another
 SESSION_SECONDS = 3600
+CUT = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}  # the reason of a response, by its end
+
+
+class Repetition(OvserveError):
+    """The end of an answer for which OpenAI's types have no reason."""
+
+    code = REPETITION
 
 
 @dataclass
@@ -156,16 +167,19 @@ class RealtimeSession:
         for call in answer.calls:
             response.add_call(call)
         response.tokens = answer.tokens
-        if not answer.last:
-            return
+        if answer.last:
+            self._finish(response, answer)
+
+    def _finish(self, response: Response, answer: Answer) -> None:
+        reason = CUT.get(answer.finish_reason or "")
         if answer.error is not None:
             self._end(response, "failed", error=public(answer.error))
-        elif answer.finish_reason == "length":
-            self._end(response, "incomplete", reason="max_output_tokens")
-        elif answer.finish_reason == "content_filter":
-            self._end(response, "incomplete", reason="content_filter")
+        elif answer.finish_reason == REPETITION:
+            self._end(
+                response, "incomplete", error=Repetition("the answer was ended: it only repeated itself")
+            )
         else:
-            self._end(response, "completed")
+            self._end(response, "completed" if reason is None else "incomplete", reason=reason)
 
     def close(self) -> None:
         """End all work, because the client has left."""
