@@ -288,7 +288,7 @@ clean: ## remove the environment, not the models
 .venv-frameworks/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m scripts.group frameworks)
-	@command -v npm > /dev/null && npm install --silent --prefix .venv-frameworks ollama@0.6 openai@7.59 @openai/agents-realtime@0.20 || true
+	@command -v npm > /dev/null && npm install --silent --prefix .venv-frameworks ollama@0.6 openai@7.59 @openai/agents-realtime@0.20 esbuild@0.25 || true
 	@touch $@
 
 .venv-ray/.installed: pyproject.toml

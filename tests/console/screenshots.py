@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from scripts.image_model import make
 from tests.conftest import ROOT, Server, start_process
 from tests.console.conftest import ARGUMENTS, CHROMIUM
 from tests.console.stage import LONG_NAME, five_nodes, stage, stage_kinds
+from tests.http.test_realtime import SCRIPT, text_graph
 from tests.plain_models import write_models
 
 SIZES = {"desk": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
@@ -243,6 +245,12 @@ def main() -> int:
                 page.get_by_role("button", name=button, exact=True).click()
                 camera.take(f"play-{model}", wait=1500)
 
+        def talk(camera: Camera, server: Server) -> None:
+            camera.take("talk", "talk")
+            camera.page.get_by_label("Message").fill("Tell me a long story")
+            camera.page.keyboard.press("Enter")
+            camera.take("talk-answer", wait=1500)
+
         def locked(camera: Camera, server: Server) -> None:
             camera.take("key", "chat")
 
@@ -257,6 +265,11 @@ def main() -> int:
         make(work / "image")
         stage_kinds(work / "kinds", write_models(work / "plain"), work / "image")
         over(["--graphs_dir", str(work / "kinds")], [("desk", "light"), ("phone", "dark")], kinds)
+        (work / "talk").mkdir()
+        (text_graph(work / "talk/assistant", "model.script.json") / "model.script.json").write_text(
+            json.dumps(SCRIPT)
+        )
+        over(["--graphs_dir", str(work / "talk")], [("desk", "light"), ("phone", "dark")], talk)
         (work / "key").write_text("ovs-0123456789abcdef\n")
         keyed = ["--graphs_dir", str(work / "nothing"), "--api_key_file", str(work / "key")]
         over(keyed, [("desk", "light"), ("phone", "dark")], locked)
