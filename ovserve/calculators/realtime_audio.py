@@ -243,14 +243,14 @@ class RealtimeSpeakCalculator(EngineCalculator):
 
     async def _say(self, cc: Context, answer: Answer, manner: Manner, text: str, goes_on: bool) -> None:
         """Send each sentence with its audio. The sentences that are spoken are the text in other blanks."""
-        from ovserve.calculators.realtime_codec import trimmed  # numpy, as below
+        from ovserve.calculators.realtime_codec import without_silence  # numpy, as below
 
         parts = speak(cc[self.mouth], f"{text.rstrip()}," if goes_on else text, manner.voice, manner.speed)
         shown, rate = text, cc[self.mouth].model.sample_rate
         async with aclosing(parts):
             async for _, audio in parts:
                 if self.joins or goes_on:
-                    audio = trimmed(audio, rate, begin=self.joins, end=goes_on)
+                    audio = without_silence(audio, rate, begin=self.joins, end=goes_on)
                 self.joins = goes_on
                 data = self.encode(audio, False)
                 part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)

@@ -77,14 +77,14 @@ def encoded(samples: Samples, format_: Format) -> bytes:
     return CODES[type(format_)][samples.astype(np.int32) + 32768].tobytes()
 
 
-def trimmed(audio: bytes, rate: int, *, begin: bool, end: bool) -> bytes:
+def without_silence(audio: bytes, rate: int, *, begin: bool, end: bool) -> bytes:
     """Return 16-bit samples without the silence at their beginning or end; Kokoro's is 0.3 and 0.4 s."""
     loud = np.flatnonzero(np.abs(np.frombuffer(audio, "<i2").astype(np.int32)) > QUIET_LEVEL)
     if not loud.size:
         return audio
-    kept = int(KEPT_SECONDS * rate)
-    first = max(int(loud[0]) - kept, 0) if begin else 0
-    return audio[2 * first : 2 * (int(loud[-1]) + kept) if end else None]
+    margin = int(KEPT_SECONDS * rate)
+    first = max(int(loud[0]) - margin, 0) if begin else 0
+    return audio[2 * first : 2 * (int(loud[-1]) + margin) if end else None]
 
 
 def rate_of(format_: Format) -> int:

@@ -18,7 +18,7 @@ from ovserve.api.openai.realtime.listener import MAX_LATER
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.api.openai.realtime.turns import FRAME
-from ovserve.calculators.realtime_codec import ear, encoded, trimmed
+from ovserve.calculators.realtime_codec import ear, encoded, without_silence
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall
 from tests.breadth import examples
@@ -460,9 +460,9 @@ def test_chunks_of_any_size_are_the_same_audio(format_: Any) -> None:
 
 def test_an_answer_begins_with_sound_and_not_with_silence() -> None:
     sound = np.concatenate([np.full(2400, 20), np.full(2400, 5000), np.zeros(2400)]).astype("<i2")
-    found = np.frombuffer(trimmed(sound.tobytes(), 24_000, begin=True, end=False), "<i2")
+    found = np.frombuffer(without_silence(sound.tobytes(), 24_000, begin=True, end=False), "<i2")
     assert (found == sound[1200:]).all()
-    found = np.frombuffer(trimmed(sound.tobytes(), 24_000, begin=True, end=True), "<i2")
+    found = np.frombuffer(without_silence(sound.tobytes(), 24_000, begin=True, end=True), "<i2")
     assert (found == sound[1200:5999]).all()
     quiet = bytes(100)
-    assert trimmed(quiet, 24_000, begin=True, end=True) == quiet
+    assert without_silence(quiet, 24_000, begin=True, end=True) == quiet
