@@ -197,6 +197,20 @@ async def test_approval(server: Serving) -> None:
     assert error.value.param == "input[0].approval_request_id"
 
 
+async def test_approval_in_a_body_that_another_process_decodes(server: Serving) -> None:
+    tools: Any = [{"type": "mcp", "server_label": "tools"}]
+    response = await server.create("please add", tools=tools)
+    approved: Any = {
+        "type": "mcp_approval_response",
+        "approval_request_id": response.output[1].id,
+        "approve": True,
+    }
+    parts: Any = [{"type": "input_text", "text": ""}] * 20_000
+    large: Any = [approved, {"type": "message", "role": "user", "content": parts}]
+    answer = await server.create(large, tools=tools, previous_response_id=response.id)
+    assert kinds(answer)[0] == "mcp_call"
+
+
 async def test_tools_that_are_allowed(server: Serving) -> None:
     tool = NEVER | {"allowed_tools": ["add", "gone"]}
     answer = await server.post("show", tools=[tool])

@@ -132,8 +132,11 @@ class Bodies:
     async def run(self, large: bool, function: Callable[..., T], *arguments: Any) -> T:
         """Return or raise what `function` does.
 
-        It is called here, or in a separate process for a large body and for schemas that take long.
+        It is called here, or in a separate process for a large body and for schemas that take long. That
+        process finds it by its module and name, so it must not be a method.
         """
+        if "." in function.__qualname__:
+            raise TypeError(f"{function.__qualname__} cannot be called in another process")
         if not large:
             with suppress(Costly), in_loop():
                 return function(*arguments)

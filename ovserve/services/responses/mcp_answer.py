@@ -142,9 +142,13 @@ async def _open_session(
             )
     if not runs or not approved:
         return session
-    await bodies.run(asked.large, Responses().decode, asked.body)  # nothing is run for a body that is wrong
+    await bodies.run(asked.large, _check, asked.body)  # nothing is run for a body that is wrong
     await _run_approved(session, approved)
     return session
+
+
+def _check(body: bytes) -> None:
+    Responses().decode(body)
 
 
 async def _run_approved(session: McpSession, approved: list[tuple[_Item, str]]) -> None:
