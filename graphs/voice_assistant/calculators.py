@@ -1,8 +1,8 @@
-"""A voice assistant of three nodes: Listen hears the question, Think answers it, Speak says the answer.
+"""A voice assistant before the nodes of graphs/realtime: a recording in, events with the spoken answer out.
 
-Each holds its model as the shipped node of its kind does. Text goes from Think to Speak by whole sentences,
-so the first one is heard while the model still writes the next. When the client leaves, all are cancelled.
-The tools that Think may call are in tools.py.
+Assistant reads the form, and turns what Transcribe, Think and Speak send back into events. NeverSilent stands
+between Think and Speak, as a node of yours may. When the client leaves, all of them are cancelled. The tools
+that Think may call are in tools.py.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 from tools import AssistantTools
 
 from ovserve.api.openai.body import decode_body
-from ovserve.calculators.library import ConversationMemory, Toolbox, ToolResult, answer_with_tools
+from ovserve.api.openai.realtime.config import Pcm
+from ovserve.api.openai.realtime.packets import Answer, Manner, Prompt, Run, Transcript, Utterance
+from ovserve.calculators.library import ConversationMemory, ToolResult
+from ovserve.calculators.realtime import Sequel
 from ovserve.errors import InvalidArgument, PayloadTooLarge
-from ovserve.graph import Context, Input, Output, SidePacket, calculator
+from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
 from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse, ignored_header
-from ovserve.kinds.resource import EngineCalculator
-from ovserve.kinds.speech.api import TRANSCRIPTIONS, AudioEndpoint
 from ovserve.kinds.speech.languages import language_code
-from ovserve.kinds.speech.node import SPEECH
 from ovserve.kinds.speech.node import SpeechResource as Ears
-from ovserve.kinds.speech.transcription import Transcription
-from ovserve.kinds.text.resource import LlmCalculator, LlmResources
-from ovserve.kinds.voice.node import SPEAKER, speak
 from ovserve.kinds.voice.node import SpeechResource as Mouth
-from ovserve.llm.sentences import complete, speakable
+from ovserve.llm.sentences import speakable
 
 __all__ = ["AssistantTools"]
 
 PATH = "audio/assistant"
 SYSTEM = "You are a friendly voice assistant. Answer in one short sentence of plain words."
 NOTHING = "I have no answer to that."  # where the model said nothing
-MOST_TOKENS = 200  # of one round
+MAX_ROUND_TOKENS = 200
+SPOKEN_RATE = 24_000  # samples per second, of 16 bits
 
 Id = Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]{1,100}$")]
 Event = dict[str, Any]
@@ -57,24 +54,6 @@ class Form(msgspec.Struct, kw_only=True):
 _form = msgspec.json.Decoder(Form)
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """The request, and after its recording has been heard the question."""
-
-    form: Form
-    conversation: str
-    voice: str
-    ignored: tuple[str, ...]  # unknown fields, named in a header
-    text: str = ""
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One event of the answer; a `text` is to be spoken too."""
-
-    asked: Asked
-    event: Event
-    text: str = ""
-
-
 class AssistantEndpoint:
     name = PATH
 
@@ -84,189 +63,134 @@ class AssistantEndpoint:
         return form, tuple(ignored)
 
 
-@calculator("ListenCalculator")
-class Listen(EngineCalculator, HttpCalculator):
-    """Sends the request as soon as it is known to be right, and again with its question."""
+@calculator("AssistantCalculator")
+class Assistant(HttpCalculator):
+    """Remembers the question and as much of the answer as was sent, also of one that was cut off."""
 
     runs_on = "loop"
-    resource = SPEECH
+    immediate = True
     endpoints: ClassVar[Mapping[str, Decoder]] = {PATH: AssistantEndpoint()}
 
     http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
-    asked = Output("ASKED", Asked)
+    transcript = Input("TRANSCRIPT", Transcript)
+    answer = Input("ANSWER", Answer)
+    response: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
+    utterance = Output("UTTERANCE", Utterance)
+    prompt = Output("PROMPT", Prompt)
     ears = SidePacket("STT_NODE_RESOURCES", Ears)
     mouth = SidePacket("TTS_NODE_RESOURCES", Mouth)
+    memory = SidePacket("MEMORY", ConversationMemory, optional=True)
 
     def open(self, cc: Context) -> None:
-        self.run: Transcription | None = None
+        self.out = Sequel(self.response)
+        self.begun = False
+        self.question = ""
+        self.texts: list[str] = []  # of the answer
+        self.seconds = 0.0  # of its speech
 
     async def process(self, cc: Context) -> None:
-        payload, ears = cc[self.http], cc[self.ears]
-        if payload is None:
-            return
-        form, ignored = AssistantEndpoint().decode(payload.body)
-        voice = cc[self.mouth].voices.find(form.voice)
-        known = ears.model
-        language = (
-            language_code(form.language, known.languages, multilingual=known.multilingual)
-            if form.language
-            else ""
-        )
-        file = payload.files.get("file")
+        if (payload := cc[self.http]) is not None:
+            await self._hear(cc, payload)
+        elif (transcript := cc[self.transcript]) is not None:
+            await self._think(cc, transcript)
+        elif (answer := cc[self.answer]) is not None:
+            await self._say(cc, answer)
+
+    async def _hear(self, cc: Context, payload: HttpPayload) -> None:
+        ears = cc[self.ears]
+        self.form, self.ignored = AssistantEndpoint().decode(payload.body)
+        self.voice, model = cc[self.mouth].voices.find(self.form.voice), ears.model
+        language = self.form.language
+        if language:
+            language = language_code(language, model.languages, multilingual=model.multilingual)
+        file, most = payload.files.get("file"), ears.audio.bounds.bytes
         if file is None:
             raise InvalidArgument(
                 "file: required, but missing: a part of the form with a file name", param="file"
             )
-        if file.size > ears.audio.bounds.bytes:
-            raise PayloadTooLarge(f"file: expected at most {ears.audio.bounds.bytes} bytes, got {file.size}")
-        # What a transcription would be asked for, without any option.
-        plain = AudioEndpoint(TRANSCRIPTIONS).decode(
-            msgspec.json.encode({"model": form.model, "file": "file"})
-        )
-        session = ears.engine.session()
-        try:
-            recording = await ears.audio.load(file.path, "file")
-        except BaseException:
-            session.close()
-            raise
-        self.run = Transcription(plain, language, recording, session, ears.metrics)
-        asked = Asked(form, form.conversation or f"conv_{secrets.token_hex(12)}", voice, ignored)
-        cc.send(self.asked, asked)
-        await cc.flush()
-        while await self.run.next() is not None:
-            pass
-        text = self.run.streamed.strip()
-        if not speakable(text):
+        if file.size > most:
+            raise PayloadTooLarge(f"file: expected at most {most} bytes, got {file.size}")
+        recording = await ears.audio.load(file.path, "file")
+        cc.send(self.utterance, Utterance(Run("question"), recording, language))
+
+    async def _think(self, cc: Context, transcript: Transcript) -> None:
+        if transcript.error is not None:
+            raise transcript.error
+        self.question += transcript.text
+        if not self.begun and speakable(self.question):  # what fails before still has its status
+            self.conversation = self.form.conversation or f"conv_{secrets.token_hex(12)}"
+            memory: ConversationMemory | None = cc[self.memory]
+            self.turns = memory.turns(self.conversation) if memory is not None else ()
+            await self._send(cc, "started", conversation=self.conversation, turns=len(self.turns))
+        if not transcript.last:
+            return
+        if not self.begun:
             raise InvalidArgument("file: no speech was found in it", param="file")
-        cc.send(self.asked, msgspec.structs.replace(asked, text=text), cc.timestamp + 1)
-
-    def close(self, cc: Context) -> None:
-        if self.run is not None:
-            self.run.close()
-
-
-@calculator("ThinkCalculator")
-class Think(LlmCalculator):
-    """Remembers the question and as much of the answer as was sent, also of one that was cut off."""
-
-    runs_on = "loop"
-
-    asked = Input("ASKED", Asked)
-    part = Output("PART", Part)
-    llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
-    tools = SidePacket("TOOLS", Toolbox, optional=True)
-    memory = SidePacket("MEMORY", ConversationMemory, optional=True)
-
-    def open(self, cc: Context) -> None:
-        self.at = 0  # of the next packet
-        self.question: Asked | None = None
-        self.said: list[str] = []
-
-    async def process(self, cc: Context) -> None:
-        asked = cc[self.asked]
-        if asked is None:
-            return
-        memory: ConversationMemory | None = cc[self.memory]
-        turns = memory.turns(asked.conversation) if memory is not None else ()
-        if not asked.text:
-            event = {"type": "assistant.started", "conversation": asked.conversation, "turns": len(turns)}
-            await self._send(cc, Part(asked, event))
-            return
-        self.question = asked
-        await self._send(cc, Part(asked, {"type": "assistant.question", "text": asked.text}))
-        messages = [{"role": "system", "content": asked.form.instructions or SYSTEM}]
-        for turn in turns:
+        self.question = self.question.strip()
+        await self._send(cc, "question", text=self.question)
+        messages = [{"role": "system", "content": self.form.instructions or SYSTEM}]
+        for turn in self.turns:
             messages.append({"role": "user", "content": turn.question})
             messages.append({"role": "assistant", "content": turn.answer})
-        messages.append({"role": "user", "content": asked.text})
-        await self._answer(cc, asked, messages)
-        if not self.said:
-            await self._say(cc, asked, NOTHING)
-        await self._send(cc, Part(asked, {"type": "assistant.done", "text": " ".join(self.said)}))
+        messages.append({"role": "user", "content": self.question})
+        manner = Manner(self.voice, 1.0, Pcm())
+        cc.send(self.prompt, Prompt(Run("answer"), messages, None, MAX_ROUND_TOKENS, manner=manner))
 
-    async def _answer(self, cc: Context, asked: Asked, messages: list[dict[str, str]]) -> None:
-        text = ""
-        parts = answer_with_tools(cc[self.llm], messages, cc[self.tools], max_tokens=MOST_TOKENS)
-        async with aclosing(parts):
-            async for part in parts:
-                if isinstance(part, ToolResult):
-                    await self._send(cc, Part(asked, _tool_event(part)))
-                    continue
-                done, text = complete(text + part.content)
-                if part.last:
-                    done, text = done + text, ""
-                if speakable(done):
-                    await self._say(cc, asked, done.strip())
+    async def _say(self, cc: Context, answer: Answer) -> None:
+        if answer.error is not None:
+            raise answer.error
+        if text := answer.text.strip():
+            self.texts.append(text)
+            await self._send(cc, "text", text=text)
+        if answer.audio:
+            self.seconds += len(answer.audio) / 2 / SPOKEN_RATE
+            audio = base64.b64encode(answer.audio).decode()
+            await self._send(cc, "audio", format="pcm_s16le", rate=SPOKEN_RATE, audio=audio)
+        if answer.result is not None:
+            await self._send(cc, "tool", **_described(answer.result))
+        if answer.last:
+            text = " ".join(self.texts)
+            await self._send(cc, "done", text=text, audio_seconds=round(self.seconds, 2))
 
-    async def _say(self, cc: Context, asked: Asked, text: str) -> None:
-        self.said.append(text)
-        await self._send(cc, Part(asked, {"type": "assistant.text", "text": text}, text))
-
-    async def _send(self, cc: Context, part: Part) -> None:
-        self.at = max(self.at, cc.timestamp)
-        cc.send(self.part, part, self.at)
-        self.at += 1
-        await cc.flush()
+    async def _send(self, cc: Context, kind: str, **fields: Any) -> None:
+        data = b"data: " + msgspec.json.encode({"type": f"assistant.{kind}", **fields}) + b"\n\n"
+        headers = ignored_header(self.ignored)
+        first = HttpResponse(data, "text/event-stream", headers, more=True) if not self.begun else data
+        self.begun = True
+        await self.out.send(cc, first)
 
     def close(self, cc: Context) -> None:
         memory: ConversationMemory | None = cc[self.memory]
-        if memory is not None and self.question is not None and self.said:
-            memory.add(self.question.conversation, self.question.text, " ".join(self.said))
+        if memory is not None and self.texts:
+            memory.add(self.conversation, self.question, " ".join(self.texts))
 
 
-@calculator("SpeakCalculator")
-class Speak(EngineCalculator):
-    """Sends the events, and the audio after each text."""
+@calculator("NeverSilentCalculator")
+class NeverSilent(Calculator):
+    """Lets an answer without text say that there is none."""
 
     runs_on = "loop"
-    resource = SPEAKER
 
-    part = Input("PART", Part)
-    response: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
-    mouth = SidePacket("TTS_NODE_RESOURCES", Mouth)
+    answer = Input("ANSWER", Answer)
+    spoken = Output("ANSWER", Answer)
 
     def open(self, cc: Context) -> None:
-        self.at = 0  # of the next packet: there are more events than parts
-        self.seconds = 0.0
+        self.out = Sequel(self.spoken)
+        self.silent = True
 
     async def process(self, cc: Context) -> None:
-        part = cc[self.part]
-        if part is None:
+        if (answer := cc[self.answer]) is None:
             return
-        last = part.event["type"] == "assistant.done"
-        self.ignored = part.asked.ignored
-        await self._send(cc, part.event | {"audio_seconds": round(self.seconds, 2)} if last else part.event)
-        if part.text:
-            await self._speak(cc, part.text, part.asked.voice)
-
-    async def _speak(self, cc: Context, text: str, voice: str) -> None:
-        mouth = cc[self.mouth]
-        parts = speak(mouth, text, voice)
-        async with aclosing(parts):
-            async for spoken, samples in parts:
-                self.seconds += spoken.audio_seconds
-                audio = base64.b64encode(samples).decode()
-                rate = mouth.model.sample_rate
-                await self._send(
-                    cc, {"type": "assistant.audio", "format": "pcm_s16le", "rate": rate, "audio": audio}
-                )
-
-    async def _send(self, cc: Context, event: Event) -> None:
-        data = b"data: " + msgspec.json.encode(event) + b"\n\n"
-        headers = ignored_header(self.ignored)
-        first = HttpResponse(data, "text/event-stream", headers, more=True) if not self.at else data
-        self.at = max(self.at, cc.timestamp)
-        cc.send(self.response, first, self.at)
-        self.at += 1
-        await cc.flush()
+        self.silent = self.silent and not speakable(answer.text)
+        if answer.last and self.silent and answer.error is None:
+            await self.out.send(cc, Answer(answer.run, NOTHING, manner=answer.manner))
+        await self.out.send(cc, answer)
 
 
-def _tool_event(result: ToolResult) -> Event:
-    call = result.call
+def _described(result: ToolResult) -> Event:
     return {
-        "type": "assistant.tool",
-        "name": call.name,
-        "arguments": call.arguments,
+        "name": result.call.name,
+        "arguments": result.call.arguments,
         "output": result.output,
         "failed": result.failed,
         "seconds": round(result.seconds, 3),

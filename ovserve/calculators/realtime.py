@@ -32,7 +32,7 @@ from ovserve.api.openai.realtime.packets import (
     Utterance,
 )
 from ovserve.api.openai.realtime.session import RealtimeSession
-from ovserve.calculators.library.server_tools import Toolbox, ToolResult
+from ovserve.calculators.library.server_tools import Toolbox
 from ovserve.calculators.library.tool_rounds import answer_with_tools
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, Overloaded, OvserveError
 from ovserve.graph import Context, Input, LoadContext, Output, SidePacket, calculator
@@ -41,7 +41,7 @@ from ovserve.kinds.speech.languages import language_code
 from ovserve.kinds.speech.node import SpeechResource as Ears
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources
 from ovserve.kinds.voice.node import SpeechResource as Mouth
-from ovserve.llm.output import Completion
+from ovserve.llm.output import Completion, ToolResult
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 REALTIME = "realtime"  # the endpoint
@@ -254,6 +254,7 @@ class RealtimeThinkCalculator(LlmCalculator):
 
     async def _answer(self, cc: Context, prompt: Prompt, messages: list[dict[str, Any]]) -> None:
         done, round_ = Tokens(), Completion()
+        tokens = done
         llm: LlmResources = cc[self.llm]
         sampling = Sampling(
             max_tokens=prompt.max_tokens,
@@ -266,6 +267,8 @@ class RealtimeThinkCalculator(LlmCalculator):
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, ToolResult):
+                    result = Answer(prompt.run, manner=prompt.manner, tokens=tokens, result=part)
+                    await self.out.send(cc, result)
                     continue
                 round_.add(part)
                 tokens = _sum(done, round_)

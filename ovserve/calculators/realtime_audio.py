@@ -174,9 +174,9 @@ class RealtimeTranscribeCalculator(EngineCalculator):
             await self.out.send(cc, Transcript(utterance.run, last=True))
             return
         try:
-            work = Transcription(
-                asked, utterance.language, _Clip(utterance.audio), ears.engine.session(), ears.metrics
-            )
+            audio = utterance.audio
+            samples = _Clip(audio) if isinstance(audio, bytes) else audio
+            work = Transcription(asked, utterance.language, samples, ears.engine.session(), ears.metrics)
             try:
                 while (text := await work.next()) is not None:
                     await self.out.send(cc, Transcript(utterance.run, text))
@@ -221,7 +221,7 @@ class RealtimeSpeakCalculator(EngineCalculator):
             self.encode: Callable[[bytes, bool], bytes] = _mouth(cc[self.mouth].model.sample_rate, manner)
         ready, self.text = complete(self.text + answer.text)
         goes_on = False
-        if answer.last:
+        if answer.last or answer.result is not None:
             ready, self.text = ready + self.text, ""
         elif not ready and not self.begun:
             ready, self.text = first_clause(self.text)
@@ -233,7 +233,11 @@ class RealtimeSpeakCalculator(EngineCalculator):
                 self.begun = True
                 await self._say(cc, answer, manner, ready, goes_on)
             elif ready and self.begun:
-                await self.out.send(cc, msgspec.structs.replace(answer, text=ready, calls=(), last=False))
+                await self.out.send(
+                    cc, msgspec.structs.replace(answer, text=ready, calls=(), result=None, last=False)
+                )
+            if answer.result is not None:
+                await self.out.send(cc, msgspec.structs.replace(answer, text=""))
             if answer.last:
                 rest = self.encode(b"", True) if self.begun else b""
                 await self.out.send(cc, msgspec.structs.replace(answer, text="", audio=rest))

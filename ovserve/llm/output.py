@@ -130,6 +130,15 @@ class ToolCall(msgspec.Struct):
     arguments: str  # JSON text as the model gave it
 
 
+class ToolResult(msgspec.Struct, frozen=True):
+    """One call that the server has run. `call.arguments` is the model's JSON text."""
+
+    call: ToolCall
+    output: str
+    seconds: float
+    failed: bool = False
+
+
 class FoldedChoice:
     """One choice of a whole answer."""
 

@@ -23,7 +23,7 @@ from ovserve.calculators.library.messages import messages_of, prompt_text, quest
 from ovserve.calculators.library.observer import Exchange, Observer
 from ovserve.calculators.library.prompt_check import PromptCheck
 from ovserve.calculators.library.prompt_insertion import PromptInsertion
-from ovserve.calculators.library.server_tools import ServerTools, Toolbox, ToolResult, tool
+from ovserve.calculators.library.server_tools import ServerTools, Toolbox, tool
 from ovserve.calculators.library.switch import RequestSwitch, Switch
 from ovserve.calculators.library.text_filter import TextFilter
 from ovserve.calculators.library.text_map import TextMap
@@ -42,7 +42,7 @@ from ovserve.graph import (
 from ovserve.kinds.text.author_llm import Generated, mean_logprob
 from ovserve.kinds.text.http_frontend import DecodedRequest
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources
-from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta
+from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta, ToolResult
 from ovserve.llm.request import GenerateRequest, Sampling
 
 MODULES = (

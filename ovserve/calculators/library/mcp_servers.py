@@ -32,10 +32,10 @@ import msgspec
 
 from ovserve import installation
 from ovserve.calculators.library.mcp_connection import McpConnection, McpError, McpTool, Target
-from ovserve.calculators.library.server_tools import ServerToolsOptions, ToolResult, run_call
+from ovserve.calculators.library.server_tools import ServerToolsOptions, run_call
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Contract, LoadContext, Node, calculator
-from ovserve.llm.output import ToolCall
+from ovserve.llm.output import ToolCall, ToolResult
 
 LABEL = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

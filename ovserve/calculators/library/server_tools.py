@@ -36,7 +36,7 @@ import msgspec
 from ovserve.errors import described
 from ovserve.graph import Calculator, Context, SideOutput
 from ovserve.graph.loading import on_thread
-from ovserve.llm.output import ToolCall
+from ovserve.llm.output import ToolCall, ToolResult
 from ovserve.llm.tooling import ToolPolicy
 
 log = logging.getLogger(__name__)
@@ -52,15 +52,6 @@ class ServerToolsOptions(msgspec.Struct, frozen=True):
     max_calls: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     call_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     max_output_characters: Annotated[int, msgspec.Meta(ge=1)] = 4000
-
-
-class ToolResult(msgspec.Struct, frozen=True):
-    """One call that has been run. `call.arguments` is the model's JSON text."""
-
-    call: ToolCall
-    output: str
-    seconds: float
-    failed: bool = False
 
 
 def tool(method: F) -> F:

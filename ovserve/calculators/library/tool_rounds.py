@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from ovserve.calculators.library.server_tools import Rounds, Toolbox, ToolResult
+from ovserve.calculators.library.server_tools import Rounds, Toolbox
 from ovserve.kinds.text.author_llm import AuthorLlm, Messages
-from ovserve.llm.output import Completion, FoldedChoice, Parsed
+from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolResult
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy
 

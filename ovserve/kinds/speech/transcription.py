@@ -7,10 +7,10 @@ pieces the calls of other requests take their turn, weighted by seconds of audio
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import msgspec
 
+from ovserve.api.openai.realtime.packets import Samples
 from ovserve.errors import Internal
 from ovserve.kinds.resource import CallerSession, ItemStream
 from ovserve.kinds.speech.api import Transcribe
@@ -26,23 +26,6 @@ from ovserve.kinds.speech.spec import (
     TranscribeItem,
 )
 from ovserve.kinds.speech.writer import Timed, Transcript
-
-
-class Samples(Protocol):
-    """Audio at 16 kHz: a `Recording`, or a clip in memory."""
-
-    samples: int
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    def read(self, begin: int, count: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
 
 PROMPT_CHARACTERS = 1000  # characters of the text before that are sent as a prompt
 PIECE_SECONDS = 30  # a call counts for at most so many seconds in the queue: it reads no more

@@ -50,10 +50,10 @@ from ovserve.api.openai.responses.objects import (
 )
 from ovserve.calculators.library.mcp_connection import McpError
 from ovserve.calculators.library.mcp_servers import McpServers
-from ovserve.calculators.library.server_tools import Rounds, ToolResult
+from ovserve.calculators.library.server_tools import Rounds
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.kinds.payload import HttpResponse
-from ovserve.llm.output import ToolCall
+from ovserve.llm.output import ToolCall, ToolResult
 from ovserve.sandbox.bodies import Bodies
 from ovserve.services.responses.input import ResolvedRequest, own_items
 from ovserve.serving.servable import GraphResponse, Servable

@@ -5,16 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ovserve.api.openai.realtime.config import Format
 from ovserve.errors import OvserveError
-from ovserve.llm.output import ToolCall
+from ovserve.llm.output import ToolCall, ToolResult
 from ovserve.llm.tooling import ToolPolicy
 
 RATE = 16_000  # samples per second of audio that is listened to; 16 bits, little-endian
+
+
+class Samples(Protocol):
+    """Audio at 16 kHz: a `Recording`, or a clip in memory."""
+
+    samples: int
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def read(self, begin: int, count: int) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
 class Run:
@@ -87,6 +103,7 @@ class Answer(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     tokens: Tokens = Tokens()  # so far
     error: OvserveError | None = None
+    result: ToolResult | None = None  # of a call of the graph's own tools; no event shows it
 
 
 class Sound(msgspec.Struct, frozen=True):
@@ -106,10 +123,12 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 class Utterance(msgspec.Struct, frozen=True):
-    """Speech to be written down. Transcripts of one run are in the order of its packets."""
+    """Speech to be written down. Transcripts of one run are in the order of its packets.
+
+    A recording is closed by the node that writes it down."""
 
     run: Run
-    audio: bytes
+    audio: bytes | Samples
     language: str = ""
     prompt: str = ""
 

@@ -157,7 +157,7 @@ class RealtimeSession:
                 self.drop_early_answer()  # the turn's own attempt may succeed
             return
         response = self.responses.get(answer.run.id)
-        if response is None or response.run.cancelled:
+        if response is None or response.run.cancelled or answer.result is not None:
             return
         if response.config.speaks:
             self._spoke = self._spoke or bool(answer.audio)
@@ -210,6 +210,7 @@ class RealtimeSession:
             config = response_config(self.config, {}, self.abilities)
         except EventError:
             return  # the turn will say so
+        self.drop_early_answer()
         prompt = self._prompt(Run(new_id("early"), early=True), config, [*self.conversation.items, item])
         self._early = EarlyAnswer(prompt)
         self.work.append(prompt)
