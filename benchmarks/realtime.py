@@ -1,8 +1,8 @@
 """`make bench-realtime`: graphs/realtime from the end of a spoken question to the first audio of the answer.
 
-    python -m benchmarks.realtime [--rounds 4] [--model qwen2.5-coder-0.5b]
+    python -m benchmarks.realtime [--rounds 4] [--model qwen2.5-coder-0.5b] [--silence_ms 500]
 
-The same three models answer over HTTP, called one after another, in turns with it: /v1/audio/transcriptions,
+A second graph, over the same engines, does not answer before a turn has ended. The same three models answer over HTTP, called one after another, in turns with it: /v1/audio/transcriptions,
 a streamed chat up to the end of its first sentence, and /v1/audio/speech of that. Such a client has to find
 the end of speech by itself; it waits for the same silence. Kokoro speaks the questions, sent as a microphone
 does, in chunks of 100 ms by the clock. The end of speech is the last sample that is not quiet.
@@ -34,7 +34,8 @@ from tests.conftest import ROOT, Server, start_process
 from tests.speech import wav
 
 RATE, CHUNK = 24_000, 2400  # samples a second, and of a message
-SILENCE_MS = 500  # after which a turn ends: the default of server_vad
+SESSION = 'calculator: "RealtimeSessionCalculator"'
+LATE = SESSION + " node_options: { [type.googleapis.com / google.protobuf.Struct]: { early_answers: false } }"
 QUIET_LEVEL = 500  # of 32,768
 INSTRUCTIONS = "You are a voice assistant. Answer in one short sentence."
 QUESTIONS = ("What is the capital of France?", "How many days are in a week?", "What color is the sky?")
@@ -55,8 +56,9 @@ def folders(place: Path, model: str) -> Path:
     """Write a directory with the realtime graph and the three models by themselves."""
     text = (ROOT / "graphs/realtime/graph.pbtxt").read_text()
     text = text.replace(SHIPPED, model).replace("../../models", str(ROOT / "models"))
-    (place / "realtime").mkdir()
-    (place / "realtime/graph.pbtxt").write_text(text)
+    for name, mine in (("realtime", text), ("realtime_late", text.replace(SESSION, LATE))):
+        (place / name).mkdir()
+        (place / name / "graph.pbtxt").write_text(mine)
     for name in ("whisper-base", "kokoro", model):
         (place / name).symlink_to(ROOT / "models" / name)
     return place
@@ -71,7 +73,9 @@ def question(server: Server, text: str) -> NDArray[np.int16]:
     return audio[max(loud[0] - RATE // 10, 0) : loud[-1]]
 
 
-async def over_websocket(client: openai.AsyncOpenAI, audio: NDArray[np.int16], modality: str) -> Seconds:
+async def over_websocket(
+    client: openai.AsyncOpenAI, audio: NDArray[np.int16], graph: str, modality: str, silence_ms: int
+) -> Seconds:
     session: Any = {
         "type": "realtime",
         "instructions": INSTRUCTIONS,
@@ -79,12 +83,12 @@ async def over_websocket(client: openai.AsyncOpenAI, audio: NDArray[np.int16], m
         "audio": {
             "input": {
                 "transcription": {"model": "whisper", "language": "en"},
-                "turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS},
+                "turn_detection": {"type": "server_vad", "silence_duration_ms": silence_ms},
             }
         },
     }
     found: Seconds = {}
-    async with client.realtime.connect(model="realtime") as talk:
+    async with client.realtime.connect(model=graph) as talk:
         await talk.session.update(session=session)
         began = time.monotonic()
 
@@ -113,7 +117,9 @@ async def over_websocket(client: openai.AsyncOpenAI, audio: NDArray[np.int16], m
     raise RuntimeError("the session ended without a response")
 
 
-async def over_http(client: openai.AsyncOpenAI, audio: NDArray[np.int16], model: str) -> Seconds:
+async def over_http(
+    client: openai.AsyncOpenAI, audio: NDArray[np.int16], model: str, silence_ms: int
+) -> Seconds:
     recording = wav(audio, RATE)
     await asyncio.sleep(audio.size / RATE)  # while it is spoken
     began = time.monotonic()
@@ -122,7 +128,7 @@ async def over_http(client: openai.AsyncOpenAI, audio: NDArray[np.int16], model:
     def at(part: str) -> None:
         found.setdefault(part, time.monotonic() - began)
 
-    await asyncio.sleep(SILENCE_MS / 1000)
+    await asyncio.sleep(silence_ms / 1000)
     at("turn ended")
     heard = ""
     async with await client.audio.transcriptions.create(
@@ -163,44 +169,49 @@ def row(name: str, sessions: int, turns: list[Seconds]) -> str:
     return f"| {name} | {sessions} | {' | '.join(cells)} |"
 
 
-async def measure(server: Server, model: str, rounds: int) -> None:
+async def measure(server: Server, model: str, rounds: int, silence_ms: int) -> None:
     audio = [question(server, text) for text in QUESTIONS]
+
+    def turn(way: str, sound: NDArray[np.int16]) -> Coroutine[Any, Any, Seconds]:
+        if way == "three calls":
+            return over_http(client, sound, model, silence_ms)
+        graph = "realtime_late" if way == "without early answers" else "realtime"
+        return over_websocket(client, sound, graph, "text" if way == "text" else "audio", silence_ms)
+
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", timeout=300)
         )
         for sound in audio:  # compiles kernels
-            await over_websocket(client, sound, "audio")
-            await over_http(client, sound, model)
+            for way in ("realtime", "three calls"):
+                await turn(way, sound)
         print(f"{processor().name}, {model}; seconds after the end of speech, p50, p95\n")
         print(f"| way | sessions | {' | '.join(PARTS)} |\n|---|--:|{'--:|' * len(PARTS)}", flush=True)
         for sessions in (1, 4):
-            found: dict[str, list[Seconds]] = {"realtime": [], "three calls": []}
+            found: dict[str, list[Seconds]] = {
+                "realtime": [],
+                "without early answers": [],
+                "three calls": [],
+            }
             for at in range(rounds if sessions == 1 else max(rounds // 2, 1)):
                 for sound in audio if sessions == 1 else audio[at % len(audio) :][:1]:
-                    for name, modality in (("realtime", "audio"), ("three calls", ""), ("realtime", "text")):
-                        found[name] += await asyncio.gather(
-                            *(_turn(client, sound, model, modality) for _ in range(sessions))
-                        )
+                    for way in (*found, "text"):
+                        turns = await asyncio.gather(*(turn(way, sound) for _ in range(sessions)))
+                        found["realtime" if way == "text" else way] += turns
             for name, turns in found.items():
                 print(row(name, sessions, turns), flush=True)
-
-
-def _turn(
-    client: openai.AsyncOpenAI, sound: NDArray[np.int16], model: str, modality: str
-) -> Coroutine[Any, Any, Seconds]:
-    return over_websocket(client, sound, modality) if modality else over_http(client, sound, model)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="a folder of models/")
+    parser.add_argument("--silence_ms", type=int, default=500, help="after which a turn ends")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         server = start_process("--graphs_dir", str(folders(Path(place), args.model)), timeout=300)
         try:
-            asyncio.run(measure(server, args.model, args.rounds))
+            asyncio.run(measure(server, args.model, args.rounds, args.silence_ms))
         finally:
             server.stop()
     return 0
