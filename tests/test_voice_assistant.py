@@ -12,6 +12,7 @@ import sys
 import time
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,8 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The shipped graph with tiny models of the three kinds."""
-    place = tmp_path_factory.mktemp("assistant")
+def tiny_assistant(place: Path) -> Path:
+    """Make a directory with the shipped graph over tiny models of the three kinds."""
     tiny_whisper(place / "ears", speakable=True)
     tiny_voice(place / "mouth", work=8)
     (place / "model.script.json").write_text(json.dumps(SCRIPT))
@@ -79,8 +78,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, mine in models.items():
         text = text.replace(f"../../models/{name}", str(place / mine))
     graph.write_text(text)
+    return graph.parent
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    graph = tiny_assistant(tmp_path_factory.mktemp("assistant"))
     started = start_process(
-        *("--model_name", "assistant", "--model_path", str(graph.parent), "--metrics_enable"),
+        *("--model_name", "assistant", "--model_path", str(graph), "--metrics_enable"),
         *("--sse_ping_interval", "0.1"),
     )
     yield started
@@ -210,6 +215,29 @@ def test_leaving_ends_the_speech_of_the_whole_graph(server: Server) -> None:
             break
     assert sentences() == before < 40
     assert told(server, "Hello.", conversation="cut-off")[0]["turns"] == 1, "what was said is remembered"
+
+
+def test_recordings_of_refused_requests_are_released(tmp_path: Path) -> None:
+    """They have no name, so a file that stays open takes its disk space until the server ends."""
+    started = start_process(
+        *("--model_name", "assistant", "--model_path", str(tiny_assistant(tmp_path)), "--max_queue", "1")
+    )
+
+    def status(_: int) -> int:
+        form, files = {"model": "assistant"}, {"file": ("a", RECORDING.read_bytes())}
+        return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=120).status_code
+
+    def recordings() -> list[str]:
+        opened = Path(f"/proc/{started.process.pid}/fd").iterdir()
+        return [str(file.readlink()) for file in opened if "ovserve-audio-" in str(file.readlink())]
+
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            statuses = set(pool.map(status, range(32)))
+        assert statuses == {200, 503}
+        assert recordings() == []
+    finally:
+        started.stop()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tools import AssistantTools
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.realtime.config import Pcm
-from ovserve.api.openai.realtime.packets import Answer, Manner, Prompt, Run, Transcript, Utterance
+from ovserve.api.openai.realtime.packets import Answer, Manner, Prompt, Run, Samples, Transcript, Utterance
 from ovserve.calculators.library import ConversationMemory, ToolResult
 from ovserve.calculators.realtime import Sequel
 from ovserve.errors import InvalidArgument, PayloadTooLarge
@@ -84,6 +84,7 @@ class Assistant(HttpCalculator):
     def open(self, cc: Context) -> None:
         self.out = Sequel(self.response)
         self.begun = False
+        self.recording: Samples | None = None
         self.question = ""
         self.texts: list[str] = []  # of the answer
         self.seconds = 0.0  # of its speech
@@ -110,8 +111,8 @@ class Assistant(HttpCalculator):
             )
         if file.size > most:
             raise PayloadTooLarge(f"file: expected at most {most} bytes, got {file.size}")
-        recording = await ears.audio.load(file.path, "file")
-        cc.send(self.utterance, Utterance(Run("question"), recording, language))
+        self.recording = await ears.audio.load(file.path, "file")
+        cc.send(self.utterance, Utterance(Run("question"), self.recording, language))
 
     async def _think(self, cc: Context, transcript: Transcript) -> None:
         if transcript.error is not None:
@@ -160,6 +161,8 @@ class Assistant(HttpCalculator):
         await self.out.send(cc, first)
 
     def close(self, cc: Context) -> None:
+        if self.recording is not None:
+            self.recording.close()  # Transcribe has not, if it was refused or never began
         memory: ConversationMemory | None = cc[self.memory]
         if memory is not None and self.texts:
             memory.add(self.conversation, self.question, " ".join(self.texts))

@@ -125,7 +125,7 @@ class Activity(msgspec.Struct, frozen=True):
 class Utterance(msgspec.Struct, frozen=True):
     """Speech to be written down. Transcripts of one run are in the order of its packets.
 
-    A recording is closed by the node that writes it down."""
+    A recording is closed when it has been written down, and by its sender at the end of the graph's run."""
 
     run: Run
     audio: bytes | Samples

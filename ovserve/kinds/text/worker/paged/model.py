@@ -98,7 +98,7 @@ def takes_wide_groups(model: openvino.Model) -> bool:
     Then activations may share a scale by 64. In the shape of Llama-3.2-3B in int4 by 128 a prompt takes 0.78
     of the CPU time and a step of one or eight streams 0.82 and 0.76; Qwen2.5-Coder-0.5B's perplexity stays in
     int4, and rises by 0.1 % in int8 (benchmarks/measurements.md). Weights with scales by 32 would leave the
-    kernels in 8 bits, and take three times as long.
+    kernels in 8 bits.
     """
     groups = [
         node.shape[-1]
