@@ -478,8 +478,9 @@ async def test_the_worked_example_of_the_scheduler() -> None:
     registry = Registry()
     registry.add(Even)
     registry.add(Join)
-    (text,) = blocks(ARCHITECTURE, "pbtxt")
-    rows = cells(ARCHITECTURE, "| timestamp |")
+    section = TEXT["docs/calculators.md"].partition("## The scheduler\n")[2].partition("\n## ")[0]
+    (text,) = blocks(section, "pbtxt")
+    rows = cells(section, "| timestamp |")
     async with Graph.parse(text, registry).start() as run:
         for row in rows:
             await run.send("numbers", int(row[1]))
