@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.shape import tree  # parsed once for all tests
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ovserve"
 
@@ -125,7 +127,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_pb2.py"
 
 def imports(path: Path) -> Iterator[str]:
     """Every module imported anywhere in the file, type-checking blocks included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -233,7 +235,7 @@ def test_a_file_is_one_matter_and_opens_with_what_it_is() -> None:
         text = path.read_text()
         if (lines := text.count("\n")) > MAX_LINES:
             offenders.append(f"{relative(path)} has {lines} lines; split it along a seam")
-        if not ast.get_docstring(ast.parse(text)):
+        if not ast.get_docstring(tree(path)):
             offenders.append(f"{relative(path)} does not open with what it is")
     assert not offenders, "\n".join(offenders)
 
@@ -242,7 +244,7 @@ def test_a_package_says_what_is_in_it() -> None:
     offenders = []
     for path in FILES:
         if path.name == "__init__.py":
-            first = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+            first = (ast.get_docstring(tree(path)) or "").split("\n\n")[0]
             if not first.endswith((".", ":")) or len(first.split()) < 4 or first.startswith("PACKAGE"):
                 offenders.append(f"{relative(path)}: {first!r}")
     assert not offenders, "\n".join(offenders)
@@ -252,7 +254,7 @@ def test_a_citation_is_a_url_with_a_date_or_a_path_that_exists() -> None:
     assert READ_URL.search("read 2026-11-22, https://example.org/page")
     assert not READ_URL.search("https://example.org/page")
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for match in SOURCE.finditer(ast.get_docstring(node) or ""):
@@ -290,14 +292,14 @@ def texts(path: Path) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
 
 
 def test_the_loop_of_the_engine_process_is_read_at_a_glance() -> None:
-    tree = ast.parse((PACKAGE / "engine/worker/steps.py").read_text())
-    [run] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    body = tree(PACKAGE / "engine/worker/steps.py").body
+    [run] = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == "run"]
     assert run.end_lineno is not None
     assert run.end_lineno - run.lineno + 1 <= 20
 
@@ -436,7 +438,7 @@ def test_no_test_fails_because_a_machine_is_slow() -> None:
     assert [node.lineno for node in short_bounds(example)] == [4]
     found = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(short_bounds(node)):
                 found.add(relative(path))
     assert found == set(TIMED)
