@@ -101,8 +101,8 @@ def post(server: Server, path: str, body: bytes, *, packed: bool = False) -> tup
 def _children(server: Server) -> dict[int, float]:
     """CPU seconds of the body and template processes by PID."""
     pids = [
-        *server.children("ovserve.sandbox.bodies.worker"),
-        *server.children("ovserve.sandbox.templates.worker"),
+        *server.children("ovserve.sandbox.bodies"),
+        *server.children("ovserve.sandbox.rendering"),
     ]
     return {pid: cost(pid).cpu for pid in pids}
 

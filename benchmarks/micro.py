@@ -45,7 +45,7 @@ from ovserve.llm.output import Content, Parsed
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.images.loader import Media
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.loader import check_graph
 from ovserve.serving.servable import Servable
 from tests.conftest import ROOT
@@ -113,7 +113,7 @@ async def _nothing(engine: EngineClient[Any, Any]) -> None:
     """Do nothing: no engine was acquired."""
 
 
-async def answer_once(graph: Graph, engine: _Engine, templates: TemplatePool, body: bytes) -> None:
+async def answer_once(graph: Graph, engine: _Engine, templates: Templates, body: bytes) -> None:
     side = {"llm": LlmResources(engine, MODEL, templates, Media())}
     missing = graph.plan.side_packets - side.keys()
     servable = Servable("m", graph, {}, side | dict.fromkeys(missing), _nothing)
@@ -146,7 +146,7 @@ def per_plain_call(call: Callable[[], object], batch: int, repeat: int) -> list[
 
 
 async def graph_costs(
-    directory: Path, templates: TemplatePool, repeat: int
+    directory: Path, templates: Templates, repeat: int
 ) -> tuple[list[float], list[float], list[float]]:
     """One run with a single delta; one token at once; one token after a turn of the loop."""
     graph, _ = check_graph(directory, Registry(MODULES))
@@ -219,7 +219,7 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
     return found
 
 
-async def request_costs(templates: TemplatePool, repeat: int) -> list[float]:
+async def request_costs(templates: Templates, repeat: int) -> list[float]:
     """Measure the CPU time from a body's bytes to the input of the engine and the template."""
     body, llm, found = chat_body(400), LlmResources(_Engine(1), MODEL, templates, Media()), []
     for _ in range(repeat):
@@ -231,7 +231,7 @@ async def request_costs(templates: TemplatePool, repeat: int) -> list[float]:
     return found
 
 
-async def template_costs(templates: TemplatePool, repeat: int) -> dict[str, list[float]]:
+async def template_costs(templates: Templates, repeat: int) -> dict[str, list[float]]:
     """There and back: the loop is free meanwhile."""
     chat = ENDPOINTS["chat/completions"]
     found: dict[str, list[float]] = {}
@@ -246,7 +246,7 @@ async def template_costs(templates: TemplatePool, repeat: int) -> dict[str, list
 
 async def main(repeat: int) -> None:
     rows: dict[str, list[float]] = {}
-    templates = TemplatePool()
+    templates = Templates()
     for name, directory in (("five nodes", "smollm2"), ("one node", "single_node")):
         with as_system():
             run, token, yielding = await graph_costs(ROOT / "graphs" / directory, templates, repeat)

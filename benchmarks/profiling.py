@@ -41,7 +41,7 @@ PARTS = {
             "ovserve/api/openai/endpoint",
             "ovserve/calculators/http_",
         ),
-        *("ovserve/calculators/request_parser", "ovserve/sandbox/templates", "ovserve/llm/prompt"),
+        *("ovserve/calculators/request_parser", "ovserve/sandbox/", "ovserve/llm/prompt"),
     ),
     "SSE events": ("ovserve/api/openai/", "ovserve/calculators/response_writer"),
     "output parser": ("ovserve/llm/", "ovserve/calculators/output_parser"),

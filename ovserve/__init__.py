@@ -16,7 +16,7 @@ The packages, in the order of the import table in `tests/test_architecture.py` (
     calculators             nodes to compose graphs with
     kinds                   a room per kind of model: nodes, options, bodies, counters
     engine.admission        the queue in front of an engine: fairness, bounds, estimates
-    sandbox                 child processes for untrusted input: bodies, templates, images
+    sandbox                 child processes for untrusted input: bodies, templates, images, audio
     engine.client           the server's side of an engine: its process, mailboxes, restarts
     engine.worker           the engine process: its main loop and its admission queue
     kinds.*.worker          what an engine process runs

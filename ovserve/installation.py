@@ -12,9 +12,12 @@ import re
 import shlex
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 NAME = "ovserve"
 XGRAMMAR = "0.2.8"  # an interface of its own that is not public
@@ -34,6 +37,8 @@ def command() -> str:
 
 def extra(name: str) -> str:
     """Return how to install an extra, as `install it: COMMAND`."""
+    from importlib import metadata  # a third of what a sandbox process would import
+
     try:
         found = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:  # its source is on the path
@@ -61,7 +66,7 @@ def requirements(requires: list[str], name: str) -> list[str]:
     return found
 
 
-def _checkout(found: metadata.Distribution) -> Path | None:
+def _checkout(found: Distribution) -> Path | None:
     """Return the directory of an editable installation."""
     try:
         origin = json.loads(found.read_text("direct_url.json") or "{}")
@@ -83,6 +88,8 @@ def _pip() -> str:
 
 def masks_grammars() -> bool:
     """Return whether the packages are there that the paged engine needs for grammars."""
+    from importlib import metadata
+
     try:
         found = metadata.version("xgrammar")
     except metadata.PackageNotFoundError:

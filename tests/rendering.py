@@ -14,7 +14,7 @@ from ovserve.llm.request import GenerateRequest
 
 
 def probed(template: ChatTemplate | str) -> ChatTemplate:
-    """As `TemplatePool.load` answers."""
+    """As `Templates.load` answers."""
     template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
     return replace(template, expects=CompiledTemplate(template).expects)
 

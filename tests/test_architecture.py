@@ -105,7 +105,7 @@ ONLY_IMPORTER = {
     "jinja2": "ovserve/llm/prompt/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
     "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/kinds/images/worker/drawing.py"),
-    "pypdf": "ovserve/sandbox/images/worker.py",
+    "pypdf": "ovserve/sandbox/images/documents.py",
     "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench.py"),
     "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",

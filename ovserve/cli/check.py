@@ -92,7 +92,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.calculators.shipped import MODULES
     from ovserve.engine.host.memory import memory
     from ovserve.graph import Registry
-    from ovserve.sandbox.templates.pool import TemplatePool
+    from ovserve.sandbox.templates import Templates
     from ovserve.server.build import convert_when_loaded
     from ovserve.server.source import model_without_graph
     from ovserve.serving.check import CONFIG_SUFFIXES, Trial, find, report
@@ -101,7 +101,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
 
     registry = Registry(MODULES)
     registry.add_entry_points()
-    templates, probe = TemplatePool(), Probe()
+    templates, probe = Templates(), Probe()
     repository = Path(Settings.model_repository_path)
     convert = partial(convert_when_loaded, repository=repository, say=_say)
     trial: Trial | None = None

@@ -46,10 +46,10 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _rows(paths: list[Path]) -> list[list[str]]:
     from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
-    from ovserve.sandbox.templates.pool import TemplatePool
+    from ovserve.sandbox.templates import Templates
     from ovserve.serving.check import graphs_below, model_places, models_at, report
 
-    registry, templates = Registry(MODULES), TemplatePool()
+    registry, templates = Registry(MODULES), Templates()
     registry.add_entry_points()
     rows: list[list[str]] = []
     try:

@@ -70,10 +70,10 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _report(spec: ServableSpec) -> Report:
     from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
-    from ovserve.sandbox.templates.pool import TemplatePool
+    from ovserve.sandbox.templates import Templates
     from ovserve.serving.check import report
 
-    registry, templates = Registry(MODULES), TemplatePool()
+    registry, templates = Registry(MODULES), Templates()
     registry.add_entry_points()
     try:
         return await report(spec, registry, templates)

@@ -20,7 +20,7 @@ from ovserve.console.calls import caller
 from ovserve.console.drawing import calculators, drawing
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.graph.graph import Graph
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.spec import ServableSpec
@@ -39,7 +39,7 @@ class Graphs:
     def __init__(self, manager: Manager, *, write: bool) -> None:
         self._manager = manager
         self._write = write
-        self._templates: TemplatePool | None = None
+        self._templates: Templates | None = None
         self._earlier: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MAX_UNDO_TEXTS))
 
     async def stop(self) -> None:
@@ -78,7 +78,7 @@ class Graphs:
         spec = self._spec(name)
         _check_size(text)
         if self._templates is None:
-            self._templates = TemplatePool()
+            self._templates = Templates()
         with tempfile.TemporaryDirectory(prefix="ovserve-check-") as folder:
             file = Path(folder) / spec.graph.name
             await asyncio.to_thread(file.write_bytes, text.encode())

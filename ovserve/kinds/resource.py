@@ -23,7 +23,7 @@ from ovserve.graph import Calculator, Node
 from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.telemetry.counters import KindMetrics
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Host:
 
     name: str  # of the servable
     code: bytes  # its graph and its authors' calculators, for fingerprints
-    templates: TemplatePool
+    templates: Templates
     images: Media
     bodies: Bodies
     admit: Callable[[TextClient, Mapping[str, float]], TextAdmission]

@@ -1,7 +1,8 @@
-"""Child processes for untrusted input, which the kernel ends when they take too long.
+"""Functions on untrusted input, called in child processes that the kernel ends when they take too long.
 
-- `base`: the server's side of such a process
+- `pool`: the server's side of such processes; `worker`: the other; `messages`: between them
 - `bodies`: large JSON request bodies
+- `templates`: chat templates, by the functions of `rendering`
 - `images`: pictures and documents
-- `templates`: chat templates
+- `audio`: recordings
 """

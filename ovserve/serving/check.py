@@ -31,7 +31,7 @@ from ovserve.kinds.text.engine_choice import TextEngine
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.kinds.text.resource import choose_parsers, load_template
 from ovserve.llm.parsing.core.choice import ParserChoice, choose
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.check_engine import Probe, cache_fault, file_faults
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.models import looks_plain, model_specs
@@ -130,7 +130,7 @@ def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
 async def report(
     spec: ServableSpec,
     registry: Registry,
-    templates: TemplatePool,
+    templates: Templates,
     probe: Probe | None = None,
     plain_models: Collection[str] | None = None,
     models: Models | None = None,
@@ -223,7 +223,7 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     return [str(node.error(reason, option)) for option, reason in found]
 
 
-async def _model(engine: EngineNode, made: Report, templates: TemplatePool) -> Model | None:
+async def _model(engine: EngineNode, made: Report, templates: Templates) -> Model | None:
     """Return None for an engine that is not text generation: its own kind checks its files."""
     options = engine.options
     if not isinstance(options, LlmOptions):

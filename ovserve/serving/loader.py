@@ -39,7 +39,7 @@ from ovserve.kinds.tensors.spec import TensorSpec
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.config.models import absent, nothing_served
 from ovserve.serving.config.subconfig import check_subconfig
 from ovserve.serving.endpoints import declared
@@ -227,7 +227,7 @@ async def load_servable(
     checked: Checked,
     engines: Engines,
     keys: Mapping[str, Key],
-    templates: TemplatePool,
+    templates: Templates,
     media: Media,
     bodies: Bodies,
     metrics: ModelMetrics,

@@ -21,7 +21,7 @@ from ovserve.errors import OvserveError, as_load_error
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import Engines, Key, with_cache
 from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Entry, Phase
@@ -69,7 +69,7 @@ class Rollout:
         self._models = ServedModels(entries)
         self._fingerprints = Fingerprints()
         self._retiring: dict[asyncio.Task[None], Servable] = {}
-        self._templates = TemplatePool()
+        self._templates = Templates()
         self._media = media
         self._bodies = bodies
         self.engines = Engines(settings.engines, spare, settings.memory, settings.convert)

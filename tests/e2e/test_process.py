@@ -73,7 +73,7 @@ def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> Non
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     engine = server.engine_pid()
-    (renderer,) = server.children("ovserve.sandbox.templates.worker")
+    (renderer,) = server.children("ovserve.sandbox.rendering")
     server.process.kill()
     server.stop()
     wait_gone(engine)

@@ -73,7 +73,7 @@ def until_running(server: Server, requests: int) -> None:
 def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     engine = server.engine_pid()
-    (renderer,) = server.children("ovserve.sandbox.templates.worker")
+    (renderer,) = server.children("ovserve.sandbox.rendering")
     with streaming(server, "long") as lines:
         server.process.send_signal(signal.SIGTERM)
         rest = list(lines)

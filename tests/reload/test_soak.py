@@ -22,7 +22,7 @@ def descriptors(server: Server) -> Counter[str]:
     """How many there are of each kind, without those to template processes: on a busy machine a second one is
     started and kept."""
     pid = server.process.pid
-    kinds = Counter(socket=-len(server.children("ovserve.sandbox.templates.worker")))
+    kinds = Counter(socket=-len(server.children("ovserve.sandbox.rendering")))
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):
             name = os.readlink(f"/proc/{pid}/fd/{fd}").partition(":[")[0]

@@ -16,7 +16,7 @@ from ovserve.engine.client.spare import Spare
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.check import find, report
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import ServingSettings
@@ -73,7 +73,7 @@ async def test_a_check_and_a_load_say_where(
     tmp_path: Path, make: Callable[[Path], object], says: str
 ) -> None:
     make(tmp_path / "g")
-    registry, templates = Registry(MODULES), TemplatePool()
+    registry, templates = Registry(MODULES), Templates()
     try:
         (spec,) = find(tmp_path / "g").specs
         found = await report(spec, registry, templates)
@@ -95,7 +95,7 @@ async def test_a_name_that_is_no_part_of_a_path(tmp_path: Path, name: str) -> No
     config = tmp_path / "config.json"
     listed = [{"config": {"name": name, "base_path": "g"}}, {"config": {"name": "team/a", "base_path": "g"}}]
     config.write_text(json.dumps({"model_config_list": listed}, indent=1))
-    registry, templates = Registry(MODULES), TemplatePool()
+    registry, templates = Registry(MODULES), Templates()
     try:
         wrong, right = [await report(spec, registry, templates) for spec in find(config).specs]
     finally:
@@ -108,7 +108,7 @@ async def test_a_name_that_is_no_part_of_a_path(tmp_path: Path, name: str) -> No
 async def test_a_missing_graph_of_a_configuration_has_its_line(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": [{"config": {"name": "gone"}}]}, indent=1))
-    registry, templates = Registry(MODULES), TemplatePool()
+    registry, templates = Registry(MODULES), Templates()
     (spec,) = find(config).specs
     found = await report(spec, registry, templates)
     await templates.stop()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.check import report
 from ovserve.serving.spec import ServableSpec
 
@@ -18,7 +18,7 @@ async def check(specs: Sequence[ServableSpec]) -> int:
     registry = Registry(MODULES)
     registry.add_entry_points()
     plain = [spec.name for spec in specs if spec.plain]
-    templates = TemplatePool()
+    templates = Templates()
     faults: list[str] = []
     found: list[int] = []
     try:

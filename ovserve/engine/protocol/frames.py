@@ -18,6 +18,7 @@ import msgspec
 HEADER_BYTES = 4
 MAX_FRAME = 256 * 1024 * 1024
 READ_BYTES = 256 * 1024
+COPIED_BYTES = 64 * 1024  # so many are copied to send a frame at once
 
 _EMPTY, _BIN32 = b"\xc4\x00", b"\xc6"  # msgpack's empty bytes, and bytes with a length of 32 bits
 
@@ -43,17 +44,20 @@ def encode(message: msgspec.Struct) -> bytes:
     return bytes(frame)
 
 
-def frame_head(message: msgspec.Struct, size: int) -> bytes:
-    """Return a frame up to its last field, which is empty in `message` and stands for `size` bytes.
+def frame_parts(message: msgspec.Struct, last: bytes = b"") -> tuple[bytes, ...]:
+    """Return a frame, in parts to send one after the other.
 
-    They are sent after it, without a copy.
+    `last` takes the place of the message's last field, which is empty bytes. It is not copied if it is large.
     """
     payload = _encoder.encode(message)
-    assert payload.endswith(_EMPTY), "the last field is not empty bytes"
-    payload = payload[: -len(_EMPTY)] + _BIN32 + size.to_bytes(4, "big")
-    if len(payload) + size > MAX_FRAME:
+    if last:
+        assert payload.endswith(_EMPTY), "the last field is not empty bytes"
+        payload = payload[: -len(_EMPTY)] + _BIN32 + len(last).to_bytes(4, "big")
+    size = len(payload) + len(last)
+    if size > MAX_FRAME:
         raise FrameError(f"a message of {size} bytes is over the limit of {MAX_FRAME}")
-    return (len(payload) + size).to_bytes(HEADER_BYTES, "big") + payload
+    head = size.to_bytes(HEADER_BYTES, "big") + payload
+    return (head + last,) if len(last) <= COPIED_BYTES else (head, last)
 
 
 class FrameDecoder(Generic[T]):

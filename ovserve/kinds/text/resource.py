@@ -31,7 +31,7 @@ from ovserve.llm.request import GenerateRequest
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class LlmResources(AuthorLlm):
 
     engine: TextAdmission
     model: ModelContext
-    templates: TemplatePool
+    templates: Templates
     media: Media
     fingerprint: str = ""  # of model, options and releases, for answers that carry it
     bodies: Bodies = field(default_factory=Bodies)
@@ -155,7 +155,7 @@ async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host)
 
 
 async def load_template(
-    node: Node, options: LlmOptions, facts: TextFacts, templates: TemplatePool
+    node: Node, options: LlmOptions, facts: TextFacts, templates: Templates
 ) -> ChatTemplate | None:
     """The graph's own, else the model's, compiled. Raises LoadError."""
     if not (text := options.template or facts.chat_template):

@@ -1,14 +1,16 @@
 """A model's chat template in the server, and its input: plain data.
 
-Endpoints of every API style turn a request into a Conversation; `sandbox/templates/` renders it in another
+Endpoints of every API style turn a request into a Conversation; `sandbox/rendering.py` renders it in another
 process, where `template.py` has jinja2. So nothing in the server is slow.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -71,6 +73,12 @@ class ChatTemplate:
     def tool_prompt(self) -> ToolPrompt | None:
         """Return how tools of a request reach the model; None: not at all."""
         return "template" if self.expects.tools else "generic" if self.generic_tools else None
+
+    @cached_property
+    def key(self) -> str:
+        """Return what identifies it in processes that keep it compiled."""
+        identity = self.source, self.tool_source, self.bos_token, self.eos_token, self.pad_token
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     @property
     def text(self) -> str:

@@ -1,6 +1,6 @@
 """Chat template rendering, as in transformers: sandboxed jinja2, compiled once per model.
 
-It runs in a template process (`sandbox/templates/worker.py`), never in the server's: a template is a program.
+It runs in a template process (`sandbox/rendering.py`), never in the server's: a template is a program.
 The environment (immutable sandbox, trimmed and left-stripped blocks, loop controls, `{% generation %}`,
 `raise_exception`, `strftime_now`, `tojson` without HTML escaping, `from_json`) is the one for which Hugging
 Face templates are written; any other renders some of them wrongly. `template_probe.py` detects what else a

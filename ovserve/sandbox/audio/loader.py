@@ -15,23 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
-from ovserve.engine.protocol.frames import encode
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.kinds.speech.spec import RATE, SAMPLE_BYTES
-from ovserve.sandbox.audio.messages import AudioResult, DecodeAudio, UndecodableAudio
-from ovserve.sandbox.children import ChildEnded, ChildPool, ChildTimeout
+from ovserve.sandbox.messages import Undecodable
+from ovserve.sandbox.pool import Pool
 
-MOST = 2  # processes
 SECONDS = 120.0  # for one file; an hour takes 4 to 10
 MEMORY = 2 << 30  # bytes of a process's address space
-WORKER = "ovserve.sandbox.audio.worker"
+FUNCTIONS = "ovserve.sandbox.audio.decode"
 SHORTEST = RATE // 100  # samples; 10 ms
 DATA_URL_BYTES = 256  # of the part before the comma
 PREFIX = "ovserve-audio-"
-
-_answer: msgspec.msgpack.Decoder[AudioResult] = msgspec.msgpack.Decoder(AudioResult)
 
 
 def _write(file: IO[bytes], data: str) -> None:
@@ -77,19 +71,11 @@ class Recording:
 
 
 class AudioLoader:
-    """Decoder processes. Times in seconds, memory in bytes."""
-
-    def __init__(
-        self,
-        bounds: AudioBounds | None = None,
-        *,
-        seconds: float = SECONDS,
-        memory: int = MEMORY,
-        most: int = MOST,
-    ) -> None:
+    def __init__(self, bounds: AudioBounds | None = None) -> None:
         self.bounds = bounds or AudioBounds()
-        self._seconds = seconds
-        self._pool = ChildPool(WORKER, "audio", seconds=seconds, memory=memory, most=most)
+        self._pool = Pool(
+            f"{FUNCTIONS}:initialize", seconds=SECONDS, memory=MEMORY, purpose=" to decode audio"
+        )
 
     async def load_base64(self, data: str, param: str) -> Recording:
         """Decode a file that is base64, or a data URL with base64. Raises as `load`."""
@@ -116,13 +102,14 @@ class AudioLoader:
         except OSError as error:
             raise Unavailable(f"the server cannot store decoded audio: {error.strerror}") from error
         try:
-            answer = await self._ask(DecodeAudio(str(source), target, self.bounds.seconds))
-            if isinstance(answer, UndecodableAudio):
-                raise InvalidArgument(f"{param}: the audio cannot be read: {answer.why}", param=param)
-            if answer.samples < SHORTEST:
-                raise InvalidArgument(
-                    f"{param}: the audio is too short: {answer.samples} samples", param=param
-                )
+            samples: int = await self._pool.decode(
+                f"{FUNCTIONS}:decode", str(source), target, self.bounds.seconds
+            )
+            if samples < SHORTEST:
+                raise InvalidArgument(f"{param}: the audio is too short: {samples} samples", param=param)
+        except Undecodable as error:
+            os.close(descriptor)
+            raise InvalidArgument(f"{param}: the audio cannot be read: {error}", param=param) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -130,15 +117,5 @@ class AudioLoader:
             os.unlink(target)
         return Recording(descriptor)
 
-    async def _ask(self, question: DecodeAudio) -> AudioResult:
-        async with self._pool.slot():
-            try:
-                return _answer.decode(await self._pool.ask([encode(question)], "an audio file"))
-            except ChildTimeout:
-                return UndecodableAudio(f"it took more than {self._seconds:g} s to decode")
-            except ChildEnded:
-                return UndecodableAudio("it is broken: the decoder process ended while decoding it")
-
     async def stop(self) -> None:
-        """End the idle processes; busy ones end with their requests."""
         await self._pool.stop()

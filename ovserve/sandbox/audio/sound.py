@@ -1,4 +1,4 @@
-"""Shared by decoders of audio: the error of an unusable file, and the file that samples are written to.
+"""The file that decoders of audio write samples to.
 
 Samples have one channel, 16 bits and 16,000 per second.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
+from ovserve.sandbox.messages import Undecodable
+
 RATE = 16_000  # samples per second
 SAMPLE_BYTES = 2
 
 
-class SoundError(Exception):
-    """A file that cannot be used; the message says why."""
-
-
 class Samples:
-    """Write 16-bit samples, and count them. Raises SoundError past the limit."""
+    """Write 16-bit samples, and count them. Raises Undecodable past the limit."""
 
     def __init__(self, file: BinaryIO, max_seconds: float) -> None:
         self._file = file
@@ -26,5 +24,5 @@ class Samples:
     def write(self, data: bytes) -> None:
         self.count += len(data) // SAMPLE_BYTES
         if self.count > self._max_seconds * RATE:
-            raise SoundError(f"it is longer than {self._max_seconds:g} s")
+            raise Undecodable(f"it is longer than {self._max_seconds:g} s")
         self._file.write(data)

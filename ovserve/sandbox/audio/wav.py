@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ovserve.sandbox.audio.sound import RATE, Samples, SoundError
+from ovserve.sandbox.audio.sound import RATE, Samples
+from ovserve.sandbox.messages import Undecodable
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 MOST_CHANNELS = 64
@@ -41,7 +42,7 @@ class Format:
         return self.channels * self.bits // 8
 
 
-class OtherCodec(SoundError):
+class OtherCodec(Undecodable):
     """A WAV file with a codec that is not read here, such as ADPCM."""
 
 
@@ -51,7 +52,7 @@ def is_wav(head: bytes) -> bool:
 
 
 def decode_wav(source: Path, samples: Samples) -> None:
-    """Raises SoundError, or OtherCodec for a library to try."""
+    """Raises Undecodable, or OtherCodec for a library to try."""
     raw = np.memmap(source, np.uint8, mode="r")
     form, begin, end = _chunks(raw)
     frames = (end - begin) // form.frame_bytes
@@ -75,23 +76,23 @@ def _chunks(raw: NDArray[np.uint8]) -> tuple[Format, int, int]:
             form = _format(bytes(raw[at : at + min(size, 40)]))
         elif name == b"data":
             if form is None:
-                raise SoundError("its header has no format before the samples")
+                raise Undecodable("its header has no format before the samples")
             claimed = raw.size if size in (0, 0xFFFFFFFF) else at + size
             return form, at, min(claimed, raw.size)
         at += size + size % 2
-    raise SoundError("it has no samples" if form else "its header has no format")
+    raise Undecodable("it has no samples" if form else "its header has no format")
 
 
 def _format(data: bytes) -> Format:
     if len(data) < 16:
-        raise SoundError("its format is cut off")
+        raise Undecodable("its format is cut off")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data)
     if kind == EXTENSIBLE and len(data) >= 26:
         (kind,) = struct.unpack_from("<H", data, 24)
     if not 1 <= channels <= MOST_CHANNELS:
-        raise SoundError(f"it has {channels} channels; expected 1 to {MOST_CHANNELS}")
+        raise Undecodable(f"it has {channels} channels; expected 1 to {MOST_CHANNELS}")
     if not RATES[0] <= rate <= RATES[1]:
-        raise SoundError(f"its sample rate is {rate}; expected {RATES[0]} to {RATES[1]}")
+        raise Undecodable(f"its sample rate is {rate}; expected {RATES[0]} to {RATES[1]}")
     if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
         raise OtherCodec(f"its codec {kind} with {bits} bits is not supported")
     return Format(kind, channels, rate, bits)

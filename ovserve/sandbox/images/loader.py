@@ -3,14 +3,8 @@
 Everything here is bounded: bytes, pixels, time and number of images of a request. So is the memory of the
 images of all requests together, those that wait for the engine included.
 
-The processes that decode images and files, one request at a time each.
-
-A C decoder fed with untrusted data may crash, hang or exhaust memory, and some formats are decoded by Python.
-
-Read an image from a file under --allowed_local_media_path.
-
-The path is resolved, compared with the directory, and then opened step by step without following any link. So
-the file compared is the file read, even if links change in between.
+Processes decode them: a C decoder fed with untrusted data may crash, hang or exhaust memory, and some
+formats are decoded by Python.
 """
 
 from __future__ import annotations
@@ -22,32 +16,30 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import msgspec
-
-from ovserve.engine.protocol.frames import encode
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.sandbox.audio.loader import AudioLoader
-from ovserve.sandbox.children import ChildEnded, ChildPool, ChildTimeout
-from ovserve.sandbox.images.messages import (
-    Decode,
-    DecodedImage,
-    DecodedPixels,
-    DecodePixels,
-    DecodeRaster,
-    DecodeResult,
-    Question,
-    Read,
-    Text,
-    Undecodable,
-)
 from ovserve.sandbox.images.policy import Policy
+from ovserve.sandbox.messages import Undecodable
+from ovserve.sandbox.pool import Pool
 
+if TYPE_CHECKING:
+    from ovserve.sandbox.images.fetch import Fetcher
+
+SECONDS = 10.0  # for one image
+MEMORY = 1 << 30  # bytes of a process's address space
+FUNCTIONS = "ovserve.sandbox.images.picture"  # imports Pillow, so the server does not import it
+DECODE, DECODE_PIXELS, DECODE_RASTER = (f"{FUNCTIONS}:decode{what}" for what in ("", "_pixels", "_raster"))
+READ = "ovserve.sandbox.images.documents:read"
+MAX_HELD = 1 << 30  # bytes of decoded images in the server
+MAX_FILES = 16  # in a request
+RETRY_AFTER = 2.0  # seconds
 FILE_SCHEME = "file:"
+_BASE64 = "base64,"
 
 
 def read_file(text: str, policy: Policy, max_bytes: int, param: str) -> bytes:
@@ -101,49 +93,15 @@ def _open(directory: Path, relative: Path) -> int:
         os.close(at)
 
 
-MOST = 2  # processes
-SECONDS = 10.0  # for one image
-MEMORY = 1 << 30  # bytes of a process's address space
-WORKER = "ovserve.sandbox.images.worker"
-
-_answer: msgspec.msgpack.Decoder[DecodeResult] = msgspec.msgpack.Decoder(DecodeResult)
-
-
-class Decoders:
-    """Decoder processes. Times in seconds, memory in bytes."""
-
-    def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, most: int = MOST) -> None:
-        self._seconds = seconds
-        self._pool = ChildPool(WORKER, "images and files", seconds=seconds, memory=memory, most=most)
-
-    @property
-    def pids(self) -> list[int]:
-        """Return the PIDs of idle processes."""
-        return self._pool.pids
-
-    async def ask(self, question: Question) -> DecodeResult:
-        """Decode an image or a file. Raises Unavailable when no process becomes free in time."""
-        async with self._pool.slot():
-            try:
-                return _answer.decode(await self._pool.ask([encode(question)], "an image or a file"))
-            except ChildTimeout:
-                return Undecodable(f"it took more than {self._seconds:g} s to decode")
-            except ChildEnded:
-                return Undecodable("it is broken: the decoder process ended while decoding it")
-
-    async def stop(self) -> None:
-        """End the idle processes; busy ones end with their requests."""
-        await self._pool.stop()
-
-
-if TYPE_CHECKING:
-    from ovserve.sandbox.images.fetch import Fetcher
-
-MAX_HELD = 1 << 30  # bytes of decoded images in the server
-MAX_FILES = 16  # in a request
-RETRY_AFTER = 2.0  # seconds
-
-_BASE64 = "base64,"
+def image_pool(*, seconds: float = SECONDS, memory: int = MEMORY, most: int = 2) -> Pool:
+    """Return processes that decode images and files. Times in seconds, memory in bytes."""
+    return Pool(
+        f"{FUNCTIONS}:initialize",
+        seconds=seconds,
+        memory=memory,
+        most=most,
+        purpose=" to decode images and files",
+    )
 
 
 @dataclass(frozen=True)
@@ -167,12 +125,12 @@ class Media:
         policy: Policy | None = None,
         *,
         bounds: Bounds | None = None,
-        decoders: Decoders | None = None,
+        pool: Pool | None = None,
         audio: AudioLoader | None = None,
         max_held: int = MAX_HELD,
     ) -> None:
         self._policy = policy or Policy()
-        self._decoders = decoders or Decoders()
+        self._pool = pool or image_pool()
         self.audio = audio or AudioLoader()
         self._bounds = bounds or Bounds()
         self._fetcher: Fetcher | None = None
@@ -214,9 +172,7 @@ class Media:
             data, base64 = await asyncio.to_thread(self._stored, source, param), False
         else:
             data, base64 = await self._data(source, param)
-        return self._image(
-            await self._decoders.ask(DecodeRaster(data, form, self._bounds.pixels, base64)), param
-        )
+        return await self._image(param, DECODE_RASTER, data, form, self._bounds.pixels, base64)
 
     def _stored(self, file: Path, param: str) -> bytes:
         if file.stat().st_size > self._bounds.bytes:
@@ -239,11 +195,10 @@ class Media:
             raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
         decoded: list[Pixels] = []
         for i, file in enumerate(files):
-            answer = await self._decoders.ask(DecodePixels(file, form, self._bounds.pixels))
-            if isinstance(answer, Undecodable):
-                raise InvalidArgument(f"{param}: image {i} cannot be read: {answer.why}", param="inputs")
-            assert isinstance(answer, DecodedPixels), "the answer matches the question"
-            decoded.append(answer.pixels)
+            try:
+                decoded.append(await self._pool.decode(DECODE_PIXELS, file, form, self._bounds.pixels))
+            except Undecodable as error:
+                raise InvalidArgument(f"{param}: image {i} cannot be read: {error}", param="inputs") from None
             if sum(len(pixels.data) for pixels in decoded) > self._max_held:
                 raise InvalidArgument(f"{param}: the images are too large together", param="inputs")
         if len({(pixels.width, pixels.height) for pixels in decoded}) > 1:
@@ -257,25 +212,26 @@ class Media:
             raise InvalidArgument(
                 f"{source.param}: the file is larger than {self._bounds.bytes} bytes", param=source.param
             )
-        answer = await self._decoders.ask(Read(data.encode(errors="replace")))
-        if isinstance(answer, Text):
-            return answer.text
-        assert isinstance(answer, Undecodable), "the answer matches the question"
-        raise InvalidArgument(f"{source.param}: the file cannot be read: {answer.why}", param=source.param)
+        try:
+            text: str = await self._pool.decode(READ, data.encode(errors="replace"))
+        except Undecodable as error:
+            raise InvalidArgument(
+                f"{source.param}: the file cannot be read: {error}", param=source.param
+            ) from None
+        return text
 
     async def _load(self, source: ImageSource) -> Image:
         if self.held > self._max_held:
             raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
         data, base64 = await self._data(source.url, source.param)
-        answer = await self._decoders.ask(Decode(data, source.detail, self._bounds.pixels, base64))
-        return self._image(answer, source.param)
+        return await self._image(source.param, DECODE, data, source.detail, self._bounds.pixels, base64)
 
-    def _image(self, answer: DecodeResult, param: str) -> Image:
+    async def _image(self, param: str, function: str, *arguments: Any) -> Image:
         """Return a decoded image, whose memory counts as held. Raises InvalidArgument."""
-        if isinstance(answer, Undecodable):
-            raise InvalidArgument(f"{param}: the image cannot be read: {answer.why}", param=param)
-        assert isinstance(answer, DecodedImage), "the answer matches the question"
-        image = answer.image
+        try:
+            image: Image = await self._pool.decode(function, *arguments)
+        except Undecodable as error:
+            raise InvalidArgument(f"{param}: the image cannot be read: {error}", param=param) from None
         self.held += len(image.rgb)
         weakref.finalize(image, self._let_go, len(image.rgb))
         return image
@@ -316,5 +272,5 @@ class Media:
     async def stop(self) -> None:
         if self._fetcher is not None:
             await self._fetcher.stop()
-        await self._decoders.stop()
+        await self._pool.stop()
         await self.audio.stop()

@@ -1,4 +1,4 @@
-"""Bytes of a file to pixels, with Pillow; runs only in the process of `worker.py`.
+"""Bytes of a file to pixels, with Pillow; runs only in an image process, see `loader.py`.
 
 Size and aspect ratio are checked in the file's header, before anything is decoded. The result is upright
 (EXIF) and opaque (white shows through). Its size follows `detail`, by OpenAI's rule: `low` fits into 512 x
@@ -8,9 +8,11 @@ animation yields its first frame.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import io
+import os
+import warnings
+from base64 import b64decode
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,12 +20,15 @@ from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
 
 from ovserve.llm.images import Detail, Image, PixelForm, Pixels, RasterForm
+from ovserve.sandbox.messages import Undecodable
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
 # Vision encoders scale by the shorter side, so a thin strip becomes gigabytes there. Some need 28 pixels.
 MAX_ASPECT = 50
 MIN_SIDE = 32
+
+NICENESS = 10  # below the engine
 
 Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
 
@@ -33,45 +38,51 @@ _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter
 
 
-class PictureError(ValueError):
-    """The file is not an image, or not a supported one; the text is for the client."""
+def initialize() -> None:
+    os.nice(NICENESS)
+    warnings.simplefilter("ignore")  # oddities of a file; real errors are raised
 
 
 def unpacked(text: bytes) -> bytes:
-    """Return the bytes of base64 text. Raises PictureError."""
+    """Return the bytes of base64 text. Raises Undecodable."""
     try:
-        return base64.b64decode(b"".join(text.split()), validate=True)
+        return b64decode(b"".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise PictureError("it is not valid base64") from None
+        raise Undecodable("it is not valid base64") from None
 
 
-def decode(data: bytes, detail: Detail, max_pixels: int) -> Image:
-    """Raises PictureError."""
-    return _opened(data, lambda file: _decode(file, detail, max_pixels))
+def decode(data: bytes, detail: Detail, max_pixels: int, base64: bool = False) -> Image:
+    """`data` is a file's content, or its base64 form. Raises Undecodable."""
+    content = unpacked(data) if base64 else data
+    return _opened(content, lambda file: _decode(file, detail, max_pixels))
 
 
 def decode_pixels(data: bytes, form: PixelForm, max_pixels: int) -> Pixels:
-    """Decode an image for a plain model, at the size that the model takes. Raises PictureError."""
+    """Decode an image for a plain model, at the size that the model takes, without regard to its aspect.
+
+    Raises Undecodable.
+    """
     return _opened(data, lambda file: _pixels(file, form, max_pixels))
 
 
-def decode_raster(data: bytes, form: RasterForm, max_pixels: int) -> Image:
-    """Decode an image to edit, or a mask. Raises PictureError."""
-    return _opened(data, lambda file: _raster(file, form, max_pixels))
+def decode_raster(data: bytes, form: RasterForm, max_pixels: int, base64: bool = False) -> Image:
+    """Decode an image to edit, or a mask: a file's content, or its base64 form. Raises Undecodable."""
+    content = unpacked(data) if base64 else data
+    return _opened(content, lambda file: _raster(file, form, max_pixels))
 
 
 def _opened(data: bytes, read: Callable[[Pillow.Image], T]) -> T:
     try:
         with Pillow.open(io.BytesIO(data), formats=FORMATS) as file:
             return read(file)
-    except PictureError:
+    except Undecodable:
         raise
     except UnidentifiedImageError:
-        raise PictureError(f"it is not an image in one of the formats {', '.join(FORMATS)}") from None
+        raise Undecodable(f"it is not an image in one of the formats {', '.join(FORMATS)}") from None
     except MemoryError:
-        raise PictureError("decoding it needs too much memory") from None
+        raise Undecodable("decoding it needs too much memory") from None
     except Exception as exc:  # noqa: BLE001  decoders raise whatever a broken file makes them
-        raise PictureError(f"it is broken: {exc or type(exc).__name__}") from None
+        raise Undecodable(f"it is broken: {exc or type(exc).__name__}") from None
 
 
 def _pixels(file: Pillow.Image, form: PixelForm, max_pixels: int) -> Pixels:
@@ -121,14 +132,14 @@ def _fitted(size: tuple[int, int], form: RasterForm) -> tuple[int, int]:
 def _check_size(file: Pillow.Image, max_pixels: int) -> None:
     width, height = file.size
     if width * height > max_pixels:
-        raise PictureError(f"it has {width} x {height} pixels, more than {max_pixels:,} in all")
+        raise Undecodable(f"it has {width} x {height} pixels, more than {max_pixels:,} in all")
 
 
 def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
     _check_size(file, max_pixels)
     width, height = file.size
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise PictureError(f"it has {width} x {height} pixels; its aspect ratio is over {MAX_ASPECT}:1")
+        raise Undecodable(f"it has {width} x {height} pixels; its aspect ratio is over {MAX_ASPECT}:1")
     orientation = file.getexif().get(_ORIENTATION)
     size = _bounded(width, height, detail)
     file.draft("RGB", size)  # a large JPEG is decoded smaller at once

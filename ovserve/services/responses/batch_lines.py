@@ -1,4 +1,4 @@
-"""The lines of a batch's input file: checked as live requests are, in a process of `sandbox/bodies`.
+"""The lines of a batch's input file: checked as live requests are, in a process of `sandbox/bodies.py`.
 
 A part of the file is checked at a time, so the process's bounds of time and memory hold, and nothing has the
 size of the file.

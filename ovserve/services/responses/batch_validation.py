@@ -43,8 +43,8 @@ class BatchValidator:
         path = self._files.path(batch.input_file_id)
         size = path.stat().st_size if path.exists() else 0
         while start < size and batch.status == "validating":
-            part = await self._manager.bodies.pool.call(
-                check_part, str(path), start, count, endpoint, self._bounds.line_bytes
+            part = await self._manager.bodies.run(
+                True, check_part, str(path), start, count, endpoint, self._bounds.line_bytes
             )
             twice = await self._rows.add_lines(number, part.lines) if not error_count else []
             faults = part.errors + [

@@ -18,7 +18,7 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.text.resource import load_template
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import GenerateRequest, Sampling
-from ovserve.sandbox.templates.pool import TemplatePool
+from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import FIELD
 from ovserve.serving.model_size import GIGABYTE, model_size
 from ovserve.serving.settings import Convert
@@ -34,12 +34,12 @@ from ovserve.tools.tuning.target import Target
 class Asker:
     """Makes requests; a model without a chat template gets the plain text."""
 
-    def __init__(self, templates: TemplatePool, template: ChatTemplate | None) -> None:
+    def __init__(self, templates: Templates, template: ChatTemplate | None) -> None:
         self._templates = templates
         self._template = template
 
     @classmethod
-    async def of(cls, target: Target, facts: TextFacts, templates: TemplatePool) -> Asker:
+    async def of(cls, target: Target, facts: TextFacts, templates: Templates) -> Asker:
         """Build it. Raises LoadError in jinja's words."""
         template = await load_template(target.node, target.parsed, facts, templates)
         return cls(templates, template)
@@ -85,7 +85,7 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
         raise InvalidArgument(
             f"{most} streams are more than the graph's max_num_seqs {target.spec.max_num_seqs}"
         )
-    templates = TemplatePool()
+    templates = Templates()
     arena = Benchmark(Prompts(wish.prompts), wish.streams, _together(target.spec), wish.convert)
     try:
         tell(0.0, "loading the graph as it is")

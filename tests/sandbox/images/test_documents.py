@@ -12,9 +12,9 @@ from pypdf import PdfReader, PdfWriter
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.files import FileSource
-from ovserve.sandbox.images.loader import MAX_FILES, Bounds, Decoders, Media
-from ovserve.sandbox.images.messages import Read, Text, Undecodable
-from ovserve.sandbox.images.worker import MAX_CHARACTERS, DocumentError, text_of
+from ovserve.sandbox.images.documents import MAX_CHARACTERS, text_of
+from ovserve.sandbox.images.loader import MAX_FILES, READ, Bounds, Media, image_pool
+from ovserve.sandbox.messages import Undecodable
 from tests.sandbox.images.documents import pdf
 
 
@@ -66,17 +66,17 @@ def test_texts(data: bytes, text: str) -> None:
     ],
 )
 def test_refusals(data: bytes, says: str) -> None:
-    with pytest.raises(DocumentError, match=says):
+    with pytest.raises(Undecodable, match=says):
         text_of(data)
 
 
 def test_without_pypdf_it_says_what_is_missing() -> None:
     code = (
         "import sys; sys.modules['pypdf'] = None\n"
-        "from ovserve.sandbox.images.worker import DocumentError, text_of\n"
+        "from ovserve.sandbox.images.documents import Undecodable, text_of\n"
         "assert text_of(b'plain') == 'plain'\n"
         "try: text_of(b'%PDF-1.4')\n"
-        "except DocumentError as exc: print(exc)"
+        "except Undecodable as exc: print(exc)"
     )
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=True
@@ -85,8 +85,8 @@ def test_without_pypdf_it_says_what_is_missing() -> None:
 
 
 async def test_files_are_read_in_a_process_of_their_own() -> None:
-    decoders = Decoders()
-    media = Media(decoders=decoders)
+    pool = image_pool()
+    media = Media(pool=pool)
     url = "data:application/pdf;base64," + base64.b64encode(pdf("From a URL.")).decode()
     try:
         assert await media.read([source(pdf("From a PDF.")), source(b"plain"), source(url)]) == (
@@ -94,7 +94,7 @@ async def test_files_are_read_in_a_process_of_their_own() -> None:
             "plain",
             "From a URL.",
         )
-        assert len(decoders.pids) == 1
+        assert len(pool.pids) == 1
         for bad, says in ((source("@@@"), "not valid base64"), (source(b"\x00"), "neither a PDF nor text")):
             with pytest.raises(InvalidArgument, match=says) as caught:
                 await media.read([bad])
@@ -120,13 +120,13 @@ async def test_a_pdf_that_takes_too_long_or_too_much_costs_itself_alone() -> Non
     bomb = pdf("word " * 2_000_000, packed=True)
     data = base64.b64encode(bomb)
     assert len(data) < 100_000
-    slow = Decoders(seconds=0.3)
-    small = Decoders(memory=200 << 20)
+    slow = image_pool(seconds=0.3)
+    small = image_pool(memory=200 << 20)
     try:
-        assert isinstance(await slow.ask(Read(data)), Undecodable)
-        assert isinstance(await small.ask(Read(data)), Undecodable)
-        fine = Read(base64.b64encode(pdf("fine")))
-        assert await small.ask(fine) == Text("fine")
+        for pool in (slow, small):
+            with pytest.raises(Undecodable):
+                await pool.decode(READ, data)
+        assert await small.decode(READ, base64.b64encode(pdf("fine"))) == "fine"
     finally:
         await slow.stop()
         await small.stop()

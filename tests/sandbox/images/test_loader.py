@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
-import os
-import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Detail, ImageSource
-from ovserve.sandbox.images.loader import Bounds, Decoders, Media
-from ovserve.sandbox.images.messages import Decode, DecodedImage, Undecodable
+from ovserve.sandbox.images.loader import DECODE, Bounds, Media, image_pool
 from ovserve.sandbox.images.policy import parse_policy
+from ovserve.sandbox.messages import Undecodable
 from tests.sandbox.images.conftest import picture
 
 PIXELS = Bounds().pixels
@@ -97,43 +96,16 @@ def large() -> bytes:
 
 
 async def test_a_slow_picture_is_ended_and_the_next_is_decoded(large: bytes) -> None:
-    decoders = Decoders(seconds=0.2)
-    said = "it took more than 0.2 s to decode"
-    assert await decoders.ask(Decode(large, "high", PIXELS)) == Undecodable(said)
+    pool = image_pool(seconds=0.2)
+    with pytest.raises(Undecodable, match="it took more than 0.2 s to decode"):
+        await pool.decode(DECODE, large, "high", PIXELS)
     for _ in range(50):  # a busy machine may take as long for a small one, the start of its process included
-        if isinstance(answer := await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage):
+        with suppress(Undecodable):
+            assert await pool.decode(DECODE, picture(), "auto", PIXELS)
             break
-    assert isinstance(answer, DecodedImage)
-    await decoders.stop()
-
-
-async def test_a_killed_process_is_replaced() -> None:
-    decoders = Decoders()
-    await decoders.ask(Decode(picture(), "auto", PIXELS))
-    (pid,) = decoders.pids
-    os.kill(pid, signal.SIGSEGV)
-    assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage)
-    assert pid not in decoders.pids
-    await decoders.stop()
-
-
-async def test_a_process_is_reused_and_a_client_that_leaves_takes_its_own_along(large: bytes) -> None:
-    decoders = Decoders(most=1)
-    await decoders.ask(Decode(picture(), "auto", PIXELS))
-    before = decoders.pids
-    leaving = asyncio.create_task(decoders.ask(Decode(large, "high", PIXELS)))
-    await asyncio.sleep(0)
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    answer = await decoders.ask(Decode(picture(size=(50, 40)), "auto", PIXELS))
-    assert isinstance(answer, DecodedImage)
-    assert (answer.image.width, answer.image.height) == (50, 40)  # not the answer to the one who left
-    assert decoders.pids != before
-    after = decoders.pids
-    await decoders.ask(Decode(picture(), "auto", PIXELS))
-    assert decoders.pids == after
-    await decoders.stop()
+    else:
+        pytest.fail("no picture was decoded")
+    await pool.stop()
 
 
 async def test_the_loop_runs_on_while_a_picture_is_decoded(media: Media) -> None:
@@ -156,7 +128,7 @@ async def test_the_loop_runs_on_while_a_picture_is_decoded(media: Media) -> None
 
 
 async def test_a_bomb_that_needs_too_much_memory_is_refused(large: bytes) -> None:
-    decoders = Decoders(memory=220 << 20)
-    answer = await decoders.ask(Decode(large, "auto", PIXELS))
-    assert isinstance(answer, Undecodable)
-    await decoders.stop()
+    pool = image_pool(memory=220 << 20)
+    with pytest.raises(Undecodable):
+        await pool.decode(DECODE, large, "auto", PIXELS)
+    await pool.stop()

@@ -13,7 +13,8 @@ from PIL import Image as Pillow
 from ovserve.llm.images import Detail, Image
 from ovserve.sandbox.images import picture as images
 from ovserve.sandbox.images.loader import Bounds
-from ovserve.sandbox.images.picture import MAX_ASPECT, MIN_SIDE, PictureError, unpacked
+from ovserve.sandbox.images.picture import MAX_ASPECT, MIN_SIDE, unpacked
+from ovserve.sandbox.messages import Undecodable
 from tests.sandbox.images.conftest import picture
 
 RED = (200, 30, 90)
@@ -52,7 +53,7 @@ def test_formats(format_: str) -> None:
 
 @pytest.mark.parametrize("format_", ["TIFF", "PPM", "ICO"])
 def test_other_formats_are_refused(format_: str) -> None:
-    with pytest.raises(PictureError, match="not an image in one of the formats PNG, JPEG, WEBP, GIF, BMP"):
+    with pytest.raises(Undecodable, match="not an image in one of the formats PNG, JPEG, WEBP, GIF, BMP"):
         decode(picture(format_), "auto")
 
 
@@ -113,15 +114,15 @@ def test_cmyk() -> None:
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:
-    with pytest.raises(PictureError, match=f"8000 x 7000 pixels, more than {MAX_PIXELS:,}"):
+    with pytest.raises(Undecodable, match=f"8000 x 7000 pixels, more than {MAX_PIXELS:,}"):
         decode(png_of(8000, 7000), "low")
-    with pytest.raises(PictureError, match="pixels"):
+    with pytest.raises(Undecodable, match="pixels"):
         decode(png_of(2**31 - 1, 2**31 - 1), "low")
 
 
 def test_a_strip_is_refused() -> None:
     decode(picture(size=(MAX_ASPECT, 1)), "auto")
-    with pytest.raises(PictureError, match=f"its aspect ratio is over {MAX_ASPECT}:1"):
+    with pytest.raises(Undecodable, match=f"its aspect ratio is over {MAX_ASPECT}:1"):
         decode(picture(size=(MAX_ASPECT + 1, 1)), "auto")
 
 
@@ -135,13 +136,13 @@ def test_a_truncated_file_is_refused(format_: str) -> None:
     file = io.BytesIO()
     Pillow.effect_noise((64, 64), 80).convert("RGB").save(file, format_)
     whole = file.getvalue()
-    with pytest.raises(PictureError, match="broken|not an image"):
+    with pytest.raises(Undecodable, match="broken|not an image"):
         decode(whole[: len(whole) * 2 // 3], "auto")
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>404</html>", b"\x89PNG\r\n\x1a\n", b"BM" + bytes(60)])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
-    with pytest.raises(PictureError):
+    with pytest.raises(Undecodable):
         decode(data, "auto")
 
 
@@ -150,5 +151,5 @@ def test_base64() -> None:
     assert unpacked(text) == b"some bytes"
     assert unpacked(text[:8] + b"\n " + text[8:] + b"\n") == b"some bytes"
     for wrong in (b"c29tZSBieXRlcw", b"c29t!", b"\xff"):
-        with pytest.raises(PictureError, match="not valid base64"):
+        with pytest.raises(Undecodable, match="not valid base64"):
             unpacked(wrong)

@@ -1,1 +1,0 @@
-"""Chat templates, rendered in separate processes: `pool.py` is the server's side of them."""

@@ -1,0 +1,231 @@
+"""Sandbox processes: what comes back from a call, and what happens when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ovserve.errors import (
+    INTERNAL_MESSAGE,
+    Internal,
+    InvalidArgument,
+    PayloadTooLarge,
+    Unavailable,
+    UnsupportedParameter,
+)
+from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.messages import OutOfMemory, Undecodable
+from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
+from ovserve.sandbox.worker import PART
+from tests.conftest import eventually
+from tests.sandbox.work import die, fail, fill, hang, hang_in, refuse, reject, size_of, text, where
+
+INITIALIZER = "tests.sandbox.work:initialize"
+MEMORY = 1 << 29
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    pool = Pool(INITIALIZER, seconds=60.0, memory=MEMORY, most=1)
+    yield pool
+    await pool.stop()
+
+
+@pytest.fixture
+async def hasty() -> AsyncIterator[Pool]:
+    pool = Pool(INITIALIZER, seconds=0.5, memory=MEMORY, wait=1.0, process="slow process", purpose=" to hang")
+    yield pool
+    await pool.stop()
+
+
+async def test_a_function_runs_in_another_process_which_is_kept(pool: Pool) -> None:
+    first = await pool.call(where)
+    assert first != os.getpid()
+    assert await pool.call("tests.sandbox.work:where") == first
+    assert pool.pids == [first]
+
+
+async def test_an_error_for_the_client_comes_back_whole(pool: Pool) -> None:
+    with pytest.raises(UnsupportedParameter, match=r"tools\[3\]: no") as caught:
+        await pool.call(refuse)
+    assert caught.value.param == "tools[3]"
+    assert caught.value.details == {"value": 7}
+    assert isinstance(caught.value, InvalidArgument)
+    with pytest.raises(Undecodable, match="not like this"):
+        await pool.call(reject)
+
+
+async def test_a_fault_of_ours_is_internal_and_the_process_goes_on(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await pool.call(where)
+    with pytest.raises(Internal) as caught:
+        await pool.call(fail)
+    assert str(caught.value) == INTERNAL_MESSAGE, "a traceback is not for clients"
+    assert "ZeroDivisionError" in caplog.text
+    assert await pool.call(where) == first
+
+
+@pytest.mark.parametrize("length", [0, PART, PART + 1, 2 * PART, 3 * PART - 1])
+async def test_a_text_of_any_length_comes_back_whole(pool: Pool, length: int) -> None:
+    assert await pool.call(text, length) == text(length)
+    assert await pool.call(text, 3) == text(3)
+
+
+async def test_bytes_of_any_size_keep_their_place(pool: Pool) -> None:
+    for size in (0, 1, 70_000, 10 << 20):
+        assert await pool.call(size_of, 7, b"x" * size, b"second") == (7, size, b"second")
+
+
+async def test_memory_is_bounded(pool: Pool) -> None:
+    assert await pool.call(fill, 1 << 20) == 1 << 20
+    with pytest.raises(OutOfMemory, match="too much memory"):
+        await pool.call(fill, 1 << 30)
+    assert await pool.call(fill, 1 << 20) == 1 << 20
+
+
+async def test_time_is_bounded(hasty: Pool) -> None:
+    with pytest.raises(CallTimeout):
+        await hasty.call(hang, 60.0)
+    with pytest.raises(Undecodable, match="it took more than 0.5 s to decode"):
+        await hasty.decode("tests.sandbox.work:hang", 60.0)
+
+
+async def test_a_process_that_does_not_run_is_killed(hasty: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ovserve.sandbox.pool.GRACE_SECONDS", 0.0)
+    pid = await _patiently(hasty)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(CallTimeout):
+        await hasty.call(where)
+    assert await _patiently(hasty) != pid
+
+
+async def _patiently(pool: Pool) -> int:
+    """Its time includes the start of a process, on a busy machine."""
+    for _ in range(100):
+        try:
+            return await pool.call(where)
+        except (CallTimeout, Unavailable):
+            continue
+    raise AssertionError("no process has answered")
+
+
+async def test_no_one_waits_longer_than_the_bound(hasty: Pool) -> None:
+    results = await asyncio.gather(*(hasty.call(hang, 60.0) for _ in range(12)), return_exceptions=True)
+    assert {type(result) for result in results} == {CallTimeout, Unavailable}
+    refused = next(result for result in results if isinstance(result, Unavailable))
+    assert str(refused) == "no slow process was free to hang for 1 s"
+
+
+async def test_a_process_that_dies_is_replaced(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ProcessEnded, match="it ended its process twice, with -11"):
+        await pool.call(die)
+    assert caplog.text.count("ended with -11 over tests.sandbox.work:die") == 2
+    with pytest.raises(Undecodable, match="the decoder process ended while decoding it"):
+        await pool.decode("tests.sandbox.work:die")
+    assert await pool.call(where) != os.getpid()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_a_killed_process_is_not_noticed(pool: Pool, number: int) -> None:
+    for _ in range(3):
+        before = await pool.call(where)
+        os.kill(before, number)
+        assert await pool.call(where) != before
+
+
+async def test_a_process_killed_over_a_call_is_replaced_and_the_call_repeated(
+    pool: Pool, tmp_path: str
+) -> None:
+    calling = asyncio.create_task(pool.call(hang_in, str(tmp_path)))
+    await eventually(lambda: os.listdir(tmp_path))
+    (first,) = map(int, os.listdir(tmp_path))
+    os.kill(first, signal.SIGKILL)
+    assert await calling != first
+
+
+async def test_one_that_ended_is_replaced_before_it_is_needed(pool: Pool) -> None:
+    before = await pool.call(where)
+    os.kill(before, signal.SIGKILL)
+    await eventually(lambda: pool.pids not in ([before], [], [0]))
+
+
+async def test_a_client_that_leaves_frees_its_place(pool: Pool) -> None:
+    first = await pool.call(where)
+    leaving = asyncio.create_task(pool.call(hang, 59.0))
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    assert await pool.call(where) != first, "the one at work was ended: its answer is for no one"
+
+
+async def test_a_client_that_leaves_keeps_the_process_of_a_short_call(pool: Pool) -> None:
+    first = await pool.call(where)
+    leaving = [asyncio.create_task(pool.call(text, 9)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in leaving:
+        task.cancel()
+    assert await pool.call(where) == first, "not the answer to one that left"
+
+
+async def test_a_client_that_leaves_while_its_call_is_sent_leaves_no_half(pool: Pool) -> None:
+    first = await pool.call(where)
+    os.kill(first, signal.SIGSTOP)
+    leaving = asyncio.create_task(pool.call(size_of, 1, bytes(50 << 20), b""))
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    assert await pool.call(where) != first
+
+
+async def test_a_process_that_comes_as_its_client_leaves_is_not_lost(pool: Pool) -> None:
+    first = await pool.call(where)
+    for steps in range(8):  # of the loop, in one of which the process has been given to the client
+        holding = asyncio.create_task(pool.call(hang, 0.01))
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(pool.call(text, 9))
+        await asyncio.wait({holding})
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert await pool.call(where) == first
+
+
+async def test_stop_ends_processes_and_those_who_wait(pool: Pool) -> None:
+    pid = await pool.call(where)
+    running = [asyncio.create_task(pool.call(hang, 59.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await pool.stop()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert {type(result) for result in results} <= {ProcessEnded, Unavailable}
+    await eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+    with pytest.raises(Unavailable, match="the server is stopping"):
+        await pool.call(where)
+
+
+@pytest.fixture
+async def bodies() -> AsyncIterator[Bodies]:
+    bodies = Bodies(seconds=5.0, memory=MEMORY)
+    yield bodies
+    await bodies.stop()
+
+
+async def test_what_a_large_body_cannot_have_is_for_the_client(bodies: Bodies) -> None:
+    with pytest.raises(PayloadTooLarge, match="the body cannot be decoded: it needs too much memory"):
+        await bodies.run(True, fill, 1 << 30)
+    with pytest.raises(PayloadTooLarge, match="ended its process twice, with -11"):
+        await bodies.run(True, die)
+    with pytest.raises(Unavailable, match="the body was not decoded within 5 s"):
+        await bodies.run(True, hang, 60.0)
+    assert await bodies.run(True, where) != os.getpid() == await bodies.run(False, where)
+
+
+async def test_a_method_is_not_called_in_another_process(bodies: Bodies) -> None:
+    for large in (True, False):
+        with pytest.raises(TypeError, match="cannot be called in another process"):
+            await bodies.run(large, "".join, ["a"])
