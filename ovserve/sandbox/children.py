@@ -130,18 +130,20 @@ class ChildPool:
             self._free.release()
 
     async def ask(self, parts: Sequence[bytes], name: str) -> bytes:
-        """Return a process's answer, within a slot; a second process is tried if the first one ends.
+        """Return a process's answer, within a slot; a new process is tried if the first one ends, which may
+        have been killed while it was idle.
 
         `name` is for the log. Raises ChildTimeout, ChildEnded, and Unavailable if none can be started.
         """
         code = 0
-        for _ in range(2):
-            child = await self._take()
+        for attempt in range(2):
+            child = self._idle.pop() if self._idle and attempt == 0 else await self._start()
+            answer, overdue = None, False
             try:
                 async with asyncio.timeout(self._seconds + GRACE):  # the process also has its own alarm
                     answer = await child.ask(parts)
             except TimeoutError:
-                answer = None
+                overdue = True
             except BaseException:
                 await child.end()  # the client disconnected, and no one reads the answer
                 raise
@@ -149,15 +151,13 @@ class ChildPool:
                 self._idle.append(child)
                 return answer
             code = await child.end(within=LAST_WORDS)
-            if code in (-signal.SIGALRM, -signal.SIGKILL):
+            if overdue or code == -signal.SIGALRM:  # SIGKILL may be the kernel's, which needed memory
                 log.warning("%s took longer than %g s", name, self._seconds)
                 raise ChildTimeout
             log.error("a process for %s ended with %d over %s", self._what, code, name)
         raise ChildEnded(code)
 
-    async def _take(self) -> Child:
-        if self._idle:
-            return self._idle.pop()
+    async def _start(self) -> Child:
         try:
             return await Child.start(self._module, self._seconds, self._memory)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -70,6 +71,17 @@ async def test_a_process_that_dies_is_replaced(pool: BodyPool) -> None:
     with pytest.raises(PayloadTooLarge, match="ended its process twice, with -11"):
         await pool.call(die)
     assert await pool.call(where) != os.getpid()
+
+
+async def test_processes_that_are_killed_while_idle_are_replaced() -> None:
+    """As the kernel does when memory is short."""
+    pool = BodyPool(memory=1 << 29, most=2)
+    both = set(await asyncio.gather(pool.call(where), pool.call(where)))
+    assert len(both) == 2
+    for pid in both:
+        os.kill(pid, signal.SIGKILL)
+    assert await pool.call(where) not in both
+    await pool.stop()
 
 
 async def test_a_client_that_leaves_frees_its_place(pool: BodyPool) -> None:

@@ -107,11 +107,12 @@ async def test_a_slow_picture_is_ended_and_the_next_is_decoded(large: bytes) -> 
     await decoders.stop()
 
 
-async def test_a_killed_process_is_replaced() -> None:
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+async def test_a_killed_process_is_replaced(number: int) -> None:
     decoders = Decoders()
     await decoders.ask(Decode(picture(), "auto", PIXELS))
     (pid,) = decoders.pids
-    os.kill(pid, signal.SIGSEGV)
+    os.kill(pid, number)
     assert isinstance(await decoders.ask(Decode(picture(), "auto", PIXELS)), DecodedImage)
     assert pid not in decoders.pids
     await decoders.stop()
