@@ -68,15 +68,18 @@ async def test_a_crowd_is_told_to_come_later(
     assert "2 long texts wait" in answers[2].message
 
 
-async def test_one_that_leaves_takes_the_answer_of_no_other(start: Start, script: Script) -> None:
+async def test_one_that_leaves_holds_up_no_other(start: Start, script: Script) -> None:
     client = await start(script(tokenize_seconds=1))
     process = client.texts.process
-    left = asyncio.create_task(client.tokenize(["x " + LONG], add_special_tokens=False))
-    await eventually(lambda: process.calls == 1)
-    left.cancel()
-    ids = await client.tokenize([LONG], add_special_tokens=False)
-    assert ids == [[1, 2] * long_texts.LONG_TEXT], "the process has met the words of the first"
-    assert process.calls == 2
+    for calls in (1, 2):
+        left = asyncio.create_task(client.tokenize(["x " + LONG], add_special_tokens=False))
+        await eventually(lambda calls=calls: process.calls == calls)
+        pid = process.pid
+        left.cancel()
+        await asyncio.wait([left])
+        assert not is_running(pid), "a text behind it would wait, and be rejected for taking too long"
+    assert await client.tokenize([LONG], add_special_tokens=False) == IDS
+    assert process.calls == 3
 
 
 async def test_stop_ends_the_call_and_the_process(start: Start, script: Script) -> None:

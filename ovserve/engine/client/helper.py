@@ -1,7 +1,8 @@
 """A helper process of an engine: the engine's worker with a tokenizer and no model, some 150 MB.
 
 Its first call starts it. It answers one call at a time, holds no other work, and may be deep in native code,
-so it is ended without being asked to. A call that follows gets another process.
+so it is ended without being asked to. So it is when its caller leaves. A call that follows gets another
+process.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class HelperProcess:
         try:
             async with asyncio.timeout(seconds):
                 return await self._pending.call(process.send, make)
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):  # else the next call would wait for this one as well
             await self.end()
             raise
         except EngineDead as error:
