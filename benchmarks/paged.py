@@ -107,7 +107,7 @@ class Engine:
     def start(self, streams: int, prompt: int) -> None:
         for _ in range(streams):
             self._add(self._drawn(prompt), 2000)
-        while self._engine.usage().unread or not self._engine.usage().scheduled:
+        while self._engine.usage().to_prefill or not self._engine.usage().scheduled:
             self._step()
         self._step()
 
@@ -140,7 +140,7 @@ class Engine:
         texts = KINDS[kind]
         for at in range(streams):
             self._add(CHAT.format(texts[at % len(texts)]), ANSWER)
-        while self._engine.usage().unread or not self._engine.usage().scheduled:
+        while self._engine.usage().to_prefill or not self._engine.usage().scheduled:
             self._step()
         began, tokens, tried, right = time.perf_counter(), 0, 0, 0
         while self._engine.busy:

@@ -30,9 +30,11 @@ _RECORDS = {
 
 
 def _record(level: int, ended: Ended) -> logging.LogRecord:
-    made, now = logging.LogRecord.__new__(logging.LogRecord), time.time()
-    vars(made).update(_RECORDS[level], msg=ended.text, created=now, msecs=now % 1 * 1000, fields=ended.fields)
-    return made
+    record, now = logging.LogRecord.__new__(logging.LogRecord), time.time()
+    vars(record).update(
+        _RECORDS[level], msg=ended.text, created=now, msecs=now % 1 * 1000, fields=ended.fields
+    )
+    return record
 
 
 class Ended(NamedTuple):

@@ -43,7 +43,7 @@ class Day:
         return int(self._clock() // SECONDS_PER_DAY)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds until the next day begins."""
         return SECONDS_PER_DAY - self._clock() % SECONDS_PER_DAY
 
@@ -56,17 +56,15 @@ class Day:
     def add(self, *, requests: int = 0, tokens: int = 0) -> None:
         self.current()
         self.usage, self.unsaved = (
-            Usage(used.day, used.requests + requests, used.tokens + tokens)
-            for used in (self.usage, self.unsaved)
+            Usage(usage.day, usage.requests + requests, usage.tokens + tokens)
+            for usage in (self.usage, self.unsaved)
         )
 
-    def saved(self, written: Usage, total: Usage) -> None:
-        """Record that `written`, which was unsaved, is now in the store, which has `total` of all servers."""
-        if written.day != self.current().day or total.day != written.day:
+    def saved(self, usage: Usage, total: Usage) -> None:
+        """Record that the unsaved `usage` is now in the store, which has `total` of all servers."""
+        if usage.day != self.current().day or total.day != usage.day:
             return
-        rest = Usage(
-            written.day, self.unsaved.requests - written.requests, self.unsaved.tokens - written.tokens
-        )
+        rest = Usage(usage.day, self.unsaved.requests - usage.requests, self.unsaved.tokens - usage.tokens)
         self.unsaved = rest
         self.usage = Usage(rest.day, total.requests + rest.requests, total.tokens + rest.tokens)
 
@@ -94,9 +92,9 @@ class Slots:
 
     def end(self, slot: int, *, answered: bool) -> None:
         """Release a slot. An answer that was rejected says nothing about their duration."""
-        took = self._clock() - self._began.pop(slot)
+        seconds = self._clock() - self._began.pop(slot)
         if answered:
-            self._mean = took if self._mean is None else self._mean + EWMA_WEIGHT * (took - self._mean)
+            self._mean = seconds if self._mean is None else self._mean + EWMA_WEIGHT * (seconds - self._mean)
 
     def wait(self) -> float:
         """Return the seconds until a slot is likely to be free. Overdue answers are assumed to end evenly
@@ -129,7 +127,7 @@ class Bucket:
         return max(0.0, (needed - self._level) * 60 / self.per_minute)
 
     @property
-    def left(self) -> int:
+    def remaining_count(self) -> int:
         self._refill()
         return max(0, int(self._level))
 
@@ -219,13 +217,15 @@ class Caller:
                 waits.append((wait, f"this key may have {_counted(bucket.per_minute, what)} per minute"))
         rights = self.rights
         if rights.limited_by_day:
-            used = self.day.current()
+            usage = self.day.current()
             for what, limit, count in (
-                ("requests", rights.requests_per_day, used.requests),
-                ("tokens", rights.tokens_per_day, used.tokens),
+                ("requests", rights.requests_per_day, usage.requests),
+                ("tokens", rights.tokens_per_day, usage.tokens),
             ):
                 if limit is not None and count >= limit:
-                    waits.append((self.day.left, f"this key may have {_counted(limit, what)} per day (UTC)"))
+                    waits.append(
+                        (self.day.seconds_left, f"this key may have {_counted(limit, what)} per day (UTC)")
+                    )
         if waits:
             wait, message = max(waits)
             raise RateLimited(message, retry_after=wait)
@@ -248,7 +248,7 @@ class Caller:
     def remaining(self) -> dict[str, tuple[int, int]]:
         """Return limit and remaining amount of requests and of tokens, for those that are limited."""
         limited = {"requests": self._requests, "tokens": self._tokens}
-        return {what: (int(b.per_minute), b.left) for what, b in limited.items() if b is not None}
+        return {what: (int(b.per_minute), b.remaining_count) for what, b in limited.items() if b is not None}
 
 
 def _counted(number: float, what: str) -> str:

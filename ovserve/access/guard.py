@@ -68,20 +68,20 @@ class Guard:
         self._look()
         if key is None:
             raise Unauthenticated("an API key is needed: send the header `Authorization: Bearer KEY`")
-        presented, found = digest(key), None
-        for known, entry in self._entries.items():  # to the end, and each in constant time: 0.1 ms for 1,000
-            if hmac.compare_digest(known, presented):
-                found = entry
-        if found is None:
+        presented, match = digest(key), None
+        for stored, entry in self._entries.items():  # to the end, and each in constant time: 0.1 ms for 1,000
+            if hmac.compare_digest(stored, presented):
+                match = entry
+        if match is None:
             raise Unauthenticated("the API key is not valid", wrong=True)
-        return _unexpired(found)
+        return _unexpired(match)
 
     def make_secret(self, caller: Caller, seconds: int, session: dict[str, Any]) -> tuple[str, int]:
         """Return a key that opens realtime sessions with a configuration in the name of `caller`, and when it
         expires. Raises RateLimited while too many have not expired."""
         now = time.time()
         if len(self._secrets) >= MAX_SECRETS:
-            self._secrets = {key: known for key, known in self._secrets.items() if known.expires > now}
+            self._secrets = {key: secret for key, secret in self._secrets.items() if secret.expires > now}
         if len(self._secrets) >= MAX_SECRETS:
             raise RateLimited(f"{MAX_SECRETS} short-lived keys have not expired", retry_after=10.0)
         value, expires = SECRET + secrets.token_hex(16), int(now) + seconds
@@ -93,21 +93,21 @@ class Guard:
 
     def secret_session(self, key: str | None) -> dict[str, Any]:
         """Return the configuration that a short-lived key is bound to; empty for other keys."""
-        found = self._secret(key)
-        return found.session if found is not None else {}
+        secret = self._secret(key)
+        return secret.session if secret is not None else {}
 
     def session_caller(self, key: str | None) -> Caller:
         """Return the owner of a key, which may be short-lived. Raises Unauthenticated."""
-        found = self._secret(key)
-        if found is None or not self.required:
+        secret = self._secret(key)
+        if secret is None or not self.required:
             return self.caller(key)
-        return self.caller_named(found.caller.name) if found.caller.name else found.caller
+        return self.caller_named(secret.caller.name) if secret.caller.name else secret.caller
 
     def _secret(self, key: str | None) -> _Secret | None:
         if key is None or not key.startswith(SECRET):
             return None
-        found = self._secrets.get(digest(key))
-        return found if found is not None and found.expires > time.time() else None
+        secret = self._secrets.get(digest(key))
+        return secret if secret is not None and secret.expires > time.time() else None
 
     def caller_named(self, name: str) -> Caller:
         """Return the owner of what is done later in its name. Raises Unauthenticated."""
@@ -137,9 +137,9 @@ class Guard:
         if stamp == self._seen:
             return
         self._seen = stamp
-        known = {e.caller.name: e.caller for e in self._entries.values()}
+        callers = {e.caller.name: e.caller for e in self._entries.values()}
         try:
-            self._entries = load_keys(self._file, known) | self._single
+            self._entries = load_keys(self._file, callers) | self._single
         except LoadError as exc:
             log.error("the API keys are unchanged: %s", exc)
         else:
@@ -157,7 +157,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and bearer.strip():
         return bearer.strip()
-    key = next((given.strip() for name in HEADERS if (given := headers.get(name, ""))), None)
+    key = next((header.strip() for name in HEADERS if (header := headers.get(name, ""))), None)
     if key is not None:
         return key
     offered = (one.strip() for one in headers.get(PROTOCOLS, "").split(","))
@@ -167,7 +167,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 def _stamp(path: Path) -> object:
     """Return a value that differs after every change the file system can detect; None without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

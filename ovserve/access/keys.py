@@ -106,8 +106,8 @@ def load_key(path: Path) -> str:
     return first
 
 
-def load_keys(path: Path, known: Mapping[str, Caller] = MappingProxyType({})) -> dict[str, Entry]:
-    """Return entries by hash. Callers that are `known` by name keep their usage. Raises LoadError."""
+def load_keys(path: Path, callers: Mapping[str, Caller] = MappingProxyType({})) -> dict[str, Entry]:
+    """Return entries by hash. Those of `callers` keep their usage. Raises LoadError."""
     try:
         keys = msgspec.toml.decode(_read(path), type=_File).key
     except msgspec.DecodeError as exc:  # its messages show positions and types, never values
@@ -120,7 +120,7 @@ def load_keys(path: Path, known: Mapping[str, Caller] = MappingProxyType({})) ->
         if key.hash in entries:
             raise LoadError(f"the hash of {key.name!r} is also used by another key", file=str(path))
         names.add(key.name)
-        entries[key.hash] = _entry(key, known.get(key.name))
+        entries[key.hash] = _entry(key, callers.get(key.name))
     return entries
 
 

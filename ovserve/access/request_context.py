@@ -102,12 +102,12 @@ class RequestContext:
         self.caller.spend(prompt_tokens + generated_tokens)
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Return the seconds that the client still waits for the answer to begin; None: it has not said."""
         limits = [s for s in (self.patience, self.caller.rights.queue_timeout) if s is not None]
         return min(limits) - (time.monotonic() - self.started) if limits else None
 
-    def reading(self, unread: int) -> None:
+    def record_prefill(self, unread: int) -> None:
         """Record the tokens of the prompt that are still to be computed."""
         self.unread_tokens = unread
 
@@ -130,9 +130,9 @@ class RequestContext:
 
     def take_other(self) -> tuple[int, int]:
         """Return prompt and generated tokens of calculators that no usage has shown yet."""
-        taken = self.other_prompt_tokens, self.other_generated_tokens
+        counts = self.other_prompt_tokens, self.other_generated_tokens
         self.other_prompt_tokens = self.other_generated_tokens = 0
-        return taken
+        return counts
 
     def answering(self) -> Answering:
         """Enter around each run of a graph. A second run for one request is not counted again. Entering
@@ -195,14 +195,14 @@ _call: ContextVar[RequestContext | None] = ContextVar("call", default=None)
 
 def node_times() -> NodeTimes | None:
     """Return where calls of nodes are recorded; None outside of requests, and where none are traced."""
-    found = _call.get()
-    return found.nodes if found is not None else None
+    request = _call.get()
+    return request.nodes if request is not None else None
 
 
 def has_begun() -> bool:
     """Return whether an engine has taken work of the current request; False outside of requests."""
-    found = _call.get()
-    return found is not None and found.admitted is not None
+    request = _call.get()
+    return request is not None and request.admitted is not None
 
 
 def current_request() -> RequestContext:
@@ -210,12 +210,12 @@ def current_request() -> RequestContext:
 
     Raises RuntimeError outside of any: a transport that forgot to set the caller must not grant anything.
     """
-    found = _call.get()
-    if found is None:
+    request = _call.get()
+    if request is None:
         raise RuntimeError(
             "no request context: enter `calling(...)` for a client, `as_system()` for the server"
         )
-    return found
+    return request
 
 
 class calling:

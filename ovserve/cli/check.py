@@ -65,9 +65,9 @@ def _ovms(path: Path) -> None:
 
     with suppress(LoadError):
         file = ConfigFile(path)
-        found = uses(file.value(), FILE, file.is_plain)
+        used_options = uses(file.value(), FILE, file.is_plain)
         faults = file.option_faults()
-        rows = [[str(u.line), u.path, _effect(u, faults.get(u.path, ""))] for u in found]
+        rows = [[str(u.line), u.path, _effect(u, faults.get(u.path, ""))] for u in used_options]
         _say(table(["line", "option", "here"], rows) + "\n")
 
 
@@ -97,7 +97,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.server.source import model_without_graph
     from ovserve.serving.check import CONFIG_SUFFIXES, Trial, find, report
     from ovserve.serving.check_engine import Probe
-    from ovserve.serving.config.repository import Found
+    from ovserve.serving.config.repository import RepositoryContent
 
     registry = Registry(MODULES)
     registry.add_entry_points()
@@ -111,25 +111,25 @@ async def _check(arguments: argparse.Namespace) -> bool:
         for path in arguments.path:
             try:
                 model = model_without_graph(path)
-                found = Found((model,), ()) if model is not None else find(path)
+                graphs = RepositoryContent((model,), ()) if model is not None else find(path)
                 if path.is_file() and path.suffix in CONFIG_SUFFIXES:
                     _check_metrics(path)
             except OvserveError as error:
-                found = Found((), ())
+                graphs = RepositoryContent((), ())
                 errors += 1
                 _say(f"error: {error}")
-            for text in found.warnings:
+            for text in graphs.warnings:
                 _say(f"warning: {text}")
-            warnings += len(found.warnings)
-            plain = [spec.name for spec in found.specs if spec.plain]
+            warnings += len(graphs.warnings)
+            plain = [spec.name for spec in graphs.specs if spec.plain]
             if plain or arguments.load:
                 trial = trial or Trial(registry, LOAD_SECONDS, convert)
             models = trial.models if trial is not None else None
-            for spec in sorted(found.specs, key=lambda spec: not spec.plain):  # graphs use plain models
+            for spec in sorted(graphs.specs, key=lambda spec: not spec.plain):  # graphs use plain models
                 one = await report(spec, registry, templates, probe, plain, models)
-                tried = trial is not None and (spec.plain or arguments.load) and not one.errors
-                seconds = await trial.load(one) if trial is not None and tried else 0.0
-                _say(_told(one, seconds))
+                is_loaded = trial is not None and (spec.plain or arguments.load) and not one.errors
+                seconds = await trial.load(one) if trial is not None and is_loaded else 0.0
+                _say(_report_text(one, seconds))
                 errors, warnings = errors + len(one.errors), warnings + len(one.warnings)
                 needed |= {model.spec: model.memory for model in one.models}
     finally:
@@ -146,7 +146,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
     return not errors and not (arguments.strict and warnings)
 
 
-def _told(one: Report, loaded: float) -> str:
+def _report_text(one: Report, loaded: float) -> str:
     """Return the report as text. `loaded`: the seconds that loading took, if it was tried."""
     lines = [
         f"{one.spec.label}: {'NOT SERVED' if one.errors else 'would be served'}",
@@ -173,12 +173,12 @@ def _told(one: Report, loaded: float) -> str:
         lines.append(f"  loaded and stopped again in {loaded:.1f} s")
     errors = {str(error): error for error in one.located}
     for text in one.errors:
-        lines += _shown(errors[text]) if text in errors else [f"  error: {text}"]
+        lines += _error_lines(errors[text]) if text in errors else [f"  error: {text}"]
     lines += [f"  warning: {text}" for text in one.warnings]
     return "\n".join([*lines, ""])
 
 
-def _shown(error: LoadError) -> list[str]:
+def _error_lines(error: LoadError) -> list[str]:
     """Return an error as compilers print one, for editors to follow: FILE:LINE:COLUMN, the line, a caret."""
     if not error.file or not error.line:
         return [f"  error: {error}"]

@@ -146,7 +146,7 @@ class Api:
         restarts = {s.name: sum(e.stats().restarts for e in s.engines.values()) for s in servables}
         chats = {s.name for s in servables if s.chats}
         talks = {s.name for s in servables if "realtime" in s.endpoints}
-        known = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        visible = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         adapters = {e.name: e.spec.adapter for e in self._manager.entries.values()}
         rows = [
             {
@@ -161,38 +161,38 @@ class Api:
                 "idle": s.state_detail == "unloaded",
                 "parent": adapter.parent if (adapter := adapters.get(s.name)) else None,
             }
-            for s in known
+            for s in visible
         ]
         return answer({"models": rows})
 
     async def render(self, request: web.Request) -> web.Response:
         """POST: the prompt that a body would make, with its tokens; nothing is generated."""
-        asked = await read(request, _Render)
-        body = bytes(asked.body)
+        request_body = await read(request, _Render)
+        body = bytes(request_body.body)
         head = await self._manager.bodies.admit(body)
-        tokens = tokens_of(self._manager.get(asked.model))
+        tokens = tokens_of(self._manager.get(request_body.model))
         if not isinstance(tokens, Tokens):
-            raise NotFound(f"{asked.model}: an encoder has no prompt to render")
-        made = await tokens.rendered(HttpPayload(asked.endpoint, body, head=head))
-        return answer({**made._asdict(), "tokens": len(made.ids)})
+            raise NotFound(f"{request_body.model}: an encoder has no prompt to render")
+        prompt = await tokens.rendered(HttpPayload(request_body.endpoint, body, head=head))
+        return answer({**prompt._asdict(), "tokens": len(prompt.ids)})
 
     async def tokens(self, request: web.Request) -> web.Response:
         """POST: the tokens of a text, which may be a rendered prompt: nothing is added to it."""
-        asked = await read(request, _Tokens)
+        request_body = await read(request, _Tokens)
         body = msgspec.json.encode(
-            {"prompt": asked.text, "add_special_tokens": False, "return_token_strs": True}
+            {"prompt": request_body.text, "add_special_tokens": False, "return_token_strs": True}
         )
         head = await self._manager.bodies.admit(body)
-        made = await tokens_of(self._manager.get(asked.model)).tokenize(body, head.large)
-        found = msgspec.json.decode(made.body)
-        return answer({"ids": found["tokens"], "pieces": found["token_strs"]})
+        tokenized = await tokens_of(self._manager.get(request_body.model)).tokenize(body, head.large)
+        decoded = msgspec.json.decode(tokenized.body)
+        return answer({"ids": decoded["tokens"], "pieces": decoded["token_strs"]})
 
     async def graph(self, request: web.Request) -> web.Response:
         return answer(await self._graphs.get(request.match_info["name"]))
 
     async def check(self, request: web.Request) -> web.Response:
-        asked = await read(request, _Check)
-        return answer({"diagnostics": await self._graphs.check(asked.name, asked.text)})
+        request_body = await read(request, _Check)
+        return answer({"diagnostics": await self._graphs.check(request_body.name, request_body.text)})
 
     async def apply(self, request: web.Request) -> web.Response:
         """PUT with `If-Match`: 412 if the file is not the one that was edited."""
@@ -201,9 +201,9 @@ class Api:
             raise InvalidArgument(
                 "If-Match: required, the hash of the text that was edited", param="If-Match"
             )
-        asked = await read(request, _Apply)
+        request_body = await read(request, _Apply)
         try:
-            return answer(await self._graphs.apply(request.match_info["name"], asked.text, expected))
+            return answer(await self._graphs.apply(request.match_info["name"], request_body.text, expected))
         except Changed as exc:
             return answer({"error": {"message": str(exc), "code": "changed"}}, CONFLICT_STATUS)
 
@@ -212,7 +212,7 @@ class Api:
         name = request.match_info["name"]
         if not caller().may_use(name):
             raise ModelNotFound(f"model {name!r} is not known", param="model")
-        self._manager.entries.known(name)
+        self._manager.entries.entry(name)
         return await stream(request, self._at_work(name))
 
     async def _at_work(self, name: str) -> AsyncGenerator[Any]:
@@ -221,7 +221,7 @@ class Api:
             while True:
                 self._watches.attach()  # to the graph that a reload has brought
                 try:
-                    entry = self._manager.entries.known(name)
+                    entry = self._manager.entries.entry(name)
                 except OvserveError:
                     return
                 yield {

@@ -50,8 +50,8 @@ class Graphs:
         """Return the graph of a name: its drawing, and for administrators its text and place."""
         spec = self._spec(name)
         status = self._manager.statuses(name)[0]
-        entry = self._manager.entries.known(name)
-        found: dict[str, Any] = {
+        entry = self._manager.entries.entry(name)
+        details: dict[str, Any] = {
             "name": name,
             "state": status.state.name,
             "failed": status.failed,
@@ -62,14 +62,14 @@ class Graphs:
         graph = entry.servable.graph if entry.servable is not None else None
         if graph is None:
             graph = await asyncio.to_thread(_graph_of, spec, self._manager)
-        found["graph"] = drawing(graph) if graph is not None else None
+        details["graph"] = drawing(graph) if graph is not None else None
         if caller().rights.admin:
-            found |= await asyncio.to_thread(self._file, name, spec)
-        elif found["graph"]:
-            found["graph"]["warnings"] = []
-            for node in found["graph"]["nodes"]:
+            details |= await asyncio.to_thread(self._file, name, spec)
+        elif details["graph"]:
+            details["graph"]["warnings"] = []
+            for node in details["graph"]["nodes"]:
                 node["options"] = []  # they name files of the machine
-        return found
+        return details
 
     async def check(self, name: str, text: str) -> list[dict[str, Any]]:
         """Return what is wrong with a text that is to become the graph of this name."""
@@ -87,11 +87,11 @@ class Graphs:
                 (await asyncio.to_thread(check, edited, self._manager.registry)).graph.close()
             except LoadError as error:
                 return [_diagnostic(each) for each in (error, *error.others)]
-            made = await report(edited, self._manager.registry, self._templates)
-            found = [_diagnostic(error) for error in made.located]
-            known = {str(error) for error in made.located}
-            found += [_plain(m, "error", folder) for m in made.errors if m not in known]
-            return found + [_plain(m, "warning", folder) for m in made.warnings]
+            result = await report(edited, self._manager.registry, self._templates)
+            diagnostics = [_diagnostic(error) for error in result.located]
+            located = {str(error) for error in result.located}
+            diagnostics += [_plain(m, "error", folder) for m in result.errors if m not in located]
+            return diagnostics + [_plain(m, "warning", folder) for m in result.warnings]
 
     async def apply(self, name: str, text: str, expected: str) -> dict[str, Any]:
         """Write the text and load it. `expected` is the hash of the text that was edited.
@@ -118,7 +118,7 @@ class Graphs:
     def _spec(self, name: str) -> ServableSpec:
         if not caller().may_use(name):
             raise ModelNotFound(f"model {name!r} is not known", param="model")
-        return self._manager.entries.known(name).spec
+        return self._manager.entries.entry(name).spec
 
     def _file(self, name: str, spec: ServableSpec) -> dict[str, Any]:
         try:

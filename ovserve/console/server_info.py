@@ -43,7 +43,7 @@ def server_info(
 
 
 def _model(manager: Manager, name: str) -> dict[str, Any]:
-    entry = manager.entries.known(name)
+    entry = manager.entries.entry(name)
     status = entry.status
     return {
         "name": name,
@@ -84,7 +84,7 @@ def _engines(servable: Servable) -> list[dict[str, Any]]:
 
 
 def _key(caller: Any, expires: float | None) -> dict[str, Any]:
-    rights, used = caller.rights, caller.day.current()
+    rights, usage = caller.rights, caller.day.current()
     limits = (
         *("requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day"),
         *("concurrency", "max_queue"),
@@ -94,8 +94,8 @@ def _key(caller: Any, expires: float | None) -> dict[str, Any]:
         "admin": rights.admin,
         "models": rights.models,
         "limits": {name: value for name in limits if (value := getattr(rights, name)) is not None},
-        "today": {"requests": used.requests, "tokens": used.tokens},
-        "remaining": {what: left for what, (_, left) in caller.remaining().items()},
+        "today": {"requests": usage.requests, "tokens": usage.tokens},
+        "remaining": {what: remaining for what, (_, remaining) in caller.remaining().items()},
         "running": caller.running,
         "expires": expires,
     }

@@ -122,7 +122,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     add_special_tokens: bool
     sampling: Sampling
     presentation: Presentation = Presentation()
-    tells_admission: bool = False  # the answer begins with the admission, not with the first token
+    reports_admission: bool = False  # the answer begins with the admission, not with the first token
     tools: ToolPolicy | None = None  # None: the request has none
     parsing: Parsing | None = None  # None: all of the text is content
     user: str = ""  # the client's name for its user: users of a caller share a full engine fairly
@@ -170,7 +170,7 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     """The tokens that one engine step added to one choice. Text never ends inside a UTF-8 character.
 
     The first delta of a request is its admission: no text, `prompt_tokens` set. Unless the request
-    `tells_admission`, it comes together with the next one. Deltas of one choice may be
+    `reports_admission`, it comes together with the next one. Deltas of one choice may be
     merged (text joined, counts added) when the reader is slower than the engine.
     """
 

@@ -44,17 +44,17 @@ class Aliases:
 
     def faults(self, served: Collection[str]) -> list[str]:
         """Return a sentence for each alias that means nothing while these are served."""
-        found = []
+        messages = []
         for alias, name in self.pairs:
             if name and name not in served:
-                found.append(f"--model_alias: {alias}={name}: {name!r} is not served")
+                messages.append(f"--model_alias: {alias}={name}: {name!r} is not served")
             elif not name and len(served) > 1:
                 many = f"{len(served)} graphs are served, so it means none of them; write {alias}=NAME"
-                found.append(f"--model_alias: {alias}: {many}")
-        return found
+                messages.append(f"--model_alias: {alias}: {many}")
+        return messages
 
     def listed(self, served: Collection[str]) -> list[tuple[str, str]]:
         """Return the aliases that are plain names, with what each means."""
         plain = [alias for alias, _ in self.pairs if ANY not in alias and alias not in served]
-        found = ((alias, self.target(alias, lambda: served)) for alias in dict.fromkeys(plain))
-        return [(alias, name) for alias, name in found if name in served]
+        targets = ((alias, self.target(alias, lambda: served)) for alias in dict.fromkeys(plain))
+        return [(alias, name) for alias, name in targets if name in served]

@@ -36,7 +36,7 @@ from ovserve.serving.check_engine import Probe, cache_fault, file_faults
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.config.repository import GraphsDirectory
-from ovserve.serving.config.subconfig import Found, graph_spec, with_models
+from ovserve.serving.config.subconfig import RepositoryContent, graph_spec, with_models
 from ovserve.serving.engine_nodes import EngineNode
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
@@ -91,7 +91,7 @@ class Report:
             self.located.append(each)
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> RepositoryContent:
     """Find the servables of a graph file or directory, a configuration file, or a directory of graph
     directories.
 
@@ -107,24 +107,24 @@ def find(path: Path) -> Found:
     if (path / GRAPH_FILE).is_file():
         return with_models([[graph_spec(path.absolute().name, path, str(path))]], [])
     if looks_plain(path):
-        return Found(tuple(model_specs(path.absolute().stem, path.absolute(), {}, str(path))))
-    found = GraphsDirectory(path).read()
-    if not found.specs:
+        return RepositoryContent(tuple(model_specs(path.absolute().stem, path.absolute(), {}, str(path))))
+    repository = GraphsDirectory(path).read()
+    if not repository.specs:
         raise LoadError(f"{path} has no {GRAPH_FILE}, and no directory in it has one")
-    return found
+    return repository
 
 
 def graphs_below(path: Path) -> tuple[ServableSpec, ...]:
     """Find all graphs at or below a directory, named by their path from there: OWNER/NAME."""
     if not path.is_dir():
         return find(path).specs
-    found = []
+    specs = []
     for place, folders, names in os.walk(path):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         if GRAPH_FILE in names:
             name = Path(place).relative_to(path).as_posix() if Path(place) != path else path.absolute().name
-            found.append(ServableSpec.of_directory(name, Path(place), origin=place))
-    return tuple(found)
+            specs.append(ServableSpec.of_directory(name, Path(place), origin=place))
+    return tuple(specs)
 
 
 async def report(
@@ -137,44 +137,44 @@ async def report(
 ) -> Report:
     """Check one servable. Without a `probe`, devices and their properties are not checked, and without the
     names of `plain_models` not whether the graph's are there. `models` are those that are loaded."""
-    made = Report(spec)
+    result = Report(spec)
     try:
         checked = check(spec, registry)
     except LoadError as error:
-        made.fail(error)
-        return made
-    made.warnings += checked.graph.plan.warnings
-    made.warnings += _absent_files(checked.graph.plan.nodes)
+        result.fail(error)
+        return result
+    result.warnings += checked.graph.plan.warnings
+    result.warnings += _absent_files(checked.graph.plan.nodes)
     if plain_models is not None:
         unknown = list(map(str, unknown_models(checked.graph.plan.nodes, plain_models)))
-        made.errors += unknown
+        result.errors += unknown
         if models is not None and not unknown:
             try:
                 bind_sessions(checked.graph.plan.nodes, models)
             except LoadError as error:
-                made.fail(error)
+                result.fail(error)
     for engine in checked.engines.values():
         try:
-            if (model := await _model(engine, made, templates)) is not None:
-                made.models.append(model)
+            if (model := await _model(engine, result, templates)) is not None:
+                result.models.append(model)
             if engine.kind.notes is not None:
-                made.notes += engine.kind.notes(engine.options)
+                result.notes += engine.kind.notes(engine.options)
             if probe is not None:
-                made.errors += await _engine_faults(engine, probe)
+                result.errors += await _engine_faults(engine, probe)
         except LoadError as error:
-            made.fail(error)
+            result.fail(error)
     checked.graph.close()
-    return made
+    return result
 
 
 def _absent_files(nodes: Iterable[NodePlan]) -> Iterator[str]:
     """Yield a warning for each option `*_path` whose file is absent. It is none where `load()` makes it."""
     for plan in nodes:
         options = plan.contract.options
-        given = msgspec.structs.asdict(options) if isinstance(options, msgspec.Struct) else {}
-        for name, text in given.items():
-            named = name.endswith("_path") and isinstance(text, str) and text
-            if named and not (plan.node.config.base / text).exists():
+        values = msgspec.structs.asdict(options) if isinstance(options, msgspec.Struct) else {}
+        for name, text in values.items():
+            is_path = name.endswith("_path") and isinstance(text, str) and text
+            if is_path and not (plan.node.config.base / text).exists():
                 yield str(plan.node.error(f"{text} does not exist", name))
 
 
@@ -186,16 +186,16 @@ class Trial:
         self._manager = Manager(registry, ServingSettings(settings, convert=convert))
         self.models = ServedModels(self._manager.entries)
 
-    async def load(self, made: Report) -> float:
+    async def load(self, result: Report) -> float:
         """Load a servable; return the seconds. Its error is reported."""
         began = time.monotonic()
         try:
             with as_system():
-                await self._manager.load(made.spec.name, made.spec)
-                if not made.spec.plain:
-                    await self._manager.unload(made.spec.name)
+                await self._manager.load(result.spec.name, result.spec)
+                if not result.spec.plain:
+                    await self._manager.unload(result.spec.name)
         except LoadError as error:
-            made.errors.append(str(error))
+            result.errors.append(str(error))
         return time.monotonic() - began
 
     async def stop(self) -> None:
@@ -211,7 +211,7 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
             return [str(node.error(fault, "models_path")) for fault in faults]
     elif spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
         return []
-    found = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
+    problems = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
     fields = engine.kind.options_type.DESCRIPTOR.fields_by_name
     devices = [(spec.device, spec.properties)]
     if isinstance(spec, TextSpec) and spec.draft is not None:
@@ -219,11 +219,11 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     for device, properties in devices:
         option, reason = await probe.fault(device, properties)
         if reason:
-            found.append((option if option in fields or option != "device" else "target_device", reason))
-    return [str(node.error(reason, option)) for option, reason in found]
+            problems.append((option if option in fields or option != "device" else "target_device", reason))
+    return [str(node.error(reason, option)) for option, reason in problems]
 
 
-async def _model(engine: EngineNode, made: Report, templates: Templates) -> Model | None:
+async def _model(engine: EngineNode, result: Report, templates: Templates) -> Model | None:
     """Return None for an engine that is not text generation: its own kind checks its files."""
     options = engine.options
     if not isinstance(options, LlmOptions):
@@ -232,16 +232,16 @@ async def _model(engine: EngineNode, made: Report, templates: Templates) -> Mode
     files = _files(spec.model_path)
     if options.engine.engine.name != "paged":
         refuse_for_library(spec.model_path, files)
-    made.errors += _missing(Path(spec.model_path), TOKENIZERS)
+    result.errors += _missing(Path(spec.model_path), TOKENIZERS)
     for draft in spec.model_paths[1:]:
-        made.errors += _missing(Path(draft), ())  # it receives tokens
+        result.errors += _missing(Path(draft), ())  # it receives tokens
     context = context_limit(files.max_length, spec.max_model_len)
     facts = TextFacts(chat_template=files.chat_template, tool_template=files.tool_template)
     template = await load_template(engine.node, options, facts, templates)
     if template is None:
-        made.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be rejected")
+        result.warnings.append(f"{spec.model_path} has no chat template: chat and messages would be rejected")
     if context is None:
-        made.warnings.append(f"{spec.model_path} does not define its context length")
+        result.warnings.append(f"{spec.model_path} does not define its context length")
     own = "of the graph" if options.template else "of the model"
     return Model(
         spec,
@@ -295,13 +295,13 @@ def model_places(path: Path) -> list[Path]:
     """Return .gguf files and directories with a language model in OpenVINO IR form, at or below `path`."""
     if path.is_file():
         return [path] if path.suffix == ".gguf" else []
-    found = []
+    models = []
     for place, folders, names in os.walk(path):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        found += [Path(place, n) for n in sorted(names) if n.endswith(".gguf")]
+        models += [Path(place, n) for n in sorted(names) if n.endswith(".gguf")]
         if any(f"{name}.xml" in names for name in LANGUAGE_MODELS):
-            found.append(Path(place))
-    return found
+            models.append(Path(place))
+    return models
 
 
 def models_at(place: Path) -> ModelAt:

@@ -31,11 +31,11 @@ def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
 def cache_fault(spec: Spec) -> str:
     """Return why the configured cache does not fit here; "" if it does, or the memory is unknown."""
     size = spec.cache_size if isinstance(spec, TextSpec) else 0
-    wanted, there = size * GIGABYTE, memory()
-    if not there.available or wanted <= there.available:
+    size_in_bytes, there = size * GIGABYTE, memory()
+    if not there.available or size_in_bytes <= there.available:
         return ""
-    left = there.available / GIGABYTE
-    return f"{size} GB are more than the {left:.1f} GB that are free on this {there.limit}"
+    free = there.available / GIGABYTE
+    return f"{size} GB are more than the {free:.1f} GB that are free on this {there.limit}"
 
 
 class Probe:
@@ -47,10 +47,10 @@ class Probe:
 
     async def fault(self, device: str, properties: str) -> tuple[str, str]:
         """Return the option and what is wrong with it; empty if nothing is."""
-        asked = (device, properties)
-        if asked not in self._known:
-            self._known[asked] = await self._ask(device, json.loads(properties))
-        return self._known[asked]
+        key = (device, properties)
+        if key not in self._known:
+            self._known[key] = await self._ask(device, json.loads(properties))
+        return self._known[key]
 
     async def _ask(self, device: str, properties: object) -> tuple[str, str]:
         process = await asyncio.create_subprocess_exec(

@@ -23,9 +23,9 @@ def declared(graph: Graph, servable: str) -> tuple[frozenset[str], frozenset[str
     open_: set[str] = set()
     for plan in graph.plan.nodes:
         if issubclass(plan.cls, HttpCalculator):
-            found = set(plan.cls.endpoints_of(plan.contract.options, servable))
-            names |= found
-            open_ |= found if plan.cls.open_endpoints else set()
+            endpoints = set(plan.cls.endpoints_of(plan.contract.options, servable))
+            names |= endpoints
+            open_ |= endpoints if plan.cls.open_endpoints else set()
     return frozenset(names), frozenset(open_)
 
 

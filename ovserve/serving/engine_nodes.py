@@ -60,8 +60,8 @@ def companions_of(config: GraphConfig, kind: ResourceKind[Any]) -> set[str]:
 
 def kinds_of(registry: Registry) -> list[ResourceKind[Any]]:
     """Return the resource kinds of all calculators that could be in a graph."""
-    found = (registry[name] for name in registry.names)
-    return list(dict.fromkeys(cls.resource for cls in found if _holds_engine(cls)))
+    classes = (registry[name] for name in registry.names)
+    return list(dict.fromkeys(cls.resource for cls in classes if _holds_engine(cls)))
 
 
 def _holds_engine(cls: type[Calculator]) -> TypeGuard[type[EngineCalculator]]:
@@ -82,19 +82,19 @@ def engine_nodes(graph: Graph, servable: str) -> dict[str, EngineNode]:
     """Return the engines of a graph that is served under a name. Raises LoadError for a side packet without
     a node that fills it, or with several."""
     holders: dict[str, list[NodePlan]] = {}
-    wanted: dict[str, tuple[Node, ResourceKind[Any]]] = {}
+    nodes: dict[str, tuple[Node, ResourceKind[Any]]] = {}
     kinds = {p.cls.resource.tag: p.cls.resource for p in graph.plan.nodes if _holds_engine(p.cls)}
     for plan in graph.plan.nodes:
         for port, packet in plan.side_packets:
             kind = kinds.get(port.tag)
             if kind is None:
                 continue
-            wanted.setdefault(packet, (plan.node, kind))
+            nodes.setdefault(packet, (plan.node, kind))
             # TAG:1 and further of a node are engines of others, which it only uses.
             if _holds_engine(plan.cls) and plan.cls.resource is kind and not port.index:
                 holders.setdefault(packet, []).append(plan)
-    found: dict[str, EngineNode] = {}
-    for packet, (node, kind) in wanted.items():
+    engines: dict[str, EngineNode] = {}
+    for packet, (node, kind) in nodes.items():
         plans = holders.get(packet)
         if not plans:
             near = get_close_matches(packet, holders, n=1)
@@ -102,5 +102,5 @@ def engine_nodes(graph: Graph, servable: str) -> dict[str, EngineNode]:
             text = f"no node with {kind.options_type.DESCRIPTOR.name} fills side packet {packet!r}{hint}"
             raise node.error(text, "input_side_packet", f"{kind.tag}:{packet}")
         options = [plan.contract.options for plan in plans]
-        found[packet] = EngineNode.of([plan.node for plan in plans], kind, options, servable)
-    return found | _adapters(graph)
+        engines[packet] = EngineNode.of([plan.node for plan in plans], kind, options, servable)
+    return engines | _adapters(graph)

@@ -130,8 +130,8 @@ class Engines:
         if not spec.converts:
             return key
         async with self._converting:
-            if (known := self._conversions.get(key)) is not None and self._is_loaded(known):
-                return known
+            if (conversion := self._conversions.get(key)) is not None and self._is_loaded(conversion):
+                return conversion
             if fault := await asyncio.to_thread(self.memory_fault, [key]):
                 raise LoadError(fault, file=spec.model_path)
             self._conversions[key] = (await convert_spec(spec, self._convert), digest)
@@ -179,7 +179,7 @@ class Engines:
         if not isinstance(engine, TextClient) or not isinstance(spec, TextSpec) or spec.adapter is None:
             return False
         plain = msgspec.structs.replace(spec, adapter=None)
-        beside = next((e for (known, _), e in self._newest.items() if known == plain), None)
+        beside = next((e for (loaded_key, _), e in self._newest.items() if loaded_key == plain), None)
         if not isinstance(beside, TextClient) or beside.state.name not in ("ready", "unloaded"):
             return False
         if fault := await asyncio.to_thread(unusable, spec.adapter.path, spec.model_path):

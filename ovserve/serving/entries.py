@@ -67,7 +67,7 @@ class Entries:
         """Return the versions of a name, the oldest first; empty for an unknown name."""
         return sorted(self._by_name.get(name, ()), key=lambda entry: entry.spec.version)
 
-    def known(self, name: str) -> Entry:
+    def entry(self, name: str) -> Entry:
         """Return the entry of a name that is served, or was. Raises ModelNotFound."""
         entry = self.find(name)
         if entry is None:
@@ -87,21 +87,21 @@ class Entries:
         Without a version it is the newest that answers, else the newest there is. Raises ModelNotFound for a
         version that the name does not have.
         """
-        found = self._by_name.get(name)
-        if not found:
+        entries = self._by_name.get(name)
+        if not entries:
             return None
         if version not in DEFAULT_VERSIONS:
-            meant = [entry for entry in found if str(entry.spec.version) == version]
-            if not meant:
-                raise ModelNotFound(_other_versions(name, found, version), param="model_version")
-            found = meant
-        if len(found) == 1:
-            return found[0]
-        return max(found, key=lambda e: (e.servable is not None, e.listed, e.spec.version))
+            versions = [entry for entry in entries if str(entry.spec.version) == version]
+            if not versions:
+                raise ModelNotFound(_other_versions(name, entries, version), param="model_version")
+            entries = versions
+        if len(entries) == 1:
+            return entries[0]
+        return max(entries, key=lambda e: (e.servable is not None, e.listed, e.spec.version))
 
 
-def _other_versions(name: str, found: list[Entry], version: str) -> str:
-    listed = sorted(entry.spec.version for entry in found if entry.listed)
+def _other_versions(name: str, entries: list[Entry], version: str) -> str:
+    listed = sorted(entry.spec.version for entry in entries if entry.listed)
     if len(listed) == 1:
         return f"model {name!r} has only version {listed[0]}, not {version[:80]!r}"
     return f"model {name!r} has versions {', '.join(map(str, listed)) or 'none'}, not {version!r}"

@@ -34,21 +34,21 @@ class Entry:
     phase: Phase = Phase.WAITING
     error: OvserveError | None = None
     active: Desired | None = None
-    tried: Desired | None = None
+    attempted: Desired | None = None
     keys: frozenset[Key] = frozenset()  # keys of the engines of `servable`
     unloaded: bool = False
     revision: int = 0
     since: int = field(default_factory=lambda: int(time.time()))
 
     @property
-    def known(self) -> Current:
+    def current(self) -> Current:
         transient = isinstance(self.error, LoadError) and self.error.transient
-        return Current(self.active, self.tried, self.unloaded, transient)
+        return Current(self.active, self.attempted, self.unloaded, transient)
 
     @property
     def watched(self) -> set[str]:
         """Return the model paths to watch: the current ones and those tried last."""
-        return {path for w in (self.active, self.tried) if w is not None for path, _ in w[1].models}
+        return {path for w in (self.active, self.attempted) if w is not None for path, _ in w[1].models}
 
     @property
     def listed(self) -> bool:
@@ -60,30 +60,30 @@ class Entry:
         if self.servable is None:
             self.phase = phase
 
-    def swap(self, servable: Servable, wanted: Desired, keys: frozenset[Key]) -> Servable | None:
+    def swap(self, servable: Servable, desired: Desired, keys: frozenset[Key]) -> Servable | None:
         """Set the new servable; return the old one, which still answers its running requests."""
         old, self.servable = self.servable, servable
-        self.active = self.tried = wanted
+        self.active = self.attempted = desired
         self.keys, self.error = keys, None
         self.revision += 1
         self._touch()
         return old
 
-    def fail(self, error: OvserveError, tried: Desired) -> None:
-        self.error, self.tried = error, tried
+    def fail(self, error: OvserveError, desired: Desired) -> None:
+        self.error, self.attempted = error, desired
         if self.servable is None:
             self.phase = Phase.FAILED
         self._touch()
 
     def clear_error(self) -> None:
         """Clear the error: the change that failed was taken back."""
-        self.error, self.tried = None, self.active
+        self.error, self.attempted = None, self.active
         self._touch()
 
     def unload(self, phase: Phase, *, unloaded: bool = False) -> Servable | None:
         """Take it out of service; return the servable that got requests so far."""
         old, self.servable = self.servable, None
-        self.active = self.tried = None
+        self.active = self.attempted = None
         self.keys, self.error = frozenset(), None
         self.phase, self.unloaded = phase, unloaded
         self._touch()

@@ -76,10 +76,10 @@ class Fingerprints:
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
                 identity = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-                known = self._known.get(path)
-                if known is None or known[0] != identity:
-                    known = self._known[path] = (identity, _digest(file.fileno(), stat.st_size))
-                return known[1]
+                cached = self._known.get(path)
+                if cached is None or cached[0] != identity:
+                    cached = self._known[path] = (identity, _digest(file.fileno(), stat.st_size))
+                return cached[1]
         except (FileNotFoundError, NotADirectoryError):
             return "absent"
         except OSError as error:
@@ -103,13 +103,13 @@ def _beside(directory: Path) -> list[Path]:
 
 
 def _model_files(directory: str) -> list[str]:
-    found: list[str] = []
+    files: list[str] = []
     for place, folders, names in os.walk(directory):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        found += [os.path.join(place, n) for n in names if _is_of_model(n)]
-        if len(found) > MAX_FILES:  # not a model; the engine reports an error for such a path
+        files += [os.path.join(place, n) for n in names if _is_of_model(n)]
+        if len(files) > MAX_FILES:  # not a model; the engine reports an error for such a path
             break
-    return sorted(found[:MAX_FILES])
+    return sorted(files[:MAX_FILES])
 
 
 def _is_of_model(name: str) -> bool:
@@ -125,10 +125,10 @@ def _digest(descriptor: int, size: int) -> str:
     sha = hashlib.sha256(str(size).encode())
     for start, length in blocks:
         os.lseek(descriptor, start, os.SEEK_SET)
-        left = length
-        while left and (part := os.read(descriptor, min(left, 1 << 20))):
+        remaining = length
+        while remaining and (part := os.read(descriptor, min(remaining, 1 << 20))):
             sha.update(part)
-            left -= len(part)
+            remaining -= len(part)
     return sha.hexdigest()
 
 

@@ -37,7 +37,7 @@ class Group:
         return [engine for engine in self.engines if not engine.dormancy.asleep]
 
     @property
-    def wanted(self) -> bool:
+    def has_requests(self) -> bool:
         """Return whether a request waits for an engine of it that is not loaded."""
         return any(engine.dormancy.waiting for engine in self.asleep)
 
@@ -65,9 +65,9 @@ class Group:
         return self.busy or any(e.expected or e.reserved or e.dormancy.waiting for e in self.engines)
 
     @property
-    def used(self) -> float:
-        """Return when a request last asked for it, `time.monotonic()`; -inf: never."""
-        return max(engine.dormancy.used for engine in self.engines)
+    def last_used(self) -> float:
+        """Return the time of the last request, `time.monotonic()`; -inf: never."""
+        return max(engine.dormancy.last_used for engine in self.engines)
 
     @property
     def since(self) -> float:
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def idle_since(self) -> float:
-        return max(self.used, self.since)
+        return max(self.last_used, self.since)
 
     @property
     def bytes(self) -> int:
@@ -90,14 +90,14 @@ class Group:
 
 def groups_of(entries: Iterable[Entry], settings: IdleSettings) -> list[Group]:
     """Return the groups of all servables that have engines."""
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     of_engine: dict[AnyEngine, Group] = {}
     for entry in entries:
         servable = entry.servable
         if servable is None or not servable.engines:
             continue
         name = group_name(entry.spec)
-        group = found.setdefault(name, Group(name))
+        group = groups.setdefault(name, Group(name))
         group.names.append(entry.name)
         group.permanent = group.permanent or name == PERMANENT
         group.idle_seconds = _longer(group, idle_seconds(entry.spec, settings))
@@ -107,11 +107,11 @@ def groups_of(entries: Iterable[Entry], settings: IdleSettings) -> list[Group]:
                 if engine not in group.engines:
                     group.engines.append(engine)
             else:
-                group = _join(group, other, found, of_engine)
-    return [group for group in dict.fromkeys(found.values()) if group.engines]
+                group = _join(group, other, groups, of_engine)
+    return [group for group in dict.fromkeys(groups.values()) if group.engines]
 
 
-def _join(one: Group, other: Group, found: dict[str, Group], of_engine: dict[AnyEngine, Group]) -> Group:
+def _join(one: Group, other: Group, groups: dict[str, Group], of_engine: dict[AnyEngine, Group]) -> Group:
     """Return a group in the place of two that share an engine."""
     one.permanent = one.permanent or other.permanent
     one.idle_seconds = _longer(one, other.idle_seconds)
@@ -121,9 +121,9 @@ def _join(one: Group, other: Group, found: dict[str, Group], of_engine: dict[Any
             one.engines.append(engine)
     for engine in one.engines:
         of_engine[engine] = one
-    for name, group in found.items():
+    for name, group in groups.items():
         if group is other:
-            found[name] = one
+            groups[name] = one
     return one
 
 

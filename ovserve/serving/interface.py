@@ -45,36 +45,36 @@ def interface_of(graph: Graph) -> Interface:
     types."""
     plan = graph.plan
     tags = [e.tag for e in plan.inputs], [e.tag for e in plan.outputs]
-    for field, given in zip(("input_stream", "output_stream"), tags, strict=True):
-        if not given:
+    for field, present in zip(("input_stream", "output_stream"), tags, strict=True):
+        if not present:
             raise LoadError("a servable graph needs at least one", file=plan.config.file, field=field)
-    found = Interface.TENSORS
+    detected = Interface.TENSORS
     pairs = [(Interface.HTTP, pair) for pair in HTTP_PAIRS] + [(Interface.WHOLE, WHOLE)]
     for interface, pair in pairs:
-        if not any(tag in given for tag, given in zip(pair, tags, strict=True)):
+        if not any(tag in present for tag, present in zip(pair, tags, strict=True)):
             continue
-        found = interface
-        for field, tag, given in zip(("input_stream", "output_stream"), pair, tags, strict=True):
-            if given.count(tag) != 1 or (interface is Interface.WHOLE and len(given) > 1):
+        detected = interface
+        for field, tag, present in zip(("input_stream", "output_stream"), pair, tags, strict=True):
+            if present.count(tag) != 1 or (interface is Interface.WHOLE and len(present) > 1):
                 alone = ", alone" if interface is Interface.WHOLE else ""
                 raise LoadError(
                     f"expected exactly one {tag} stream{alone}", file=plan.config.file, field=field
                 )
         break
-    _check_types(plan, found)
-    return found
+    _check_types(plan, detected)
+    return detected
 
 
 def _check_types(plan: GraphPlan, interface: Interface) -> None:
     into, out_of = _TYPES[interface]
-    taken, given = _ends(plan, interface)
+    inputs, outputs = _ends(plan, interface)
     for node in plan.nodes:
         ports: Iterator[tuple[str, str, Any, Any]] = iter(
-            [("input_stream", p.stream, p.port.type, into) for p in node.inputs if p.stream in taken]
-            + [("output_stream", p.stream, p.port.type, out_of) for p in node.outputs if p.stream in given]
+            [("input_stream", p.stream, p.port.type, into) for p in node.inputs if p.stream in inputs]
+            + [("output_stream", p.stream, p.port.type, out_of) for p in node.outputs if p.stream in outputs]
         )
-        for field, stream, has, wanted in ports:
-            if not compatible(wanted, has):
+        for field, stream, has, expected in ports:
+            if not compatible(expected, has):
                 raise node.node.error(
                     f"the graph's stream {stream!r} has {interface.value}, and the node's is {has}", field
                 )
@@ -93,6 +93,6 @@ def _ends(plan: GraphPlan, interface: Interface) -> tuple[set[str], set[str]]:
         into, out_of = http_streams(plan)
         return {into}, {out_of}
     tags = WHOLE if interface is Interface.WHOLE else None
-    taken = {e.name for e in plan.inputs if tags is None or e.tag == tags[0]}
-    given = {e.name for e in plan.outputs if tags is None or e.tag == tags[1]}
-    return taken, given
+    inputs = {e.name for e in plan.inputs if tags is None or e.tag == tags[0]}
+    outputs = {e.name for e in plan.outputs if tags is None or e.tag == tags[1]}
+    return inputs, outputs

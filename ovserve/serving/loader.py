@@ -56,50 +56,50 @@ from ovserve.telemetry.counters import ModelMetrics
 
 def adapters_of(spec: ServableSpec, config: GraphConfig) -> list[ServableSpec]:
     """Return the servables of the adapters that the nodes of a graph list."""
-    found = []
+    adapters = []
     for i, node in enumerate(config.message.node):
         options = config.options(i, LLMCalculatorOptions) if "LLM" in node.calculator else None
         for entry in options.lora_adapters if options is not None else ():
             adapter = AdapterOf(spec.name, (config.base / entry.path).resolve(), entry.alpha, node.name)
-            found.append(replace(spec, name=entry.alias, adapter=adapter, group=""))
-    return found
+            adapters.append(replace(spec, name=entry.alias, adapter=adapter, group=""))
+    return adapters
 
 
 def with_adapters(specs: Iterable[ServableSpec], configs: Mapping[str, GraphConfig]) -> list[ServableSpec]:
     """Return the servables and those of their adapters. A name that is taken keeps its servable."""
-    made = {spec.key: spec for spec in specs}
+    by_key = {spec.key: spec for spec in specs}
     for key, config in configs.items():
-        for spec in adapters_of(made[key], config):
-            if spec.key in made and made[spec.key].adapter != spec.adapter:
+        for spec in adapters_of(by_key[key], config):
+            if spec.key in by_key and by_key[spec.key].adapter != spec.adapter:
                 log.error("%s: the alias %r of an adapter is a name already", key, spec.name)
             else:
-                made.setdefault(spec.key, spec)
-    return list(made.values())
+                by_key.setdefault(spec.key, spec)
+    return list(by_key.values())
 
 
 def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[str, EngineNode]:
     """Return the engines of a graph with the adapter in the one it belongs to. Raises LoadError."""
     texts = {packet: node for packet, node in nodes.items() if isinstance(node.spec, TextSpec)}
-    named = {packet: node for packet, node in texts.items() if adapter.node in ("", node.node.name)}
-    if len(named) != 1:
+    candidates = {packet: node for packet, node in texts.items() if adapter.node in ("", node.node.name)}
+    if len(candidates) != 1:
         raise LoadError(
             f"the adapter needs one model that generates text in batches, and {adapter.parent!r} has "
-            f"{len(named)}",
+            f"{len(candidates)}",
             field="lora_adapters",
         )
-    ((packet, found),) = named.items()
-    spec = found.spec
+    ((packet, engine_node),) = candidates.items()
+    spec = engine_node.spec
     if isinstance(spec, TextSpec) and spec.decoding == "paged":
-        if found.fallback is None:
-            raise found.node.error('an adapter needs engine: "genai", got "paged"', "engine")
-        spec = found.fallback
+        if engine_node.fallback is None:
+            raise engine_node.node.error('an adapter needs engine: "genai", got "paged"', "engine")
+        spec = engine_node.fallback
     try:
         file = adapter_file(adapter.path)
         alpha = adapter.alpha * scaling(file)
     except LoadError as error:
-        raise found.node.error(error.reason, "lora_adapters") from error
+        raise engine_node.node.error(error.reason, "lora_adapters") from error
     spec = msgspec.structs.replace(spec, adapter=LoraAdapter(str(file), alpha))
-    return {**nodes, packet: replace(found, spec=spec, fallback=None)}
+    return {**nodes, packet: replace(engine_node, spec=spec, fallback=None)}
 
 
 log = logging.getLogger(__name__)
@@ -160,14 +160,14 @@ def check(spec: ServableSpec, registry: Registry, *, models: bool = True) -> Che
         for warning in check_subconfig(spec.subconfig):
             log.warning("%s", warning)
     config = _graph_config(spec)
-    known = registry if spec.text else registry.for_directory(spec.base)
+    nodes = registry if spec.text else registry.for_directory(spec.base)
     if not models:
-        known = known.mapped(_without_options)
+        nodes = nodes.mapped(_without_options)
     types: dict[str, type] = {}
-    for kind in kinds_of(known):
+    for kind in kinds_of(nodes):
         types |= dict.fromkeys(packets_of(config, kind.tag), kind.packet_type)
         types |= dict.fromkeys(companions_of(config, kind), object)
-    graph = Graph(config, known, types)
+    graph = Graph(config, nodes, types)
     for warning in graph.plan.warnings:
         log.warning("%s", warning)
     interface = interface_of(graph)
@@ -248,32 +248,32 @@ async def load_servable(
         metrics=metrics.kinds,
         version_metrics=metrics.versions[checked.spec.version],
     )
-    taken: dict[str, AnyEngine] = {}
+    acquired: dict[str, AnyEngine] = {}
     side: dict[str, Any] = {}
     try:
-        for packet, wanted in checked.engines.items():
-            if wanted.spec.conversation == "steps":
+        for packet, engine_node in checked.engines.items():
+            if engine_node.spec.conversation == "steps":
                 templates.prepare()  # while the engine loads, which reports its template when it is ready
-            engine = taken[packet] = await _acquire(checked, wanted, engines, keys[packet])
+            engine = acquired[packet] = await _acquire(checked, engine_node, engines, keys[packet])
             await asyncio.to_thread(log_memory, name, engine)
             # A shared process knows the memory of all its models only.
             held = 0 if engine.spec.hosted else engine.memory_held
             engine.dormancy.bytes = held or await asyncio.to_thread(loaded_bytes, engine.spec)
-            side[packet] = await wanted.kind.make(wanted.node, wanted.options, engine, host)
+            side[packet] = await engine_node.kind.make(engine_node.node, engine_node.options, engine, host)
         bind_sessions(checked.graph.plan.nodes, models)
         await _load_nodes(checked, side, metrics, engines.ready_timeout)
     except BaseException:
-        for engine in taken.values():
+        for engine in acquired.values():
             await engines.release(engine)
         checked.graph.close()
         raise
     config = checked.graph.plan.config
-    for wanted in checked.engines.values():
-        side |= dict.fromkeys(companions_of(config, wanted.kind) - side.keys())
+    for engine_node in checked.engines.values():
+        side |= dict.fromkeys(companions_of(config, engine_node.kind) - side.keys())
     servable = Servable(
         name,
         checked.graph,
-        taken,
+        acquired,
         side,
         engines.release,
         checked.interface,
@@ -305,9 +305,9 @@ async def _load_nodes(
     except TimeoutError as error:
         file = graph.plan.config.file
         raise LoadError(f"the load() of its nodes took longer than {seconds:g} s", file=file) from error
-    took = {p.node.name: s.seconds for p, s in graph.loaded}
-    if took:
-        listed = ", ".join(f"{name} in {seconds:.2f} s" for name, seconds in took.items())
+    durations = {p.node.name: s.seconds for p, s in graph.loaded}
+    if durations:
+        listed = ", ".join(f"{name} in {seconds:.2f} s" for name, seconds in durations.items())
         log.info("%s: nodes loaded: %s", checked.spec.name, listed)
 
 
@@ -318,16 +318,16 @@ def _code(checked: Checked) -> bytes:
     return nodes + b"\0".join(path.read_bytes() for path in files)
 
 
-async def _acquire(checked: Checked, wanted: EngineNode, engines: Engines, key: Key) -> AnyEngine:
+async def _acquire(checked: Checked, engine_node: EngineNode, engines: Engines, key: Key) -> AnyEngine:
     """Acquire an engine. Its error names the option; the node adds where that is written."""
     try:
-        return await engines.acquire(key, on_demand=checked.spec.on_demand, fallback=wanted.fallback)
+        return await engines.acquire(key, on_demand=checked.spec.on_demand, fallback=engine_node.fallback)
     except LoadError as error:
         spec, nodes = checked.spec, [plan.node for plan in checked.graph.plan.nodes]
         reason = f"{error.file}: {error.reason}" if error.file else error.reason
         if spec.plain:
             raise LoadError(reason, file=spec.origin, field=error.field, transient=error.transient) from error
-        node = next((n for n in nodes if n.name == error.node), wanted.node)
+        node = next((n for n in nodes if n.name == error.node), engine_node.node)
         raised = node.error(reason, error.field or "models_path")
         raised.transient = error.transient
         raise raised from error

@@ -29,7 +29,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
 from ovserve.serving.changes import Changes
-from ovserve.serving.config.repository import Found, GraphsDirectory, Repository
+from ovserve.serving.config.repository import GraphsDirectory, Repository, RepositoryContent
 from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Phase
 from ovserve.serving.rollout import Rollout
@@ -102,8 +102,8 @@ class Manager:
         if self._repository is not None and not (self._applied or self._entries):
             raise Unavailable("the server is starting", retry_after=RETRY_AFTER)
         served = dict.fromkeys(s.name for s in self.servables if call.caller.may_use(s.name))
-        known = ", ".join(served) or "none"
-        raise ModelNotFound(f"model {name[:80]!r} is not served; served: {known}", param="model")
+        names = ", ".join(served) or "none"
+        raise ModelNotFound(f"model {name[:80]!r} is not served; served: {names}", param="model")
 
     @property
     def single(self) -> bool:
@@ -136,8 +136,8 @@ class Manager:
         """Return the statuses of one name or of all, ended ones included. Raises ModelNotFound. Only an
         administrator sees files and the machine."""
         name = name and self._entries.servable_of(self.aliases.target(name, self._entries.all_names))
-        found = self._entries.statuses(name)
-        return found if current_request().caller.rights.admin else [s.without_details for s in found]
+        statuses = self._entries.statuses(name)
+        return statuses if current_request().caller.rights.admin else [s.without_details for s in statuses]
 
     @property
     def ready(self) -> bool:
@@ -244,12 +244,12 @@ class Manager:
     async def _poll(self) -> ReloadResult | None:
         async with self._lock:
             digest = await self._configuration_digest()
-            wanted = await self._rollout.look(list(self._specs.values()))
-            if digest == self._digest and not self._rollout.plan(wanted, retry=False):
+            desired = await self._rollout.look(list(self._specs.values()))
+            if digest == self._digest and not self._rollout.plan(desired, retry=False):
                 self._seen = None
                 return None
-            seen, self._seen = self._seen, (digest, wanted)
-            if seen != self._seen:
+            previous, self._seen = self._seen, (digest, desired)
+            if previous != self._seen:
                 return None
             if digest != self._digest:
                 await self._read()
@@ -261,39 +261,39 @@ class Manager:
             return ()
         self._digest = await self._configuration_digest()
         try:
-            found = await asyncio.to_thread(self._found)
+            repository = await asyncio.to_thread(self._read_repository)
         except LoadError as error:
             self.reloads["invalid"] += 1
             self.fault = str(error)
             log.error("the configuration is not used: %s", error)
             raise
         self.fault = ""
-        self._specs = {spec.key: spec for spec in found.specs}
-        warnings = (*found.warnings, *self.aliases.faults({spec.name for spec in found.specs}))
+        self._specs = {spec.key: spec for spec in repository.specs}
+        warnings = (*repository.warnings, *self.aliases.faults({spec.name for spec in repository.specs}))
         for warning in warnings:
             log.warning("%s", warning)
         return warnings
 
-    def _found(self) -> Found:
+    def _read_repository(self) -> RepositoryContent:
         """Read the repository. Raises LoadError, also for storage that has gone."""
         assert self._repository is not None
         try:
-            found = self._repository.read()
+            repository = self._repository.read()
         except OSError as error:
             raise LoadError(f"cannot be read: {error}") from error
-        if isinstance(self._repository, GraphsDirectory) and self._specs and not found.specs:
+        if isinstance(self._repository, GraphsDirectory) and self._specs and not repository.specs:
             raise LoadError(f"{self._repository.path} is empty now; what it held is still served")
-        return found
+        return repository
 
     async def _described(self, name: str) -> list[ServableSpec]:
-        found: list[ServableSpec] = []
+        specs: list[ServableSpec] = []
         if self._repository is not None:
-            read = await asyncio.to_thread(self._found)
-            found = [spec for spec in read.specs if spec.name == name]
-        found = found or [spec for spec in self._specs.values() if spec.name == name]
-        if not found:
+            repository = await asyncio.to_thread(self._read_repository)
+            specs = [spec for spec in repository.specs if spec.name == name]
+        specs = specs or [spec for spec in self._specs.values() if spec.name == name]
+        if not specs:
             raise ModelNotFound(f"model {name!r} is not in the configuration", param="model")
-        return found
+        return specs
 
     async def _configuration_digest(self) -> str:
         if self._repository is None:

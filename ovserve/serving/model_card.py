@@ -34,7 +34,7 @@ async def describe(servable: Servable) -> Described:
     size, held, family = await asyncio.to_thread(
         lambda: (_weights(path), sum(e.memory_held for e in engines), _family(path))
     )
-    found = QUANTIZATION.search(os.path.basename(path))
+    quantization = QUANTIZATION.search(os.path.basename(path))
     model = contexts[0] if contexts else ModelContext()
     return Described(
         name=servable.name,
@@ -45,7 +45,7 @@ async def describe(servable: Servable) -> Described:
         context=servable.max_length or 0,
         format="gguf" if path.endswith(".gguf") else "openvino",
         family=family,
-        quantization=found[0].upper() if found else "",
+        quantization=quantization[0].upper() if quantization else "",
         template=model.template.source if model.template is not None else "",
         parameters={
             ollama: model.defaults[ours] for ollama, ours in PARAMETERS.items() if ours in model.defaults

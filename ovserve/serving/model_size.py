@@ -116,10 +116,10 @@ def memory_fault(spec: Spec, memory: Memory, limit: int = 0) -> str:
 
 def model_size(spec: Spec) -> ModelSize:
     values = _values_per_token(spec.model_path)
-    wanted = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
+    precision = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
     both = isinstance(spec, PagedTextSpec)
     size = sum(weights(path, packed=both) for path in spec.model_paths)
-    return ModelSize(size, values * PRECISIONS.get(str(wanted).lower(), 2))
+    return ModelSize(size, values * PRECISIONS.get(str(precision).lower(), 2))
 
 
 def cache_bytes(spec: Spec, size: ModelSize, context: int | None) -> int:
@@ -155,16 +155,16 @@ def _values_per_token(path: str) -> int:
     if not path.endswith(".gguf"):
         return 0
     try:
-        found = read_metadata(path)
+        metadata = read_metadata(path)
     except (GGUFError, OSError):
         return 0
-    name = found.get("general.architecture")
-    heads = found.get(f"{name}.attention.head_count")
+    name = metadata.get("general.architecture")
+    heads = metadata.get(f"{name}.attention.head_count")
     return _values(
-        found.get(f"{name}.block_count"),
-        found.get(f"{name}.attention.head_count_kv", heads),
-        found.get(f"{name}.attention.key_length"),
-        found.get(f"{name}.embedding_length"),
+        metadata.get(f"{name}.block_count"),
+        metadata.get(f"{name}.attention.head_count_kv", heads),
+        metadata.get(f"{name}.attention.key_length"),
+        metadata.get(f"{name}.embedding_length"),
         heads,
     )
 
@@ -209,14 +209,14 @@ def loaded_bytes(spec: Spec) -> int:
 
 def log_memory(name: str, engine: EngineClient[Any, Any]) -> None:
     """Log the memory of the model and what is left; warn if its cache cannot grow to its limit."""
-    size, left = model_size(engine.spec), memory()
+    size, machine = model_size(engine.spec), memory()
     cache = cache_bytes(engine.spec, size, engine.facts.max_length)
     log.info(
         "%s: weights %d MB, cache %s; the engine holds %d MB, and the %s has %d MB left",
         name, size.weights >> 20, f"{cache >> 20} MB" if cache else "unknown", engine.memory_held >> 20,
-        left.limit, left.available >> 20,
+        machine.limit, machine.available >> 20,
     )  # fmt: skip
-    if left.available and cache > left.available:
+    if machine.available and cache > machine.available:
         log.warning(
-            "%s: a full cache takes up to %d MB, more than the %s has left", name, cache >> 20, left.limit
+            "%s: a full cache takes up to %d MB, more than the %s has left", name, cache >> 20, machine.limit
         )

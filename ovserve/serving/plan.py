@@ -32,13 +32,13 @@ class Current:
     """One name: what is current, and what was tried last (the same unless that failed)."""
 
     active: Desired | None = None
-    tried: Desired | None = None
+    attempted: Desired | None = None
     unloaded: bool = False  # by request; its files are still wanted
     transient: bool = False  # the last load failed, and may succeed with the same files
 
     @property
     def failed(self) -> bool:
-        return self.tried is not None and self.tried != self.active
+        return self.attempted is not None and self.attempted != self.active
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Plan:
         return bool(self.load or self.remove or self.clear_error)
 
 
-def diff(known: Mapping[str, Current], wanted: Mapping[str, Desired], *, retry: bool) -> Plan:
+def diff(current: Mapping[str, Current], desired: Mapping[str, Desired], *, retry: bool) -> Plan:
     load: list[str] = []
     clear_error: list[str] = []
-    for name, want in wanted.items():
-        now = known.get(name)
+    for name, want in desired.items():
+        now = current.get(name)
         if now is not None and now.unloaded:
             load += [name] if retry else []
         elif now is not None and _same(want, now.active):
             clear_error += [name] if now.failed else []
-        elif retry or now is None or now.transient or not _same(want, now.tried):
+        elif retry or now is None or now.transient or not _same(want, now.attempted):
             load.append(name)
-    there = (n for n, k in known.items() if k.active or k.tried or k.unloaded)
-    return Plan(tuple(load), tuple(n for n in there if n not in wanted), tuple(clear_error))
+    there = (n for n, k in current.items() if k.active or k.attempted or k.unloaded)
+    return Plan(tuple(load), tuple(n for n in there if n not in desired), tuple(clear_error))
 
 
-def _same(want: Desired, known: Desired | None) -> bool:
-    return known is not None and want[0] == known[0] and want[1].covers(known[1])
+def _same(want: Desired, active: Desired | None) -> bool:
+    return active is not None and want[0] == active[0] and want[1].covers(active[1])

@@ -2,11 +2,11 @@
 
 Graphs are loaded and unloaded in groups (`groups.py`), as in OVMS's preview of idle management. A group that
 had no request for its idle time is unloaded. A request for an unloaded graph puts its group into a queue,
-first come, first served. The first of the queue is loaded once there is room for it. Room is made by the
-group that was idle longest or, where all have work, by the one that was loaded first: it takes no new
-requests, finishes those that its engines have, and goes; what still waits for it queues anew. So each group
-waits for one turn of the others at most. A group keeps its place for `residence` seconds, so that loads take
-a bounded share of the time.
+first come, first served. The first of the queue is loaded once there is room for it. To make room, the group
+that was idle longest is evicted or, where all have work, the one that was loaded first: it takes no new
+requests, finishes those that its engines have, and is unloaded; requests that still wait for it queue again.
+So each group waits for one turn of the others at most. A group stays loaded for at least `residence` seconds,
+so that loads take a bounded share of the time.
 
 One task decides, at each change and when a time is up. It changes nothing while no group has an idle time
 and there is no limit.
@@ -33,8 +33,8 @@ from ovserve.serving.settings import IdleSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.telemetry.counters import IDLE, ROOM, Metrics
 
-MIN_IDLE_SECONDS = 1.0  # seconds without a request after which a group is idle to others that want its place
-POLL_SECONDS = 0.05  # seconds between two decisions while a group waits for its place
+MIN_IDLE_SECONDS = 1.0  # without a request, after which a group may be evicted as idle
+POLL_SECONDS = 0.05  # between two decisions while a group waits for room
 LOAD_WAIT_SECONDS = 60.0  # that the load of a new graph waits for room
 RESERVE_BYTES = 256 << 20  # bytes of memory that stay free where there is no other limit
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class LoadRequest:
-    """The request of a group for a place, or that of a graph that is loaded for the first time."""
+    """A request to load a group, or a graph for the first time."""
 
     name: str
     bytes: int
@@ -65,7 +65,7 @@ class Residency:
         self._running: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
-        """Have it decide anew: what is served has changed, or an engine is wanted."""
+        """Trigger a decision: what is served has changed, or a request needs an engine."""
         self._changed.set()
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="residency of graphs")
@@ -78,8 +78,8 @@ class Residency:
         await self._spare.end()
 
     @asynccontextmanager
-    async def place(self, spec: ServableSpec, keys: Sequence[Key]) -> AsyncIterator[None]:
-        """Enter around a load, with the keys of engines that start: it waits for room, but not for ever."""
+    async def wait_for_room(self, spec: ServableSpec, keys: Sequence[Key]) -> AsyncIterator[None]:
+        """Enter around a load, with the keys of engines that start; wait up to LOAD_WAIT_SECONDS for room."""
         if not (self._settings.enabled and keys) or spec.on_demand:
             yield
             return
@@ -134,7 +134,7 @@ class Residency:
             if not group.busy:
                 self._unload(group, ROOM)
         self._unload_idle(groups, now)
-        # Not during a load, whose processor time it would take, unless a group waits for a place anyway.
+        # Not during a load, whose processor time it would take, unless a group waits for room anyway.
         if (self._queue or not self._tasks) and any(_uses_spare(e) for g in groups for e in g.asleep):
             self._spare.prepare()
         if self._queue or self._loading or victims:
@@ -151,7 +151,7 @@ class Residency:
         engines = {engine for group in groups for engine in group.engines}
         on_demand = {e for g in groups for e in g.engines if self._settings.enabled or g.idle_seconds}
         for engine in engines - self._managed:
-            engine.dormancy.on_wanted = self.notify
+            engine.dormancy.on_request = self.notify
             engine.dormancy.estimate = partial(self.estimate, engine)
         for engine in engines:
             engine.dormancy.managed = engine in on_demand
@@ -164,7 +164,7 @@ class Residency:
 
     def _enqueue_waiting(self, groups: Iterable[Group], now: float) -> None:
         """Put groups that requests wait for into the queue, and take out those whose clients have left."""
-        waiting_groups = {g.name: g for g in groups if g.wanted and g.name not in self._tasks}
+        waiting_groups = {g.name: g for g in groups if g.has_requests and g.name not in self._tasks}
         for name in self._queue.keys() - waiting_groups.keys():
             del self._queue[name]
         for name, group in waiting_groups.items():
@@ -172,7 +172,7 @@ class Residency:
             request.group, request.bytes = group, group.bytes
 
     def _serve_queue(self, groups: list[Group], now: float) -> list[Group]:
-        """Grant places in turn; return the groups that have to leave for the first that has none."""
+        """Grant load requests in turn; return the group to evict for the first one without room."""
         waiting = [p for p in (*self._queue.values(), *self._loading) if not p.granted.is_set()]
         for request in sorted(waiting, key=lambda request: (not _urgent(request), request.requested_at)):
             if not (_urgent(request) or self._has_room(request, groups)):
@@ -186,34 +186,34 @@ class Residency:
 
     def _has_room(self, request: LoadRequest, groups: list[Group]) -> bool:
         settings = self._settings
-        taken = [g for g in groups if g.loaded or g.name in self._tasks]
+        resident = [g for g in groups if g.loaded or g.name in self._tasks]
         granted = [p for p in self._loading if p.granted.is_set() and p is not request]
-        if any(g.name == request.name for g in taken) or request.name == PERMANENT:
+        if any(g.name == request.name for g in resident) or request.name == PERMANENT:
             return True
-        others = {g.name for g in taken if not g.permanent} | {p.name for p in granted}
+        others = {g.name for g in resident if not g.permanent} | {p.name for p in granted}
         if not others:
             return True
         if settings.max_groups and len(others) >= settings.max_groups:
             return False
         if settings.max_bytes:
-            held = sum(g.bytes for g in taken) + sum(p.bytes for p in granted)
+            held = sum(g.bytes for g in resident) + sum(p.bytes for p in granted)
             return held + request.bytes <= settings.max_bytes
         if settings.max_groups:
             return True
-        left = memory().available
-        return not left or left - RESERVE_BYTES >= request.bytes + sum(p.bytes for p in granted)
+        available = memory().available
+        return not available or available - RESERVE_BYTES >= request.bytes + sum(p.bytes for p in granted)
 
     def _victim(self, request: LoadRequest, groups: list[Group], now: float) -> Group | None:
-        """Return the group that makes room; None: each has to stay a little longer."""
+        """Return the group to evict; None: each has to stay a little longer."""
         if any(
             task for name, task in self._tasks.items() if name in {g.name for g in groups if not g.loaded}
         ):
-            return None  # one is on its way out
+            return None  # one is being unloaded
         candidates = [g for g in groups if g.loaded and not g.permanent and g.name not in self._tasks]
         candidates = [g for g in candidates if g.settled and g.name != request.name]
         min_idle = min(MIN_IDLE_SECONDS, self._settings.residence)
-        if idle := [g for g in candidates if not g.working and now - g.used >= min_idle]:
-            return min(idle, key=lambda group: group.used)
+        if idle := [g for g in candidates if not g.working and now - g.last_used >= min_idle]:
+            return min(idle, key=lambda group: group.last_used)
         evictable = [g for g in candidates if now - g.since >= self._settings.residence]
         return min(evictable, key=lambda group: group.since, default=None)
 

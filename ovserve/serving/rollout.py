@@ -85,34 +85,34 @@ class Rollout:
         They go on answering from memory, and their state says what is absent. Without its files, a plain
         model looks like a graph.
         """
-        found = []
+        expanded = []
         for spec in specs:
             gone = spec.model is None and not spec.text and not spec.graph.is_file()
             served = [e.active[0] for e in self._entries.of(spec.name) if gone and e.active and e.servable]
             there = [s for s in served if s.plain and spec.base in (s.base, *s.base.parents)]
-            found += there or [spec]
-        return found
+            expanded += there or [spec]
+        return expanded
 
-    def plan(self, wanted: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
-        known = {key: e.known for key, e in self._entries.items() if only in (None, e.name)}
-        plan = diff(known, wanted, retry=retry)
-        return replace(plan, remove=tuple(key for key in plan.remove if not self._needed(key, wanted)))
+    def plan(self, desired: Mapping[str, Desired], *, retry: bool, only: str | None = None) -> Plan:
+        current = {key: e.current for key, e in self._entries.items() if only in (None, e.name)}
+        plan = diff(current, desired, retry=retry)
+        return replace(plan, remove=tuple(key for key in plan.remove if not self._needed(key, desired)))
 
-    def _needed(self, key: str, wanted: Mapping[str, Desired]) -> bool:
+    def _needed(self, key: str, desired: Mapping[str, Desired]) -> bool:
         """Return whether this version answers, and none that is wanted of its name does so yet."""
         old = self._entries[key]
         if old.servable is None:
             return False
-        newer = [s.key for s, _ in wanted.values() if s.name == old.name]
+        newer = [s.key for s, _ in desired.values() if s.name == old.name]
         return bool(newer) and all((e := self._entries.get(k)) is None or e.servable is None for k in newer)
 
     async def apply(
         self, specs: Sequence[ServableSpec], *, retry: bool, only: str | None = None
     ) -> ReloadResult:
         """Apply the specifications: these and no others; or, with one name, only that one."""
-        plan = self.plan(wanted := await self.look(specs), retry=retry, only=only)
+        plan = self.plan(desired := await self.look(specs), retry=retry, only=only)
         for name in plan.load:
-            self._entries.begin(wanted[name][0], Phase.WAITING)
+            self._entries.begin(desired[name][0], Phase.WAITING)
         for name in plan.clear_error:
             self._entries[name].clear_error()
         prepared = [p for name in plan.load if (p := await self._prepare(self._entries[name])) is not None]
@@ -122,14 +122,14 @@ class Rollout:
         for plain in (True, False):  # graphs may use plain models, and are checked against them
             await self._bring_all([p for p in prepared if p.entry.spec.plain is plain])
         # Older versions of a plain model answered until now.
-        older = self.plan(wanted, retry=False, only=only).remove
+        older = self.plan(desired, retry=False, only=only).remove
         later += await self._take_out(older, shared, first=self._settings.replace_first)
         for entry, old in later:  # not before: a renamed servable takes over the engine
             self._retire(old, entry)
         failed = {n: str(e) for n in plan.load if (e := self._entries[n].error) is not None}
-        done = [n for n in (*plan.load, *plan.clear_error) if n not in failed]
+        updated = [n for n in (*plan.load, *plan.clear_error) if n not in failed]
         return ReloadResult(
-            tuple(map(self._label, done)),
+            tuple(map(self._label, updated)),
             tuple(map(self._label, (*plan.remove, *older))),
             {self._label(n): why for n, why in failed.items()},
         )
@@ -140,15 +140,15 @@ class Rollout:
     async def _prepare(self, entry: Entry) -> _Prepared | None:
         """Check everything that needs no engine; None, with the entry failed, if it is wrong."""
         paths = await asyncio.to_thread(model_paths, entry.spec)
-        wanted = (entry.spec, await asyncio.to_thread(self._fingerprints.of, entry.spec, paths))
+        desired = (entry.spec, await asyncio.to_thread(self._fingerprints.of, entry.spec, paths))
         try:
             # In a thread: a graph's calculators.py may import for seconds, and other requests stream.
             checked = await asyncio.to_thread(check, entry.spec, self._registry)
         except Exception as error:  # noqa: BLE001  reported in _failed
-            self._failed(entry, error, wanted)
+            self._failed(entry, error, desired)
             return None
         keys = await asyncio.to_thread(self._keys, checked.engine_specs)
-        return _Prepared(entry, checked, wanted, keys)
+        return _Prepared(entry, checked, desired, keys)
 
     async def _ends_first(self, keys: Iterable[Key]) -> bool:
         """Return whether what is no longer served has to end before engines of these keys are loaded."""
@@ -195,7 +195,9 @@ class Rollout:
             _progress(entry.spec.label, began, self._settings.engines.ready_timeout)
         )
         try:
-            async with self._residency.place(entry.spec, [k for k in keys if not self.engines.has(k)]):
+            async with self._residency.wait_for_room(
+                entry.spec, [k for k in keys if not self.engines.has(k)]
+            ):
                 servable = await load_servable(
                     new.checked,
                     self.engines,
@@ -208,11 +210,11 @@ class Rollout:
                     self._models,
                 )
         except Exception as error:  # noqa: BLE001  reported in _failed
-            self._failed(entry, error, new.wanted)
+            self._failed(entry, error, new.desired)
             return
         finally:
             progress.cancel()
-        self._retire(entry.swap(servable, new.wanted, keys))
+        self._retire(entry.swap(servable, new.desired, keys))
         self._residency.notify()
         again = f", revision {entry.revision}" if entry.revision > 1 else ""
         log.info("%s is served, loaded in %.1f s%s", entry.spec.label, time.monotonic() - began, again)
@@ -236,12 +238,12 @@ class Rollout:
         )  # fmt: skip
         return True
 
-    def _failed(self, entry: Entry, error: Exception, wanted: Desired) -> None:
+    def _failed(self, entry: Entry, error: Exception, desired: Desired) -> None:
         """Record a failed load. Whatever one servable's graph and calculators raise, the others go on."""
         if not isinstance(error, OvserveError):
             log.error("unexpected while loading %s", entry.spec.label, exc_info=error)
         error = as_load_error(error, str(entry.spec.graph))
-        entry.fail(error, wanted)
+        entry.fail(error, desired)
         still = "; the previous version is still served" if entry.servable is not None else ""
         log.error("%s was not loaded: %s%s", entry.spec.label, error, still)
 
@@ -326,7 +328,7 @@ class Rollout:
 class _Prepared:
     entry: Entry
     checked: Checked
-    wanted: Desired
+    desired: Desired
     keys: Mapping[str, Key]  # by side packet
 
     @property

@@ -82,7 +82,7 @@ class GraphResponse:
             self._answering.__exit__(None, None, None)
             if self._open_ended and (error is None or isinstance(error, asyncio.CancelledError)):
                 self._outcome.finished()  # a session ends when its client leaves, or the server
-            self._outcome.left(error)
+            self._outcome.close(error)
             self._cancellable.__exit__(None, None, None)
             self._lease.__exit__(None, None, None)
 
@@ -122,7 +122,7 @@ class GraphResponse:
         outcome, wrong = self._outcome, list[OvserveError]()
 
         def take(value: Any) -> bool:
-            outcome.sent()
+            outcome.record_response()
             try:
                 return sink(value if type(value) is bytes else _bytes(value))
             except OvserveError as exc:
@@ -165,7 +165,7 @@ class GraphResponse:
         if packet is None:
             self._outcome.finished()
             return None
-        self._outcome.sent()
+        self._outcome.record_response()
         return packet.value
 
     def _fail(self, error: NodeError) -> NoReturn:
@@ -250,8 +250,8 @@ class Servable:
 
     @property
     def max_length(self) -> int | None:
-        known = [n for e in self.engines.values() if (n := e.facts.max_length) is not None]
-        return min(known, default=None)
+        lengths = [n for e in self.engines.values() if (n := e.facts.max_length) is not None]
+        return min(lengths, default=None)
 
     @property
     def contexts(self) -> list[ModelContext]:
@@ -321,7 +321,7 @@ class Servable:
         self.running += one
         for engine in self.engines.values():
             engine.expected += one
-            engine.dormancy.used = time.monotonic()
+            engine.dormancy.last_used = time.monotonic()
         if not self.running:
             self.idle.set()
         elif one > 0:

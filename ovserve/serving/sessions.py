@@ -58,9 +58,9 @@ def bind_sessions(nodes: Iterable[NodePlan], models: Models) -> None:
         raise error
     for plan in nodes:
         if issubclass(plan.cls, SessionCalculator):
-            found = plan.cls.session_of(plan.contract.options)
-            if not found.own:
-                found.session.bind(models)
+            declaration = plan.cls.session_of(plan.contract.options)
+            if not declaration.own:
+                declaration.session.bind(models)
     for plan in nodes:
         if issubclass(plan.cls, InferenceCalculator):
             session = session_of(plan, nodes)
@@ -72,11 +72,11 @@ def unknown_models(nodes: Iterable[NodePlan], names: Collection[str]) -> Iterato
     """Yield an error for each session whose model is not among these."""
     for plan in nodes:
         if issubclass(plan.cls, SessionCalculator):
-            found = plan.cls.session_of(plan.contract.options)
-            if not found.own and found.session.name not in names:
-                known = ", ".join(names) or "none"
-                told = f"{found.session.name!r} is not a model of this server; its models: {known}"
-                yield plan.node.error(told, found.field)
+            declaration = plan.cls.session_of(plan.contract.options)
+            if not declaration.own and declaration.session.name not in names:
+                served = ", ".join(names) or "none"
+                message = f"{declaration.session.name!r} is not a model of this server; its models: {served}"
+                yield plan.node.error(message, declaration.field)
 
 
 def session_of(plan: NodePlan, nodes: Iterable[NodePlan]) -> Session | None:
@@ -113,8 +113,8 @@ def _info(node: NodePlan, plan: GraphPlan, stream: str, side: str) -> TensorInfo
     facts = session.facts if session is not None else None
     wiring: Wiring = node.contract.options
     wires: Sequence[Wire] = getattr(wiring, side)
-    found = _infos(stream, wires, getattr(facts, side)) if facts is not None else []
-    return found[0] if len(found) == 1 else None
+    infos = _infos(stream, wires, getattr(facts, side)) if facts is not None else []
+    return infos[0] if len(infos) == 1 else None
 
 
 def _infos(stream: str, wires: Iterable[Wire], among: Sequence[TensorInfo]) -> list[TensorInfo]:

@@ -44,22 +44,22 @@ class EncoderTokens:
 
     async def tokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
-            asked = await self._encoder.bodies.run(large, tokenize.decode_tokenize, body)
-            if asked.body.messages is not None:
+            request = await self._encoder.bodies.run(large, tokenize.decode_tokenize, body)
+            if request.body.messages is not None:
                 raise InvalidArgument(
                     "messages: this model has no chat template; use prompt", param="messages"
                 )
-            texts = asked.texts
-            check_size(texts, self._limits, asked.param)
-            rows = await self._encoder.tokenize(texts, add_special_tokens=asked.add_special_tokens)
+            texts = request.texts
+            check_size(texts, self._limits, request.param)
+            rows = await self._encoder.tokenize(texts, add_special_tokens=request.add_special_tokens)
             facts = self._encoder.model
-            if asked.body.text is not None:
-                fitted = [tokenize.fit(row, asked.body, facts.pad_token_id) for row in rows]
-                return TokenizeResult(tokenize.tokens_body(fitted), asked.ignored)
+            if request.body.text is not None:
+                fitted = [tokenize.fit(row, request.body, facts.pad_token_id) for row in rows]
+                return TokenizeResult(tokenize.tokens_body(fitted), request.ignored)
             strings = None
-            if asked.body.return_token_strs:
+            if request.body.return_token_strs:
                 strings = await self._encoder.token_texts(rows[0])
-        return TokenizeResult(tokenize.counted_body(rows[0], strings, facts.max_length), asked.ignored)
+        return TokenizeResult(tokenize.counted_body(rows[0], strings, facts.max_length), request.ignored)
 
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
@@ -123,22 +123,24 @@ class Tokens:
 
     async def tokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
-            asked, conversation = await self._bodies.run(large, _read_tokenize, body, self._model)
-            return await self._tokenized(asked, conversation)
+            request, conversation = await self._bodies.run(large, _read_tokenize, body, self._model)
+            return await self._tokenized(request, conversation)
 
-    async def _tokenized(self, asked: Tokenizing, conversation: EncodedConversation | None) -> TokenizeResult:
-        texts = asked.texts if conversation is None else [await self._render(conversation)]
-        check_size(texts, self._limits, asked.param)
-        rows = await self._engine.tokenize(texts, add_special_tokens=asked.add_special_tokens)
-        if asked.body.text is not None:
+    async def _tokenized(
+        self, request: Tokenizing, conversation: EncodedConversation | None
+    ) -> TokenizeResult:
+        texts = request.texts if conversation is None else [await self._render(conversation)]
+        check_size(texts, self._limits, request.param)
+        rows = await self._engine.tokenize(texts, add_special_tokens=request.add_special_tokens)
+        if request.body.text is not None:
             pad = self._engine.facts.pad_token_id
-            fitted = [tokenize.fit(r, asked.body, pad) for r in rows]
-            return TokenizeResult(tokenize.tokens_body(fitted), asked.ignored)
+            fitted = [tokenize.fit(r, request.body, pad) for r in rows]
+            return TokenizeResult(tokenize.tokens_body(fitted), request.ignored)
         strings = None
-        if asked.body.return_token_strs:
+        if request.body.return_token_strs:
             strings = await self._engine.token_texts(rows[0])
         counted = tokenize.counted_body(rows[0], strings, self._model.max_length)
-        return TokenizeResult(counted, asked.ignored, () if conversation is None else conversation.adapted)
+        return TokenizeResult(counted, request.ignored, () if conversation is None else conversation.adapted)
 
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
@@ -165,8 +167,8 @@ class Tokens:
     async def count(self, body: bytes, large: bool = False) -> TokenizeResult:
         """Handle Anthropic's count_tokens: count the prompt that the same body would make."""
         with self._lease():
-            read = await self._bodies.run(large, _read_count, body, self._model)
-            conversation, sources, files, ignored = read
+            decoded = await self._bodies.run(large, _read_count, body, self._model)
+            conversation, sources, files, ignored = decoded
             prompt = await self._render(await self._with_files(conversation, files))
             count = await self._count(prompt, sources, conversation.param)
         return TokenizeResult(count_body(count), ignored, conversation.adapted)
@@ -226,9 +228,9 @@ class Tokens:
 
 def _read_tokenize(body: bytes, model: ModelContext) -> tuple[Tokenizing, EncodedConversation | None]:
     """Return the checked body without its messages, and the conversation to render."""
-    asked = tokenize.decode_tokenize(body)
-    conversation = asked.conversation(model)
-    return (asked, None) if conversation is None else (asked.without_messages(), encoded(conversation))
+    request = tokenize.decode_tokenize(body)
+    conversation = request.conversation(model)
+    return (request, None) if conversation is None else (request.without_messages(), encoded(conversation))
 
 
 class _Counted(NamedTuple):
@@ -241,9 +243,9 @@ class _Counted(NamedTuple):
 def _read_count(body: bytes, model: ModelContext) -> _Counted:
     decoded = decode_count(body)
     images = pictures_to_count(model)
-    made = to_render(decoded, model, images)
-    ignored = tuple(sorted({*decoded.ignored, *made.ignored}))
-    return _Counted(encoded(made.conversation), images.sources, images.files, ignored)
+    rendered = to_render(decoded, model, images)
+    ignored = tuple(sorted({*decoded.ignored, *rendered.ignored}))
+    return _Counted(encoded(rendered.conversation), images.sources, images.files, ignored)
 
 
 def tokens_of(servable: Servable) -> Tokens | EncoderTokens:

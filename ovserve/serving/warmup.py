@@ -85,16 +85,16 @@ def _lines(path: Path, *, required: bool) -> list[bytes]:
 async def _send(servable: Servable, line: bytes) -> None:
     """Send one request and read its whole answer. Raises OvserveError, also if that is an error."""
     try:
-        found = msgspec.json.decode(line, type=dict[str, Any])
+        request = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LoadError(f"expected a JSON object: {error}") from None
-    endpoint, body = _endpoint(servable, found)
+    endpoint, body = _endpoint(servable, request)
     encoded = msgspec.json.encode({"model": servable.name} | body if endpoint != INFER else body)
     if endpoint == INFER and servable.model is not None:
-        asked = decode_infer(servable.name, servable.version, encoded, None).request
-        asked.check_inputs()
+        infer_request = decode_infer(servable.name, servable.version, encoded, None).request
+        infer_request.check_inputs()
         with servable.lease():
-            await servable.model.infer(asked.inputs, asked.outputs)
+            await servable.model.infer(infer_request.inputs, infer_request.outputs)
         return
     async with servable.start(HttpPayload(endpoint, encoded)) as answer:
         first = await answer.first()
@@ -106,22 +106,22 @@ async def _send(servable: Servable, line: bytes) -> None:
             more = (await (answer.next_events() if first.events else answer.next())) is not None
 
 
-def _endpoint(servable: Servable, found: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _endpoint(servable: Servable, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the endpoint of a line, and the body. Raises LoadError."""
-    if "url" in found:
-        url, body = found["url"], found.get("body")
-        named = _URL.fullmatch(url) if isinstance(url, str) else None
+    if "url" in request:
+        url, body = request["url"], request.get("body")
+        match = _URL.fullmatch(url) if isinstance(url, str) else None
         if not isinstance(body, dict):
             raise LoadError("body: expected an object")
         if isinstance(url, str) and _INFER_URL.fullmatch(url):
             return INFER, body
-        if named is None:
+        if match is None:
             raise LoadError(f"url: expected a path such as /v1/chat/completions, got {url!r}")
-        return named["endpoint"], body
+        return match["endpoint"], body
     if servable.model is not None:
-        return INFER, found
+        return INFER, request
     for field, endpoint in ENDPOINTS:
-        if field in found and (not servable.endpoints or matches(endpoint, servable.endpoints)):
-            return endpoint, found
+        if field in request and (not servable.endpoints or matches(endpoint, servable.endpoints)):
+            return endpoint, request
     served = ", ".join(sorted(servable.endpoints)) or "any"
     raise LoadError(f'no endpoint of the graph ({served}) is known to take it: add "url"')

@@ -146,7 +146,7 @@ class Outcome:
         model.running += 1
         model.accepted[self._call] += 1
 
-    def sent(self) -> None:
+    def record_response(self) -> None:
         self._model.responses[self._call] += 1
         if self._unanswered:
             self._unanswered = False
@@ -173,7 +173,7 @@ class Outcome:
         else:
             model.failed[error.code or error.kind] += 1
 
-    def left(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None) -> None:
         """Record that the answer is closed; if that is before its end, `error` is the reason."""
         if isinstance(error, OvserveError):
             self.failed(error)

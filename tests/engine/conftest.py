@@ -103,7 +103,7 @@ def request(prompt: str | tuple[int, ...] = "hello", **sampling: Any) -> Generat
         prompts=(prompt,),
         add_special_tokens=True,
         sampling=Sampling(**{"temperature": 0.0, **sampling}),
-        tells_admission=True,
+        reports_admission=True,
     )
 
 

@@ -51,15 +51,15 @@ def test_a_value_read_in_place_stays_until_it_is_freed(ends: Ends) -> None:
 def test_values_without_a_segment_take_the_frame_or_one_of_their_own(ends: Ends) -> None:
     sender, receiver = ends
     held = [sender.pack(bytes(8 << 20)) for _ in range(4)]
-    kept = [blob for blob in held if isinstance(blob, SharedBlob) and blob.kept]
+    kept = [blob for blob in held if isinstance(blob, SharedBlob) and blob.reusable]
     assert sum(blob.size for blob in kept) <= KEPT_BYTES
     assert len(kept) < len(held), "not all of them have a place among those that are kept"
     while isinstance(blob := sender.pack(bytes(FRAME_BYTES)), SharedBlob):
-        assert blob.kept
+        assert blob.reusable
     assert receiver.unpack(blob) == bytes(FRAME_BYTES)
     own = sender.pack(b"x" * (FRAME_BYTES + 1))
     assert isinstance(own, SharedBlob)
-    assert not own.kept
+    assert not own.reusable
     assert receiver.unpack(own) == b"x" * (FRAME_BYTES + 1)
 
 

@@ -28,10 +28,10 @@ def test_a_burst_into_an_idle_engine_ends_with_a_silence() -> None:
     wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     wait.admitted(10)
-    assert wait.pause(heard=True) == BURST_PAUSE
+    assert wait.pause(received=True) == BURST_PAUSE
     wait.admitted(10)
-    assert wait.pause(heard=True) == BURST_PAUSE
-    assert wait.pause(heard=False) == 0
+    assert wait.pause(received=True) == BURST_PAUSE
+    assert wait.pause(received=False) == 0
 
 
 def test_a_burst_without_an_end_is_cut() -> None:
@@ -39,62 +39,62 @@ def test_a_burst_without_an_end_is_cut() -> None:
     wait.begin(idle=True, finished=0)
     wait.admitted(1)
     clock.now += BURST_SECONDS - BURST_PAUSE / 2
-    assert 0 < wait.pause(heard=True) < BURST_PAUSE
+    assert 0 < wait.pause(received=True) < BURST_PAUSE
     clock.now += BURST_PAUSE
     wait.admitted(1)
-    assert wait.pause(heard=True) == 0
+    assert wait.pause(received=True) == 0
 
 
 def test_a_full_step_waits_for_nobody() -> None:
     wait, _ = batch_window(256)
     wait.begin(idle=True, finished=0)
     wait.admitted(128)
-    assert wait.pause(heard=True) > 0
+    assert wait.pause(received=True) > 0
     wait.admitted(128)
-    assert wait.pause(heard=True) == 0
+    assert wait.pause(received=True) == 0
 
 
 def test_the_last_request_that_the_server_has_waits_shorter() -> None:
     wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     wait.admitted(10, last=True)
-    assert wait.pause(heard=True) == LAST_PAUSE
+    assert wait.pause(received=True) == LAST_PAUSE
     wait.admitted(10)  # the server had not seen it
-    assert wait.pause(heard=True) == BURST_PAUSE
+    assert wait.pause(received=True) == BURST_PAUSE
     wait.admitted(10, last=True)
-    assert wait.pause(heard=True) == LAST_PAUSE
-    assert wait.pause(heard=False) == 0
+    assert wait.pause(received=True) == LAST_PAUSE
+    assert wait.pause(received=False) == 0
 
 
 def test_a_step_with_no_room_for_those_that_wait_is_made_at_once() -> None:
     wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
     wait.admitted(10)
-    assert wait.pause(heard=True, full=True) == 0
+    assert wait.pause(received=True, full=True) == 0
 
 
 def test_words_that_admit_nothing_hold_no_step() -> None:
     wait, _ = batch_window()
     wait.begin(idle=True, finished=0)
-    assert wait.pause(heard=True) == 0
+    assert wait.pause(received=True) == 0
 
 
 def test_a_busy_engine_does_not_wait_for_what_may_come() -> None:
     wait, _ = batch_window()
     wait.begin(idle=False, finished=0)
     wait.admitted(10)
-    assert wait.pause(heard=True) == 0
+    assert wait.pause(received=True) == 0
 
 
 def test_the_next_request_of_a_finished_one_is_awaited() -> None:
     wait, clock = batch_window()
     wait.begin(idle=False, finished=2)
-    assert wait.pause(heard=False) == FOLLOW_UP_SECONDS
+    assert wait.pause(received=False) == FOLLOW_UP_SECONDS
     clock.now += 0.002
     wait.admitted(10)
-    assert 0 < wait.pause(heard=True) < FOLLOW_UP_SECONDS
+    assert 0 < wait.pause(received=True) < FOLLOW_UP_SECONDS
     wait.admitted(10)
-    assert wait.pause(heard=True) == 0, "both have come"
+    assert wait.pause(received=True) == 0, "both have come"
 
 
 def waits(wait: BatchWindow, clock: Clock, occasions: int, *, rewarded: bool) -> int:
@@ -102,12 +102,12 @@ def waits(wait: BatchWindow, clock: Clock, occasions: int, *, rewarded: bool) ->
     count = 0
     for _ in range(occasions):
         wait.begin(idle=False, finished=1)
-        if wait.pause(heard=False):
+        if wait.pause(received=False):
             count += 1
             if rewarded:
                 wait.admitted(1)
             clock.now += FOLLOW_UP_SECONDS
-            assert wait.pause(heard=rewarded) == 0
+            assert wait.pause(received=rewarded) == 0
     return count
 
 

@@ -362,7 +362,7 @@ def test_usage_tells_which_prompts_are_still_read(engine: GenAIEngine) -> None:
     add(engine, 71, tuple(range(1000, 1000 + size + size // 2)), max_tokens=2)
     engine.step()
     assert engine.collect() == []
-    assert engine.usage().unread == ((71, size + size // 2),)  # the library does not tell how far it is
+    assert engine.usage().to_prefill == ((71, size + size // 2),)  # the library does not tell how far it is
     engine.step()
     assert engine.collect()
-    assert engine.usage().unread == ()
+    assert engine.usage().to_prefill == ()

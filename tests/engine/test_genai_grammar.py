@@ -146,7 +146,7 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
     engine.add(Add(1, HELLO, False, Sampling(temperature=0.0, constraint=c.constrain(wanted, "x"))))
     engine.step()
     engine.compile(-2, c.structural_tag(c.constrain(c.regex("[b-y]{2}"), "x").format))
-    engine.forget_grammars()
+    engine.clear_grammars()
     engine.compile(-3, c.structural_tag(c.constrain(other, "x").format))
     while engine.compiling:
         engine.compiled()

@@ -222,7 +222,7 @@ async def test_a_process_is_renewed_before_it_has_grown(start: Start, script: Sc
 
 async def test_verdicts_are_not_kept_for_ever(start: Start, script: Script) -> None:
     bad = script(grammars=[{"match": "", "refuse": "no"}])
-    client = await start(bad, grammar_limits=GrammarLimits(kept=2))
+    client = await start(bad, grammar_limits=GrammarLimits(max_verdicts=2))
     for pattern in ("a", "b", "a", "c", "a", "b"):
         with pytest.raises(InvalidArgument):
             await answer(client, pattern)

@@ -21,28 +21,28 @@ def read(estimate: PrefillEstimate, clock: Clock, tokens: int, seconds: float) -
 def test_the_first_prompt_has_no_estimate() -> None:
     clock = Clock()
     estimate = PrefillEstimate(clock)
-    assert estimate.unread() is None
+    assert estimate.remaining_tokens() is None
     estimate.begin(1000)
     clock.now += 1
-    assert estimate.unread() is None
+    assert estimate.remaining_tokens() is None
 
 
 def test_the_second_falls_with_time_and_never_to_nothing() -> None:
     clock = Clock()
     estimate = PrefillEstimate(clock)
     read(estimate, clock, 1000, 2.0)
-    assert estimate.unread() is None, "nothing is being computed"
+    assert estimate.remaining_tokens() is None, "nothing is being computed"
     estimate.begin(2000)
-    assert estimate.unread() == 2000
+    assert estimate.remaining_tokens() == 2000
     clock.now += 1
-    assert estimate.unread() == 1500
+    assert estimate.remaining_tokens() == 1500
     clock.now += 100
-    assert estimate.unread() == 60
+    assert estimate.remaining_tokens() == 60
     estimate.end()
-    assert estimate.unread() is None
+    assert estimate.remaining_tokens() is None
     estimate.begin(1)
     clock.now += 1
-    assert estimate.unread() == 1
+    assert estimate.remaining_tokens() == 1
 
 
 def test_a_long_prompt_tells_more_than_a_short_one() -> None:
@@ -54,9 +54,9 @@ def test_a_long_prompt_tells_more_than_a_short_one() -> None:
     read(estimate, clock, 10, 0.1)
     estimate.begin(1000)
     clock.now += 0.5
-    unread = estimate.unread()
-    assert unread is not None
-    assert 500 <= unread < 530
+    remaining = estimate.remaining_tokens()
+    assert remaining is not None
+    assert 500 <= remaining < 530
 
 
 def test_a_prompt_without_an_answer_teaches_nothing() -> None:
@@ -68,4 +68,4 @@ def test_a_prompt_without_an_answer_teaches_nothing() -> None:
     read(estimate, clock, 1000, 1.0)
     estimate.begin(1000)
     clock.now += 0.5
-    assert estimate.unread() == 500
+    assert estimate.remaining_tokens() == 500

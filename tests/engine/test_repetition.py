@@ -87,7 +87,7 @@ def answer(ids: list[int], size: int, **sampling: object) -> Sequence:
     made = Sequence(None, 1, Sampling(**sampling), 2, frozenset({0}), frozenset({0}))  # type: ignore[arg-type]
     for at in range(0, len(ids), size):
         piece = ids[at : at + size]
-        made.read([Part(piece, [-0.5] * len(piece), 0.0, None)])
+        made.process([Part(piece, [-0.5] * len(piece), 0.0, None)])
         if made.finished:
             break
     return made

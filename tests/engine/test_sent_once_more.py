@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.engine.client.requests import FORGOTTEN, Suspects
+from ovserve.engine.client.requests import SUSPECT_SECONDS, Suspects
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.messages import Add
 from ovserve.errors import EndsEngine, EngineDead, Unavailable
@@ -158,7 +158,7 @@ def test_points_and_how_they_are_forgotten() -> None:
     suspects.check(other)
     with pytest.raises(EndsEngine, match="600 s"):
         suspects.check([Add(9, "bad", False, Sampling(seed=4), last=True)])
-    now = FORGOTTEN
+    now = SUSPECT_SECONDS
     suspects.check(bad)
 
 

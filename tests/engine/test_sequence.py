@@ -25,14 +25,14 @@ def part(text: str, score: float = 0.0, finish: str | None = "length") -> Part:
 
 def test_beams_come_best_first_and_only_the_last_item_ends_the_request() -> None:
     made = sequence(beams=3, n=2)
-    made.read([part("bad", -3.0), part("best", -1.0), part("good", -2.0)])
+    made.process([part("bad", -3.0), part("best", -1.0), part("good", -2.0)])
     items = advance(made)
     assert [(i.index, i.text, i.last) for i in items] == [(0, "best", False), (1, "good", True)]
 
 
 def test_fewer_beams_than_asked_for_still_end_the_request() -> None:
     made = sequence(beams=3, n=3)
-    made.read([part("only", -1.0)])
+    made.process([part("only", -1.0)])
     items = advance(made)
     assert [(i.index, i.text, i.finish_reason) for i in items] == [
         (0, "only", "length"),
@@ -44,7 +44,7 @@ def test_fewer_beams_than_asked_for_still_end_the_request() -> None:
 
 def test_an_echoed_prompt_is_scored_but_neither_counted_nor_text() -> None:
     made = sequence(echo=True, logprobs=True)
-    made.read([Part([80, 81, 65], [1.0, -0.7, -0.2], 0.0, None)])
+    made.process([Part([80, 81, 65], [1.0, -0.7, -0.2], 0.0, None)])
     assert made.branches[0].scored == [(80, None, ()), (81, -0.7, ()), (65, -0.2, ())]
     (item,) = advance(made)
     assert (item.text, item.tokens) == ("A", 1)
@@ -52,13 +52,13 @@ def test_an_echoed_prompt_is_scored_but_neither_counted_nor_text() -> None:
 
 def test_an_end_token_counts_and_is_no_text() -> None:
     made = sequence()
-    made.read([Part([65, 0, 66], [0.0] * 3, 0.0, None)])
+    made.process([Part([65, 0, 66], [0.0] * 3, 0.0, None)])
     (item,) = advance(made)
     assert (item.text, item.tokens, item.finish_reason, item.last) == ("A", 2, "stop", True)
 
 
 def test_nothing_read_means_that_the_cache_is_full() -> None:
     made = sequence()
-    made.read([])
+    made.process([])
     assert made.cache_full
     assert made.finished

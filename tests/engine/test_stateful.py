@@ -63,7 +63,7 @@ def begun(engine: StatefulEngine) -> _Run:
     while True:
         assert engine._running is not None
         engine.step()
-        if engine._running._gained:
+        if engine._running._new_ids:
             return engine._running
 
 
@@ -112,11 +112,11 @@ def test_cancelling_takes_one_token(engine: StatefulEngine) -> None:
     add(engine, 1, STORY, max_tokens=4000, ignore_eos=True)
     under_way = begun(engine)
     engine.abort(1)
-    before = len(under_way._gained)
+    before = len(under_way._new_ids)
     while engine.busy:
         engine.step()
         assert engine.collect() == []
-    assert len(under_way._gained) <= before + 2  # one may have been on its way, the next is the last
+    assert len(under_way._new_ids) <= before + 2  # one may have been on its way, the next is the last
 
 
 def test_who_waits_can_leave(engine: StatefulEngine) -> None:
@@ -141,15 +141,15 @@ def test_how_much_of_a_prompt_is_unread_is_estimated(engine: StatefulEngine) -> 
     prompt = (28,) * 800
     for id_ in (1, 2):
         add(engine, id_, prompt, max_tokens=1)
-    assert dict(engine.usage().unread)[2] == 800, "it waits"
+    assert dict(engine.usage().to_prefill)[2] == 800, "it waits"
     seen: list[int] = []
     while engine.busy:
-        seen += [tokens for id_, tokens in engine.usage().unread if id_ == 2]
+        seen += [tokens for id_, tokens in engine.usage().to_prefill if id_ == 2]
         engine.step()
         engine.collect()
     assert seen == sorted(seen, reverse=True)
     assert 0 < seen[-1] < 800, "the first has shown how long it takes"
-    assert engine.usage().unread == ()
+    assert engine.usage().to_prefill == ()
 
 
 def test_sampling_reaches_the_library(engine: StatefulEngine) -> None:

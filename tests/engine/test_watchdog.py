@@ -154,7 +154,7 @@ class Idle:
     def pass_(self, seconds: float, **held: int) -> str | None:
         for _ in range(round(seconds / self.dog.interval)):
             self.now += self.dog.interval
-            found = self.dog.check(self.now, **{"requests": 0, "pending": 0, **held}, sent=self.sent)
+            found = self.dog.check(self.now, **{"requests": 0, "pending": 0, **held}, num_sent=self.sent)
             if found is not None:
                 return found
             if self.dog.ping(self.sent):
@@ -221,11 +221,11 @@ def test_heartbeats_without_tokens_while_a_prompt_is_computed() -> None:
     """The paged engine takes all blocks of a prompt at its start, so its cache does not fill step by step."""
     dog = Watchdog(4.0)
     for left in range(600, 0, -10):
-        dog.on_message(progress=False, usage=Usage(1, 1, 0.5, 1000, unread=((7, left),)))
+        dog.on_message(progress=False, usage=Usage(1, 1, 0.5, 1000, to_prefill=((7, left),)))
         assert looks(dog, 0.5, requests=1) is None
     found = []
     for left in (600, 300, 10) * 5:  # it is preempted and computed again, for ever
-        dog.on_message(progress=False, usage=Usage(1, 1, 0.5, 1000, unread=((7, left),)))
+        dog.on_message(progress=False, usage=Usage(1, 1, 0.5, 1000, to_prefill=((7, left),)))
         found.append(looks(dog, 0.5, requests=1))
     assert "the engine made steps but no token within 4 s" in found
 

@@ -19,7 +19,7 @@ from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.grpc_api.server import RpcOptions, RpcServer
 from ovserve.services.inference.infer import Inference
-from ovserve.serving.config.repository import Found
+from ovserve.serving.config.repository import RepositoryContent
 from ovserve.serving.manager import Manager
 from ovserve.serving.spec import ServableSpec
 from tests.conftest import ROOT, script_graph
@@ -47,9 +47,9 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> Found:
+    def read(self) -> RepositoryContent:
         found = sorted(d for d in self.path.iterdir() if d.is_dir())
-        return Found(tuple(ServableSpec.of_directory(d.name, d) for d in found))
+        return RepositoryContent(tuple(ServableSpec.of_directory(d.name, d) for d in found))
 
     def digest(self) -> str:
         return str(self.read())

@@ -87,7 +87,7 @@ def test_users_who_are_gone_are_forgotten() -> None:
         one = waiter("inventor", 1, user=str(i))
         queue.add(one)
         queue.remove(one)
-    assert len(queue._given) <= MAX_IDLE_CALLERS + 3
+    assert len(queue._served) <= MAX_IDLE_CALLERS + 3
 
 
 def test_nobody_waits_for_ever() -> None:

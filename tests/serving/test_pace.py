@@ -12,7 +12,7 @@ def test_text_is_measured_by_the_prompts_before() -> None:
     pace = ThroughputEstimator(RequestMetrics())
     assert pace.tokens_of(("x" * 400,)) == 100, "four characters a token, to begin with"
     for _ in range(100):
-        pace.learn(("x" * 400,), 200)
+        pace.record_prompts(("x" * 400,), 200)
     assert pace.tokens_of(("x" * 400,)) == pytest.approx(200, abs=2)
     assert pace.tokens_of(((1, 2, 3), (4, 5))) == 5, "token ids are what they are"
     assert pace.tokens_of(("",)) == 1
@@ -22,7 +22,7 @@ def test_images_are_measured_by_those_before() -> None:
     pace = ThroughputEstimator(RequestMetrics())
     assert pace.tokens_of(("x" * 400,), 2) == 100 + 2 * 576
     for _ in range(100):
-        pace.learn(("x" * 400,), 100 + 2 * 50, 2)
+        pace.record_prompts(("x" * 400,), 100 + 2 * 50, 2)
     assert pace.tokens_of(("x" * 400,), 2) == pytest.approx(200, abs=2)
     assert pace.tokens_of(("x" * 400,)) == 100, "text is what it was"
 

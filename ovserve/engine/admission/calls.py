@@ -19,7 +19,7 @@ from ovserve.engine.client.calls import CallItem, CallStream
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.requests import RequestMetrics
 
-CALLS_PER_PLACE = 2  # calls in the engine per call that it runs
+CALLS_PER_SLOT = 2  # calls in the engine per call that it runs
 EWMA_WEIGHT = 0.1  # weight of the last call in the mean duration
 
 
@@ -33,18 +33,18 @@ class CallRoom:
         self._mean: float | None = None  # seconds of a call
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         return self._engine.facts.max_calls
 
     def fits(self, waiter: Waiter) -> bool:
-        return self._engine.in_flight - self._engine.batch_lines < CALLS_PER_PLACE * self.places
+        return self._engine.in_flight - self._engine.batch_lines < CALLS_PER_SLOT * self.slots
 
     def admissible(self, queue: FairQueue, now: float) -> Iterator[Waiter]:
         while (waiter := queue.next(now)) is not None and self.fits(waiter):
             yield waiter
 
     def reserve(self, waiter: Waiter) -> None:
-        """Nothing but its place counts, and that is the controller's."""
+        """Only the slot counts, which the controller has counted."""
 
     def release(self, waiter: Waiter) -> None:
         """Likewise."""
@@ -56,9 +56,9 @@ class CallRoom:
         """The speed is learnt from calls that end."""
 
     def seconds(self, queue: FairQueue, now: float) -> float | None:
-        return None if self._mean is None else len(queue) * self._mean / max(1, self.places)
+        return None if self._mean is None else len(queue) * self._mean / max(1, self.slots)
 
-    def learn(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """Record the duration of a complete call."""
         mean = self._mean
         self._mean = seconds if mean is None else mean + EWMA_WEIGHT * (seconds - mean)
@@ -90,7 +90,7 @@ class CallAdmission:
 
     def session(self) -> CallSession:
         """Begin a request of several calls. Raises Overloaded when as many are open as may wait."""
-        if self._sessions >= self.controller.limits.max_queue + self.room.places:
+        if self._sessions >= self.controller.limits.max_queue + self.room.slots:
             raise self.controller.refusal("queue_full", f"{self._sessions} requests are open")
         self._sessions += 1
         return CallSession(self, self._meter)
@@ -116,8 +116,8 @@ class CallAdmission:
         caller, meter = call.caller, self._meter
         limits = self.controller.limits.of(caller.rights)
         since, timeout = now if part is None else part.begun, limits.request_timeout
-        kept = part is not None and part.admitted
-        waiter = Waiter(caller.name, cost, 1, now, "", caller.rights.weight, kept)
+        holds_slot = part is not None and part.admitted
+        waiter = Waiter(caller.name, cost, 1, now, "", caller.rights.weight, holds_slot)
 
         def send() -> Awaitable[CallStream]:
             return self._engine.call(method, arguments, blobs, window=window)
@@ -127,7 +127,7 @@ class CallAdmission:
 
         stream = await self.controller.admit(waiter, limits, since + timeout, send, send_now)
         sent_at = time.monotonic()
-        if not kept:
+        if not holds_slot:
             call.admitted = sent_at - call.started
         if call.batch:
             since, timeout, meter = sent_at, BATCH_TIMEOUT_SECONDS, meter.of_batches
@@ -172,7 +172,7 @@ class AdmittedCall:
             if self._whole:
                 self._meter.latency.observe(now - self._begun)
                 self._meter.finished["stop"] += 1
-            self._room.learn(now - (self._begun if self._whole else self._sent))
+            self._room.record_duration(now - (self._begun if self._whole else self._sent))
         return item
 
     def fail(self, error: OvserveError) -> None:
@@ -191,7 +191,7 @@ class AdmittedCall:
         was, self._open = self._open, False
         if was:
             self._controller.deadlines.remove(self)
-            self._controller.left(self._waiter)
+            self._controller.finish(self._waiter)
             self._meter.in_engine -= 1
         return was
 

@@ -45,7 +45,7 @@ class Room(Protocol):
     pauses_batches: bool  # the engine itself pauses lines of batches for live requests
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Return how many choices, or calls, the engine runs at a time."""
 
     def fits(self, waiter: Waiter) -> bool: ...
@@ -82,7 +82,7 @@ class Deadlines:
         self._at = 0.0  # of the timer, which may be earlier than any deadline
 
     def set(self, request: Expiring, due: float) -> None:
-        """Let the request expire at `due`, in the place of its deadline until now."""
+        """Let the request expire at `due` instead of its earlier deadline."""
         self._due[request] = due
         if self._timer is None or due < self._at:
             self._start(due)
@@ -94,8 +94,8 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._at = due
-        left = max(0.0, due - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(left, self._look)
+        delay = max(0.0, due - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._look)
 
     def _look(self) -> None:
         self._timer, now = None, time.monotonic()
@@ -129,7 +129,7 @@ class AdmissionController:
         send: Callable[[], Awaitable[S]],
         send_now: Callable[[], S | None] | None = None,
     ) -> S:
-        """Send a request at its turn, and return what `send` returns. The caller calls `left` at its end.
+        """Send a request at its turn, and return what `send` returns. The caller calls `finish` at its end.
 
         `due` is the end of its time by `time.monotonic()`. `send_now` is tried first where there is room; it
         returns None when the engine is not ready, or else saves a timer. Raises Overloaded and RateLimited
@@ -140,10 +140,10 @@ class AdmissionController:
             return await self._admit_in_batch(waiter, send)
         self._last_live = now
         patience = due - now
-        if not waiter.kept:
+        if not waiter.begun:
             call.queued = now - call.started
             if allowance := self._engine.load_allowance:
-                self._engine.refuse_impatient(call.left)
+                self._engine.refuse_impatient(call.seconds_left)
             patience = min(limits.queue_timeout + allowance, patience)
             if shortage := self._engine.short_of_memory:
                 raise self.refusal("memory", shortage)
@@ -169,7 +169,7 @@ class AdmissionController:
             if self._queue:
                 self._advance()
 
-    def left(self, waiter: Waiter) -> None:
+    def finish(self, waiter: Waiter) -> None:
         """Record that a request has left the engine, any number of times."""
         self.begun(waiter)
         if waiter.batch:
@@ -191,7 +191,7 @@ class AdmissionController:
                 self._engine.reserved -= waiter.choices
             elif waiter in self._batch:
                 self._batch.remove(waiter)
-            self.left(waiter)
+            self.finish(waiter)
             self._advance()
             raise
         self._engine.reserved -= waiter.choices  # now the engine counts it
@@ -221,8 +221,8 @@ class AdmissionController:
 
     async def _wait(self, waiter: Waiter, most: int | None) -> None:
         """Wait for a turn. `most`: the limit of waiting requests of one caller."""
-        if not waiter.kept:
-            self._make_place(waiter, most)
+        if not waiter.begun:
+            self._make_room(waiter, most)
         self._queue.add(waiter)
         try:
             await self._turn_of(waiter)
@@ -239,8 +239,8 @@ class AdmissionController:
         self._advance()  # it may be short, and the requests before it long
         await waiter.turn
 
-    def _make_place(self, waiter: Waiter, most: int | None) -> None:
-        """Raise for a newcomer for whom the queue has no place, and can make none."""
+    def _make_room(self, waiter: Waiter, most: int | None) -> None:
+        """Raise for a newcomer if the queue is full and no waiting request can be evicted."""
         queue, limits = self._queue, self.limits
         if most is not None and queue.waiting_of(waiter.caller) >= most:
             raise RateLimited(
@@ -297,7 +297,7 @@ class AdmissionController:
             self._last_live = now
             return False
         several = self._room.pauses_batches or now - self._last_live > CALM_SECONDS
-        return not lines or (several and lines + waiter.choices <= self._room.places)
+        return not lines or (several and lines + waiter.choices <= self._room.slots)
 
     # ---- rejections
 

@@ -8,7 +8,7 @@ or it would have a past to catch up. Among the requests of one user the smallest
 a tag does not wait behind 30,000 tokens. Its size counts less the longer it waits, and nothing after half of
 the time it may wait.
 
-Room in the queue is shared too: a newcomer to a full queue takes the place of a request of the caller who
+Room in the queue is shared too: a newcomer to a full queue evicts a request of the caller who
 occupies most of it, if that is more than the newcomer's own caller would.
 """
 
@@ -31,7 +31,7 @@ class Waiter:
     arrived: float  # seconds, time.monotonic()
     user: str = ""  # the user of the caller
     weight: float = 1.0  # the caller's share, relative to others
-    kept: bool = False  # part of a request that has begun: never evicted for another
+    begun: bool = False  # part of a request that has begun: never evicted for another
     batch: bool = False  # an admitted line of a batch, which waits outside of the queue
     admitted: bool = False  # it may proceed
     awaits_first_token: bool = False  # it is admitted, and its first token has not come
@@ -43,7 +43,7 @@ class FairQueue:
         """`patience`: seconds a request may wait."""
         self._patience = patience
         self._waiting: dict[str, dict[str, list[Waiter]]] = {}  # by caller and user, none empty
-        self._given: dict[tuple[str, ...], float] = {}  # tokens by (caller,) and (caller, user)
+        self._served: dict[tuple[str, ...], float] = {}  # tokens by (caller,) and (caller, user)
         self._length = 0
         self.tokens = 0
 
@@ -76,15 +76,15 @@ class FairQueue:
         callers = [c for c, users in self._waiting.items() if any(waiting(c, user) for user in users)]
         if not callers:
             return None
-        caller = min(callers, key=lambda caller: self._given[(caller,)])
+        caller = min(callers, key=lambda caller: self._served[(caller,)])
         users = [user for user in self._waiting[caller] if waiting(caller, user)]
-        user = min(users, key=lambda user: self._given[(caller, user)])
+        user = min(users, key=lambda user: self._served[(caller, user)])
         return min(waiting(caller, user), key=lambda waiter: self._weight(waiter, now))
 
     def take(self, waiter: Waiter, tokens: float) -> None:
         """Take it out to be admitted, at a cost of `tokens`."""
-        self._given[(waiter.caller,)] += tokens / waiter.weight
-        self._given[(waiter.caller, waiter.user)] += tokens
+        self._served[(waiter.caller,)] += tokens / waiter.weight
+        self._served[(waiter.caller, waiter.user)] += tokens
         waiter.admitted = True
         self.remove(waiter)
 
@@ -102,7 +102,7 @@ class FairQueue:
         if not users:
             del self._waiting[waiter.caller]
         if not self._waiting:
-            self._given.clear()
+            self._served.clear()
 
     def eviction_candidate(self, newcomer: Waiter, *, by_tokens: bool) -> Waiter | None:
         """Return the request to evict for the newcomer, or None if the newcomer's caller would hold most.
@@ -117,7 +117,7 @@ class FairQueue:
         most = max(self._waiting, key=held, default=newcomer.caller)
         if held(most) <= held(newcomer.caller) + (newcomer.tokens if by_tokens else 1):
             return None
-        evictable = [waiter for waiter in self._of(most) if not waiter.kept]
+        evictable = [waiter for waiter in self._of(most) if not waiter.begun]
         return max(evictable, key=lambda waiter: waiter.arrived, default=None)
 
     def waiting_of(self, caller: str) -> int:
@@ -128,11 +128,11 @@ class FairQueue:
 
     def _begin(self, who: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> None:
         """Start to count `who` as waiting, next to `others` of its kind."""
-        if len(self._given) > MAX_IDLE_CALLERS:
+        if len(self._served) > MAX_IDLE_CALLERS:
             present = {(c,) for c in self._waiting} | {(c, u) for c, us in self._waiting.items() for u in us}
-            self._given = {name: tokens for name, tokens in self._given.items() if name in present}
-        least = min((self._given[other] for other in others), default=0.0)
-        self._given[who] = max(self._given.get(who, 0.0), least)
+            self._served = {name: tokens for name, tokens in self._served.items() if name in present}
+        least = min((self._served[other] for other in others), default=0.0)
+        self._served[who] = max(self._served.get(who, 0.0), least)
 
     def _weight(self, waiter: Waiter, now: float) -> tuple[float, float]:
         waited = (now - waiter.arrived) / (self._patience / 2)

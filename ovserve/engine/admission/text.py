@@ -57,7 +57,7 @@ class ThroughputEstimator:
         )
         return text + int(images * len(prompts) * self._tokens_an_image)
 
-    def learn(self, prompts: tuple[Prompt, ...], tokens: int, images: int = 0) -> None:
+    def record_prompts(self, prompts: tuple[Prompt, ...], tokens: int, images: int = 0) -> None:
         """Record the token count of prompts."""
         if images:
             each = (tokens - self.tokens_of(prompts)) / (images * len(prompts))
@@ -132,18 +132,18 @@ class TextRoom:
         self.sample = self.throughput.sample
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         return self._engine.spec.max_num_seqs
 
     def fits(self, waiter: Waiter) -> bool:
         """Return whether there is room; a request too large by itself is admitted to an empty engine."""
-        return self._has_place(waiter) and self._kind(waiter).has_room(waiter.tokens, self._prefill_room)
+        return self._has_slot(waiter) and self._kind(waiter).has_room(waiter.tokens, self._prefill_room)
 
     def admissible(self, queue: FairQueue, now: float) -> Iterator[Waiter]:
-        """A short prompt passes a long one that waits for others to be read, but not one that waits for a
-        place: that could be forever."""
+        """A short prompt passes a long one that waits for the prefill of others, but not one that waits for a
+        slot, because that one might wait forever."""
         low = {kind for kind in (self._short, self._long) if kind.has_room(0, self._prefill_room // 2)}
-        while (first := queue.next(now)) is not None and self._has_place(first):
+        while (first := queue.next(now)) is not None and self._has_slot(first):
             for waiter in (first, queue.next(now, most=self._step_tokens)):
                 if waiter is not None and self._kind(waiter) in low and self.fits(waiter):
                     yield waiter
@@ -163,9 +163,9 @@ class TextRoom:
     def seconds(self, queue: FairQueue, now: float) -> float | None:
         return self.throughput.seconds(queue.tokens + len(queue) * self.throughput.answer_tokens, now)
 
-    def _has_place(self, waiter: Waiter) -> bool:
+    def _has_slot(self, waiter: Waiter) -> bool:
         held = self._engine.in_flight - self._engine.batch_lines
-        return not held or held + waiter.choices <= self.places
+        return not held or held + waiter.choices <= self.slots
 
     def _kind(self, waiter: Waiter) -> _Prefilling:
         return self._short if waiter.tokens <= self._step_tokens else self._long
@@ -238,7 +238,7 @@ class AdmittedText:
         self._sent = time.monotonic()
         self._controller.deadlines.set(self, self._refused_at)
         inner.when_admitted(self._admit)
-        inner.when_reading(self._call.reading)
+        inner.when_prefilling(self._call.record_prefill)
 
     async def next(self) -> Delta:
         delta = await self._inner.next()
@@ -256,8 +256,8 @@ class AdmittedText:
     def abort_if_running(self) -> None:
         self._controller.deadlines.remove(self)
         self._inner.abort_if_running()
-        self._inner.forget_calls()  # they refer to this, which would wait for the garbage collector
-        self._controller.left(self._waiter)
+        self._inner.remove_callbacks()  # they refer to this, which would wait for the garbage collector
+        self._controller.finish(self._waiter)
 
     def expire(self) -> None:
         """Called at the time of the deadline, which may have moved since."""
@@ -265,7 +265,7 @@ class AdmittedText:
         if self._admitted or now >= self._due:
             seconds = limits.request_timeout
             self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
-        elif now >= self._last_message + limits.queue_timeout and not self._engine.reading:
+        elif now >= self._last_message + limits.queue_timeout and not self._engine.prefilling:
             self._inner.fail(self._controller.overdue(limits.queue_timeout))
         else:
             self._controller.deadlines.set(self, self._refused_at)
@@ -276,7 +276,7 @@ class AdmittedText:
             self._call.admitted = time.monotonic() - self._call.started
             self._call.count(prompt_tokens, 0)
             request = self._request
-            self._room.throughput.learn(request.prompts, prompt_tokens, len(request.images))
+            self._room.throughput.record_prompts(request.prompts, prompt_tokens, len(request.images))
             self._controller.deadlines.set(self, self._due)
 
     @property
@@ -290,7 +290,6 @@ class AdmittedText:
 
     @property
     def _refused_at(self) -> float:
-        """Return when the engine counts as silent; while it reads prompts, the watchdog decides whether it
-        hangs."""
-        since = time.monotonic() if self._engine.reading else self._last_message
+        """Return when the engine counts as silent; during prefill, the watchdog decides whether it hangs."""
+        since = time.monotonic() if self._engine.prefilling else self._last_message
         return min(self._due, since + self._limits.queue_timeout)

@@ -219,7 +219,7 @@ class Calls:
     def patience(self, default: float) -> float:
         return default
 
-    def unread_tokens(self) -> int:
+    def prefill_tokens(self) -> int:
         return 0
 
     def report(self) -> list[str]:

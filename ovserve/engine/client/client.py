@@ -108,7 +108,7 @@ class EngineClient(ABC, Generic[S, F]):
 
     async def _ready_process(self) -> ModelProcess:
         """Return the ready process, usually at once."""
-        self.dormancy.used = time.monotonic()
+        self.dormancy.last_used = time.monotonic()
         if not self._takes_requests():
             wait, again, why = (
                 self._settings.restart_wait,
@@ -117,7 +117,7 @@ class EngineClient(ABC, Generic[S, F]):
             )
             if self.dormancy.managed:
                 wait, why = self._settings.ready_timeout, "is being loaded"
-            with self.dormancy.wanted():
+            with self.dormancy.request():
                 await self._current.until_ready(self._takes_requests, wait, again=again, why=why)
         return self._process  # type: ignore[return-value]  # ready
 
@@ -129,17 +129,18 @@ class EngineClient(ABC, Generic[S, F]):
         """Return the seconds that a request may wait longer because the engine has to be loaded for it."""
         return self._settings.ready_timeout if self.dormancy.managed and not self._takes_requests() else 0.0
 
-    def refuse_impatient(self, left: float | None) -> None:
-        """Raise Overloaded for a client that does not wait long enough, `left` seconds, for the load.
+    def refuse_impatient(self, remaining: float | None) -> None:
+        """Raise Overloaded for a client that does not wait long enough, `remaining` seconds, for the load.
 
         The engine is loaded nonetheless, so that the client finds it when it comes back.
         """
-        if left is None or self._takes_requests() or not self.dormancy.managed:
+        if remaining is None or self._takes_requests() or not self.dormancy.managed:
             return
-        if (seconds := self.dormancy.estimate()) > left:
-            self.dormancy.keep_wanted(seconds)
+        if (seconds := self.dormancy.estimate()) > remaining:
+            self.dormancy.expect_retry(seconds)
             raise Overloaded(
-                f"the model is not loaded, which takes about {seconds:.0f} s; this client waits {left:.1f} s",
+                f"the model is not loaded, which takes about {seconds:.0f} s; this client waits "
+                f"{remaining:.1f} s",
                 cause="unloaded",
                 retry_after=max(1.0, seconds),
             )
@@ -361,7 +362,7 @@ class EngineClient(ABC, Generic[S, F]):
             pending=len(self._pending),
             busy=patient and len(requests) > 0,  # it answers pings while it works
             timeout=requests.patience(self._settings.restarts.stall_timeout),
-            unread_tokens=requests.unread_tokens,
+            prefill_tokens=requests.prefill_tokens,
         )
 
     async def _resume(self, process: ModelProcess) -> None:

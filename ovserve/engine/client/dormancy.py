@@ -26,12 +26,12 @@ class Dormancy:
         self.held = False
         self.waiting = 0  # requests
         self.urgent = False  # one of them holds another engine, so it cannot wait for its turn
-        self.used = -math.inf  # when it was last asked for
+        self.last_used = -math.inf  # time of the last request
         self.since = time.monotonic()  # when it was last loaded
         self.bytes = 0  # of memory that it held when it was loaded
         self.seconds = 1.0  # that its last load took
         self.estimate: Callable[[], float] = lambda: 0.0  # seconds until it is loaded
-        self.on_wanted: Callable[[], None] = lambda: None
+        self.on_request: Callable[[], None] = lambda: None
         self._awake = asyncio.Event()
         self._awake.set()
 
@@ -58,18 +58,18 @@ class Dormancy:
         """Return whether a request has to wait although there is a process."""
         return self.held and not has_begun()
 
-    def keep_wanted(self, seconds: float) -> None:
-        """Want it for so long, for a request that is to come back."""
-        wanting = self.wanted()
-        wanting.__enter__()
-        asyncio.get_running_loop().call_later(seconds, wanting.__exit__, None, None, None)
+    def expect_retry(self, seconds: float) -> None:
+        """Count a request as waiting for so long, because its client is to come back."""
+        waiting = self.request()
+        waiting.__enter__()
+        asyncio.get_running_loop().call_later(seconds, waiting.__exit__, None, None, None)
 
     @contextmanager
-    def wanted(self) -> Iterator[None]:
+    def request(self) -> Iterator[None]:
         """Enter around the wait of a request."""
         self.waiting += 1
         self.urgent = self.urgent or has_begun()
-        self.on_wanted()
+        self.on_request()
         try:
             yield
         finally:

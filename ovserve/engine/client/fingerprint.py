@@ -22,6 +22,6 @@ def fingerprint(spec: Spec, facts: Facts, graph: bytes = b"") -> str:
     path = Path(spec.model_path)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file.name, file.stat().st_size, int(file.stat().st_mtime)) for file in files if file.is_file()]
-    known = msgspec.structs.replace(facts, load_seconds=0.0)
-    digest = hashlib.sha256(msgspec.msgpack.encode([__version__, spec, known, stats, graph]))
+    stable_facts = msgspec.structs.replace(facts, load_seconds=0.0)
+    digest = hashlib.sha256(msgspec.msgpack.encode([__version__, spec, stable_facts, stats, graph]))
     return f"fp_{digest.hexdigest()[:12]}"

@@ -49,7 +49,7 @@ class GrammarLimits:
     stuck_seconds: float = 10.0  # without any CPU time; then the process is replaced
     waiting: int = 64  # grammars that wait for their turn
     slow_waiting: int = 8  # how many of them may wait for the second stage
-    kept: int = 2048  # verdicts
+    max_verdicts: int = 2048
     kept_seconds: float = 60.0  # those about CPU time
     trials_per_process: int = 500  # then another process: the compiler never frees memory
     # What the engine keeps compiled; then it drops everything. Grammars use some 400 times their text: ten
@@ -70,13 +70,13 @@ class Verdict:
 
 
 class Trial:
-    """A grammar on trial. `wanted`: requests whose clients have not left."""
+    """A grammar on trial. `waiters`: requests whose clients have not left."""
 
     task: asyncio.Task[Verdict]
-    wanted = 0
+    waiters = 0
 
     def check(self) -> None:
-        if not self.wanted:
+        if not self.waiters:
             raise Unavailable("no client waits for this grammar")
 
 
@@ -121,7 +121,7 @@ class GrammarProver:
         if parallel and is_cheap(constraint.format):
             return None
         key = digest(constraint.format)
-        verdict = self._known(key) or await self._wait(self._trial(key, constraint))
+        verdict = self._verdict_of(key) or await self._wait(self._trial(key, constraint))
         if verdict.fault:
             raise InvalidArgument(f"{constraint.param}: {verdict.fault}", param=constraint.param)
         return verdict.memory
@@ -135,7 +135,7 @@ class GrammarProver:
         """End the processes, if they have no trial, until the next one."""
         await asyncio.gather(self._quick.rest(), self._slow.rest())
 
-    def _known(self, key: bytes) -> Verdict | None:
+    def _verdict_of(self, key: bytes) -> Verdict | None:
         verdict = self._verdicts.get(key)
         if verdict is not None and verdict.until < time.monotonic():
             del self._verdicts[key]
@@ -154,12 +154,12 @@ class GrammarProver:
         return trial
 
     async def _wait(self, trial: Trial) -> Verdict:
-        trial.wanted += 1
+        trial.waiters += 1
         try:
             async with asyncio.timeout(self._limits.wait_seconds):
                 return await asyncio.shield(trial.task)  # other requests may wait for it too
         except asyncio.CancelledError:
-            trial.wanted -= 1
+            trial.waiters -= 1
             raise
         except TimeoutError:
             raise Unavailable(
@@ -179,7 +179,7 @@ class GrammarProver:
         finally:
             del self._trials[key]  # at once: a request that comes now must not join a trial that was dropped
         self._verdicts[key] = verdict
-        if len(self._verdicts) > self._limits.kept:
+        if len(self._verdicts) > self._limits.max_verdicts:
             self._verdicts.popitem(last=False)
         return verdict
 
@@ -275,9 +275,9 @@ class CompiledGrammars:
         self._under_way += 1
         self._none_under_way.clear()
         try:
-            compile_ = partial(Compile, format=constraint.format, tried=memory is not None)
-            used: int = await self._pending.call(send, compile_)
-            self._memory += max(used - (memory or 0), 0)
+            compile_ = partial(Compile, format=constraint.format, validated=memory is not None)
+            size: int = await self._pending.call(send, compile_)
+            self._memory += max(size - (memory or 0), 0)
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{constraint.param}: the grammar does not compile: {error.message}", param=constraint.param

@@ -33,7 +33,7 @@ LOOKS = 8  # per timeout
 LONGEST_INTERVAL = 1.0  # seconds
 PING_SECONDS = 5.0  # without work, or since the last answer; less for a timeout under four times that
 REST_SECONDS = 20.0
-SLOWEST_READING = 10.0  # tokens a second of a prompt that is read in one step; slower is stalled
+MIN_PREFILL_RATE = 10.0  # tokens a second of a prompt that is read in one step; slower is stalled
 
 
 class Watchdog:
@@ -42,50 +42,50 @@ class Watchdog:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.interval = min(timeout / LOOKS, LONGEST_INTERVAL) if timeout else LONGEST_INTERVAL
-        self._heard = self._moved = False  # since the last check
+        self._received = self._moved = False  # since the last check
         self._silent = self._stuck = self._idle = 0.0  # seconds
         self._looked: float | None = None
         self._cache: tuple[float, int] | None = None
-        self._unread: dict[int, int] = {}  # the fewest tokens of each prompt that were left to compute
+        self._to_prefill: dict[int, int] = {}  # the fewest tokens of each prompt that were left to compute
         self._longest = timeout or math.inf  # longest timeout since it was last idle
         self._pinged: int | None = None  # messages sent up to the unanswered ping
         self._rested: int | None = None  # messages sent up to the last answered ping
 
     def on_message(self, *, progress: bool, usage: Usage | None = None) -> None:
         """Record a message; `progress`: some request gained something by it."""
-        self._heard = True
+        self._received = True
         if usage is not None:
             if (cache := (usage.cache, usage.cache_bytes)) != self._cache:
                 self._cache, progress = cache, True
-            unread, self._unread = self._unread, {}
-            for id_, tokens in usage.unread:
-                fewest = unread.get(id_, math.inf)
+            to_prefill, self._to_prefill = self._to_prefill, {}
+            for id_, tokens in usage.to_prefill:
+                fewest = to_prefill.get(id_, math.inf)
                 progress |= tokens < fewest
-                self._unread[id_] = int(min(tokens, fewest))  # one that is preempted begins again
+                self._to_prefill[id_] = int(min(tokens, fewest))  # one that is preempted begins again
         if progress:
             self._moved = True
 
     def answered(self) -> None:
         """The ping."""
-        self._heard = True
+        self._received = True
         self._rested, self._pinged = self._pinged, None
         self._longest = self._timeout or math.inf
 
-    def ping(self, sent: int) -> bool:
-        """Return whether to send a ping now, after `sent` messages; call it after each check."""
+    def ping(self, num_sent: int) -> bool:
+        """Return whether to send a ping now, after `num_sent` messages; call it after each check."""
         if not self._timeout or self._pinged is not None:
             return False
         if self._idle < min(PING_SECONDS, self._timeout / 4):
             return False
-        self._idle, self._pinged = 0.0, sent + 1
+        self._idle, self._pinged = 0.0, num_sent + 1
         return True
 
     def check(
-        self, now: float, *, requests: int, pending: int, sent: int = 0, timeout: float | None = None
+        self, now: float, *, requests: int, pending: int, num_sent: int = 0, timeout: float | None = None
     ) -> str | None:
         """Return why it is stalled, or None.
 
-        `requests` and `pending` count what it holds, `sent` the messages
+        `requests` and `pending` count what it holds, `num_sent` the messages
         it was sent, `now` is monotonic; `timeout` replaces its own if its requests set one.
         """
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self.interval)
@@ -93,15 +93,15 @@ class Watchdog:
         holds = requests or pending
         self._idle = 0.0 if holds else self._idle + passed
         owes = holds or self._pinged is not None
-        self._silent = 0.0 if self._heard or not owes else self._silent + passed
+        self._silent = 0.0 if self._received or not owes else self._silent + passed
         self._stuck = 0.0 if self._moved or not requests else self._stuck + passed
-        self._heard = self._moved = False
+        self._received = self._moved = False
         patience = (self._timeout if timeout is None else timeout) or math.inf
         if holds:
             self._longest = max(self._longest, patience)
         else:
             patience = self._longest
-            if self._at_rest(sent):
+            if self._at_rest(num_sent):
                 patience = min(patience, REST_SECONDS)
         if self._silent >= patience:
             if not holds:
@@ -111,9 +111,9 @@ class Watchdog:
             return f"the engine made steps but no token within {patience:g} s"
         return None
 
-    def _at_rest(self, sent: int) -> bool:
+    def _at_rest(self, num_sent: int) -> bool:
         """Return whether it was sent only pings since it last answered one."""
-        return self._pinged is not None and self._pinged == sent and self._rested == sent - 1
+        return self._pinged is not None and self._pinged == num_sent and self._rested == num_sent - 1
 
 
 class Health:
@@ -135,7 +135,7 @@ class Health:
         requests: int,
         pending: int,
         timeout: float,
-        unread_tokens: Callable[[], int],
+        prefill_tokens: Callable[[], int],
         busy: bool = False,
     ) -> str | None:
         """Return why it is stalled, or None. An idle process is pinged.
@@ -144,12 +144,12 @@ class Health:
         length. `busy`: it works on requests that need no progress, so it is not at rest.
         """
         if timeout and self._whole_prompts:
-            timeout += unread_tokens() / SLOWEST_READING
+            timeout += prefill_tokens() / MIN_PREFILL_RATE
         stalled = self.watchdog.check(
             time.monotonic(),
             requests=requests,
             pending=pending,
-            sent=self._process.sent + busy,
+            num_sent=self._process.sent + busy,
             timeout=timeout,
         )
         if stalled is None and self.watchdog.ping(self._process.sent):

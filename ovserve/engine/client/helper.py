@@ -136,10 +136,10 @@ class HelperProcess:
 
 
 async def _watch(process: EngineProcess, stuck_seconds: float) -> None:
-    used, since = cpu_seconds(process.pid), 0.0
+    cpu_time, since = cpu_seconds(process.pid), 0.0
     while since < stuck_seconds:
         await asyncio.sleep(CHECK_SECONDS)
         now = cpu_seconds(process.pid)
-        since = since + CHECK_SECONDS if now is not None and now == used else 0.0
-        used = now
+        since = since + CHECK_SECONDS if now is not None and now == cpu_time else 0.0
+        cpu_time = now
     process.kill(f"it has used no CPU time for {stuck_seconds:g} s")

@@ -73,8 +73,8 @@ class Texts:
         for ids in packed:
             if facts.max_length is not None and len(ids) >= ID_BYTES * facts.max_length:
                 admit(len(ids) // ID_BYTES, facts.max_length, request.sampling)  # raises
-        given = iter(packed)
-        return [next(given) if isinstance(prompt, str) else b"" for prompt in prompts]
+        encoded = iter(packed)
+        return [next(encoded) if isinstance(prompt, str) else b"" for prompt in prompts]
 
     async def tokenize(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         call = self._call_process if is_long(texts) else self._call_engine

@@ -47,7 +47,7 @@ class Mailbox:
 
     __slots__ = (
         "_admission", "_choices", "_early", "_error", "_outside", "_prompts", "_slots", "_taken",
-        "_unfinished", "_waiter", "begun", "closed", "on_admission", "on_unread",
+        "_unfinished", "_waiter", "begun", "closed", "on_admission", "on_prefill",
     )  # fmt: skip
 
     def __init__(self, prompts: int = 1, choices: int = 1, *, early: bool = False) -> None:
@@ -59,7 +59,7 @@ class Mailbox:
         self.begun = False  # part of the answer has been read
         self.closed = False  # the whole answer has been read
         self.on_admission: Callable[[int], None] | None = None  # called with the prompt tokens
-        self.on_unread: Callable[[int], None] | None = None  # called with those still to compute
+        self.on_prefill: Callable[[int], None] | None = None  # called with those still to compute
         self.restart()
 
     def restart(self) -> None:

@@ -42,12 +42,12 @@ class MemoryLimit:
         self.held, self._left = resident(self._pid), memory()
         self.shortage = self._short(self._left)
 
-    def _short(self, left: Memory) -> str:
+    def _short(self, free: Memory) -> str:
         again = AGAIN if self.shortage else 1.0
         if self._limit and self.held > self._limit * again:
             return f"the engine holds {_mb(self.held)} of memory, and its limit is {_mb(self._limit)}"
-        if left.available and left.available * again < RESERVE:
-            return f"the {left.limit} has {_mb(left.available)} of memory left"
+        if free.available and free.available * again < RESERVE:
+            return f"the {free.limit} has {_mb(free.available)} of memory left"
         return ""
 
     @property

@@ -7,8 +7,8 @@ when a client sends it again (`Suspects`). Every other request has been read in 
 
 Suspects: when an engine ends, its request is sent to the next one once. A client can send the same request
 anew, and so block a graph. Each end counts against the requests that the engine held: 2 points for one that
-it held alone, 1 for one among others. At LIMIT points an equal request is rejected for FORGOTTEN seconds. An
-answer that completes clears its request. Ends that are not the engine's fault, such as a SIGKILL from
+it held alone, 1 for one among others. From MAX_POINTS on, an equal request is rejected for SUSPECT_SECONDS.
+An answer that completes clears its request. Ends that are not the engine's fault, such as a SIGKILL from
 outside, do not count.
 """
 
@@ -31,8 +31,8 @@ from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
 
-ALONE, AMONG_OTHERS, LIMIT = 2, 1, 3
-FORGOTTEN = 600.0  # seconds after the last end
+ALONE_POINTS, SHARED_POINTS, MAX_POINTS = 2, 1, 3
+SUSPECT_SECONDS = 600.0  # seconds after the last end
 REMEMBERED_SUSPECTS = 256  # different requests
 
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -50,11 +50,11 @@ class Suspects:
         if not self._points:
             return
         points, since = self._points.get(_digest(adds), (0, 0.0))
-        left = since + FORGOTTEN - self._now()
-        if points >= LIMIT and left > 0:
+        remaining = since + SUSPECT_SECONDS - self._now()
+        if points >= MAX_POINTS and remaining > 0:
             raise EndsEngine(
                 "The engine ended more than once while it worked on this request, so it is not sent again "
-                f"for {left:.0f} s. Change the request; the server's log has the reason."
+                f"for {remaining:.0f} s. Change the request; the server's log has the reason."
             )
 
     def held(self, requests: Iterable[list[Add]]) -> None:
@@ -69,9 +69,9 @@ class Suspects:
         now = self._now()
         for digest in held:
             points, since = self._points.pop(digest, (0, now))
-            if now - since >= FORGOTTEN:
+            if now - since >= SUSPECT_SECONDS:
                 points = 0
-            self._points[digest] = points + (ALONE if len(held) == 1 else AMONG_OTHERS), now
+            self._points[digest] = points + (ALONE_POINTS if len(held) == 1 else SHARED_POINTS), now
         while len(self._points) > REMEMBERED_SUSPECTS:
             self._points.popitem(last=False)
 
@@ -82,11 +82,11 @@ class Suspects:
 
 def _digest(adds: list[Add]) -> bytes:
     """Hash what makes requests equal: everything but their ids, and the seed, which is random by default."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for add in adds:
         sampling = msgspec.structs.replace(add.sampling, seed=0)
-        found.update(_ENCODE(msgspec.structs.replace(add, id=0, sampling=sampling, last=False)))
-    return found.digest()
+        hasher.update(_ENCODE(msgspec.structs.replace(add, id=0, sampling=sampling, last=False)))
+    return hasher.digest()
 
 
 def engine_requests(
@@ -102,15 +102,15 @@ def engine_requests(
     if sampling.n > 1 and sampling.beams == 1:
         seeds = [(sampling.seed + i) % 2**64 for i in range(sampling.n)]
         each = [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
-    known = ids or [b""] * len(request.prompts)
-    wanted = [
-        (prompt, of_it, one) for prompt, of_it in zip(request.prompts, known, strict=True) for one in each
+    encoded = ids or [b""] * len(request.prompts)
+    sequences = [
+        (prompt, of_it, one) for prompt, of_it in zip(request.prompts, encoded, strict=True) for one in each
     ]
     special, images = request.add_special_tokens, request.images
-    end = len(wanted) - 1
+    end = len(sequences) - 1
     return [
         Add(first_id + i, prompt, special, one, images, last and i == end, of_it, request.batch)
-        for i, (prompt, of_it, one) in enumerate(wanted)
+        for i, (prompt, of_it, one) in enumerate(sequences)
     ]
 
 
@@ -196,7 +196,7 @@ class Requests:
             raise
         self.stats.requests += len(adds)
         sampling = request.sampling
-        mailbox = Mailbox(len(request.prompts), request.choices, early=request.tells_admission)
+        mailbox = Mailbox(len(request.prompts), request.choices, early=request.reports_admission)
         ongoing = InFlightRequest(
             request.id,
             adds,
@@ -260,16 +260,16 @@ class Requests:
                 self.stats.prompt_tokens += counted
                 route.mailbox.admit(counted, message.max_tokens, message.cached_tokens)
 
-    def on_unread(self, unread: Sequence[tuple[int, int]]) -> None:
+    def on_prefill(self, to_prefill: Sequence[tuple[int, int]]) -> None:
         """Record how much of their prompts the engine has still to compute; it says so a few times a
         second."""
-        left: dict[Mailbox, int] = {}
-        for id_, tokens in unread:
+        pending: dict[Mailbox, int] = {}
+        for id_, tokens in to_prefill:
             if (route := self._routes.get(id_)) is not None and route.first_of_prompt:
-                left[route.mailbox] = left.get(route.mailbox, 0) + tokens
-        for mailbox, tokens in left.items():
-            if mailbox.on_unread is not None:
-                mailbox.on_unread(tokens)
+                pending[route.mailbox] = pending.get(route.mailbox, 0) + tokens
+        for mailbox, tokens in pending.items():
+            if mailbox.on_prefill is not None:
+                mailbox.on_prefill(tokens)
 
     def failed(self, message: Failed) -> None:
         if (route := self._routes.pop(message.id, None)) is not None:
@@ -339,13 +339,13 @@ class Requests:
 
     def patience(self, default: float) -> float:
         """Return the seconds that all of them allow a step to take; 0: no limit."""
-        asked = [
+        timeouts = [
             default if (own := route.ongoing.stall_timeout) is None else own
             for route in self._routes.values()
         ]
-        return 0.0 if 0.0 in asked else max(asked, default=default)
+        return 0.0 if 0.0 in timeouts else max(timeouts, default=default)
 
-    def unread_tokens(self) -> int:
+    def prefill_tokens(self) -> int:
         """Return the prompt tokens of requests without a generated token."""
         return sum(r.track.prompt_tokens for r in self._routes.values() if not r.track.tokens)
 
@@ -377,13 +377,13 @@ class DeltaStream:
         request."""
         self._mailbox.on_admission = call
 
-    def when_reading(self, call: Callable[[int], None]) -> None:
+    def when_prefilling(self, call: Callable[[int], None]) -> None:
         """Set a callback for the prompt tokens still to compute, called a few times a second if known."""
-        self._mailbox.on_unread = call
+        self._mailbox.on_prefill = call
 
-    def forget_calls(self) -> None:
+    def remove_callbacks(self) -> None:
         """Remove the callbacks, at the end."""
-        self._mailbox.on_admission = self._mailbox.on_unread = None
+        self._mailbox.on_admission = self._mailbox.on_prefill = None
 
     @property
     def held(self) -> int:

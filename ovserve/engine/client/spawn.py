@@ -76,5 +76,5 @@ def _worker_command(python: str) -> list[str]:
     version = sys.version_info[:2]
     package = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
     paths = list(dict.fromkeys([package, *(path for path in sys.path if path.endswith("-packages"))]))
-    shown = "{}.{}".format(*version)
-    return [python, "-c", BOOT.format(version=version, shown=shown, paths=paths, worker=WORKER)]
+    version_text = "{}.{}".format(*version)
+    return [python, "-c", BOOT.format(version=version, shown=version_text, paths=paths, worker=WORKER)]

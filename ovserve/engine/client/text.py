@@ -64,9 +64,9 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         return other.texts if asks_other and other is not None else self.texts
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Return whether it holds a request whose prompt is not read yet."""
-        return self._requests.unread_tokens() > 0
+        return self._requests.prefill_tokens() > 0
 
     async def generate(
         self,
@@ -128,8 +128,8 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
     def _on_kind_message(self, message: EngineMessage) -> tuple[bool, Usage | None]:
         if isinstance(message, Steps):
             self._requests.on_tokens(message.items)
-            if message.usage is not None and message.usage.unread:
-                self._requests.on_unread(message.usage.unread)
+            if message.usage is not None and message.usage.to_prefill:
+                self._requests.on_prefill(message.usage.to_prefill)
             return bool(message.items), message.usage
         if isinstance(message, Accepted):
             self._requests.accepted(message)

@@ -28,24 +28,24 @@ def device_properties(text: str, *devices: str) -> dict[str, Any]:
     No bound is added for several devices, which would all get it. Raises ValueError for a text that is not
     JSON.
     """
-    found: dict[str, Any] = json.loads(text or "{}")
-    own = found.get(PER_DEVICE, {})
-    if CACHE in found or CACHE in own.get("CPU", {}) or len(devices) != 1:
-        return found
+    properties: dict[str, Any] = json.loads(text or "{}")
+    own = properties.get(PER_DEVICE, {})
+    if CACHE in properties or CACHE in own.get("CPU", {}) or len(devices) != 1:
+        return properties
     (device,) = devices
     if device == "CPU":
-        found[CACHE] = RUNTIME_CACHE_KERNELS
+        properties[CACHE] = RUNTIME_CACHE_KERNELS
     elif _may_use_cpu(device):
-        found[PER_DEVICE] = {**own, "CPU": {**own.get("CPU", {}), CACHE: RUNTIME_CACHE_KERNELS}}
-    return found
+        properties[PER_DEVICE] = {**own, "CPU": {**own.get("CPU", {}), CACHE: RUNTIME_CACHE_KERNELS}}
+    return properties
 
 
 def properties_of(text: str, device: str) -> dict[str, Any]:
     """Return `device_properties` of an encoder or a voice, with f32 on a CPU that is slower in bf16."""
-    found = device_properties(text, device)
-    if device == "CPU" and not set(OWN_PRECISION) & set(found) and processor().bf16_is_slower:
-        found["INFERENCE_PRECISION_HINT"] = "f32"
-    return found
+    properties = device_properties(text, device)
+    if device == "CPU" and not set(OWN_PRECISION) & set(properties) and processor().bf16_is_slower:
+        properties["INFERENCE_PRECISION_HINT"] = "f32"
+    return properties
 
 
 def _may_use_cpu(device: str) -> bool:

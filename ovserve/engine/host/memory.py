@@ -25,7 +25,7 @@ class Memory:
 def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
     machine = _machine(proc / "meminfo")
     container = min(
-        (left for path in _groups(proc, groups) if (left := _left(path)) is not None), default=None
+        (free for path in _groups(proc, groups) if (free := _free_in(path)) is not None), default=None
     )
     if container is not None and (not machine or container < machine):
         return Memory(container, "container")
@@ -91,7 +91,7 @@ def _groups(proc: Path, groups: Path) -> list[Path]:
 @lru_cache(maxsize=4)
 def _groups_of(lines: tuple[str, ...], groups: Path) -> list[Path]:
     """Cached, because parsing the paths is most of the cost, and a slow check every second delays a token."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         root = (
@@ -99,16 +99,16 @@ def _groups_of(lines: tuple[str, ...], groups: Path) -> list[Path]:
         )
         if root is not None:
             inner = root / path.strip().lstrip("/")
-            found += [inner, *(p for p in inner.parents if p.is_relative_to(root))]
-    return [*found, groups, groups / "memory"]
+            folders += [inner, *(p for p in inner.parents if p.is_relative_to(root))]
+    return [*folders, groups, groups / "memory"]
 
 
-def _left(group: Path) -> int | None:
-    for limit, used in (
+def _free_in(group: Path) -> int | None:
+    for limit, usage in (
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        texts = [*_lines(group / limit)[:1], *_lines(group / used)[:1]]
+        texts = [*_lines(group / limit)[:1], *_lines(group / usage)[:1]]
         if len(texts) == 2 and all(text.strip().isdigit() for text in texts) and int(texts[0]) < 1 << 60:
             return max(0, int(texts[0]) - max(0, int(texts[1]) - _reclaimable(group)))
     return None

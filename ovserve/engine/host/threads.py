@@ -23,15 +23,15 @@ def below_the_steps() -> None:
 def thread_states(pid: int, proc: Path = Path("/proc")) -> Iterator[str]:
     """Yield a line for each kind of thread: count, name, state as in `ps`, and where it waits in the
     kernel."""
-    found: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     for task in (proc / str(pid) / "task").glob("*"):
         try:
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
             where = _text(task / "wchan")
         except OSError:  # the thread has just ended
             continue
-        found[name, rest.split()[0], where] += 1
-    for (name, state, where), count in found.most_common():
+        counts[name, rest.split()[0], where] += 1
+    for (name, state, where), count in counts.most_common():
         yield f"{count} threads {name!r} in state {state}{f', in {where}' if where else ''}"
 
 

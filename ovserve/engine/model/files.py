@@ -106,15 +106,15 @@ def lfs_pointer(path: str) -> str:
 
 
 def _from_gguf(model: GGUFModel) -> ModelFiles:
-    found = model.gguf.metadata
+    metadata = model.gguf.metadata
     return ModelFiles(
         max_length=model.parameters.length,
-        chat_template=_text(found.get("tokenizer.chat_template")),
-        tool_template=_text(found.get("tokenizer.chat_template.tool_use")),
+        chat_template=_text(metadata.get("tokenizer.chat_template")),
+        tool_template=_text(metadata.get("tokenizer.chat_template.tool_use")),
         architecture=model.name,
         vocab_size=model.tokens.size,
         add_bos_token=model.tokens.begin is not None,
-        end_token_ids=tuple(id_ for key in GGUF_END_KEYS if type(id_ := found.get(key)) is int),
+        end_token_ids=tuple(id_ for key in GGUF_END_KEYS if type(id_ := metadata.get(key)) is int),
         library_fault=library_fault(model),
     )
 
@@ -153,13 +153,13 @@ def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:
     """Return the token counts of images for models with Qwen2-VL's processor, if their files are complete."""
     if config.get("model_type") not in BY_SIZE:
         return None
-    found = _json_object(path, "preprocessor_config.json")
-    size = found.get("size")
-    least, most = found.get("min_pixels"), found.get("max_pixels")
+    preprocessor = _json_object(path, "preprocessor_config.json")
+    size = preprocessor.get("size")
+    least, most = preprocessor.get("min_pixels"), preprocessor.get("max_pixels")
     if least is None and most is None and isinstance(size, dict):
         least, most = size.get("shortest_edge"), size.get("longest_edge")
     patch, merged, least, most = map(
-        _positive, (found.get("patch_size"), found.get("merge_size"), least, most)
+        _positive, (preprocessor.get("patch_size"), preprocessor.get("merge_size"), least, most)
     )
     if not (patch and merged and least and most):
         return None
@@ -176,8 +176,8 @@ def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: s
             return handle.read()
     template = _json_object(path, "chat_template.json").get("chat_template") or tokenizer.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        return _text(named.get(name))
+        templates = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        return _text(templates.get(name))
     return _text(template) if name == "default" else None
 
 

@@ -224,12 +224,12 @@ def read_gguf(path: str | Path) -> GGUF:
     announced = first.metadata.get("split.tensors.count")
     if isinstance(announced, int) and announced != len(tensors):
         raise GGUFError(f"split.tensors.count is {announced}, and the files have {len(tensors)} tensors")
-    named = {tensor.name: tensor for tensor in tensors}
-    if len(named) < len(tensors):
-        seen: set[str] = set()
-        twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if len(by_name) < len(tensors):
+        names: set[str] = set()
+        twice = next(t.name for t in tensors if t.name in names or names.add(t.name))  # type: ignore[func-returns-value]
         raise GGUFError(f"the file is damaged: it has the tensor {twice} twice")
-    return GGUF(path, first.metadata, named, tuple(files), first.arrays)
+    return GGUF(path, first.metadata, by_name, tuple(files), first.arrays)
 
 
 def first_part(path: Path) -> Path:
@@ -276,16 +276,16 @@ def _read(reader: _Reader, data: mmap.mmap, path: Path) -> _Head:
     if version not in VERSIONS:
         raise GGUFError(f"GGUF version {version} is not supported (only {VERSIONS[0]} and {VERSIONS[1]})")
     tensors = reader.count("tensors")
-    found: dict[str, Value] = {}
+    metadata: dict[str, Value] = {}
     arrays: dict[str, int] = {}
     for _ in range(reader.count("key-values")):
         key = reader.text()
         kind = int(reader.scalar("<I"))
         if kind == _ARRAY:
             arrays[key] = reader.at
-        found[key] = reader.value(kind)
+        metadata[key] = reader.value(kind)
     listed = [_tensor(reader, path) for _ in range(tensors)]
-    alignment = found.get("general.alignment", 32)
+    alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise GGUFError("the file is damaged: general.alignment is not a positive number")
     begin = -(-reader.at // alignment) * alignment
@@ -296,7 +296,7 @@ def _read(reader: _Reader, data: mmap.mmap, path: Path) -> _Head:
                 f"the file is truncated: it has {len(data)} bytes, and its tensor {tensor.name} ends at "
                 f"{tensor.begin + tensor.size}"
             )
-    return _Head(found, placed, arrays)
+    return _Head(metadata, placed, arrays)
 
 
 def _tensor(reader: _Reader, path: Path) -> Tensor:
@@ -305,13 +305,14 @@ def _tensor(reader: _Reader, path: Path) -> Tensor:
         raise GGUFError(f"the file is damaged: the tensor {name} has {dims} dimensions")
     lengths = tuple(int(reader.scalar("<Q")) for _ in range(dims))
     kind, begin = int(reader.scalar("<I")), int(reader.scalar("<Q"))
-    known = KINDS.get(kind)
-    if known is None:
+    layout = KINDS.get(kind)
+    if layout is None:
         raise GGUFError(f"the tensor {name} is of the type {kind}, which is not known")
     if prod(lengths) > MAX_ITEMS:
         raise GGUFError(f"the file is damaged: the tensor {name} has the dimensions {list(lengths)}")
-    if lengths[0] % known.items:
+    if lengths[0] % layout.items:
         raise GGUFError(
-            f"the tensor {name} has rows of {lengths[0]} values, and {known.name} has blocks of {known.items}"
+            f"the tensor {name} has rows of {lengths[0]} values, and {layout.name} has blocks of "
+            f"{layout.items}"
         )
-    return Tensor(name, lengths, kind, path, begin, prod(lengths) // known.items * known.size)
+    return Tensor(name, lengths, kind, path, begin, prod(lengths) // layout.items * layout.size)

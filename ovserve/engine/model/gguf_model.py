@@ -311,9 +311,9 @@ def _feed_forward(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]
 
 
 def _check_tensors(model: GGUFModel) -> None:
-    left = dict(model.gguf.tensors)
+    unexpected = dict(model.gguf.tensors)
     for expected in expected_tensors(model):
-        tensor = left.pop(expected.name, None)
+        tensor = unexpected.pop(expected.name, None)
         if tensor is None:
             if expected.required:
                 raise GGUFError(f"the tensor {expected.name} is missing")
@@ -323,10 +323,10 @@ def _check_tensors(model: GGUFModel) -> None:
             )
         else:
             _check_kind(tensor)
-    if left:
+    if unexpected:
         raise GGUFError(
-            f"the tensor {next(iter(left))} is not supported for general.architecture {model.name!r}"
-            + (f", nor are {len(left) - 1} more" if len(left) > 1 else "")
+            f"the tensor {next(iter(unexpected))} is not supported for general.architecture {model.name!r}"
+            + (f", nor are {len(unexpected) - 1} more" if len(unexpected) > 1 else "")
         )
 
 

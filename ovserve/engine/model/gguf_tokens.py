@@ -80,8 +80,8 @@ class Tokens:
 
 def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
     """`vocabulary`: rows of the embedding. Raises GGUFError."""
-    found = gguf.metadata
-    model = found.get("tokenizer.ggml.model")
+    metadata = gguf.metadata
+    model = metadata.get("tokenizer.ggml.model")
     if model not in MODELS:
         raise GGUFError(f"tokenizer.ggml.model: expected {' or '.join(MODELS)}, got {model!r}")
     size = _length(gguf, "tokenizer.ggml.tokens")
@@ -90,24 +90,24 @@ def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
     rule = _rule(gguf) if model == BYTE_LEVEL else Rule(())
     if model == SENTENCEPIECE and _length(gguf, "tokenizer.ggml.scores") != size:
         raise GGUFError(f"tokenizer.ggml.scores: expected one for each of {size} tokens")
-    if "tokenizer.ggml.token_type" in found and _length(gguf, "tokenizer.ggml.token_type") != size:
+    if "tokenizer.ggml.token_type" in metadata and _length(gguf, "tokenizer.ggml.token_type") != size:
         raise GGUFError(f"tokenizer.ggml.token_type: expected one for each of {size} tokens")
-    if found.get("tokenizer.ggml.remove_extra_whitespaces") is True:
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True:
         raise GGUFError("tokenizer.ggml.remove_extra_whitespaces: true is not supported")
     ids = {
         name: _id(gguf, f"tokenizer.ggml.{name}_token_id", size)
         for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
     }
-    begins = found.get("tokenizer.ggml.add_bos_token", rule.begins or model == SENTENCEPIECE)
-    ends = found.get("tokenizer.ggml.add_eos_token", False)
+    begins = metadata.get("tokenizer.ggml.add_bos_token", rule.begins or model == SENTENCEPIECE)
+    ends = metadata.get("tokenizer.ggml.add_eos_token", False)
     for name, adds in (("bos", begins), ("eos", ends)):
-        if adds is True and ids[name] is None and f"tokenizer.ggml.add_{name}_token" in found:
+        if adds is True and ids[name] is None and f"tokenizer.ggml.add_{name}_token" in metadata:
             raise GGUFError(f"tokenizer.ggml.add_{name}_token: true, and there is no {name}_token_id")
     return Tokens(
         str(model),
         size,
         rule,
-        add_prefix=model == SENTENCEPIECE and found.get("tokenizer.ggml.add_space_prefix") is not False,
+        add_prefix=model == SENTENCEPIECE and metadata.get("tokenizer.ggml.add_space_prefix") is not False,
         begin=ids["bos"] if begins is True else None,
         end=ids["eos"] if ends is True else None,
         bos=ids["bos"],

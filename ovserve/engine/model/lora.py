@@ -47,20 +47,20 @@ def scaling(file: Path) -> float:
 
 def unusable(file: str, model: str) -> str:
     """Return why the adapter changes nothing in a model; "" if it does."""
-    wanted = sorted({_SUFFIX.sub("", name.removeprefix(_PREFIX)) for name in _head(Path(file))})
+    targets = sorted({_SUFFIX.sub("", name.removeprefix(_PREFIX)) for name in _head(Path(file))})
     if not Path(model).is_dir():
         return "adapters need a model in OpenVINO's form that optimum-cli exported, not a .gguf file"
     layers = _networks(model)
-    merged = [name for name in wanted if f".{name}/" not in layers and _merged(name).search(layers)]
+    merged = [name for name in targets if f".{name}/" not in layers and _merged(name).search(layers)]
     if merged:
         return (
             f"query, key and value of the model are merged, and the adapter changes {merged[0]}; repeat its "
             "`ovserve pull` with --merge_qkv false"
         )
-    if any(f".{name}/" in layers for name in wanted):
+    if any(f".{name}/" in layers for name in targets):
         return ""
     return (
-        f"no layer of the model has a name of the adapter, such as {wanted[0] if wanted else 'none'!r}; "
+        f"no layer of the model has a name of the adapter, such as {targets[0] if targets else 'none'!r}; "
         "optimum-cli exports models with names, and models converted from .gguf have none"
     )
 

@@ -97,8 +97,8 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str | None = None
 
     def counts(self, spec: TextSpec) -> bool:
-        asked = msgspec.structs.asdict(spec) | msgspec.json.decode(spec.properties)
-        return all(asked.get(name) == value for name, value in self.options.items())
+        options = msgspec.structs.asdict(spec) | msgspec.json.decode(spec.properties)
+        return all(options.get(name) == value for name, value in self.options.items())
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -43,16 +43,16 @@ def admit(
             "The prompt has 1 token; an EAGLE3 draft begins with the second, so it needs 2.", param="prompt"
         )
     refuse_combination(mode, sampling)
-    wanted = sampling.max_tokens
-    if wanted is not None and wanted < (0 if sampling.echo else 1):
-        raise InvalidArgument(f"max_tokens must be at least 1, not {wanted}", param="max_tokens")
+    max_tokens = sampling.max_tokens
+    if max_tokens is not None and max_tokens < (0 if sampling.echo else 1):
+        raise InvalidArgument(f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
     if not all(sampling.stop):
         raise InvalidArgument("a stop string must not be empty", param="stop")
     whose, own = "This model's", sampling.max_context
     if own is not None and (max_length is None or own < max_length):
         whose, max_length = "This request's", own
     if max_length is None:
-        return wanted or 0
+        return max_tokens or 0
     if prompt_tokens >= max_length:
         over = prompt_tokens - max_length + 1
         raise ContextLengthExceeded(
@@ -61,4 +61,4 @@ def admit(
             param="prompt",
         )
     room = max_length - prompt_tokens
-    return room if wanted is None else min(wanted, room)
+    return room if max_tokens is None else min(max_tokens, room)

@@ -60,11 +60,11 @@ def _directory() -> Path:
 
 
 class SharedBlob(msgspec.Struct, tag="shared", frozen=True):
-    """Bytes in a named shared memory segment, which may be `kept` for other values."""
+    """Bytes in a named shared memory segment, which may be `reusable` for other values."""
 
     name: str
     size: int
-    kept: bool = False
+    reusable: bool = False
 
 
 Blob = bytes | SharedBlob
@@ -127,7 +127,7 @@ class Segments:
             return bytes(view)
         if name := self._idle(view.nbytes):
             self._mapped[name][HEADER_BYTES : HEADER_BYTES + view.nbytes] = view
-            return SharedBlob(name, view.nbytes, kept=True)
+            return SharedBlob(name, view.nbytes, reusable=True)
         if view.nbytes <= FRAME_BYTES:
             return bytes(view)
         try:
@@ -151,7 +151,7 @@ class Segments:
         """
         if isinstance(blob, bytes):
             return memoryview(blob)
-        if blob.kept:
+        if blob.reusable:
             view = memoryview(self._map(blob.name))[HEADER_BYTES : HEADER_BYTES + blob.size]
             if in_place:
                 return view
@@ -171,7 +171,7 @@ class Segments:
         for blob in blobs:
             if isinstance(blob, SharedBlob):
                 with suppress(FileNotFoundError):
-                    if blob.kept:
+                    if blob.reusable:
                         self._map(blob.name)[0] = 0
                     else:
                         (self._directory / blob.name).unlink()

@@ -87,11 +87,11 @@ class Compile(msgspec.Struct, tag="compile", frozen=True):
 
     id: int
     format: str  # as in llm.constraint.Constraint
-    tried: bool = False  # another process has compiled it on trial, so it needs no validation
+    validated: bool = False  # another process has compiled it on trial, so it needs no validation
     cpu_seconds: float = 0.0  # CPU limit of a trial process, enforced by the kernel; 0: none
 
 
-class ClearGrammars(msgspec.Struct, tag="forget", frozen=True):
+class ClearGrammars(msgspec.Struct, tag="clear_grammars", frozen=True):
     """Drop all compiled grammars, because the compiler only ever adds. Running requests keep theirs."""
 
 
@@ -217,7 +217,7 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     scheduled: int = 0  # how many of them were in the last step; the others wait in the engine
     cache: float = 0.0  # part of the KV cache in use, 0 to 1
     cache_bytes: int = 0  # its current size
-    unread: tuple[tuple[int, int], ...] = ()  # requests and the prompt tokens still to compute, at most
+    to_prefill: tuple[tuple[int, int], ...] = ()  # requests and the prompt tokens still to compute, at most
 
 
 class Steps(msgspec.Struct, tag="steps", frozen=True, gc=False, omit_defaults=True):

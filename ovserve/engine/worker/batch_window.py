@@ -61,16 +61,16 @@ class BatchWindow:
         self._requests += 1
         self._tokens += prompt_tokens
 
-    def pause(self, *, heard: bool, full: bool = False) -> float:
-        """Seconds to wait for the next message; 0 to step now. `heard`: one came since the last call;
+    def pause(self, *, received: bool, full: bool = False) -> float:
+        """Seconds to wait for the next message; 0 to step now. `received`: one came since the last call;
         `full`: requests wait already for which the step has no room."""
         if full or self._tokens >= self._step_tokens:
             return self._end()
-        left = self._until - self._clock()
-        if left > 0 and self._idle and self._requests and heard:
-            return min(LAST_PAUSE if self._last else BURST_PAUSE, left)
-        if left > 0 and self._requests < self._wanted:
-            return left
+        remaining = self._until - self._clock()
+        if remaining > 0 and self._idle and self._requests and received:
+            return min(LAST_PAUSE if self._last else BURST_PAUSE, remaining)
+        if remaining > 0 and self._requests < self._wanted:
+            return remaining
         return self._end()
 
     def _end(self) -> float:

@@ -110,11 +110,11 @@ class Calls:
 
     def _deliver(self, ended: Sequence[tuple[Invocation, Outcome]]) -> None:
         """Send how calls that were begun have ended, in one write."""
-        made: list[msgspec.Struct] = []
+        messages: list[msgspec.Struct] = []
         for invocation, outcome in ended:
-            made.append(self._end(invocation.id, outcome))
+            messages.append(self._end(invocation.id, outcome))
             self._ended(invocation.id)
-        self._send(*made)
+        self._send(*messages)
         self._end_if_idle()
 
     def _end(self, id_: int, outcome: Outcome) -> msgspec.Struct:

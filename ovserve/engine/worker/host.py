@@ -147,10 +147,10 @@ class Host:
             f"{spec.kind} {spec.model_path}",
         )
         with self._lock:
-            wanted = number in self._models
-            if wanted:
+            is_current = number in self._models
+            if is_current:
                 self._models[number] = calls
-        if wanted:
+        if is_current:
             self.send(FromModel(number, Ready.of(backend.facts)))
         else:
             calls.close(lambda: self._unloaded(number))

@@ -107,8 +107,8 @@ class MappedFiles:
         for mapping in list(_mappings()):
             if mapping.path.endswith(WRITABLE):
                 continue
-            known = mapping.path in files or os.path.dirname(mapping.path) in beside
-            if not known or ".so" in mapping.path or self._lease(mapping.path):
+            is_model_file = mapping.path in files or os.path.dirname(mapping.path) in beside
+            if not is_model_file or ".so" in mapping.path or self._lease(mapping.path):
                 continue
             if shared or mapping.end - mapping.start <= COPIED_BYTES:
                 with suppress(FileNotFoundError):  # it was replaced, which changes nothing
@@ -215,10 +215,12 @@ class MappedFiles:
         if "w" in mapping.access:
             ctypes.memmove(new, mapping.start, size)
         else:
-            done = 0
-            while part := os.preadv(descriptor, [view[done : done + PIECE]], mapping.offset + done):
-                done += part
-            if done + mmap.PAGESIZE <= size:
+            position = 0
+            while part := os.preadv(
+                descriptor, [view[position : position + PIECE]], mapping.offset + position
+            ):
+                position += part
+            if position + mmap.PAGESIZE <= size:
                 raise OSError(errno.EIO, "it was cut short")
             self._libc.mprotect(ctypes.c_void_p(new), ctypes.c_size_t(size), mmap.PROT_READ)
         moved = self._libc.mremap(
@@ -248,11 +250,11 @@ def _files(paths: Iterable[str]) -> Iterator[str]:
     """Yield the files of models: a file and those next to it with its name, or those of a directory."""
     for path in paths:
         if os.path.isdir(path):
-            found = (os.path.join(place, name) for place, _, names in os.walk(path) for name in names)
+            candidates = (os.path.join(place, name) for place, _, names in os.walk(path) for name in names)
         else:
             beside = Path(path)
-            found = (str(file) for file in beside.parent.glob(f"{_literal(beside.stem)}.*"))
-        for count, file in enumerate(found):
+            candidates = (str(file) for file in beside.parent.glob(f"{_literal(beside.stem)}.*"))
+        for count, file in enumerate(candidates):
             real = os.path.realpath(file)
             if count < MAX_FILES and os.path.isfile(real) and os.path.getsize(real) >= LEAST_BYTES:
                 yield real

@@ -54,8 +54,8 @@ REPORT_SECONDS = 0.1  # seconds
 
 
 class UsageClock:
-    def __init__(self, read: Callable[[], Usage]) -> None:
-        self._read = read
+    def __init__(self, read_usage: Callable[[], Usage]) -> None:
+        self._read = read_usage
         self._next = 0.0
 
     def due(self, busy: bool) -> Usage | None:
@@ -102,9 +102,9 @@ class Engine(Protocol):
     # Grammars: compiled in parallel to the steps; what has ended is asked for between two of them.
     @property
     def compiling(self) -> bool: ...
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None: ...
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None: ...
     def compiled(self) -> list[Compiled | Failed]: ...
-    def forget_grammars(self) -> None: ...
+    def clear_grammars(self) -> None: ...
 
 
 def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> int:
@@ -150,12 +150,12 @@ class Admission:
         self._batch_window.begin(idle=idle, finished=finished)
         self._queue.begin()
         while True:
-            heard = bool(messages)
+            received = bool(messages)
             for message in self._queue.take(messages):
                 if isinstance(message, Stop):
                     return False
                 self._handle(message)
-            pause = self._batch_window.pause(heard=heard, full=self._queue.full)
+            pause = self._batch_window.pause(received=received, full=self._queue.full)
             if not pause:
                 return True
             messages = self._channel.receive_within(pause)
@@ -172,9 +172,9 @@ class Admission:
             if isinstance(answer, Accepted) and isinstance(message, Add):
                 self._batch_window.admitted(answer.prompt_tokens, last=message.last)
         elif isinstance(message, Compile):
-            self._engine.compile(message.id, structural_tag(message.format), tried=message.tried)
+            self._engine.compile(message.id, structural_tag(message.format), validated=message.validated)
         elif isinstance(message, ClearGrammars):
-            self._engine.forget_grammars()
+            self._engine.clear_grammars()
         elif isinstance(message, Abort):
             self._engine.abort(message.id)
         elif isinstance(message, Ping):
@@ -182,29 +182,29 @@ class Admission:
         else:
             raise FrameError("a second Load")
 
-    def _answer(self, asked: Add | Tokenize | Detokenize) -> Accepted | Tokenized | Detokenized | Failed:
+    def _answer(self, message: Add | Tokenize | Detokenize) -> Accepted | Tokenized | Detokenized | Failed:
         engine = self._engine
         try:
-            if isinstance(asked, Add):
-                return engine.add(asked, self._queue.encoded(asked))
-            if isinstance(asked, Tokenize):
-                return Tokenized(asked.id, engine.tokenize(asked.texts, asked.add_special_tokens))
+            if isinstance(message, Add):
+                return engine.add(message, self._queue.encoded(message))
+            if isinstance(message, Tokenize):
+                return Tokenized(message.id, engine.tokenize(message.texts, message.add_special_tokens))
             return Detokenized(
-                asked.id, engine.detokenize(asked.ids, asked.skip_special_tokens, asked.escaped)
+                message.id, engine.detokenize(message.ids, message.skip_special_tokens, message.escaped)
             )
         except OvserveError as error:
             kind = error.code if error.code in FROM_KIND else error.kind
             # The prompt is `messages` or `input` to most clients; who knows its name adds it.
             param = None if error.param == "prompt" else error.param
-            return Failed(asked.id, kind or error.kind, error.message, param)
+            return Failed(message.id, kind or error.kind, error.message, param)
 
 
 def _report_idle(channel: Channel[ToEngine], engine: Engine, usage: UsageClock, *, aborted: bool) -> None:
     """Send the usage of an engine that has nothing to step. `aborted`: its last request was aborted."""
     if aborted:
         channel.send(Steps([], usage.due(busy=False)))
-    elif engine.compiling and (used := usage.heartbeat()):
-        channel.send(Steps([], used))
+    elif engine.compiling and (heartbeat := usage.heartbeat()):
+        channel.send(Steps([], heartbeat))
 
 
 def _step(channel: Channel[ToEngine], engine: Engine) -> list[StepItem | Failed] | None:
@@ -219,11 +219,11 @@ def _step(channel: Channel[ToEngine], engine: Engine) -> list[StepItem | Failed]
         return None
 
 
-def _send(channel: Channel[ToEngine], outcome: list[StepItem | Failed], used: Usage | None) -> int:
+def _send(channel: Channel[ToEngine], outcome: list[StepItem | Failed], usage: Usage | None) -> int:
     """Send one `Steps` message and the failures; return the number of requests that finished."""
     items = [message for message in outcome if isinstance(message, StepItem)]
     failed = [message for message in outcome if isinstance(message, Failed)]
-    channel.send(*([Steps(items, used)] if items or used else []), *failed)
+    channel.send(*([Steps(items, usage)] if items or usage else []), *failed)
     return sum(item.last for item in items)
 
 

@@ -66,9 +66,9 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
     if name == "AUTO":
         return Pipeline(vision, options.device == ONE_AT_A_TIME)
     if name.startswith("VLM") != vision:
-        found = "a vision model" if vision else "not a vision model"
+        kind = "a vision model" if vision else "not a vision model"
         raise node.error(
-            f"{name}: {options.models_path} is {found}, which has {' and '.join(VISION_FILES)}", FIELD
+            f"{name}: {options.models_path} is {kind}, which has {' and '.join(VISION_FILES)}", FIELD
         )
     if name.endswith("_CB") and options.device == ONE_AT_A_TIME:
         raise node.error(f"{name}: an NPU has only {name.removesuffix('_CB')}, or AUTO", FIELD)
@@ -94,11 +94,11 @@ def check_vision(node: Node, options: LLMCalculatorOptions) -> None:
 
 
 def warn_stateful(node: Node, options: LLMCalculatorOptions) -> None:
-    if given := [name for name in WITHOUT_EFFECT if options.HasField(name)]:  # type: ignore[arg-type]
+    if ignored := [name for name in WITHOUT_EFFECT if options.HasField(name)]:  # type: ignore[arg-type]
         log.warning(
             "node %r: without effect on the stateful pipeline, which answers one request at a time: %s",
             node.name,
-            ", ".join(given),
+            ", ".join(ignored),
         )
 
 

@@ -55,29 +55,29 @@ def cache_eviction(node: Node, options: LLMCalculatorOptions) -> CacheEviction |
     """Return None if the graph asks for none. Raises LoadError naming the field, like the others here."""
     if not options.HasField("cache_eviction_config"):
         return None
-    wanted, block = options.cache_eviction_config, _block(options)
+    config, block = options.cache_eviction_config, _block(options)
     for name in ("start_size", "recent_size", "max_cache_size"):
-        value = getattr(wanted, name)
+        value = getattr(config, name)
         if value == 0 or value % block:
             raise node.error(
                 f"{name}: expected a multiple of {block}, the tokens of a cache block, got {value}", _EVICTION
             )
-    evictable = wanted.max_cache_size - wanted.start_size - wanted.recent_size
+    evictable = config.max_cache_size - config.start_size - config.recent_size
     if evictable <= 0:
         raise node.error(
-            f"max_cache_size: {wanted.max_cache_size} must be more than start_size {wanted.start_size} and "
-            f"recent_size {wanted.recent_size} together",
+            f"max_cache_size: {config.max_cache_size} must be more than start_size {config.start_size} and "
+            f"recent_size {config.recent_size} together",
             _EVICTION,
         )
-    if wanted.snapkv_window_size > block:
+    if config.snapkv_window_size > block:
         raise node.error(
-            f"snapkv_window_size: expected at most {block}, got {wanted.snapkv_window_size}; with more the "
+            f"snapkv_window_size: expected at most {block}, got {config.snapkv_window_size}; with more the "
             "engine fails at short prompts",
             _EVICTION,
         )
-    if wanted.apply_rotation and _device(options).startswith("CPU"):
+    if config.apply_rotation and _device(options).startswith("CPU"):
         raise node.error("apply_rotation: true is not possible on CPU; the engine dies of it", _EVICTION)
-    crush = wanted.kv_crush_config
+    crush = config.kv_crush_config
     if crush.budget > evictable // block:
         raise node.error(
             f"kv_crush_config.budget: expected at most {evictable // block}, the blocks between start_size "
@@ -85,14 +85,14 @@ def cache_eviction(node: Node, options: LLMCalculatorOptions) -> CacheEviction |
             _EVICTION,
         )
     modes = LLMCalculatorOptions.CacheEvictionConfig.AggregationMode
-    window = 0 if loses_window(options) else wanted.snapkv_window_size
+    window = 0 if loses_window(options) else config.snapkv_window_size
     anchors = LLMCalculatorOptions.KVCrushConfig.AnchorPointMode
     return CacheEviction(
-        start_size=wanted.start_size,
-        recent_size=wanted.recent_size,
-        max_cache_size=wanted.max_cache_size,
-        aggregation_mode=modes.Name(wanted.aggregation_mode),
-        apply_rotation=wanted.apply_rotation,
+        start_size=config.start_size,
+        recent_size=config.recent_size,
+        max_cache_size=config.max_cache_size,
+        aggregation_mode=modes.Name(config.aggregation_mode),
+        apply_rotation=config.apply_rotation,
         snapkv_window_size=window,
         crush_budget=crush.budget,
         crush_anchor=anchors.Name(crush.anchor_point_mode),
@@ -105,35 +105,35 @@ def loses_window(options: LLMCalculatorOptions) -> bool:
     that reads a prompt which is longer than start_size by less than the window. No option avoids that."""
     if not options.HasField("cache_eviction_config"):
         return False
-    wanted = options.cache_eviction_config
+    config = options.cache_eviction_config
     norm_sum = LLMCalculatorOptions.CacheEvictionConfig.AggregationMode.NORM_SUM
-    return wanted.aggregation_mode == norm_sum and wanted.snapkv_window_size > 1
+    return config.aggregation_mode == norm_sum and config.snapkv_window_size > 1
 
 
 def sparse_attention(node: Node, options: LLMCalculatorOptions) -> SparseAttention | None:
     if not options.HasField("sparse_attention_config"):
         return None
-    wanted, block = options.sparse_attention_config, _block(options)
+    config, block = options.sparse_attention_config, _block(options)
     modes = LLMCalculatorOptions.SparseAttentionConfig.SparseAttentionMode
-    given = {field.name: value for field, value in wanted.ListFields() if field.name != "mode"}
+    settings = {field.name: value for field, value in config.ListFields() if field.name != "mode"}
     for name in ("num_retained_start_tokens_in_cache", "num_retained_recent_tokens_in_cache"):
-        if given.get(name, 0) % block:
+        if settings.get(name, 0) % block:
             raise node.error(
-                f"{name}: expected a multiple of {block}, the tokens of a cache block, got {given[name]}",
+                f"{name}: expected a multiple of {block}, the tokens of a cache block, got {settings[name]}",
                 _SPARSE,
             )
-    size, stride = given.get("xattention_block_size", 64), given.get("xattention_stride", 8)
+    size, stride = settings.get("xattention_block_size", 64), settings.get("xattention_stride", 8)
     if size == 0 or size % block:
         raise node.error(f"xattention_block_size: expected a multiple of {block}, got {size}", _SPARSE)
     if stride == 0 or size % stride:
         raise node.error(
             f"xattention_stride: expected a divisor of xattention_block_size {size}, got {stride}", _SPARSE
         )
-    if not 0 <= given.get("xattention_threshold", 0) <= 1:
+    if not 0 <= settings.get("xattention_threshold", 0) <= 1:
         raise node.error(
-            f"xattention_threshold: expected 0 to 1, got {given['xattention_threshold']:g}", _SPARSE
+            f"xattention_threshold: expected 0 to 1, got {settings['xattention_threshold']:g}", _SPARSE
         )
-    return SparseAttention(mode=modes.Name(wanted.mode), settings=given)
+    return SparseAttention(mode=modes.Name(config.mode), settings=settings)
 
 
 def cache_interval_multiplier(node: Node, options: LLMCalculatorOptions) -> int | None:
@@ -165,11 +165,11 @@ FIELDS = (
 
 def draft_spec(node: Node, options: LLMCalculatorOptions) -> DraftSpec | None:
     """None without draft_models_path. Raises LoadError naming the field."""
-    given = [name for name in FIELDS if options.HasField(name)]  # type: ignore[arg-type]
-    given += ["draft_eagle3_mode"] if options.draft_eagle3_mode else []
+    fields = [name for name in FIELDS if options.HasField(name)]  # type: ignore[arg-type]
+    fields += ["draft_eagle3_mode"] if options.draft_eagle3_mode else []
     if not options.draft_models_path:
-        if given:
-            raise node.error("has no meaning without draft_models_path", given[0])
+        if fields:
+            raise node.error("has no meaning without draft_models_path", fields[0])
         return None
     _same_as_the_main_model(node, options)
     if options.HasField("draft_block_size"):
@@ -219,13 +219,13 @@ def slower_form(directory: Path, processor: Processor) -> str:
 
     Packed weights are reported only if they were this server's choice, not the operator's.
     """
-    known = pulled(directory)
-    unpacked = known.get("weight_format") == "fp16"
+    record = pulled(directory)
+    unpacked = record.get("weight_format") == "fp16"
     if unpacked and not processor.unpacked_is_faster:
         return f"its weights are unpacked to 16 bits, which is slow on a processor without AMX; {_AGAIN}"
-    if known.get("auto") is True and not unpacked and processor.unpacked_is_faster:
+    if record.get("auto") is True and not unpacked and processor.unpacked_is_faster:
         return f"its weights are packed, which is slow for many streams on a processor with AMX; {_AGAIN}"
-    if known.get("auto") is True and not unpacked and not known.get("form"):
+    if record.get("auto") is True and not unpacked and not record.get("form"):
         return f"query, key and value of its layers are not merged, which is slow for few streams; {_AGAIN}"
     return ""
 
@@ -254,15 +254,15 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
         )
     sparse, interval = sparse_attention(node, options), cache_interval_multiplier(node, options)
     model = _model_path(node, options.models_path)
-    chosen = pipeline(node, options, model)
-    if chosen.vision:
+    chosen_pipeline = pipeline(node, options, model)
+    if chosen_pipeline.vision:
         check_vision(node, options)
-    engine = choose_engine(node, options, chosen)
+    engine = choose_engine(node, options, chosen_pipeline)
     if options.deterministic:
         _check_deterministic(node, options, engine, prompt_lookup=prompt_lookup)
-    if given := [field.name for field, _ in options.ListFields() if field.name.startswith("prefix_cache_")]:
-        _check_prefix_cache(node, options, engine, given[0])
-    if chosen.stateful:
+    if fields := [field.name for field, _ in options.ListFields() if field.name.startswith("prefix_cache_")]:
+        _check_prefix_cache(node, options, engine, fields[0])
+    if chosen_pipeline.stateful:
         check_stateful(node, options, prompt_lookup)
         warn_stateful(node, options)
     if draft is not None and prompt_lookup:
@@ -278,7 +278,7 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
     place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
     scripted = str(model).endswith(SCRIPT_SUFFIX)
     length = options.max_model_len if options.HasField("max_model_len") else None
-    if chosen.stateful:
+    if chosen_pipeline.stateful:
         of_script = ScriptSpec(*place, max_model_len=length, max_num_seqs=1, one_at_a_time=True)
         stateful = StatefulTextSpec(*place, max_model_len=length)
         return EngineOptions(of_script if scripted else stateful, engine)
@@ -389,5 +389,5 @@ def _model_path(node: Node, text: str) -> Path:
 def _warn_of_slow_weights(node: Node, options: LLMCalculatorOptions) -> None:
     directory = (node.config.base / options.models_path).resolve()
     on_cpu = options.device in ("", "CPU")
-    if on_cpu and directory.is_dir() and (said := slower_form(directory, processor())):
-        log.warning("node %r: %s: %s", node.name, directory, said)
+    if on_cpu and directory.is_dir() and (warning := slower_form(directory, processor())):
+        log.warning("node %r: %s: %s", node.name, directory, warning)

@@ -36,8 +36,8 @@ def parse(
     conversation = request.conversation
     if isinstance(conversation, Conversation):
         conversation = encoded(conversation)
-    shown = request.presentation.without_input()
-    return msgspec.structs.replace(request, conversation=conversation, presentation=shown, parts=None)
+    presentation = request.presentation.without_input()
+    return msgspec.structs.replace(request, conversation=conversation, presentation=presentation, parts=None)
 
 
 def encoded(conversation: Conversation) -> EncodedConversation:

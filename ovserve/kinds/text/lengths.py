@@ -27,16 +27,16 @@ async def explain(
         return error
     if isinstance(error, TooLongUncounted):
         return error
-    named = request.parts()
+    parts = request.parts()
     try:
         whole, *each = await llm.engine.tokenize(
-            [str(request.prompts[0]), *(text for _, text in named)],
+            [str(request.prompts[0]), *(text for _, text in parts)],
             add_special_tokens=request.add_special_tokens,
         )
     except OvserveError:
         return error
     total, room = len(whole), limit - 1  # one token is left for the answer
-    counts = {name: len(ids) for (name, _), ids in zip(named, each, strict=True)}
+    counts = {name: len(ids) for (name, _), ids in zip(parts, each, strict=True)}
     counts[TEMPLATE] = max(0, total - sum(counts.values()))
     over = total - room
     fits = {name: n - over for name, n in counts.items() if name != TEMPLATE and n >= over}

@@ -94,7 +94,7 @@ class LlmResources(AuthorLlm):
         prefill = request.conversation.prefill
         parsing = self.model.parsing(prompt, request.sampling, request.tools, prefill)
         sampling = self.model.with_reasoning_tags(prompt, request.sampling, prefill)
-        asked = (self.model, prompt, sampling, request.tools, prefill)
+        arguments = (self.model, prompt, sampling, request.tools, prefill)
         return msgspec.structs.replace(
             request,
             prompts=(prompt,),
@@ -103,7 +103,7 @@ class LlmResources(AuthorLlm):
             file_sources=(),
             images=await self.media.load(request.image_sources),
             parsing=parsing,
-            sampling=await self.bodies.run(False, constrained, *asked),
+            sampling=await self.bodies.run(False, constrained, *arguments),
             presentation=presentation,
         )
 
@@ -150,8 +150,8 @@ async def _make(node: Node, options: LlmOptions, engine: TextClient, host: Host)
         end_tokens=tuple(dict.fromkeys(text for text in (*ends, facts.eos_token) if text)),
     )
     admitted = host.admit(engine, options.limits)
-    known = fingerprint(engine.spec, facts, host.code)
-    return LlmResources(admitted, model, host.templates, host.images, known, host.bodies)
+    model_fingerprint = fingerprint(engine.spec, facts, host.code)
+    return LlmResources(admitted, model, host.templates, host.images, model_fingerprint, host.bodies)
 
 
 async def load_template(

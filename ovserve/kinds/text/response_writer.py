@@ -28,15 +28,15 @@ class ResponseBuilder:
     """The answer to one request, packet by packet: a body, server-sent events, or response events."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        shown = request.presentation
-        self._requested = shown.requested_max_tokens
-        self._headers = report_headers(shown.ignored_params, shown.adapted)
-        self._content_type = shown.content_type  # of a stream
+        presentation = request.presentation
+        self._requested = presentation.requested_max_tokens
+        self._headers = report_headers(presentation.ignored_params, presentation.adapted)
+        self._content_type = presentation.content_type  # of a stream
         self._started = False
-        writer = ENDPOINTS[shown.endpoint].writer(request)
+        writer = ENDPOINTS[presentation.endpoint].writer(request)
         self._events: EventWriter | None = writer if writes_events(writer) else None
         self._writer = cast(Writer, writer)
-        self._completion = None if shown.stream else Completion()
+        self._completion = None if presentation.stream else Completion()
 
     def feed(self, parsed: Parsed) -> AnswerPacket | None:
         """Return the packet to send for this delta, if any."""

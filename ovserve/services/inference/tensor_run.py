@@ -59,7 +59,7 @@ class TensorRun:
         try:
             await self._run.__aenter__()
         except BaseException as exc:
-            self._outcome.left(exc)
+            self._outcome.close(exc)
             self._held.close()
             raise
         self._readers = [asyncio.create_task(self._read(name)) for name in self.outputs]
@@ -73,7 +73,7 @@ class TensorRun:
         try:
             await self._run.__aexit__(kind, error, trace)
         finally:
-            self._outcome.left(error)
+            self._outcome.close(error)
             self._held.close()
 
     async def send(self, request: InferRequest, *, partial: bool) -> int:
@@ -113,7 +113,7 @@ class TensorRun:
             if isinstance(packet, InferFailure):
                 return packet
             if packet is not None:
-                self._outcome.sent()
+                self._outcome.record_response()
                 return self._response(*packet)
             self._open -= 1
         self._outcome.finished()
@@ -133,33 +133,33 @@ class TensorRun:
             return InferResponse(value.outputs, parameters={**value.parameters, **stamp})
         if not self._whole and isinstance(value, Tensor):
             return InferResponse({name: value}, parameters=stamp)
-        wanted = "InferResponse" if self._whole else "Tensor"
-        raise Internal(f"the graph sent {type(value).__name__} to output {name!r}; expected {wanted}")
+        expected = "InferResponse" if self._whole else "Tensor"
+        raise Internal(f"the graph sent {type(value).__name__} to output {name!r}; expected {expected}")
 
     def _check_names(self, request: InferRequest, *, partial: bool) -> None:
-        for field, names, known in (
+        for field, names, expected in (
             ("inputs", tuple(request.inputs), self.inputs),
             ("outputs", request.outputs, self.outputs),
         ):
             for name in names:
-                if name not in known:
+                if name not in expected:
                     raise InvalidArgument(
-                        f"{field}: {shown(name)} is not one of the graph's: {', '.join(known)}",
+                        f"{field}: {shown(name)} is not one of the graph's: {', '.join(expected)}",
                         param=field,
                     )
         missing = [name for name in self.inputs if name not in request.inputs]
         if missing and not (partial and request.inputs):
             raise InvalidArgument(f"inputs: {', '.join(missing)} not given", param="inputs")
 
-    def _timestamp(self, given: Parameter | None, packets: Mapping[str, Any]) -> int:
+    def _timestamp(self, parameter: Parameter | None, packets: Mapping[str, Any]) -> int:
         bound = max(self._run.inputs[name].bound for name in packets)
-        if given is None:
+        if parameter is None:
             return bound
-        field, at = f"parameters.{TIMESTAMP}", as_whole(given)
+        field, at = f"parameters.{TIMESTAMP}", as_whole(parameter)
         if at is None or not bound <= at <= LAST_TIMESTAMP:
             raise InvalidArgument(
                 f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, "
-                f"got {shown(given)}",
+                f"got {shown(parameter)}",
                 param=field,
             )
         return at
@@ -170,16 +170,16 @@ def _side_packets(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the side packets of the servable and of the request's parameters, and the parameters without
     one."""
-    asked = servable.graph.plan.side_packets - servable.side_packets.keys()
+    packet_names = servable.graph.plan.side_packets - servable.side_packets.keys()
     for name in sorted(servable.side_packets.keys() & parameters.keys()):
         raise InvalidArgument(f"parameters.{name}: the server sets this one", param=f"parameters.{name}")
-    for name in sorted(asked - parameters.keys()):
+    for name in sorted(packet_names - parameters.keys()):
         raise InvalidArgument(
             f"parameters.{name}: required, it fills the graph's input_side_packet", param=f"parameters.{name}"
         )
-    given = {name: _typed(servable, name, parameters[name]) for name in asked}
-    side = {**servable.side_packets, **given}
-    return side, tuple(name for name in parameters if name not in asked and name != TIMESTAMP)
+    typed = {name: _typed(servable, name, parameters[name]) for name in packet_names}
+    side = {**servable.side_packets, **typed}
+    return side, tuple(name for name in parameters if name not in packet_names and name != TIMESTAMP)
 
 
 def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:

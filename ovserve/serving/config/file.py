@@ -21,7 +21,7 @@ from ovserve.errors import LoadError
 from ovserve.kinds.tensors.files import SUFFIXES
 from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, option_fault
 from ovserve.serving.config.schema import FILE, uses
-from ovserve.serving.config.subconfig import SUBCONFIG_FILE, Found, checked, items, with_models
+from ovserve.serving.config.subconfig import SUBCONFIG_FILE, RepositoryContent, checked, items, with_models
 from ovserve.serving.config.text import Value
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
@@ -43,7 +43,7 @@ class ConfigFile:
         self.path = path.absolute()
         self._parsed: tuple[bytes, Value] | None = None
 
-    def read(self) -> Found:
+    def read(self) -> RepositoryContent:
         """Read the file. Raises LoadError that names each fault with its line."""
         value = self._value()
         warnings = [
@@ -139,27 +139,27 @@ class ConfigFile:
         return [replace(spec, group=group, idle_seconds=idle, warmup=warmup) for spec in specs]
 
     def _spec(self, entry: Value, *, mesh: bool) -> ServableSpec:
-        given: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
-        base = self.path.parent / given.get("base_path", given["name"])
-        graph = base / given.get("graph_path", GRAPH_FILE)
-        subconfig = base / given.get("subconfig", SUBCONFIG_FILE)
+        fields: dict[str, Any] = {key: value.data for key, value in entry.data.items()}
+        base = self.path.parent / fields.get("base_path", fields["name"])
+        graph = base / fields.get("graph_path", GRAPH_FILE)
+        subconfig = base / fields.get("subconfig", SUBCONFIG_FILE)
         if mesh and not graph.is_file() and (base / MESH_FOLDER / GRAPH_FILE).is_file():
             base = base / MESH_FOLDER
             graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
             if not subconfig.is_file() and _lists_models(base / MESH_SUBCONFIG):
                 subconfig = base / MESH_SUBCONFIG
-        named = "subconfig" in given or subconfig.is_file()
-        fault = cloud_fault(given.get("base_path", "")) or cloud_fault(given.get("graph_path", ""))
+        has_subconfig = "subconfig" in fields or subconfig.is_file()
+        fault = cloud_fault(fields.get("base_path", "")) or cloud_fault(fields.get("graph_path", ""))
         return ServableSpec(
-            given["name"],
+            fields["name"],
             base,
             graph,
-            subconfig if named else None,
+            subconfig if has_subconfig else None,
             self._at(entry),
             fault,
-            group=given.get("group_name", ""),
-            idle_seconds=given.get("idle_unload_timeout_seconds"),
-            warmup=base / given["warmup_file"] if "warmup_file" in given else None,
+            group=fields.get("group_name", ""),
+            idle_seconds=fields.get("idle_unload_timeout_seconds"),
+            warmup=base / fields["warmup_file"] if "warmup_file" in fields else None,
         )
 
     def _at(self, value: Value) -> str:

@@ -84,29 +84,29 @@ def looks_plain(base: Path) -> bool:
     return bool(versions) or _has_model(base)
 
 
-def model_specs(name: str, base: Path, given: Mapping[str, Any], origin: str) -> list[ServableSpec]:
+def model_specs(name: str, base: Path, fields: Mapping[str, Any], origin: str) -> list[ServableSpec]:
     """Return one specification for each version. What is wrong becomes the fault of the only one.
 
-    `given` are the entry's values.
+    `fields` are the entry's values.
     """
     try:
-        options, policy = _options(given), _policy(given.get("model_version_policy"))
+        options, policy = _options(fields), _policy(fields.get("model_version_policy"))
         places, warnings = _places(base)
     except LoadError as error:
         return [_spec(name, base, GRAPH_VERSION, None, origin, error.reason)]
     faults = {version: fault for version, path in places.items() if (fault := unfinished(path))}
-    wanted = {*policy.of([version for version in places if version not in faults])}
-    wanted |= {version for version in policy.of(list(places)) if version in faults}
-    found = []
-    for version in sorted(wanted):
+    versions = {*policy.of([version for version in places if version not in faults])}
+    versions |= {version for version in policy.of(list(places)) if version in faults}
+    specs = []
+    for version in sorted(versions):
         if version in places:
             path, fault = places[version], faults.get(version, "")
             spec = _spec(name, path, version, TensorSpec(str(path), **options), origin, fault)
-            found.append(replace(spec, warnings=warnings))
+            specs.append(replace(spec, warnings=warnings))
         else:
             fault = f"{base} has no version {version}; it has {', '.join(map(str, sorted(places)))}"
-            found.append(_spec(name, base / str(version), version, None, origin, fault))
-    return found
+            specs.append(_spec(name, base / str(version), version, None, origin, fault))
+    return specs
 
 
 def option_fault(key: str, value: Any) -> str:
@@ -147,17 +147,17 @@ def _spec(
 
 def _versions(base: Path) -> tuple[dict[int, Path], tuple[str, ...]]:
     """Return the folders by version, and warnings of folders with a number for a name that are none."""
-    found: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     warnings = []
     numbered = [folder for folder in base.iterdir() if folder.name.isdecimal() and folder.is_dir()]
     for folder in sorted(numbered, key=lambda folder: (len(folder.name), folder.name)):
         if not _VERSION.fullmatch(folder.name):
             warnings.append(f"{folder} is not served: versions are numbers from 1 to {10**18 - 1}")
-        elif (version := int(folder.name)) in found:
-            warnings.append(f"{folder} is not served: {found[version]} is version {version} too")
+        elif (version := int(folder.name)) in folders:
+            warnings.append(f"{folder} is not served: {folders[version]} is version {version} too")
         else:
-            found[version] = folder
-    return found, tuple(warnings)
+            folders[version] = folder
+    return folders, tuple(warnings)
 
 
 def _has_model(directory: Path) -> bool:
@@ -177,9 +177,9 @@ def _places(base: Path) -> tuple[dict[int, Path], tuple[str, ...]]:
     if not base.is_dir():
         nothing = "" if cloud_fault(base) else "; neither a graph nor a model is there"
         raise LoadError(f"base_path: {absent(base)}{nothing}")
-    found, warnings = _versions(base)
-    if found:
-        return found, warnings
+    folders, warnings = _versions(base)
+    if folders:
+        return folders, warnings
     if _has_model(base):
         return {GRAPH_VERSION: base}, ()
     raise LoadError("base_path: " + "; ".join((nothing_served(base), *warnings)))
@@ -189,8 +189,8 @@ def absent(base: Path) -> str:
     """Return that a path does not exist, and what may be meant."""
     if fault := cloud_fault(base):
         return fault
-    meant = "" if "\\" not in str(base) else "; folders are separated by '/' here, and not by '\\'"
-    return f"{base} does not exist{meant}"
+    hint = "" if "\\" not in str(base) else "; folders are separated by '/' here, and not by '\\'"
+    return f"{base} does not exist{hint}"
 
 
 def nothing_served(base: Path) -> str:
@@ -203,15 +203,15 @@ def nothing_served(base: Path) -> str:
     return f"{base} has no {GRAPH_FILE}, no folder named by a version (1, 2, ...) and no model"
 
 
-def _policy(given: Any) -> Policy:
+def _policy(value: Any) -> Policy:
     """Raises LoadError."""
     field = "model_version_policy"
-    if given is None:
+    if value is None:
         return Policy()
     kinds = ("latest", "specific", "all")
-    if not isinstance(given, dict) or len(given) != 1 or (kind := next(iter(given))) not in kinds:
-        raise LoadError(f"{field}: expected exactly one of latest, specific and all, got {json.dumps(given)}")
-    inside = given[kind] if isinstance(given[kind], dict) else {"": None}
+    if not isinstance(value, dict) or len(value) != 1 or (kind := next(iter(value))) not in kinds:
+        raise LoadError(f"{field}: expected exactly one of latest, specific and all, got {json.dumps(value)}")
+    inside = value[kind] if isinstance(value[kind], dict) else {"": None}
     if kind == "all" and not inside:
         return Policy(None)
     if kind == "latest" and inside.keys() <= {"num_versions"}:
@@ -222,19 +222,19 @@ def _policy(given: Any) -> Policy:
         listed = inside["versions"]
         if isinstance(listed, list) and listed and all(_whole(v) and v >= 1 for v in listed):
             return Policy(None, tuple(listed))
-    wanted = '{"latest": {"num_versions": 1}}, {"specific": {"versions": [1]}} or {"all": {}}'
-    raise LoadError(f"{field}: expected one as {wanted}, got {json.dumps(given)}")
+    example = '{"latest": {"num_versions": 1}}, {"specific": {"versions": [1]}} or {"all": {}}'
+    raise LoadError(f"{field}: expected one as {example}, got {json.dumps(value)}")
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a TensorSpec. Raises LoadError that begins with the key."""
-    nireq = given.get("nireq", 0)
+    nireq = fields.get("nireq", 0)
     if not _whole(nireq) or not 0 <= nireq <= MAX_NIREQ:
         raise LoadError(f"nireq: expected 0 to {MAX_NIREQ}, got {nireq!r}")
-    batch = given.get("batch_size", 0)
+    batch = fields.get("batch_size", 0)
     if not isinstance(batch, str) and not _whole(batch):
         raise LoadError(f"batch_size: expected a number, a range such as 1:8 or auto, got {batch!r}")
-    config = given.get("plugin_config", {})
+    config = fields.get("plugin_config", {})
     if not isinstance(config, dict):
         raise LoadError(f"plugin_config: expected a JSON object, got {json.dumps(config)}")
     for key, value in config.items():
@@ -244,51 +244,51 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
             )
     if not _SIZE.fullmatch(str(batch).strip()):
         raise LoadError(f"batch_size: expected a number, -1, a range such as 1:8 or auto, got {batch!r}")
-    shapes = _by_name(given.get("shape"), "shape")
+    shapes = _by_name(fields.get("shape"), "shape")
     for name, text in shapes:
         if not _SHAPE.fullmatch(text.strip()):
             where = f"shape of {name!r}" if name else "shape"
             raise LoadError(f"{where}: expected one as (1,3,200:500,-1), or auto, got {text!r}")
-    isolation = given.get("isolation", "shared")
+    isolation = fields.get("isolation", "shared")
     if isolation not in ("shared", "process"):
         raise LoadError(f"isolation: expected shared or process, got {isolation!r}")
-    fixed = given.get("fixed_shapes", True)
+    fixed = fields.get("fixed_shapes", True)
     if not isinstance(fixed, bool):
         raise LoadError(f"fixed_shapes: expected true or false, got {json.dumps(fixed)}")
     return {
-        "device": given.get("target_device") or "CPU",
+        "device": fields.get("target_device") or "CPU",
         "properties": json.dumps(config, sort_keys=True),
         "shapes": shapes,
-        "layouts": _by_name(given.get("layout"), "layout"),
+        "layouts": _by_name(fields.get("layout"), "layout"),
         # As in OVMS, a shape wins over a batch size, and 0 means the model's own.
         "batch_size": "" if shapes or str(batch).strip() == "0" else str(batch),
         "nireq": nireq,
-        **_preprocessing(given),
+        **_preprocessing(fields),
         "isolation": isolation,
         "fixed_shapes": fixed,
-        **_batching(given.get("dynamic_batching")),
+        **_batching(fields.get("dynamic_batching")),
     }
 
 
-def _preprocessing(given: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocessing(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of what is done to inputs. Raises LoadError."""
-    colours = str(given.get("color_format", "BGR")).upper().split(":")
+    colours = str(fields.get("color_format", "BGR")).upper().split(":")
     if len(colours) > 2 or not {*colours} <= {*_COLOURS}:
         raise LoadError(
-            f"color_format: expected BGR or RGB, got {given['color_format']!r}; those of client and model "
+            f"color_format: expected BGR or RGB, got {fields['color_format']!r}; those of client and model "
             "are written BGR:RGB"
         )
     precisions = []
-    for name, text in _by_name(given.get("precision"), "precision"):
+    for name, text in _by_name(fields.get("precision"), "precision"):
         if (kind := PRECISIONS.get(text.strip().upper())) is None:
-            known = ", ".join(name for kind, name in KSERVE_TYPES.items() if kind in PRECISIONS.values())
-            raise LoadError(f"precision: expected one of {known}, got {text!r}")
+            supported = ", ".join(name for kind, name in KSERVE_TYPES.items() if kind in PRECISIONS.values())
+            raise LoadError(f"precision: expected one of {supported}, got {text!r}")
         precisions.append((name, kind))
     return {
         "color_format": colours[0],
         "model_color_format": colours[-1] if colours[-1] != colours[0] else "",
-        "means": _by_channel(given.get("mean"), "mean"),
-        "scales": _by_channel(given.get("scale"), "scale"),
+        "means": _by_channel(fields.get("mean"), "mean"),
+        "scales": _by_channel(fields.get("scale"), "scale"),
         "precisions": tuple(precisions),
     }
 
@@ -304,26 +304,26 @@ def _by_channel(value: Any, key: str) -> tuple[tuple[str, str], ...]:
     for one in by_input.values():
         numbers = one if isinstance(one, list) else [one]
         if not numbers or not all(_number(number) and (number or key != "scale") for number in numbers):
-            wanted = "a number, a list for the channels such as [123.7,116.3,103.5], or an object of these"
+            forms = "a number, a list for the channels such as [123.7,116.3,103.5], or an object of these"
             zero = ", and not 0" if key == "scale" else ""
-            raise LoadError(f"{key}: expected {wanted} by input{zero}; got {json.dumps(value)}")
+            raise LoadError(f"{key}: expected {forms} by input{zero}; got {json.dumps(value)}")
     return tuple(sorted((name, json.dumps(one)) for name, one in by_input.items()))
 
 
-def _batching(given: Any) -> dict[str, Any]:
+def _batching(fields: Any) -> dict[str, Any]:
     """Return the fields of `dynamic_batching`, which has Triton's names."""
     field = "dynamic_batching"
-    if given is None:
+    if fields is None:
         return {}
     size, delay = "max_batch_size", "max_queue_delay_microseconds"
-    if not isinstance(given, dict) or not {size} <= given.keys() <= {size, delay}:
-        wanted = f'{{"{size}": 8, "{delay}": 0}}'
-        raise LoadError(f"{field}: expected an object as {wanted}, got {json.dumps(given)}")
+    if not isinstance(fields, dict) or not {size} <= fields.keys() <= {size, delay}:
+        example = f'{{"{size}": 8, "{delay}": 0}}'
+        raise LoadError(f"{field}: expected an object as {example}, got {json.dumps(fields)}")
     for name, low, high in ((size, 2, MAX_BATCH), (delay, 0, MAX_DELAY)):
-        value = given.get(name, low)
+        value = fields.get(name, low)
         if not _whole(value) or not low <= value <= high:
             raise LoadError(f"{field}.{name}: expected {low} to {high}, got {json.dumps(value)}")
-    return {"max_batch_size": given[size], "max_queue_delay": given.get(delay, 0) / 1e6}
+    return {"max_batch_size": fields[size], "max_queue_delay": fields.get(delay, 0) / 1e6}
 
 
 def _by_name(value: Any, key: str) -> tuple[tuple[str, str], ...]:

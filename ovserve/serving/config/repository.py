@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from ovserve.errors import LoadError
 from ovserve.serving.config.models import looks_plain, model_specs, nothing_served
-from ovserve.serving.config.subconfig import Found as Found
+from ovserve.serving.config.subconfig import RepositoryContent as RepositoryContent
 from ovserve.serving.config.subconfig import graph_spec, with_models
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 
 class Repository(Protocol):
-    def read(self) -> Found:
+    def read(self) -> RepositoryContent:
         """Return the servables. Raises LoadError when the whole is wrong; a wrong entry is a spec with a
         fault."""
 
@@ -36,10 +36,10 @@ class SingleGraph:
     spec: ServableSpec
     entry: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self) -> Found:
+    def read(self) -> RepositoryContent:
         base = self.spec.base.absolute()
         if self.spec.text:
-            return Found((self.spec,))
+            return RepositoryContent((self.spec,))
         if looks_plain(base):
             return with_models([model_specs(self.spec.name, base, self.entry, "--model_path")], [])
         return with_models([[graph_spec(self.spec.name, base, self.spec.origin)]], [])
@@ -54,7 +54,7 @@ class GraphsDirectory:
 
     path: Path
 
-    def read(self) -> Found:
+    def read(self) -> RepositoryContent:
         root = self.path.absolute()
         try:
             folders = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))

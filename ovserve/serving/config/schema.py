@@ -175,7 +175,7 @@ def _bool_for_int(data: Any, schema: type) -> bool:
 
 
 def _wrong(value: Value, expected: str) -> Fault:
-    return Fault(value.line, f"{value.path or 'the file'}: expected {expected}, got {_shown(value)}")
+    return Fault(value.line, f"{value.path or 'the file'}: expected {expected}, got {_display(value)}")
 
 
 def _unknown(value: Value, name: str, schema: Object) -> Fault:
@@ -184,7 +184,7 @@ def _unknown(value: Value, name: str, schema: Object) -> Fault:
     return Fault(value.keys[name], f"{value.path or 'the file'}: unknown key {name!r}{hint}")
 
 
-def _shown(value: Value) -> str:
+def _display(value: Value) -> str:
     if isinstance(value.data, dict):
         return "an object"
     return "a list" if isinstance(value.data, list) else repr(value.data)

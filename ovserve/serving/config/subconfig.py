@@ -19,7 +19,7 @@ SUBCONFIG_FILE = "subconfig.json"
 
 
 @dataclass(frozen=True)
-class Found:
+class RepositoryContent:
     """The servables of a repository; names are unique. `warnings` name entries without effect."""
 
     specs: tuple[ServableSpec, ...]
@@ -33,7 +33,7 @@ def graph_spec(name: str, directory: Path, origin: str) -> ServableSpec:
     return replace(spec, subconfig=file) if file.is_file() else spec
 
 
-def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> Found:
+def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> RepositoryContent:
     """Return the servables of all entries, and the plain models that subconfigs of graphs list.
 
     Of two entries with one name the first counts, and one of the main file before one of a subconfig.
@@ -41,24 +41,24 @@ def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> F
     specs: dict[str, ServableSpec] = {}
     names: set[str] = set()
 
-    def add(found: list[ServableSpec]) -> None:
-        name = found[0].name if found else ""
+    def add(versions: list[ServableSpec]) -> None:
+        name = versions[0].name if versions else ""
         if name in names:
-            warnings.append(f"{found[0].origin}: {name!r} is already defined; the first counts")
+            warnings.append(f"{versions[0].origin}: {name!r} is already defined; the first counts")
             return
-        names.update(spec.name for spec in found)
-        warnings.extend(dict.fromkeys(warning for spec in found for warning in spec.warnings))
-        specs.update((spec.key, spec) for spec in found)
+        names.update(spec.name for spec in versions)
+        warnings.extend(dict.fromkeys(warning for spec in versions for warning in spec.warnings))
+        specs.update((spec.key, spec) for spec in versions)
 
-    for found in entries:
-        add(found)
+    for versions in entries:
+        add(versions)
     for graph in [spec for spec in specs.values() if spec.subconfig is not None]:
         try:
-            for found in subconfig_models(graph.subconfig or Path()):
-                add(found)
+            for versions in subconfig_models(graph.subconfig or Path()):
+                add(versions)
         except LoadError as error:
             warnings.append(f"the models of {graph.name} are not loaded: {error}")
-    return Found(tuple(specs.values()), tuple(warnings))
+    return RepositoryContent(tuple(specs.values()), tuple(warnings))
 
 
 def subconfig_models(path: Path) -> list[list[ServableSpec]]:
@@ -66,13 +66,13 @@ def subconfig_models(path: Path) -> list[list[ServableSpec]]:
     if not path.is_file():
         return []
     value = _subconfig(path)
-    made = []
+    models = []
     for item in items(value, "model_config_list"):
         entry = item.data["config"]
-        given = entry.plain
-        base = path.parent / given.get("base_path", given["name"])
-        made.append(model_specs(given["name"], base, given, f"{path}:{entry.line}"))
-    return made
+        fields = entry.plain
+        base = path.parent / fields.get("base_path", fields["name"])
+        models.append(model_specs(fields["name"], base, fields, f"{path}:{entry.line}"))
+    return models
 
 
 def _subconfig(path: Path) -> Value:
@@ -84,17 +84,17 @@ def _subconfig(path: Path) -> Value:
 
 def check_subconfig(path: Path) -> list[str]:
     """Return warnings about keys without effect. Raises LoadError if the file is invalid."""
-    found = uses(_subconfig(path), SUBCONFIG, lambda entry: True)
-    return [f"{path}:{use.line}: {use.path} has no effect: {use.effect}" for use in found if use.effect]
+    used = uses(_subconfig(path), SUBCONFIG, lambda entry: True)
+    return [f"{path}:{use.line}: {use.path} has no effect: {use.effect}" for use in used if use.effect]
 
 
 def checked(text: bytes, path: Path, schema: Object) -> Value:
     """Parse and check. Raises LoadError with all faults, one per line."""
     value = parse(text, str(path))
-    found = faults(value, schema)
-    if found:
-        more = "".join(f"\n{path}:{fault.line}: {fault.text}" for fault in found[1:])
-        raise LoadError(found[0].text + more, file=str(path), line=found[0].line)
+    problems = faults(value, schema)
+    if problems:
+        more = "".join(f"\n{path}:{fault.line}: {fault.text}" for fault in problems[1:])
+        raise LoadError(problems[0].text + more, file=str(path), line=problems[0].line)
     return value
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ovserve.kinds.text.worker.decoding.sequence import Sequence
 from ovserve.kinds.text.worker.paged.beams import BeamSearch
 from ovserve.kinds.text.worker.paged.blocks import BlockPool, TokenSequence
-from ovserve.kinds.text.worker.paged.budget import PromptBudget
+from ovserve.kinds.text.worker.paged.budget import PrefillBudget
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 from ovserve.kinds.text.worker.paged.sampler import Choice
@@ -33,7 +33,7 @@ class Engine:
     def __init__(self, *, caches: bool, tokens: int = 64) -> None:
         self.cache = np.full((BLOCKS, BLOCK_TOKENS), NOTHING)
         self.pool = BlockPool(BLOCKS, caches=caches, copy=self.copy)
-        self.scheduler = Scheduler(self.pool, tokens, 8, PromptBudget())
+        self.scheduler = Scheduler(self.pool, tokens, 8, PrefillBudget())
         self.ended: dict[int, list[tuple[int, ...]]] = {}
         self.copies = 0
         self._ids = count(1)
@@ -56,7 +56,7 @@ class Engine:
         return running
 
     def step(self) -> list[ScheduledSequence]:
-        scheduled = self.scheduler.plan(lambda running: ())
+        scheduled = self.scheduler.schedule(lambda running: ())
         rows = [self.compute(item) for item in scheduled]
         for at, item in enumerate(scheduled):
             running = item.running
@@ -69,7 +69,7 @@ class Engine:
                 running.append(int(rows[at].argmax()), None)
                 self.scheduler.record_computed(running, item.tokens)
         for running in list(self.scheduler.running.values()):
-            if parts := running.take():
+            if parts := running.take_parts():
                 self.ended.setdefault(running.id, []).extend(tuple(part.ids) for part in parts)
             if running.searched or running.out_of_memory or running.remaining_tokens == 0:
                 self.scheduler.remove(running.id)
@@ -81,8 +81,8 @@ class Engine:
                 self.scheduler.record_computed(beam, 1)
         else:
             self.scheduler.record_computed(running, running.num_new_tokens)
-            root = running.root()
-            running.follow([root])
+            root = running.root_beam()
+            running.set_beams([root])
             search.start(root)
         self.scheduler.fork(running, search.advance(running.beams, logits))
         running.searched = not running.beams or running.remaining_tokens == 0
@@ -146,7 +146,7 @@ class Blocks(RuleBasedStateMachine):
         ]
         users = Counter(block for table in tables for block in table)
         pool = self.engine.pool
-        assert [pool.users(block) for block in range(BLOCKS)] == [users[block] for block in range(BLOCKS)]
+        assert [pool.ref_count(block) for block in range(BLOCKS)] == [users[block] for block in range(BLOCKS)]
         assert pool.available == BLOCKS - len(users)
         assert all(len(set(table)) == len(table) for table in tables)
 
@@ -174,11 +174,11 @@ def test_beams_share_what_they_have_in_common_and_copy_what_they_write() -> None
     running = engine.add([1] * (2 * BLOCK_TOKENS + 5), 4, 1, 20)
     while not running.beams:
         engine.step()
-    assert engine.pool.used == 3, "the prompt is there once"
+    assert engine.pool.num_used == 3, "the prompt is there once"
     assert len(running.beams) == 4
     engine.step()
     assert engine.copies == 3, "the last one keeps the block"
-    assert engine.pool.used <= 2 + 4
+    assert engine.pool.num_used <= 2 + 4
 
 
 def test_a_search_begins_again_where_older_answers_needed_its_blocks() -> None:

@@ -59,7 +59,7 @@ def nothing_is_left_behind(engine: PagedEngine) -> Iterator[None]:
         engine.abort(id_)
     pool = engine._scheduler.pool
     assert pool.available == pool.size
-    assert not any(map(pool.users, range(pool.size)))
+    assert not any(map(pool.ref_count, range(pool.size)))
 
 
 def collect(engine: PagedEngine | GenAIEngine) -> dict[int, list[StepItem]]:
@@ -219,9 +219,9 @@ def test_a_cancelled_search_gives_back_all_it_had(engine: PagedEngine) -> None:
             engine.step()
             assert engine.collect() == []
         engine.abort(1)
-        assert (pool.used == 0) is (steps == 0 and not engine._scheduler.running[2].block_table)
+        assert (pool.num_used == 0) is (steps == 0 and not engine._scheduler.running[2].block_table)
         engine.abort(2)
-        assert pool.used == 0
+        assert pool.num_used == 0
         assert not engine.busy
 
 
@@ -269,4 +269,4 @@ def test_a_search_counts_as_one_request(engine: PagedEngine) -> None:
     for _ in range(3):
         engine.step()
     usage = engine.usage()
-    assert (usage.requests, usage.scheduled, usage.unread) == (1, 1, ())
+    assert (usage.requests, usage.scheduled, usage.to_prefill) == (1, 1, ())

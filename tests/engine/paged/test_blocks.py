@@ -35,7 +35,7 @@ class Pool(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
     def start(self, tokens: list[int]) -> None:
         ids = ids_of(tokens) + array("q", [7])
-        found = self.pool.find(ids)
+        found = self.pool.find_prefix(ids)
         blocks, digests = array("i", [b for b, _ in found]), [d for _, d in found]
         for at, block in enumerate(blocks):
             assert self.written[block] == tokens[: at + 1], "what was found is what was written"
@@ -43,7 +43,7 @@ class Pool(RuleBasedStateMachine):
             self.pool.release(blocks)
             return
         for at in range(len(blocks), len(tokens)):
-            block = self.pool.take()
+            block = self.pool.allocate()
             assert block is not None
             assert all(block not in others for _, others in self.sequences)
             self.written[block] = tokens[: at + 1]
@@ -60,7 +60,7 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def every_block_is_used_or_available(self) -> None:
         used = {block for _, blocks in self.sequences for block in blocks}
-        assert self.pool.used == len(used)
+        assert self.pool.num_used == len(used)
         assert self.pool.available == SIZE - len(used)
 
     @invariant()
@@ -79,18 +79,18 @@ def test_the_last_token_is_never_found(tokens: int) -> None:
     pool, ids = BlockPool(4, caches=True, copy=no_copy), array("q", [1] * tokens)
     before = ROOT
     for at in range(tokens // BLOCK_TOKENS):
-        block = pool.take()
+        block = pool.allocate()
         assert block is not None
         before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
-    assert len(pool.find(ids)) == (tokens - 1) // BLOCK_TOKENS
+    assert len(pool.find_prefix(ids)) == (tokens - 1) // BLOCK_TOKENS
 
 
 def test_without_a_cache_nothing_is_found() -> None:
     pool, ids = BlockPool(4, caches=False, copy=no_copy), array("q", [1] * 3 * BLOCK_TOKENS)
-    block = pool.take()
+    block = pool.allocate()
     assert block is not None
     pool.publish(block, ROOT, ids[:BLOCK_TOKENS])
-    assert pool.find(ids) == []
+    assert pool.find_prefix(ids) == []
 
 
 def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> None:
@@ -99,30 +99,30 @@ def test_what_was_left_first_goes_first_and_the_end_before_the_beginning() -> No
     for ids in (first, second):
         blocks, before = array("i"), ROOT
         for at in range(2):
-            block = pool.take()
+            block = pool.allocate()
             assert block is not None
             blocks.append(block)
             before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
         pool.release(blocks)
-    assert pool.take() is not None
-    assert [len(pool.find(ids + array("q", [0]))) for ids in (first, second)] == [1, 2]
+    assert pool.allocate() is not None
+    assert [len(pool.find_prefix(ids + array("q", [0]))) for ids in (first, second)] == [1, 2]
 
 
 def test_blocks_that_memory_has_no_room_for_are_withheld_until_it_has() -> None:
     room = [3]
     pool = BlockPool(1000, caches=False, copy=no_copy, room=lambda: room[0])
-    assert not pool.has(4)
-    assert pool.has(3)
-    blocks = array("i", [block for _ in range(3) if (block := pool.take()) is not None])
+    assert not pool.can_allocate(4)
+    assert pool.can_allocate(3)
+    blocks = array("i", [block for _ in range(3) if (block := pool.allocate()) is not None])
     room[0] = 0  # another model has been loaded
-    assert not pool.has(1)
-    assert pool.take() is None
-    assert (pool.used, pool.withheld) == (3, 997)
+    assert not pool.can_allocate(1)
+    assert pool.allocate() is None
+    assert (pool.num_used, pool.withheld) == (3, 997)
     pool.release(blocks[:1])
-    assert pool.has(1)
-    assert pool.take() == 0, "what was touched has its memory"
+    assert pool.can_allocate(1)
+    assert pool.allocate() == 0, "what was touched has its memory"
     room[0] = 1000
-    assert pool.has(997)
+    assert pool.can_allocate(997)
 
 
 def test_memory_is_measured_as_the_pool_grows_and_not_for_each_block() -> None:
@@ -134,7 +134,7 @@ def test_memory_is_measured_as_the_pool_grows_and_not_for_each_block() -> None:
 
     pool = BlockPool(1000, caches=False, copy=no_copy, room=room)
     for _ in range(1000):
-        assert pool.has(1)
-        pool.take()
+        assert pool.can_allocate(1)
+        pool.allocate()
     assert len(measured) <= 1000 / GROWTH_BLOCKS + 1
-    assert not pool.has(1)
+    assert not pool.can_allocate(1)

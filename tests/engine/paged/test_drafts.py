@@ -16,7 +16,7 @@ from ovserve.kinds.text.worker.paged.drafts import (
     MAX_DRAFT_TOKENS,
     MAX_DRAFTED_STREAMS,
     NGRAM_SIZES,
-    Lookup,
+    NgramDrafter,
     StepCosts,
 )
 
@@ -24,9 +24,9 @@ from ovserve.kinds.text.worker.paged.drafts import (
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.lists(st.integers(0, 3), max_size=20))
 def test_candidates_followed_the_same_tokens_before(begins: list[int], grows: list[int]) -> None:
     ids = array("q", begins)
-    lookup = Lookup(ids, MAX_DRAFT_TOKENS)
+    drafter = NgramDrafter(ids, MAX_DRAFT_TOKENS)
     for token in [*grows, 0]:
-        found, _rate = lookup.find()
+        found, _rate = drafter.propose()
         tail = ids.tolist()
         if found:
             assert any(
@@ -41,73 +41,73 @@ def test_candidates_followed_the_same_tokens_before(begins: list[int], grows: li
 
 def test_a_rate_follows_what_came_with_and_without_candidates_in_the_step() -> None:
     ids = array("q", [1, 2, 3, 9, 1, 2, 3])
-    lookup = Lookup(ids, 3)
-    found, first = lookup.find()
+    drafter = NgramDrafter(ids, 3)
+    found, first = drafter.propose()
     assert found == (9, 1, 2)
-    assert lookup.chosen(found, 0, 0.0) == ()
+    assert drafter.select(found, 0, 0.0) == ()
     ids.append(9)
-    assert lookup.chosen(*after(lookup)) == ()
-    higher = lookup.find()[1]
+    assert drafter.select(*after(drafter)) == ()
+    higher = drafter.propose()[1]
     assert higher > first
-    lookup.verified(3, 0, 1.0)
-    assert lookup.find()[1] < higher
+    drafter.record_verified(3, 0, 1.0)
+    assert drafter.propose()[1] < higher
 
 
-def after(lookup: Lookup) -> tuple[tuple[int, ...], int, float]:
-    found, _rate = lookup.find()
+def after(drafter: NgramDrafter) -> tuple[tuple[int, ...], int, float]:
+    found, _rate = drafter.propose()
     return found, 0, 0.0
 
 
-def test_candidates_are_in_a_step_once_they_have_won_on_paper() -> None:
+def test_candidates_are_in_a_step_once_they_have_saved_time_in_shadow() -> None:
     ids = array("q", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3])
-    lookup = Lookup(ids, 2)
+    drafter = NgramDrafter(ids, 2)
     chosen = []
     for token in (4, 5, 6, 7, 1, 2, 3):
-        found, _rate = lookup.find()
-        chosen.append(lookup.chosen(found, 2, 0.5))
+        found, _rate = drafter.propose()
+        chosen.append(drafter.select(found, 2, 0.5))
         ids.append(token)
     assert chosen == [(), (), (), (), (), (), (3, 4)]
 
 
-def test_what_loses_is_on_paper_again() -> None:
+def test_what_loses_is_a_shadow_draft_again() -> None:
     ids = array("q", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5])
-    lookup = Lookup(ids, 2)
+    drafter = NgramDrafter(ids, 2)
     for _ in range(10):
-        lookup.verified(2, 2, 0.5)
-    found, _rate = lookup.find()
-    assert lookup.chosen(found, 2, 0.5) == found
-    lookup.verified(2, 0, 5.0)
-    assert lookup.chosen(found, 2, 0.5) == ()
+        drafter.record_verified(2, 2, 0.5)
+    found, _rate = drafter.propose()
+    assert drafter.select(found, 2, 0.5) == found
+    drafter.record_verified(2, 0, 5.0)
+    assert drafter.select(found, 2, 0.5) == ()
 
 
-def test_what_a_grammar_forces_needs_no_paper() -> None:
-    lookup = Lookup(array("q", [1, 2, 3]), 4)
-    found, _rate = lookup.forced([7, 8])
-    assert lookup.chosen(found, 2, 1.0) == (7, 8)
-    lookup.verified(2, 0, 1.0)
-    assert lookup.chosen(found, 2, 1.0) == ()
+def test_what_a_grammar_forces_needs_no_shadow() -> None:
+    drafter = NgramDrafter(array("q", [1, 2, 3]), 4)
+    found, _rate = drafter.propose_forced([7, 8])
+    assert drafter.select(found, 2, 1.0) == (7, 8)
+    drafter.record_verified(2, 0, 1.0)
+    assert drafter.select(found, 2, 1.0) == ()
 
 
 def test_counts_of_one_step() -> None:
-    lookup = Lookup(array("q", [1, 2, 3]), 3)
-    assert lookup.read([5], 1) == (0, 0)
-    lookup.verified(3, 2, 0.0)
-    assert lookup.read([5, 6, 7], 3) == (3, 2)
-    lookup.verified(3, 2, 0.0)
-    assert lookup.read([5, 6, 7], 1) == (3, 1), "the rest is after the end of the answer"
-    assert lookup.read([5], 1) == (0, 0)
+    drafter = NgramDrafter(array("q", [1, 2, 3]), 3)
+    assert drafter.count_step([5], 1) == (0, 0)
+    drafter.record_verified(3, 2, 0.0)
+    assert drafter.count_step([5, 6, 7], 3) == (3, 2)
+    drafter.record_verified(3, 2, 0.0)
+    assert drafter.count_step([5, 6, 7], 1) == (3, 1), "the rest is after the end of the answer"
+    assert drafter.count_step([5], 1) == (0, 0)
 
 
 def test_steps_that_take_longer_are_not_worth_it() -> None:
     costs = StepCosts()
-    costs.measured(1, 1, 0.01)
-    costs.measured(8, 8, 0.02)
-    assert costs.best(1, 0.9, 4) > 0
+    costs.record_step(1, 1, 0.01)
+    costs.record_step(8, 8, 0.02)
+    assert costs.best_count(1, 0.9, 4) > 0
     for _ in range(10):
         for rows in range(2, 6):
-            costs.measured(1, rows, 0.1)
-    assert costs.best(1, 0.9, 4) == 0
-    assert costs.best(1, 0.0, 4) == 0
+            costs.record_step(1, rows, 0.1)
+    assert costs.best_count(1, 0.9, 4) == 0
+    assert costs.best_count(1, 0.0, 4) == 0
 
 
 def test_what_the_load_measured_is_assumed() -> None:
@@ -115,7 +115,7 @@ def test_what_the_load_measured_is_assumed() -> None:
     assert large.ratio(1, 4) == pytest.approx(1.2)
     assert large.ratio(2, 4) == pytest.approx(0.120 / 0.110)
     assert large.ratio(1, 6) == pytest.approx(1.25)
-    assert large.best(1, 0.5, MAX_DRAFT_TOKENS) > StepCosts().best(1, 0.5, MAX_DRAFT_TOKENS) == 0
+    assert large.best_count(1, 0.5, MAX_DRAFT_TOKENS) > StepCosts().best_count(1, 0.5, MAX_DRAFT_TOKENS) == 0
 
 
 def test_what_a_busy_machine_measured_is_bounded() -> None:
@@ -126,36 +126,36 @@ def test_what_a_busy_machine_measured_is_bounded() -> None:
 
 def test_one_slow_step_changes_little() -> None:
     costs = StepCosts()
-    costs.measured(1, 1, 0.01)
-    costs.measured(1, 4, 1.0)
-    assert costs.best(1, 0.9, 3) > 0
+    costs.record_step(1, 1, 0.01)
+    costs.record_step(1, 4, 1.0)
+    assert costs.best_count(1, 0.9, 3) > 0
 
 
 def test_slow_ones_are_tried_again() -> None:
     costs = StepCosts()
-    costs.measured(1, 1, 0.01)
+    costs.record_step(1, 1, 0.01)
     for _ in range(20):
-        costs.measured(1, 4, 0.1)
+        costs.record_step(1, 4, 0.1)
     assert costs.ratio(1, 4) > 5
-    assert any(costs.best(1, 0.9, 3) == 3 for _ in range(1000))
+    assert any(costs.best_count(1, 0.9, 3) == 3 for _ in range(1000))
 
 
 def test_the_plain_step_after_it_counts_too() -> None:
     costs = StepCosts()
-    costs.measured(2, 2, 0.01)
+    costs.record_step(2, 2, 0.01)
     before = costs.ratio(2, 3)
     for _ in range(20):
-        costs.measured(2, 3, 0.012)
-        costs.measured(2, 2, 0.014)
-        costs.interrupted()
-        costs.measured(2, 2, 0.9)  # no word on plain steps: it came after one with prompts
+        costs.record_step(2, 3, 0.012)
+        costs.record_step(2, 2, 0.014)
+        costs.record_prefill()
+        costs.record_step(2, 2, 0.9)  # no word on plain steps: it came after one with prompts
     assert before == pytest.approx(1 + CHANGED_FORM_COST + EXTRA_ROW_COST / 2**0.5)
     assert costs.ratio(2, 3) == pytest.approx(1.6, abs=0.01)
 
 
 def test_others_pay_for_candidates() -> None:
     costs = StepCosts()
-    alone, beside = (costs.best(n, 0.8, MAX_DRAFT_TOKENS) for n in (1, MAX_DRAFTED_STREAMS))
+    alone, beside = (costs.best_count(n, 0.8, MAX_DRAFT_TOKENS) for n in (1, MAX_DRAFTED_STREAMS))
     assert alone > beside
 
 
@@ -174,7 +174,7 @@ class Machine:
         elif self._candidates:
             seconds = 1.1
         self._candidates = candidates
-        self.costs.measured(1, 1 + candidates, seconds * self._random.choice((1.0, 1.0, 1.0, 1.1, 1.6)))
+        self.costs.record_step(1, 1 + candidates, seconds * self._random.choice((1.0, 1.0, 1.0, 1.1, 1.6)))
         return seconds
 
 
@@ -195,17 +195,17 @@ def answer(random: Random, rate: float, tokens: int) -> tuple[list[int], list[in
 def speed(machine: Machine, prompt: list[int], text: list[int]) -> float:
     """Answer; return the speed against plain steps."""
     ids, seconds, done = array("q", prompt), 0.0, 0
-    lookup, costs = Lookup(ids, MAX_DRAFT_TOKENS), machine.costs
+    drafter, costs = NgramDrafter(ids, MAX_DRAFT_TOKENS), machine.costs
     while done < len(text):
-        found, rate = lookup.find()
-        count = costs.best(1, rate, len(found)) if found else 0
-        drafted = lookup.chosen(found, count, costs.tokens(1, 1 + count)) if found else ()
+        found, rate = drafter.propose()
+        count = costs.best_count(1, rate, len(found)) if found else 0
+        drafted = drafter.select(found, count, costs.tokens(1, 1 + count)) if found else ()
         seconds += machine.step(len(drafted))
         right = 0
         while right < len(drafted) and text[done + right : done + right + 1] == [drafted[right]]:
             right += 1
         if drafted:
-            lookup.verified(len(drafted), right, costs.tokens(1, 1 + len(drafted)))
+            drafter.record_verified(len(drafted), right, costs.tokens(1, 1 + len(drafted)))
         ids.extend(text[done : done + right + 1])
         done += right + 1
     return len(text) / seconds

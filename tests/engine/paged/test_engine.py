@@ -66,7 +66,7 @@ def nothing_is_left_behind(engine: PagedEngine) -> Iterator[None]:
     assert not engine.busy
     pool = engine._scheduler.pool
     assert pool.available == pool.size
-    assert not any(pool._users)
+    assert not any(pool._ref_counts)
 
 
 def scored(engine: PagedEngine | GenAIEngine, prompt: str, **sampling: Any) -> list[TokenLogprob]:

@@ -134,7 +134,7 @@ def test_no_request_gets_the_block_that_a_first_token_is_computed_in(tiny_model:
     engine.wait_for_forms()
     pool, model = engine._scheduler.pool, engine._model
     assert pool.touched == 0
-    assert [pool.take() for _ in range(5)] == [0, 1, 2, 3, None]
+    assert [pool.allocate() for _ in range(5)] == [0, 1, 2, 3, None]
     assert {cache.shape[0] for cache in model._cache.values()} == {5}
 
 

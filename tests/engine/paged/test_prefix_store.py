@@ -162,7 +162,7 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
     right: dict[bytes, list[np.ndarray]] = {}
     for item in range(4):
         for ids in sequences:
-            found = pool.find(ids)
+            found = pool.find_prefix(ids)
             for block, known in found:
                 assert all(
                     np.array_equal(one[block], old) for one, old in zip(arrays, right[known], strict=True)
@@ -171,7 +171,7 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
                 assert len(found) == 3
             table, before = array("i", [block for block, _ in found]), found[-1][1] if found else ROOT
             for at in range(len(found), 3):
-                block = pool.take()
+                block = pool.allocate()
                 assert block is not None
                 for one in arrays:
                     one[block] = random.integers(0, 256, one.shape[1], np.uint8)
@@ -194,10 +194,10 @@ def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> N
     often = array("q", [1] * 3 * BLOCK_TOKENS + [0])
 
     def ask(ids: array[int]) -> list[bytes]:
-        found = pool.find(ids)
+        found = pool.find_prefix(ids)
         table, digests = array("i", [block for block, _ in found]), [known for _, known in found]
         for at in range(len(found), 3):
-            block = pool.take()
+            block = pool.allocate()
             assert block is not None
             table.append(block)
             digests.append(
@@ -227,7 +227,7 @@ def test_blocks_that_are_taken_away_are_not_written(file: Path) -> None:
     written: dict[bytes, int] = {}
     for number in range(2000):
         ids = array("q", [number] * BLOCK_TOKENS)
-        block = pool.take()
+        block = pool.allocate()
         assert block is not None
         for one in arrays:
             one[block] = number % 251

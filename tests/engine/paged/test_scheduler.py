@@ -8,7 +8,7 @@ import pytest
 
 from ovserve.kinds.text.worker.decoding.sequence import Sequence
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
-from ovserve.kinds.text.worker.paged.budget import TARGET_STEP_SECONDS, PromptBudget
+from ovserve.kinds.text.worker.paged.budget import TARGET_STEP_SECONDS, PrefillBudget
 from ovserve.kinds.text.worker.paged.running import Running
 from ovserve.kinds.text.worker.paged.sampler import Choice
 from ovserve.kinds.text.worker.paged.scheduler import SHORT_STEP_TOKENS, Scheduler
@@ -24,10 +24,10 @@ class Steps:
 
     def __init__(self, sequences: int = 64, blocks: int = 2000, *, splits: bool = True) -> None:
         self.scheduler = Scheduler(
-            BlockPool(blocks, caches=False, copy=no_copy), MOST, sequences, PromptBudget(), splits=splits
+            BlockPool(blocks, caches=False, copy=no_copy), MOST, sequences, PrefillBudget(), splits=splits
         )
-        self.scheduler.budget.measured(0, ROOM, 0, TARGET_STEP_SECONDS)
-        self.scheduler.budget.measured(1, 0, 0, 0.0)
+        self.scheduler.budget.record_step(0, ROOM, 0, TARGET_STEP_SECONDS)
+        self.scheduler.budget.record_step(1, 0, 0, 0.0)
         self._ids = count(1)
 
     def add(self, tokens: int, *, answers: bool = False, batch: bool = False) -> Running:
@@ -44,7 +44,7 @@ class Steps:
 
     def step(self) -> dict[int, int]:
         """Return the tokens of each request."""
-        scheduled = self.scheduler.plan(lambda running: ())
+        scheduled = self.scheduler.schedule(lambda running: ())
         for item in scheduled:
             running, read = (
                 item.running,
@@ -154,7 +154,7 @@ def test_a_stopped_request_counts_as_waiting() -> None:
         steps.step()
     assert (first.num_new_tokens, second.num_computed_tokens) == (1, 0)
     steps.scheduler.num_arriving = 3
-    assert steps.scheduler._room(MOST) == 4 * ROOM, "four wait, one answers"
+    assert steps.scheduler._prefill_budget(MOST) == 4 * ROOM, "four wait, one answers"
 
 
 def test_no_line_of_a_batch_is_in_a_step_of_another_request() -> None:

@@ -91,7 +91,7 @@ class Responses:
                 ignored_params=(*decoded.ignored, *ignored, *idle, *idle_fields(body, model)),
                 decoded=decoded,
             ),
-            tells_admission=True,  # a response is queued, and can be followed, before it says anything
+            reports_admission=True,  # a response is queued, and can be followed, before it says anything
             tools=policy,
             user=body.safety_identifier or body.user or "",
             image_sources=tuple(images.sources),

@@ -32,7 +32,7 @@ def words(text: str) -> list[str]:
     return [part for part in [parts[0], *(" " + part for part in parts[1:])] if part]
 
 
-def seen(request: Add) -> str:
+def visible_prompt(request: Add) -> str:
     """The prompt, with images as the script sees them."""
     if not isinstance(request.prompt, str):
         return " ".join(map(str, request.prompt))
@@ -46,8 +46,10 @@ def scored(piece: str, sampling: Sampling) -> TokenLogprob:
     """A piece with made up log-probabilities: it is the likeliest if greedy, else only the third."""
     rank = 0 if sampling.temperature == GREEDY_TEMPERATURE else 2
     texts = [piece if i == rank else f"{piece}?{i}" for i in range(max(sampling.top_logprobs, rank + 1))]
-    found = [TopToken(text, text.encode(), -0.25 - i) for i, text in enumerate(texts)]
-    return TokenLogprob(piece, piece.encode(), found[rank].logprob, tuple(found[: sampling.top_logprobs]))
+    top_tokens = [TopToken(text, text.encode(), -0.25 - i) for i, text in enumerate(texts)]
+    return TokenLogprob(
+        piece, piece.encode(), top_tokens[rank].logprob, tuple(top_tokens[: sampling.top_logprobs])
+    )
 
 
 def _length(request: Add) -> int:
@@ -61,20 +63,20 @@ def _length(request: Add) -> int:
 def prover(model_path: str) -> Callable[[str], str]:
     """The compiler of the process that only compiles grammars."""
     grammars = read_script(model_path).grammars
-    taken: list[bytes] = []
+    chunks: list[bytes] = []
 
     def prove(structural_tag: str) -> str:
-        found = next((grammar for grammar in grammars if grammar.match in structural_tag), None)
-        if found is None:
+        rule = next((grammar for grammar in grammars if grammar.match in structural_tag), None)
+        if rule is None:
             return ""
-        time.sleep(found.seconds)
-        until = time.process_time() + found.cpu_seconds
+        time.sleep(rule.seconds)
+        until = time.process_time() + rule.cpu_seconds
         while time.process_time() < until:
             pass
-        taken.append(b"x" * found.take_bytes)
-        if found.exit:
+        chunks.append(b"x" * rule.take_bytes)
+        if rule.exit:
             os._exit(EXIT_CODE)
-        return found.refuse
+        return rule.refuse
 
     return prove
 
@@ -84,7 +86,7 @@ class _Running:
 
     def __init__(self, request: Add, reply: Reply, prompt_tokens: int, max_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
-        prompt = seen(request)
+        prompt = visible_prompt(request)
         pieces = tuple(words(prompt) if reply.echo else words(reply.text or "") or reply.pieces or ())
         if not (reply.echo or reply.text or reply.pieces):
             pieces = ("ok.",)
@@ -120,8 +122,8 @@ class Words:
 
     def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
         time.sleep(self._seconds)
-        known = self._known
-        return [[known.setdefault(word, len(known)) for word in text.split()] for text in texts]
+        ids = self._known
+        return [[ids.setdefault(word, len(ids)) for word in text.split()] for text in texts]
 
     def detokenize(
         self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
@@ -192,12 +194,12 @@ class ScriptedEngine:
     def add(self, request: Add, encoded: int | None = None) -> Accepted:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
-        asked = request.sampling.constraint
-        if asked is not None and constraint.structural_tag(asked.format) not in self._grammars:
+        form = request.sampling.constraint
+        if form is not None and constraint.structural_tag(form.format) not in self._grammars:
             raise Internal("this grammar was not compiled before")
         prompt_tokens = _length(request)
         max_tokens = admit(prompt_tokens, self.facts.max_length, request.sampling, mode=self._mode)
-        text = seen(request)
+        text = visible_prompt(request)
         reply = next((reply for reply in self._script.replies if reply.match in text), Reply())
         self._taken.append(b"x" * reply.take_bytes)
         self._live[request.id] = _Running(request, reply, prompt_tokens, max_tokens)
@@ -210,12 +212,12 @@ class ScriptedEngine:
     def compiling(self) -> bool:
         return bool(self._compiled)
 
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
         """Accept everything, because the prover has checked it."""
         self._compiled.append(Compiled(id_))
         self._grammars.add(structural_tag)
 
-    def forget_grammars(self) -> None:
+    def clear_grammars(self) -> None:
         self._grammars.clear()
 
     def compiled(self) -> list[Compiled | Failed]:
@@ -241,29 +243,29 @@ class ScriptedEngine:
                 os._exit(EXIT_CODE)
 
     def collect(self) -> list[StepItem | Failed]:
-        gained: list[StepItem | Failed] = []
+        items: list[StepItem | Failed] = []
         for request_id, running in list(self._live.items()):
             if running.steps <= running.reply.wait_steps + running.reply.prefill_steps:
                 continue
             word = self._refused(running) or self._advance(running)
             if word:
-                gained.append(word)
+                items.append(word)
             if isinstance(word, StepItem):
                 running.text += word.text
             if isinstance(word, Failed) or running.output.finish:
                 del self._live[request_id]
-                gained += [] if isinstance(word, Failed) else running.other_beams()
-        return gained
+                items += [] if isinstance(word, Failed) else running.other_beams()
+        return items
 
     def usage(self) -> Usage:
         """A request that waits for its first piece counts as not scheduled."""
         scheduled = sum(running.steps > running.reply.wait_steps for running in self._live.values())
         prefilled = [r.read for r in self._live.values() if r.reply.prefill_steps]
-        unread = tuple(
+        to_prefill = tuple(
             (i, round((1 - r.read) * r.prompt_tokens)) for i, r in self._live.items() if r.read < 1
         )
         cache = max([self._script.cache_usage, *prefilled])
-        return Usage(len(self._live), scheduled, cache, CACHE_BYTES, unread)
+        return Usage(len(self._live), scheduled, cache, CACHE_BYTES, to_prefill)
 
     def _refused(self, running: _Running) -> Failed | None:
         kind = running.reply.refuse
@@ -271,8 +273,8 @@ class ScriptedEngine:
 
     def _advance(self, running: _Running) -> StepItem | None:
         output, reply = running.output, running.reply
-        wanted = reply.burst if running.left < 0 else min(reply.burst, running.left)
-        pieces = list(islice(running.pieces, wanted))
+        count = reply.burst if running.left < 0 else min(reply.burst, running.left)
+        pieces = list(islice(running.pieces, count))
         output.count(len(pieces))
         if self._mode == "paged":
             output.add_logprobs([scored(piece, running.sampling) for piece in pieces])

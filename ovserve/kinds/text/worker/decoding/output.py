@@ -109,10 +109,10 @@ class Output:
         """Drop tokens that begin behind the cut: they are not part of the text."""
         if self._logprobs is None:
             return
-        at, kept = self._logprob_chars, []
+        at, logprobs = self._logprob_chars, []
         for token in self._logprobs:
             if at >= self._text_chars:
                 break
-            kept.append(token)
+            logprobs.append(token)
             at += len(token.text)
-        self._logprobs = kept
+        self._logprobs = logprobs

@@ -34,9 +34,9 @@ class PrefillEstimate:
             self._seconds = self._seconds * EWMA_WEIGHT + self._clock() - self._began
             self._prompt = 0
 
-    def unread(self) -> int | None:
+    def remaining_tokens(self) -> int | None:
         """Return the tokens still to be computed, at least 1; None if nothing is known of them."""
         if not self._prompt or not self._seconds:
             return None
-        done = (self._clock() - self._began) * self._tokens / self._seconds
-        return max(1, round(self._prompt - min(done, MAX_PREFILL_SHARE * self._prompt)))
+        prefilled = (self._clock() - self._began) * self._tokens / self._seconds
+        return max(1, round(self._prompt - min(prefilled, MAX_PREFILL_SHARE * self._prompt)))

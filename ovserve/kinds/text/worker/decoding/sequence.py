@@ -23,8 +23,8 @@ from ovserve.llm.token_bytes import TokenWindow
 
 
 class DraftCounter(Protocol):
-    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
-        """Count a step whose first `kept` ids belong to the answer; return drafted and accepted tokens."""
+    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
+        """Return drafted and accepted tokens of a step of which `num_tokens` ids belong to the answer."""
 
 
 class SpeculativeStats:
@@ -39,11 +39,11 @@ class SpeculativeStats:
         self._left = max_tokens or sys.maxsize
         self._begun = False
 
-    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
+    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
         drafted = accepted = 0
         if self._begun:  # the first token comes from the prompt alone
             drafted = max(0, min(self._tokens, self._left - 1))
-            accepted = max(0, kept - 1)
+            accepted = max(0, num_tokens - 1)
         self._begun = True
         self._left -= len(ids)
         return drafted, accepted
@@ -114,7 +114,7 @@ class Sequence:
         count = sampling.n if sampling.beams > 1 else 1
         self.branches = [Branch(Output(request_id, sampling, i)) for i in range(count)]
 
-    def read(self, parts: list[Part]) -> None:
+    def process(self, parts: list[Part]) -> None:
         """Process one read of the handle; no part at all means that the cache is full."""
         if not parts:
             self.cache_full = True
@@ -147,18 +147,18 @@ class Sequence:
             ids = ids[start:]
             if self.sampling.max_tokens == 0:  # one token was requested, because the library needs one
                 ids, output.finish = [], "length"
-        given = ids
+        all_ids = ids
         if self._repetition is not None and (end := self._repetition.find(ids)) is not None:
             ids, output.finish, output.repetitive = ids[:end], "length", True
         visible = ids
         if not self._stop_ids.isdisjoint(ids):
             end = next(at for at, id_ in enumerate(ids) if id_ in self._stop_ids)
-            shown = end + 1 if self._shows_end(ids[end]) else end
-            ids, visible = ids[: end + 1], ids[:shown]
+            num_visible = end + 1 if self._shows_end(ids[end]) else end
+            ids, visible = ids[: end + 1], ids[:num_visible]
             output.finish, output.repetitive = "stop", False
         output.count(len(ids))
         if self.drafts is not None:
-            output.count_drafts(*self.drafts.read(given, len(ids)))
+            output.count_drafts(*self.drafts.count_step(all_ids, len(ids)))
         if self.sampling.logprobs:
             branch.scored += [
                 (id_, logprob, top)

@@ -44,24 +44,24 @@ class WholeText:
         size = _PIECE * (self.limit or len(text))
         start = 0
         while start < len(text):
-            found = _WORD_END.search(text, start + size, start + 2 * size)
-            end = found.start() if found else start + size
+            boundary = _WORD_END.search(text, start + size, start + 2 * size)
+            end = boundary.start() if boundary else start + size
             yield text[start:end]
             start = end
 
     def _by_halves(self, text: str) -> list[int]:
-        done: list[int] = []
+        encoded: list[int] = []
         todo = [text]
         while todo:
             part = todo.pop()
             ids = self._encode(part, False)
             if self.is_cut(len(ids)) and len(part) > 1:
-                found = _WORD_END.search(part, len(part) // 2) or _WORD_END.search(part, 1)
-                middle = found.start() if found and found.start() < len(part) else len(part) // 2
+                boundary = _WORD_END.search(part, len(part) // 2) or _WORD_END.search(part, 1)
+                middle = boundary.start() if boundary and boundary.start() < len(part) else len(part) // 2
                 todo += [part[middle:], part[:middle]]
             else:
-                done += ids
-        return done
+                encoded += ids
+        return encoded
 
 
 def _limit(encode: Encode, expected: int | None) -> int | None:

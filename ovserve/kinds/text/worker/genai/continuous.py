@@ -22,7 +22,7 @@ from ovserve.kinds.text.worker.decoding.sequence import Sequence, SpeculativeSta
 from ovserve.kinds.text.worker.genai.loaded import LoadedPipeline
 from ovserve.kinds.text.worker.genai.options import sentence
 from ovserve.kinds.text.worker.genai.quirks.empty_read import read_parts
-from ovserve.kinds.text.worker.genai.quirks.half_read import may_be_half_read
+from ovserve.kinds.text.worker.genai.quirks.partial_prefill import may_be_partly_computed
 from ovserve.kinds.text.worker.genai.request import generation_config
 from ovserve.kinds.text.worker.genai.reservation import Demand
 from ovserve.kinds.text.worker.genai.vision import tensors
@@ -99,9 +99,9 @@ class GenAIEngine(LoadedPipeline):
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
-        asked = max_tokens or int(sampling.max_tokens == 0)
+        token_limit = max_tokens or int(sampling.max_tokens == 0)
         admitted = self._grammars.admitted
-        config = generation_config(self._mode, sampling, asked, stop_ids, self.facts, admitted)
+        config = generation_config(self._mode, sampling, token_limit, stop_ids, self.facts, admitted)
         handle = self._add_request(request, ids, config)
         hidden = self._text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
@@ -142,7 +142,7 @@ class GenAIEngine(LoadedPipeline):
 
     def _leave(self, sequence: Sequence) -> None:
         """Cancel a request that is no longer live, as soon as its prompt is not half read."""
-        if self._caches and may_be_half_read(sequence, self._held.values()):
+        if self._caches and may_be_partly_computed(sequence, self._held.values()):
             return
         sequence.handle.cancel()
         del self._held[sequence.id]
@@ -161,7 +161,7 @@ class GenAIEngine(LoadedPipeline):
         for sequence in self._live.values():
             if (parts := read_parts(sequence)) is not None:
                 self._reservation.prefilled(sequence.id)
-                sequence.read(parts)
+                sequence.process(parts)
                 changed.append(sequence)
                 rows += sequence.rows()
         texts = iter(self._text.decode(rows))
@@ -175,13 +175,13 @@ class GenAIEngine(LoadedPipeline):
         return items
 
     def usage(self) -> Usage:
-        seen = self._pipeline.get_metrics()
-        cache, size = seen.cache_usage / 100, seen.cache_size_in_bytes  # the library counts in percent
+        metrics = self._pipeline.get_metrics()
+        cache, size = metrics.cache_usage / 100, metrics.cache_size_in_bytes  # the library counts in percent
         if self._cache_grows and size:  # relate it to what the cache may become, not to what it is now
             cache *= size / (size + memory().available)
         # How much of a prompt is read is unknown before its first token.
-        unread = tuple((s.id, s.prompt_tokens) for s in self._live.values() if not s.generated)
-        return Usage(seen.requests, seen.scheduled_requests, cache, size, unread)
+        to_prefill = tuple((s.id, s.prompt_tokens) for s in self._live.values() if not s.generated)
+        return Usage(metrics.requests, metrics.scheduled_requests, cache, size, to_prefill)
 
     def _advance(self, sequence: Sequence, texts: Iterator[str]) -> Iterable[StepItem | Failed]:
         if sequence.sampling.logprobs:

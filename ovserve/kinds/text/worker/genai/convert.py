@@ -75,11 +75,11 @@ def _packed(model: openvino.Model) -> int:
 
 def _replace(network: Path, model: openvino.Model) -> None:
     """Write the model in place of the file it was read from."""
-    made = network.with_name("replaced.xml")
-    openvino.save_model(model, made, compress_to_fp16=False)
+    replacement = network.with_name("replaced.xml")
+    openvino.save_model(model, replacement, compress_to_fp16=False)
     network.unlink()  # until the new one is there, the directory has no model
-    made.with_suffix(".bin").replace(network.with_suffix(".bin"))
-    made.replace(network)
+    replacement.with_suffix(".bin").replace(network.with_suffix(".bin"))
+    replacement.replace(network)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ class GrammarCompiler:
     def busy(self) -> bool:
         return bool(self._running)
 
-    def start(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        """`tried`: known to have texts, so that compiling it is enough."""
-        tokens = 1 if tried else PROBE_TOKENS
+    def start(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        """`validated`: known to have texts, so that compiling it is enough."""
+        tokens = 1 if validated else PROBE_TOKENS
         self._running[id_] = self._thread.submit(self.compile, structural_tag, tokens)
 
     def finished(self) -> list[Compiled | Failed]:
@@ -68,7 +68,7 @@ class GrammarCompiler:
             words.append(Failed(id_, "invalid_argument", fault) if fault else Compiled(id_))
         return words
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all grammars: the compiler, its cache with it, is thrown away and made again. Not during a
         step nor while one is compiled; takes as long as making it, a fraction of a second."""
         _idle_pipeline(self._tokenizer, self.logits + 1).generate(_one_token(), _config(TRIVIAL, 1))
@@ -97,7 +97,7 @@ class Grammars:
         self._waiting: dict[int, tuple[str, bool]] = {}
         self._running: dict[int, str] = {}
         self._done: set[bytes] = set()
-        self._forgetting = False
+        self._clearing = False
         self._stale: set[int] = set()  # of those that run: what is to be dropped too
 
     def attach(
@@ -124,29 +124,29 @@ class Grammars:
         request."""
         return self._compiler is not None
 
-    def start(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        self._waiting[id_] = (structural_tag, tried)
+    def start(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        self._waiting[id_] = (structural_tag, validated)
         self.proceed()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all, as soon as nothing is being compiled; what is started meanwhile waits for it."""
         self._done.clear()
-        self._stale, self._forgetting = set(self._running), True
+        self._stale, self._clearing = set(self._running), True
         self.proceed()
 
     def proceed(self) -> None:
         """Drop and begin what waits for it, if nothing computes now."""
-        if self._forgetting:
+        if self._clearing:
             if self._running or not self._quiet():
                 return
             if self._compiler is not None:
-                self._compiler.forget()
-            self._stale, self._forgetting = set(), False
+                self._compiler.clear()
+            self._stale, self._clearing = set(), False
         waiting, self._waiting = self._waiting, {}
-        for id_, (tag, tried) in waiting.items():
+        for id_, (tag, validated) in waiting.items():
             self._running[id_] = tag
             if self._compiler is not None:
-                self._compiler.start(id_, tag, tried=tried)
+                self._compiler.start(id_, tag, validated=validated)
 
     def finished(self) -> list[Compiled | Failed]:
         """Those that ended since the last call, good or bad."""
@@ -192,13 +192,13 @@ def _beside(
 ) -> GrammarCompiler | None:
     """A compiler whose work this idle pipeline finds done; None if none of these numbers of logits fits."""
     for logits in sizes:
-        made = _init_times(answer)
+        first_times = _init_times(answer)
         if prepared is not None and prepared.logits == logits:
             compiler = prepared
         else:
             compiler = GrammarCompiler(tokenizer, logits)
         compiler.compile(TRIVIAL)
-        if made and _init_times(answer) == made:
+        if first_times and _init_times(answer) == first_times:
             return compiler
     return None
 
@@ -259,10 +259,10 @@ def _one_token() -> openvino.Tensor:
 def said(error: Exception) -> str:
     """The compiler's sentence, without the time, file and line before it."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
-    text = said[-1] if said else type(error).__name__
-    head, found, rest = text.partition(".cc:")
-    if found and " " in rest and "/" in head:
+    messages = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
+    text = messages[-1] if messages else type(error).__name__
+    head, separator, rest = text.partition(".cc:")
+    if separator and " " in rest and "/" in head:
         return rest.partition(" ")[2].strip() or text
     return text.removeprefix("Failed to create grammar from structural tag: ")
 
@@ -276,11 +276,11 @@ class CompilesGrammars:
     def compiling(self) -> bool:
         return self._grammars.busy
 
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        self._grammars.start(id_, structural_tag, tried=tried)
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        self._grammars.start(id_, structural_tag, validated=validated)
 
     def compiled(self) -> list[Compiled | Failed]:
         return self._grammars.finished()
 
-    def forget_grammars(self) -> None:
-        self._grammars.forget()
+    def clear_grammars(self) -> None:
+        self._grammars.clear()

@@ -42,7 +42,9 @@ class LoadedPipeline(CompilesGrammars):
         files = read_model_files(spec.model_path)
         refuse_for_library(spec.model_path, files)
         self._live: dict[int, Sequence] = {}
-        self._held: dict[int, Sequence] = {}  # in the library: also aborted ones, see quirks/half_read.py
+        self._held: dict[
+            int, Sequence
+        ] = {}  # in the library: also aborted ones, see quirks/partial_prefill.py
         self._mode = spec.decoding
         self._prompt_limit = prompt_limit(spec)
         self._cache_grows = not (spec.cache_size or spec.num_kv_blocks)
@@ -87,10 +89,10 @@ class LoadedPipeline(CompilesGrammars):
         on another thread meanwhile, which takes 0.2 s off a start (SmolLM2). A pipeline with a vision part
         loads its own tokenizer.
         """
-        config, given = scheduler_config(spec), properties(spec)
+        config, options = scheduler_config(spec), properties(spec)
         with writable(spec.model_path) as path:
             if files.vision:
-                self._pipeline = ov_genai.ContinuousBatchingPipeline(path, config, spec.device, given)
+                self._pipeline = ov_genai.ContinuousBatchingPipeline(path, config, spec.device, options)
                 tokenizer = self._pipeline.get_tokenizer()
                 return tokenizer, prove_tokens(tokenizer), None
             tokenizer = ov_genai.Tokenizer(path)
@@ -102,7 +104,7 @@ class LoadedPipeline(CompilesGrammars):
                 table = thread.submit(prove_tokens, tokenizer)
                 try:
                     self._pipeline = ov_genai.ContinuousBatchingPipeline(
-                        path, tokenizer, config, spec.device, **given
+                        path, tokenizer, config, spec.device, **options
                     )
                 finally:
                     loaded.set()

@@ -45,15 +45,15 @@ class Merger:
             source = node.input_value(0)
             if place is not None:
                 readers[source.get_node().get_name(), source.get_index()].setdefault(place, node)
-        saved = sum(self._merge(found) for found in readers.values())
+        saved = sum(self._merge(projections) for projections in readers.values())
         self._model.validate_nodes_and_infer_types()
         return saved
 
-    def _merge(self, found: dict[int, Any]) -> int:
+    def _merge(self, projections: dict[int, Any]) -> int:
         """Merge what has weights of one kind: all three, or two of them, because v is often finer."""
         for places in ((0, 1, 2), (0, 1), (1, 2), (0, 2)):
-            if all(place in found for place in places) and self._merge_all(
-                [found[place] for place in places], "".join("qkv"[place] for place in places)
+            if all(place in projections for place in places) and self._merge_all(
+                [projections[place] for place in places], "".join("qkv"[place] for place in places)
             ):
                 return len(places) - 1
         return 0
@@ -64,17 +64,17 @@ class Merger:
         if weight is None:
             return False
         first = products[0]
-        made = ops.matmul(first.input_value(0), weight, transpose_a=False, transpose_b=True)
-        made.set_friendly_name(_merged_name(first.get_friendly_name(), letters))
+        merged = ops.matmul(first.input_value(0), weight, transpose_a=False, transpose_b=True)
+        merged.set_friendly_name(_merged_name(first.get_friendly_name(), letters))
         ends = [product.output(0) for product in products]
         biases = [bias for product in products if (bias := _bias(product)) is not None]
         if len(biases) == len(products):
             stacked = self._stack([added for _, added in biases], rows, -1)
             if stacked is not None:
                 ends = [adding.output(0) for adding, _ in biases]
-                made = ops.add(made, stacked)
-                made.set_friendly_name(_merged_name(biases[0][0].get_friendly_name(), letters))
-        split = ops.variadic_split(made, np.int64(-1), np.array(rows, np.int64))
+                merged = ops.add(merged, stacked)
+                merged.set_friendly_name(_merged_name(biases[0][0].get_friendly_name(), letters))
+        split = ops.variadic_split(merged, np.int64(-1), np.array(rows, np.int64))
         for i, end in enumerate(ends):
             for reader in list(end.get_target_inputs()):
                 reader.replace_source_output(split.output(i))
@@ -98,21 +98,21 @@ class Merger:
         if any(node is None for node in inner):
             return None
         if kind in _CONSTANT_OPS:
-            made = _CONSTANT_OPS[kind](*inner)
+            copy = _CONSTANT_OPS[kind](*inner)
         elif kind == "Convert":
-            made = ops.convert(inner[0], first.get_element_type())
+            copy = ops.convert(inner[0], first.get_element_type())
         elif (
             kind == "Reshape"
             and axis == 0
             and all(_keeps_rows(n, r) for n, r in zip(nodes, rows, strict=True))
         ):
             shape = [sum(rows), *list(first.get_output_shape(0))[1:]]
-            made = ops.reshape(inner[0], np.array(shape, np.int64), special_zero=False)
+            copy = ops.reshape(inner[0], np.array(shape, np.int64), special_zero=False)
         else:
             return None
         for key, value in first.get_rt_info().items():  # such as the mark of weights to be kept packed
-            made.get_rt_info()[key] = value
-        return made
+            copy.get_rt_info()[key] = value
+        return copy
 
     def _stack_constants(self, nodes: Sequence[Any], rows: Sequence[int], axis: int) -> Any | None:
         shapes = [list(node.get_output_shape(0)) for node in nodes]
@@ -131,9 +131,9 @@ class Merger:
             return None  # a row that ends within a byte
         shape[axis] = sum(rows)
         self._held.append(np.concatenate(raw))
-        made = ops.constant(ov.Tensor(self._held[-1], ov.Shape(shape), kind))
-        made.set_friendly_name(_merged_name(nodes[0].get_friendly_name(), "qkv"[: len(nodes)]))
-        return made
+        constant = ops.constant(ov.Tensor(self._held[-1], ov.Shape(shape), kind))
+        constant.set_friendly_name(_merged_name(nodes[0].get_friendly_name(), "qkv"[: len(nodes)]))
+        return constant
 
 
 def _is_projection(node: Any) -> bool:
@@ -154,15 +154,15 @@ def _is_constant(value: Any) -> bool:
 
 def _attention_input(product: Any) -> int | None:
     """Return which input of the attention a product reaches first: 0 query, 1 key, 2 value."""
-    seen, waiting = {product.get_name()}, [product.output(0)]
+    visited, waiting = {product.get_name()}, [product.output(0)]
     while waiting:
         for reader in waiting.pop().get_target_inputs():
             node = reader.get_node()
             if node.get_type_name() == ATTENTION:
                 return reader.get_index() if reader.get_index() < len(NAMES) else None
-            if node.get_name() in seen or node.get_type_name() in ("MatMul", "ShapeOf"):
+            if node.get_name() in visited or node.get_type_name() in ("MatMul", "ShapeOf"):
                 continue
-            seen.add(node.get_name())
+            visited.add(node.get_name())
             waiting += node.outputs()
     return None
 

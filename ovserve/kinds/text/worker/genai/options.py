@@ -47,26 +47,26 @@ def scheduler_config(spec: TextSpec) -> ov_genai.SchedulerConfig:
     return config
 
 
-def _cache_eviction(wanted: CacheEviction) -> ov_genai.CacheEvictionConfig:
-    anchor = getattr(ov_genai.KVCrushAnchorPointMode, wanted.crush_anchor)
+def _cache_eviction(eviction: CacheEviction) -> ov_genai.CacheEvictionConfig:
+    anchor = getattr(ov_genai.KVCrushAnchorPointMode, eviction.crush_anchor)
     try:
         return ov_genai.CacheEvictionConfig(
-            wanted.start_size,
-            wanted.recent_size,
-            wanted.max_cache_size,
-            getattr(ov_genai.AggregationMode, wanted.aggregation_mode),
-            wanted.apply_rotation,
-            wanted.snapkv_window_size,
-            ov_genai.KVCrushConfig(wanted.crush_budget, anchor, wanted.crush_seed),
+            eviction.start_size,
+            eviction.recent_size,
+            eviction.max_cache_size,
+            getattr(ov_genai.AggregationMode, eviction.aggregation_mode),
+            eviction.apply_rotation,
+            eviction.snapkv_window_size,
+            ov_genai.KVCrushConfig(eviction.crush_budget, anchor, eviction.crush_seed),
         )
     except (RuntimeError, TypeError) as error:
         raise LoadError(sentence(error), field="cache_eviction_config") from error
 
 
-def _sparse_attention(wanted: SparseAttention) -> ov_genai.SparseAttentionConfig:
-    mode = getattr(ov_genai.SparseAttentionMode, wanted.mode)
+def _sparse_attention(sparse: SparseAttention) -> ov_genai.SparseAttentionConfig:
+    mode = getattr(ov_genai.SparseAttentionMode, sparse.mode)
     try:
-        return ov_genai.SparseAttentionConfig(mode, **wanted.settings)
+        return ov_genai.SparseAttentionConfig(mode, **sparse.settings)
     except (RuntimeError, TypeError) as error:
         raise LoadError(sentence(error), field="sparse_attention_config") from error
 
@@ -74,18 +74,18 @@ def _sparse_attention(wanted: SparseAttention) -> ov_genai.SparseAttentionConfig
 def properties(spec: GenerationSpec) -> dict[str, object]:
     """Options of the device, and the library's own that choose how to decode."""
     try:
-        found: dict[str, object] = device_properties(spec.properties, spec.device)
+        options: dict[str, object] = device_properties(spec.properties, spec.device)
     except ValueError as error:
         raise LoadError(f"not a JSON object: {error}", field="plugin_config") from error
     if not isinstance(spec, TextSpec) or isinstance(spec, PagedTextSpec):
-        return found
+        return options
     if spec.prompt_lookup:
-        found["prompt_lookup"] = True
+        options["prompt_lookup"] = True
     if spec.draft is not None:
-        found["draft_model"] = _draft_model(spec, spec.draft)
+        options["draft_model"] = _draft_model(spec, spec.draft)
     if spec.adapter is not None:
-        found["adapters"] = _adapters(spec, spec.adapter)
-    return found
+        options["adapters"] = _adapters(spec, spec.adapter)
+    return options
 
 
 def _adapters(spec: TextSpec, adapter: LoraAdapter) -> object:
@@ -97,12 +97,12 @@ def _adapters(spec: TextSpec, adapter: LoraAdapter) -> object:
     if fault := unusable(adapter.path, spec.model_path):
         raise LoadError(fault, field="lora_adapters")
     try:
-        read = ov_genai.Adapter(adapter.path)
+        weights = ov_genai.Adapter(adapter.path)
     except RuntimeError as error:
         raise LoadError(f"{adapter.path}: {sentence(error)}", field="lora_adapters") from error
     modes = ov_genai.AdapterConfig.Mode
     mode = modes.MODE_STATIC if compressed(spec.model_path) else modes.MODE_FUSE
-    return ov_genai.AdapterConfig(read, adapter.alpha, mode)
+    return ov_genai.AdapterConfig(weights, adapter.alpha, mode)
 
 
 def _draft_model(spec: TextSpec, draft: DraftSpec) -> object:
@@ -128,13 +128,13 @@ def draft_scheduler_config(spec: TextSpec, draft: DraftSpec) -> ov_genai.Schedul
     return config
 
 
-def to_blame(spec: GenerationSpec, said: str) -> str:
+def to_blame(spec: GenerationSpec, message: str) -> str:
     """The option of the graph that an error while building the pipeline is about; "" if that is not known."""
-    if isinstance(spec, TextSpec) and spec.draft is not None and "draft" in said.lower():
+    if isinstance(spec, TextSpec) and spec.draft is not None and "draft" in message.lower():
         return "draft_models_path"
-    if "Device with" in said or "Cannot load library" in said:
+    if "Device with" in message or "Cannot load library" in message:
         return "device"
-    if "Unsupported property" in said or "property key" in said:
+    if "Unsupported property" in message or "property key" in message:
         return "plugin_config"
     return ""
 
@@ -142,7 +142,7 @@ def to_blame(spec: GenerationSpec, said: str) -> str:
 def sentence(error: Exception) -> str:
     """The library's last sentence, without the source lines and check expressions before it."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [
+    causes = [
         line for line in lines if line and not line.startswith(("Exception from ", "Check '", "Invoked with"))
     ]
-    return said[-1].removeprefix("NotFound: ") if said else type(error).__name__
+    return causes[-1].removeprefix("NotFound: ") if causes else type(error).__name__

@@ -96,10 +96,10 @@ def _unpacked(value: Any, part: slice, rows: int) -> NDArray[np.float32]:
     if kind == "Constant":
         data = _numbers(node)
         return (data[part] if data.ndim and data.shape[0] == rows else data).astype(np.float32)
-    made = [_unpacked(source, part, rows) for source in node.input_values()[: 2 if kind in _OPS else 1]]
+    inputs = [_unpacked(source, part, rows) for source in node.input_values()[: 2 if kind in _OPS else 1]]
     if kind == "Reshape":
-        return made[0].reshape(len(made[0]), -1)
-    return _OPS[kind](*made) if kind in _OPS else made[0]
+        return inputs[0].reshape(len(inputs[0]), -1)
+    return _OPS[kind](*inputs) if kind in _OPS else inputs[0]
 
 
 def _numbers(constant: Any) -> NDArray[Any]:

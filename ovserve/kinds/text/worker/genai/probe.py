@@ -30,26 +30,26 @@ def fault(core: openvino.Core, device: str, properties: dict[str, Any]) -> tuple
         core.compile_model(model, device)
     except RuntimeError as error:
         return "device", f"{device!r} cannot be used: {sentence(error)}; devices here: {there}"
-    tried = {key: value for key, value in properties.items() if key not in OF_THE_PIPELINE}
-    if device.startswith(UNTRIED) or not tried:
+    device_properties = {key: value for key, value in properties.items() if key not in OF_THE_PIPELINE}
+    if device.startswith(UNTRIED) or not device_properties:
         return "", ""
     try:
-        core.compile_model(model, device, tried)
+        core.compile_model(model, device, device_properties)
     except (RuntimeError, TypeError, ValueError) as error:
-        return "plugin_config", f"{sentence(error)}{_nearest(core, device, tried)}"
+        return "plugin_config", f"{sentence(error)}{_nearest(core, device, device_properties)}"
     return "", ""
 
 
 def _nearest(core: openvino.Core, device: str, properties: dict[str, Any]) -> str:
     """Return a hint for each property that the device does not know and that is near one it knows."""
-    known = list(core.get_property(device, "SUPPORTED_PROPERTIES"))
-    near = {key: get_close_matches(key, known, n=1) for key in properties if key not in known}
+    supported = list(core.get_property(device, "SUPPORTED_PROPERTIES"))
+    near = {key: get_close_matches(key, supported, n=1) for key in properties if key not in supported}
     return "".join(f"; {key}: did you mean {names[0]}?" for key, names in near.items() if names)
 
 
 def main() -> None:
     core = openvino.Core()
-    print(json.dumps([fault(core, *asked) for asked in json.load(sys.stdin)]))  # noqa: T201
+    print(json.dumps([fault(core, *arguments) for arguments in json.load(sys.stdin)]))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def generation_config(
 ) -> ov_genai.GenerationConfig:
     """`max_tokens` 0: no bound. Raises InvalidArgument for what the library would raise on inside a step."""
     config = ov_genai.GenerationConfig()
-    wanted: dict[str, object] = {
+    options: dict[str, object] = {
         "apply_chat_template": False,
         "eos_token_id": facts.eos_token_ids[0] if facts.eos_token_ids else -1,
         "stop_token_ids": {*stop_ids, *facts.eos_token_ids},  # validate() wants the eos ids in it
@@ -48,13 +48,13 @@ def generation_config(
     # The library's own defaults, 0, mean "not at all" to a pipeline that always drafts.
     for name in EFFECTIVE[mode]:
         if value := getattr(sampling, name):
-            wanted[name] = value
+            options[name] = value
     if sampling.constraint is not None:
-        wanted["structured_output_config"] = admitted(sampling.constraint)
+        options["structured_output_config"] = admitted(sampling.constraint)
     if max_tokens:
-        wanted["max_new_tokens"] = max_tokens
+        options["max_new_tokens"] = max_tokens
     if sampling.beams > 1:
-        wanted |= {
+        options |= {
             "num_beams": sampling.beams,
             "num_beam_groups": sampling.beam_groups,
             "num_return_sequences": sampling.n,
@@ -62,7 +62,7 @@ def generation_config(
             "diversity_penalty": sampling.diversity_penalty,
         }
     elif sampling.temperature != GREEDY_TEMPERATURE:
-        wanted |= {
+        options |= {
             "do_sample": True,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -70,8 +70,8 @@ def generation_config(
             "rng_seed": sampling.seed,
         }
         if sampling.top_k is not None:
-            wanted["top_k"] = sampling.top_k
-    for name, value in wanted.items():
+            options["top_k"] = sampling.top_k
+    for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidArgument(f"{name} must be a finite number, not {value}", param=name)
         try:

@@ -5,7 +5,7 @@
     happens with a full cache while a cancelled request still holds its blocks, which it does for a step.
   - It takes blocks back from the latest request and reads its tokens again. With cache eviction the scores no
     longer fit the tokens, and the step raises, which ends the engine. With a prefix cache a prompt that loses
-    its blocks half read leaves one that was not computed to its end (`quirks/half_read.py`).
+    its blocks half read leaves one that was not computed to its end (`quirks/partial_prefill.py`).
   - Drafts: with prompt lookup it appends drafts to requests that were not in a step, too. Earlier drafts are
     then part of the answer, unchecked, or the step raises. With a draft model, a prompt that the two models
     do not cut at the same places begins its answer with a token twice.
@@ -37,7 +37,7 @@ class Demand:
     blocks: int
     step_tokens: int  # in a step of its answer; 0 without drafts, when it may be left out of a step
     prefilled: bool = False
-    leaving: bool = False  # cancelled: its blocks are free after the next step
+    cancelled: bool = False  # its blocks are free after the next step
 
 
 class CacheReservation:
@@ -92,11 +92,11 @@ class CacheReservation:
         assert eviction is not None
         # Eviction starts when the cache exceeds max_cache_size by a whole block; KVCrush keeps some of the
         # evicted blocks.
-        kept = eviction.max_cache_size // self._block + eviction.crush_budget + 2
+        retained = eviction.max_cache_size // self._block + eviction.crush_budget + 2
         # Without a window the prompt is evicted while it is read; with one, when it has been read.
         if eviction.snapkv_window_size == 0:
-            blocks = min(blocks, kept - -self._batch // self._block)
-        return max(blocks, kept)
+            blocks = min(blocks, retained - -self._batch // self._block)
+        return max(blocks, retained)
 
     def fits(self, demand: Demand) -> bool:
         """Return whether a request may be added before the next step. A single one always may."""
@@ -107,7 +107,7 @@ class CacheReservation:
         return not self._drafts or self._fits_step(demand)
 
     def _fits_step(self, demand: Demand) -> bool:
-        running = [one for one in self._held.values() if not one.leaving]
+        running = [one for one in self._held.values() if not one.cancelled]
         if self._in_rounds and (
             self._stepped or demand.prompt + sum(one.prompt for one in running) > self._batch
         ):
@@ -126,14 +126,14 @@ class CacheReservation:
 
     def cancelled(self, id_: int) -> None:
         if (demand := self._held.get(id_)) is not None:
-            demand.leaving = True
+            demand.cancelled = True
 
     def ended(self, id_: int) -> None:
         """Release what the library has released."""
         self._held.pop(id_, None)
 
     def stepped(self) -> None:
-        self._held = {id_: one for id_, one in self._held.items() if not one.leaving}
+        self._held = {id_: one for id_, one in self._held.items() if not one.cancelled}
         self._stepped = bool(self._held)
 
     def clear(self) -> None:

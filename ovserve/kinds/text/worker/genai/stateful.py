@@ -86,11 +86,11 @@ class StatefulEngine(CompilesGrammars):
         try:
             if spec.device == NPU and NPU not in openvino.Core().available_devices:
                 raise LoadError(f"this machine has no {NPU}, or no driver for one", field="device")
-            given = properties(spec)
-            max_length, self._prompt_limit = lengths(spec.device, given, files.max_length)
+            options = properties(spec)
+            max_length, self._prompt_limit = lengths(spec.device, options, files.max_length)
             kind = ov_genai.VLMPipeline if files.vision else ov_genai.LLMPipeline
             with writable(spec.model_path) as path:
-                self._pipeline = kind(path, spec.device, **{**given, "ATTENTION_BACKEND": "SDPA"})
+                self._pipeline = kind(path, spec.device, **{**options, "ATTENTION_BACKEND": "SDPA"})
             tokenizer, defaults = self._pipeline.get_tokenizer(), self._pipeline.get_generation_config()
             self.facts: TextFacts = engine_facts(
                 files, tokenizer, defaults, max_length, 0, time.monotonic() - began
@@ -182,10 +182,10 @@ class StatefulEngine(CompilesGrammars):
             return []
         words: list[StepItem | Failed] = []
         sequence = run.sequence
-        if run.heard:
+        if run.has_tokens:
             self._prefill.end()
         if sequence.id in self._live and (part := run.part()) is not None:
-            sequence.read([part])
+            sequence.process([part])
             words += sequence.advance(iter(self._text.decode(sequence.rows())))
             if sequence.finished:
                 del self._live[sequence.id]
@@ -199,10 +199,10 @@ class StatefulEngine(CompilesGrammars):
 
     def usage(self) -> Usage:
         """Usage without a cache: this pipeline's is as large as the current answer."""
-        unread = [(run.sequence.id, run.sequence.prompt_tokens) for run in self._waiting]
-        if self._running is not None and (left := self._prefill.unread()) is not None:
-            unread.append((self._running.sequence.id, left))
-        return Usage(len(self._live), int(self._running is not None), unread=tuple(unread))
+        to_prefill = [(run.sequence.id, run.sequence.prompt_tokens) for run in self._waiting]
+        if self._running is not None and (remaining := self._prefill.remaining_tokens()) is not None:
+            to_prefill.append((self._running.sequence.id, remaining))
+        return Usage(len(self._live), int(self._running is not None), to_prefill=tuple(to_prefill))
 
     def _advance(self) -> None:
         if self._running is None:
@@ -226,15 +226,15 @@ class StatefulEngine(CompilesGrammars):
 
 
 class _Streamer(ov_genai.StreamerBase):  # type: ignore[misc]  # the library has no types
-    """Called by the library on its thread: tokens go into `heard`, None after the last."""
+    """Called by the library on its thread: it puts them into `tokens`, and None after the last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: SimpleQueue[list[int] | None] = SimpleQueue()
+        self.tokens: SimpleQueue[list[int] | None] = SimpleQueue()
         self.cancelled = False
 
     def write(self, token: int | list[int]) -> ov_genai.StreamingStatus:
-        self.heard.put([token] if isinstance(token, int) else list(token))
+        self.tokens.put([token] if isinstance(token, int) else list(token))
         return ov_genai.StreamingStatus.CANCEL if self.cancelled else ov_genai.StreamingStatus.RUNNING
 
     def end(self) -> None:
@@ -253,23 +253,23 @@ class _Run:
         self._call = call
         self._left = max_tokens or -1
         self._done: Future[ov_genai.EncodedResults] | None = None
-        self._gained: list[int] = []
+        self._new_ids: list[int] = []
 
     def begin(self, thread: ThreadPoolExecutor) -> None:
         self._done = thread.submit(self._call, streamer=self.streamer)
-        self._done.add_done_callback(lambda _: self.streamer.heard.put(None))
+        self._done.add_done_callback(lambda _: self.streamer.tokens.put(None))
 
     @property
-    def heard(self) -> bool:
+    def has_tokens(self) -> bool:
         """Return whether tokens have come since the last `part`, so the prompt is computed."""
-        return bool(self._gained)
+        return bool(self._new_ids)
 
     def wait(self, seconds: float) -> None:
-        heard = self.streamer.heard
+        tokens = self.streamer.tokens
         try:
-            self._take(heard.get(timeout=seconds))
+            self._take(tokens.get(timeout=seconds))
             while True:
-                self._take(heard.get_nowait())
+                self._take(tokens.get_nowait())
         except Empty:
             pass
         if self.ended:
@@ -280,11 +280,11 @@ class _Run:
         if ids is None:
             self.ended = True
         else:
-            self._gained += ids
+            self._new_ids += ids
 
     def part(self) -> Part | None:
         """Return what came since the last call. The finish reason comes with the last token, not after it."""
-        ids, self._gained = self._gained, []
+        ids, self._new_ids = self._new_ids, []
         self._left -= len(ids) if self._left > 0 else 0
         finish = "length" if self._left == 0 else None
         if self.ended and finish is None:

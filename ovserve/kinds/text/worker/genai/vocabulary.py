@@ -25,11 +25,11 @@ def vocabulary(tokenizer: ov_genai.Tokenizer, eos_ids: Iterable[int], logits: in
     The tokens that begin a text and fill it up are not in answers, so a grammar must not count on them.
     Markers like `<tool_call>` are text.
     """
-    known = tokenizer.get_vocab()
-    logits = logits or max(known.values(), default=-1) + 1
+    token_ids = tokenizer.get_vocab()
+    logits = logits or max(token_ids.values(), default=-1) + 1
     unseen = {tokenizer.get_bos_token_id(), tokenizer.get_pad_token_id()}
     texts = [b""] * logits
-    for text, id_ in known.items():
+    for text, id_ in token_ids.items():
         if id_ < logits and id_ not in unseen:
             texts[id_] = text
     return Vocabulary(texts, tuple(eos_ids), logits)

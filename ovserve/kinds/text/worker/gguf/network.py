@@ -126,10 +126,10 @@ class Network:
     def _unpacked(self, matrix: Matrix, shape: Sequence[int] = ()) -> Any:
         """Return a matrix, or with a `shape` several, in f32, which the runtime unpacks where it uses it."""
         values = self._constant(matrix.values)
-        wanted = list(shape) or [matrix.rows, matrix.columns]
+        dimensions = list(shape) or [matrix.rows, matrix.columns]
         if matrix.scales is None:
             plain = values if matrix.form.values == "f32" else ops.convert(values, "f32")
-            return ops.reshape(plain, _ints(*wanted), False) if shape else plain
+            return ops.reshape(plain, _ints(*dimensions), False) if shape else plain
         if matrix.form == BY_ROW:
             return ops.multiply(ops.convert(values, "f32"), self._constant(matrix.scales))
         if matrix.zeros is not None:
@@ -139,7 +139,7 @@ class Network:
         else:
             zero = ops.convert(ops.constant(np.full((1, 1, 1), matrix.form.zero, np.uint8)), "f16")
         shifted = ops.subtract(ops.convert(values, "f16"), zero)
-        whole = ops.reshape(ops.multiply(shifted, self._constant(matrix.scales)), _ints(*wanted), False)
+        whole = ops.reshape(ops.multiply(shifted, self._constant(matrix.scales)), _ints(*dimensions), False)
         return ops.convert(whole, "f32")
 
     def _constant(self, constant: Constant) -> Any:
@@ -240,13 +240,13 @@ class Network:
             return [self._linear(hidden, name, rows) for name, rows in zip(names, orders, strict=True)]
         outputs: dict[int, Any] = {}
         for form in dict.fromkeys(forms):
-            chosen = [n for n in range(3) if forms[n] == form]
-            parts = [Part(self._tensor(f"{names[n]}.weight"), orders[n]) for n in chosen]
+            members = [n for n in range(3) if forms[n] == form]
+            parts = [Part(self._tensor(f"{names[n]}.weight"), orders[n]) for n in members]
             product = self._product(hidden, self._matrix(parts))
-            product.set_friendly_name(f"{at}.{''.join('qkv'[n] for n in chosen)}_proj")
-            product = self._biased(product, [(names[n], orders[n]) for n in chosen])
-            split = ops.variadic_split(product, _int(-1), _ints(*(sizes[n] for n in chosen)))
-            outputs |= dict(zip(chosen, split.outputs(), strict=True))
+            product.set_friendly_name(f"{at}.{''.join('qkv'[n] for n in members)}_proj")
+            product = self._biased(product, [(names[n], orders[n]) for n in members])
+            split = ops.variadic_split(product, _int(-1), _ints(*(sizes[n] for n in members)))
+            outputs |= dict(zip(members, split.outputs(), strict=True))
         return [outputs[n] for n in range(3)]
 
     def _row_order(self, heads: int) -> NDArray[np.int64] | None:
@@ -308,9 +308,9 @@ class Network:
 
     def _rotation(self, rope: Rope) -> tuple[Any, Any]:
         """Return cosine and sine, [batch, 1, tokens, dims]."""
-        known = (rope.base, rope.factor)
-        if known in self._rotations:
-            return self._rotations[known]
+        key = (rope.base, rope.factor)
+        if key in self._rotations:
+            return self._rotations[key]
         factors = self._vector(rope.factors) if rope.factors else np.ones(rope.dims // 2, np.float32)
         frequencies, length = inverse_frequencies(rope, factors)
         constant = ops.constant(frequencies.astype(np.float32).reshape(1, -1, 1))
@@ -326,8 +326,8 @@ class Network:
         def unit(function: Callable[[Any], Any]) -> Any:
             return ops.unsqueeze(_scaled(function(both), length), _int(1))
 
-        self._rotations[known] = (unit(ops.cos), unit(ops.sin))
-        return self._rotations[known]
+        self._rotations[key] = (unit(ops.cos), unit(ops.sin))
+        return self._rotations[key]
 
     def _mask(self, window: int) -> Any:
         """Return what is added to the scores: 0 for tokens that are seen. [batch, 1, tokens, all tokens]
@@ -342,15 +342,15 @@ class Network:
         new = ops.squeeze(ops.gather(ops.shape_of(ids), _ints(1), _int(0)), _ints(0))
         columns = ops.unsqueeze(ops.range(_int(0), total, _int(1), "i64"), _ints(0, 1, 2))
         rows = ops.unsqueeze(ops.range(ops.subtract(total, new), total, _int(1), "i64"), _ints(0, 1, 3))
-        seen = ops.less_equal(columns, rows)
+        causal = ops.less_equal(columns, rows)
         filled = ops.unsqueeze(ops.not_equal(mask, _int(0)), _ints(1, 2))
         zero, lowest = ops.constant(np.float32(0)), ops.constant(LOWEST)
         if not window:
-            added = ops.select(ops.logical_and(seen, filled), zero, lowest)
+            added = ops.select(ops.logical_and(causal, filled), zero, lowest)
         else:
             yes = ops.constant(np.ones((1, 1, 1, 1), np.bool_))
             near = ops.greater(columns, ops.add(rows, _int(-window)))
-            both = ops.bitwise_and(yes, ops.bitwise_and(ops.bitwise_and(yes, near), seen))
+            both = ops.bitwise_and(yes, ops.bitwise_and(ops.bitwise_and(yes, near), causal))
             shape = ops.concat(
                 [self._batch, _ints(1), ops.unsqueeze(new, _int(0)), ops.unsqueeze(total, _int(0))], 0
             )

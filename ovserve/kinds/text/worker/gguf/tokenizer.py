@@ -112,17 +112,17 @@ def _bytes_of(texts: Sequence[str], plain: set[int]) -> list[bytes]:
     table = byte_of_character()
     values = []
     for i, text in enumerate(texts):
-        known = i not in plain and all(character in table for character in text)
-        values.append(bytes(table[character] for character in text) if known else text.encode())
+        is_escaped = i not in plain and all(character in table for character in text)
+        values.append(bytes(table[character] for character in text) if is_escaped else text.encode())
     return values
 
 
 def _merges(gguf: GGUF, texts: Sequence[str]) -> Merges:
-    table, known = byte_of_character(), set(texts)
+    table, vocabulary = byte_of_character(), set(texts)
     values = []
     for line in gguf.array("tokenizer.ggml.merges"):
         left, _, right = str(line).partition(" ")
-        if left not in known or right not in known or left + right not in known:
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise GGUFError(f"tokenizer.ggml.merges: {str(line)[:80]!r} merges what is no token")
         values.append((bytes(table[c] for c in left), bytes(table[c] for c in right)))
     return values

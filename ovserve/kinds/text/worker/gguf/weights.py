@@ -135,8 +135,8 @@ def _converted(part: Part, count: int, form: Form) -> Iterator[tuple[int, dict[s
     with mapped(tensor) as (data, drop):
         source = data.reshape(-1, row_bytes)
         for first in range(0, count, step):
-            chosen = slice(first, first + step)
-            rows = np.array(source[chosen if part.rows is None else part.rows[chosen]])
+            window = slice(first, first + step)
+            rows = np.array(source[window if part.rows is None else part.rows[window]])
             drop()
             yield first, _convert(rows, tensor, form)
 

@@ -2,16 +2,16 @@
 
 A round of the loop:
 
-- `scheduler.py` decides which tokens of which requests the next step computes, and gives them blocks of the
-  KV cache (`blocks.py`), which also finds prompts that begin like earlier ones.
-- `drafts.py` adds candidates that may follow, where that pays; `draft_model.py` has those of another model.
+- `scheduler.py` schedules the tokens of the next step, and allocates blocks of the KV cache (`blocks.py`),
+  which is also the prefix cache.
+- `drafts.py` proposes n-gram drafts where they save time; `draft_model.py` has those of a draft model.
 - `model.py` computes the step.
-- `sampler.py` chooses tokens from the logits; `masks.py` forbids those that a grammar does not allow.
+- `sampler.py` samples tokens from the logits; `masks.py` masks those that a grammar does not allow.
 - `beams.py` chooses several continuations for a request with `best_of`; the scheduler forks block tables.
 
 `engine.py` puts them together. Texts, stop conditions and facts are those of `genai/` and `decoding/`.
-The library's pipeline cannot do what its step loop does not let out: other tokens' log-probabilities, biases,
-drafts for one user only, and what the prefix cache had. Measurements: docs/performance.md, "The
+The library's pipeline cannot do what its step loop does not expose: other tokens' log-probabilities, biases,
+drafts for one user only, and the hits of the prefix cache. Measurements: docs/performance.md, "The
 paged engine".
 """
 

@@ -96,13 +96,13 @@ class BeamSearch:
         self._choice.generated = len(beams[0].ids) - self._prompt
         rows = dict(zip(beams, self._log_probabilities(logits), strict=True))
         raw = dict(zip(beams, logits, strict=True))
-        chosen: list[Candidate] = []
+        candidates: list[Candidate] = []
         for group in self._groups:
             if not group.done:
-                chosen += self._advance(group, rows, raw, [candidate.token for candidate in chosen])
+                candidates += self._advance(group, rows, raw, [candidate.token for candidate in candidates])
                 group.beams = []
         # A group that has just ended counted for the diversity of the others.
-        return [candidate for candidate in chosen if not candidate.group.done]
+        return [candidate for candidate in candidates if not candidate.group.done]
 
     def finish(self) -> list[Hypothesis]:
         """End what is still being searched; return the hypotheses, the best one first."""
@@ -110,8 +110,8 @@ class BeamSearch:
             for beam in group.beams:
                 self._add(group, beam.ids, beam.scored, beam.score, "length")
             group.beams, group.done = [], True
-        found = [hypothesis for group in self._groups for hypothesis in group.finished]
-        return sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)
+        hypotheses = [hypothesis for group in self._groups for hypothesis in group.finished]
+        return sorted(hypotheses, key=lambda hypothesis: hypothesis.score, reverse=True)
 
     def _log_probabilities(self, logits: Floats) -> Floats:
         if self._choice.changes_rows:
@@ -124,29 +124,29 @@ class BeamSearch:
         return shifted
 
     def _advance(
-        self, group: Group, rows: dict[Beam, Row], raw: dict[Beam, Row], taken: list[int]
+        self, group: Group, rows: dict[Beam, Row], raw: dict[Beam, Row], tokens: list[int]
     ) -> list[Candidate]:
-        """`taken`: the tokens that earlier groups have just chosen."""
-        candidates = [each for beam in group.beams for each in self._propose(group, beam, rows[beam], taken)]
+        """`tokens` are those that earlier groups have just chosen."""
+        candidates = [each for beam in group.beams for each in self._propose(group, beam, rows[beam], tokens)]
         candidates.sort(key=lambda candidate: candidate.score, reverse=True)
         best, length = group.beams[0].score, len(group.beams[0].ids) - self._prompt
-        chosen: list[Candidate] = []
+        survivors: list[Candidate] = []
         for rank, (candidate, ends) in enumerate(self._with_ends(candidates)):
             if not ends:
-                chosen.append(self._with_scored(candidate, raw))
-                if len(chosen) == self._size:
+                survivors.append(self._with_scored(candidate, raw))
+                if len(survivors) == self._size:
                     break
             elif rank < self._size:
                 self._add(
                     group, candidate.ids, self._with_scored(candidate, raw).scored, candidate.score, "stop"
                 )
-        group.done = not chosen or self._is_done(group, best, length)
-        return chosen
+        group.done = not survivors or self._is_done(group, best, length)
+        return survivors
 
-    def _propose(self, group: Group, beam: Beam, row: Row, taken: list[int]) -> Iterable[Candidate]:
-        if taken and self._sampling.diversity_penalty:
+    def _propose(self, group: Group, beam: Beam, row: Row, tokens: list[int]) -> Iterable[Candidate]:
+        if tokens and self._sampling.diversity_penalty:
             row = row.copy()
-            np.subtract.at(row, taken, np.float32(self._sampling.diversity_penalty))
+            np.subtract.at(row, tokens, np.float32(self._sampling.diversity_penalty))
         for token in best_ids(row, float(row.max()), min(2 * self._size, len(row))).tolist():
             if row[token] != FORBIDDEN:
                 yield Candidate(group, beam, token, beam.score + float(row[token]))

@@ -5,8 +5,8 @@ copy while others have it too (copy on write).
 
 A block is known by a digest of its tokens and of the digest of the block before it, so of all tokens up to
 its end. BLAKE2b with 32 bytes has no collisions that anyone could find. A block that no sequence uses keeps
-its content until its place is needed; the one that was left first goes first, and of a sequence the last
-one, because without those before it it could not be found. A `PrefixStore` keeps blocks beyond that.
+its content until it is evicted. The least recently used goes first, and of a sequence the last block, because
+a block is only found after those before it. A `PrefixStore` keeps blocks beyond that.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore
 
 ROOT = b""  # digest before the first block
-GROWTH_BLOCKS = 64  # that are touched between two measurements of memory, which take 0.1 ms
+GROWTH_BLOCKS = 64  # allocated between two measurements of memory, which take 0.1 ms
 Copy = Callable[[int, int], None]  # of the first block's keys and values to the second one
 
 
 class TokenSequence:
-    """Tokens and their place in the KV cache."""
+    """Tokens and their blocks in the KV cache."""
 
     def __init__(self, ids: Iterable[int]) -> None:
         self.ids = array("q", ids)
@@ -49,7 +49,7 @@ class BlockPool:
         self._copy = copy
         self._caches = caches
         self._free = list(range(blocks - 1, -1, -1))  # low ones first, so that untouched memory stays so
-        self._users = [0] * blocks
+        self._ref_counts = [0] * blocks
         self._store = store
         self._digests: dict[int, bytes] = {}  # of blocks with a known content
         self._known: dict[bytes, int] = {}  # blocks by their digests
@@ -63,7 +63,7 @@ class BlockPool:
     def available(self) -> int:
         return len(self._free) + len(self._idle) - self.withheld
 
-    def has(self, count: int) -> bool:
+    def can_allocate(self, count: int) -> bool:
         """Return whether so many can be taken. Others may have taken memory since the pool was made, so it is
         measured as the pool grows."""
         if self._room is not None and self.touched + count > self._measured and self.touched < self.size:
@@ -72,11 +72,11 @@ class BlockPool:
         return count <= self.available
 
     @property
-    def used(self) -> int:
+    def num_used(self) -> int:
         """Blocks of sequences."""
         return self.size - len(self._free) - len(self._idle)
 
-    def take(self) -> int | None:
+    def allocate(self) -> int | None:
         """Return a block for one sequence; None if all are in use."""
         if len(self._free) > self.withheld:
             block = self._free.pop()
@@ -90,14 +90,14 @@ class BlockPool:
                 self._store.withdraw(digest)
         else:
             return None
-        self._users[block] = 1
+        self._ref_counts[block] = 1
         return block
 
     def release(self, blocks: array[int]) -> None:
         """Take back the blocks of a sequence, in the order of its tokens."""
         for block in reversed(blocks):
-            self._users[block] -= 1
-            if self._users[block]:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
                 continue
             if block in self._digests:
                 self._idle[block] = None
@@ -107,51 +107,56 @@ class BlockPool:
     def fork(self, blocks: array[int]) -> array[int]:
         """Return the block table of one more sequence with the same tokens."""
         for block in blocks:
-            self._users[block] += 1
+            self._ref_counts[block] += 1
         return blocks[:]
 
-    def users(self, block: int) -> int:
+    def ref_count(self, block: int) -> int:
         """Return how many sequences have the block."""
-        return self._users[block]
+        return self._ref_counts[block]
 
-    def own(self, block: int) -> int | None:
+    def copy_on_write(self, block: int) -> int | None:
         """Return the block if one sequence has it, else a copy for that sequence; None if all are in use."""
-        if self._users[block] == 1:
+        if self._ref_counts[block] == 1:
             return block
-        own = self.take()
+        own = self.allocate()
         if own is not None:
             self._copy(block, own)
-            self._users[block] -= 1
+            self._ref_counts[block] -= 1
         return own
 
-    def find(self, ids: array[int]) -> list[tuple[int, bytes]]:
-        """Return known blocks and their digests for the beginning of a prompt, for one more sequence.
+    def find_prefix(self, ids: array[int]) -> list[tuple[int, bytes]]:
+        """Return cached blocks and their digests for the prefix of a prompt, for one more sequence.
 
         The last token is always left to compute, because its logits are needed."""
-        found: list[tuple[int, bytes]] = []
+        blocks: list[tuple[int, bytes]] = []
         if not self._caches:
-            return found
+            return blocks
         digest = ROOT
         for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
             digest = digest_of(digest, ids[at : at + BLOCK_TOKENS])
             if (block := self._known.get(digest)) is None:
                 if (block := self._load(digest)) is None:
                     break
-            elif not self._users[block]:
+            elif not self._ref_counts[block]:
                 del self._idle[block]
-            self._users[block] += 1
-            found.append((block, digest))
+            self._ref_counts[block] += 1
+            blocks.append((block, digest))
         if self._store is not None:
             # The first one last: without it the others could not be found.
-            self._store.touch(digest for _, digest in reversed(found))
-        return found
+            self._store.touch(digest for _, digest in reversed(blocks))
+        return blocks
 
     def _load(self, digest: bytes) -> int | None:
         """Return a block with the content that the store has; None: it has none, or there is no room."""
         store = self._store
-        if store is None or not store.has(digest) or not self.has(1) or (block := self.take()) is None:
+        if (
+            store is None
+            or not store.has(digest)
+            or not self.can_allocate(1)
+            or (block := self.allocate()) is None
+        ):
             return None
-        self._users[block] = 0
+        self._ref_counts[block] = 0
         if not store.load(digest, block):
             self._free.append(block)
             return None

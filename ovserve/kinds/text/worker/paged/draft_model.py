@@ -1,12 +1,12 @@
-"""A second model that proposes tokens greedily, for the first one to check (`draft_models_path`).
+"""A draft model that proposes tokens greedily, for the target model to verify (`draft_models_path`).
 
-Its KV cache has the blocks of the first model's, with the same numbers: a sequence has one block table for
-both. So a draft is preempted with its sequence, and finds the prompts that the prefix cache finds. A prompt
-is computed by both models in the same steps.
+Its KV cache has the same blocks as the target's, with the same numbers: a sequence has one block table for
+both. So a draft is preempted with its sequence, and shares the hits of the prefix cache. Both models prefill
+a prompt in the same steps.
 
-Where drafting paused, such as next to many others, the draft computes what it missed before it proposes
-again. A block that the prefix cache got meanwhile lacks the draft's part. That makes wrong proposals and no
-wrong answers, because a proposal counts only where the first model chooses the same token.
+Where drafting paused, such as next to many requests, the draft model computes what it missed before it
+proposes again. A block that was cached meanwhile has no keys and values of the draft. That makes wrong
+proposals and no wrong answers, because a token is accepted only where the target model samples the same one.
 """
 
 from __future__ import annotations
@@ -42,41 +42,41 @@ class DraftModel:
         self._most = draft.max_num_seqs  # requests that have drafts in a step; None: all
 
     def allocate(self, blocks: int, vocabulary: int) -> None:
-        """`vocabulary`: tokens of the first model, others are not proposed."""
+        """`vocabulary`: tokens of the target model, others are not proposed."""
         self._model.allocate(blocks)
         self.vocabulary = min(self.vocabulary, vocabulary)
 
     def prefill(self, scheduled: Iterable[ScheduledSequence]) -> None:
-        """Compute the tokens of prompts that the first model computes in this step."""
+        """Prefill what the target model prefills in this step."""
         prompts = [item for item in scheduled if item.running.num_new_tokens > 1]
         parts = []
         for item in prompts:
             running, end = item.running, item.running.num_computed_tokens + item.tokens
-            parts.append(self._part(running, running.ids[running.num_drafted_tokens : end], 0))
-            running.num_drafted_tokens = end
+            parts.append(self._part(running, running.ids[running.num_draft_computed_tokens : end], 0))
+            running.num_draft_computed_tokens = end
         if parts:
             self._run(parts)
 
     def propose(self, counts: dict[Running, int]) -> dict[int, tuple[int, ...]]:
-        """Return so many tokens for each request, by its id; their blocks are there."""
+        """Return so many draft tokens for each request, by its id; their blocks are allocated."""
         counts = dict([*counts.items()][: self._most])
         proposals: dict[int, list[int]] = {running.id: [] for running in counts}
         following: dict[Running, array[int]] = {}
         late: list[StepTokens] = []
         for running in counts:
-            tokens = running.ids[running.num_drafted_tokens :]
+            tokens = running.ids[running.num_draft_computed_tokens :]
             if len(tokens) > self._tokens:
                 late.append(self._part(running, tokens[: self._tokens], 0))
-                running.num_drafted_tokens += self._tokens
+                running.num_draft_computed_tokens += self._tokens
             else:
                 following[running] = tokens
         if late:
             self._run(late)
         while following:
             rows = self._run([self._part(running, tokens, 1) for running, tokens in following.items()])
-            chosen = rows[:, : self.vocabulary].argmax(1).tolist()
-            for (running, tokens), token in zip([*following.items()], chosen, strict=True):
-                running.num_drafted_tokens += len(tokens)
+            tokens_of_rows = rows[:, : self.vocabulary].argmax(1).tolist()
+            for (running, tokens), token in zip([*following.items()], tokens_of_rows, strict=True):
+                running.num_draft_computed_tokens += len(tokens)
                 proposals[running.id].append(token)
                 following[running] = array("q", [token])
                 if len(proposals[running.id]) == counts[running]:
@@ -85,7 +85,7 @@ class DraftModel:
 
     @staticmethod
     def _part(running: Running, tokens: array[int], rows: int) -> StepTokens:
-        return StepTokens(tokens, running.num_drafted_tokens, rows, running.block_table)
+        return StepTokens(tokens, running.num_draft_computed_tokens, rows, running.block_table)
 
     def _run(self, parts: list[StepTokens]) -> Floats:
         bind_tokens(self._model.runner, parts)

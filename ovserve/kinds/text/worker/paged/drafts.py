@@ -1,8 +1,8 @@
 """N-gram drafting: propose the tokens that followed the last n-gram, if that saves time.
 
-Candidates are first evaluated without being computed: they are compared with what followed in the answer. A
-request has them in its steps while those of its last tokens would have won time, by what such steps took so
-far, and the next ones promise MIN_GAIN.
+Drafts are first evaluated in shadow: they are compared with what followed, without being computed. A request
+has drafts in its steps while those of its last tokens would have saved time. The next ones must also promise
+MIN_SPEEDUP.
 
 A step with candidates takes longer than a plain one, and the runtime prepares both anew where one follows
 the other. With SmolLM2 on an AMD EPYC it takes 2.3 times as long for one stream, and 1.6 times after one
@@ -27,7 +27,7 @@ RATE_EWMA_WEIGHT = 0.9  # of what is known, kept at each candidate that is compa
 FIRST_RATE_WEIGHT = 2.0  # tokens, as many as the first rates count
 MAX_DRAFTED_STREAMS = 4
 MAX_DRAFT_TOKENS = 8  # candidates of a request
-MIN_GAIN = 1.2  # at least: rates change, and steps are measured wrong
+MIN_SPEEDUP = 1.2  # at least: rates change, and steps are measured wrong
 RATIO_DECAY = 0.005  # of what steps with candidates took, at each decision
 SINGLE_FORM_COST = 1.0  # of a plain step of one request: one with candidates leaves the form
 CHANGED_FORM_COST = 0.4  # for one token, and for others, before it is measured
@@ -36,8 +36,8 @@ EXTRA_ROW_COST = 0.08  # the same, of another row: less for more requests
 SAVING_EXPONENT = 1.1  # exponent of the number of requests
 COST_EWMA_WEIGHT = 0.3  # the part of what is measured in what is known
 MAX_OUTLIER_RATIO = 2.0  # times what is known, the most that a step counts: other work may have held it up
-FIRST_ACCOUNT_TOKENS = -3.0  # tokens: so many must be won before a draft is computed
-MAX_ACCOUNT_TOKENS = 4.0  # tokens at most that count as won or lost: what was long ago says little
+INITIAL_GAIN_TOKENS = -3.0  # tokens: so many must be saved in shadow before a draft is computed
+MAX_GAIN_TOKENS = 4.0  # tokens at most that count as saved or lost: what was long ago says little
 
 
 class ShadowDraft(NamedTuple):
@@ -49,24 +49,24 @@ class ShadowDraft(NamedTuple):
     size: int
 
 
-class Lookup:
-    """Finds drafts for one request in its own prompt and answer."""
+class NgramDrafter:
+    """Proposes drafts for one request from its own prompt and answer."""
 
     def __init__(self, ids: array[int], most: int) -> None:
-        """`ids` grow by themselves. `most`: candidates that this request allows."""
+        """`ids` are appended to by the caller. `most`: draft tokens that this request allows."""
         self._ids = ids
         self._most = min(most, MAX_DRAFT_TOKENS)
         self._followed: dict[tuple[int, ...], int] = {}  # where the token after a run is, the last time
         self._indexed = 0
-        self._right = {size: rate * FIRST_RATE_WEIGHT for size, rate in FIRST_RATES.items()}
-        self._tried = dict.fromkeys(FIRST_RATES, FIRST_RATE_WEIGHT)
-        self._size = FORCED_TEXT  # of the last run that was found
-        self._account = FIRST_ACCOUNT_TOKENS  # tokens won, by drafts that were computed and by shadow drafts
+        self._accepted = {size: rate * FIRST_RATE_WEIGHT for size, rate in FIRST_RATES.items()}
+        self._proposed = dict.fromkeys(FIRST_RATES, FIRST_RATE_WEIGHT)
+        self._size = FORCED_TEXT  # of the last n-gram that matched
+        self._gain = INITIAL_GAIN_TOKENS  # tokens saved, by verified drafts and by shadow drafts
         self._shadow: ShadowDraft | None = None
         self._drafted = 0  # tokens, in this step
 
-    def find(self) -> tuple[tuple[int, ...], float]:
-        """Return candidates, and the rate at which they are probably right."""
+    def propose(self) -> tuple[tuple[int, ...], float]:
+        """Return draft tokens, and their estimated acceptance rate per token."""
         ids, followed = self._ids, self._followed
         for at in range(max(self._indexed, NGRAM_SIZES[0]), len(ids)):
             for size in NGRAM_SIZES:
@@ -75,36 +75,36 @@ class Lookup:
         for size in NGRAM_SIZES:
             if tail := followed.get(tuple(ids[-size:])):
                 self._size = size
-                return tuple(ids[tail : tail + self._most]), self._right[size] / self._tried[size]
+                return tuple(ids[tail : tail + self._most]), self._accepted[size] / self._proposed[size]
         return (), 0.0
 
-    def forced(self, tokens: Iterable[int]) -> tuple[tuple[int, ...], float]:
-        """Return the tokens of a text that must follow as candidates: the model may cut it otherwise."""
+    def propose_forced(self, tokens: Iterable[int]) -> tuple[tuple[int, ...], float]:
+        """Return the tokens of a text that must follow as a draft: the model may tokenize it differently."""
         self._size = FORCED_TEXT
-        return tuple(islice(tokens, self._most)), self._right[FORCED_TEXT] / self._tried[FORCED_TEXT]
+        return tuple(islice(tokens, self._most)), self._accepted[FORCED_TEXT] / self._proposed[FORCED_TEXT]
 
-    def chosen(self, found: tuple[int, ...], count: int, costs: float) -> tuple[int, ...]:
-        """Return the first `count` of the candidates, or none if they are only compared.
+    def select(self, draft: tuple[int, ...], count: int, costs: float) -> tuple[int, ...]:
+        """Return the first `count` tokens of the draft, or none if it is only a shadow draft.
 
         `costs`: tokens that plain steps would have given in the time that these take."""
         self._compare()
-        forced = self._size == FORCED_TEXT  # they are hardly ever wrong
-        pays = self._account > 0 or (forced and self._account >= FIRST_ACCOUNT_TOKENS)
+        forced = self._size == FORCED_TEXT  # almost always accepted
+        pays = self._gain > 0 or (forced and self._gain >= INITIAL_GAIN_TOKENS)
         if count and pays and (self._shadow is None or forced):
             self._shadow = None
-            return found[:count]
+            return draft[:count]
         if self._shadow is None:
-            tried = found[: max(count, 1)]
-            self._shadow = ShadowDraft(len(self._ids), tried, costs if count else None, self._size)
+            shadow = draft[: max(count, 1)]
+            self._shadow = ShadowDraft(len(self._ids), shadow, costs if count else None, self._size)
         return ()
 
-    def verified(self, drafted: int, accepted: int, costs: float) -> None:
-        self._learn(self._size, drafted, accepted)
-        self._won(accepted - costs)
+    def record_verified(self, drafted: int, accepted: int, costs: float) -> None:
+        self._update_rate(self._size, drafted, accepted)
+        self._add_gain(accepted - costs)
         self._drafted += drafted
 
     def _compare(self) -> None:
-        """Settle the shadow draft, if what followed is known."""
+        """Evaluate the shadow draft, if what followed is known."""
         if (shadow := self._shadow) is None:
             return
         followed = self._ids[shadow.at : shadow.at + len(shadow.tokens)]
@@ -113,22 +113,22 @@ class Lookup:
             right += 1
         if right == len(followed) < len(shadow.tokens):
             return
-        self._learn(shadow.size, len(shadow.tokens), right)
+        self._update_rate(shadow.size, len(shadow.tokens), right)
         if shadow.costs is not None:
-            self._won(right - shadow.costs)
+            self._add_gain(right - shadow.costs)
         self._shadow = None
 
-    def _learn(self, size: int, drafted: int, right: int) -> None:
-        self._right[size] = RATE_EWMA_WEIGHT * self._right[size] + right
-        self._tried[size] = RATE_EWMA_WEIGHT * self._tried[size] + right + (right < drafted)
+    def _update_rate(self, size: int, drafted: int, right: int) -> None:
+        self._accepted[size] = RATE_EWMA_WEIGHT * self._accepted[size] + right
+        self._proposed[size] = RATE_EWMA_WEIGHT * self._proposed[size] + right + (right < drafted)
 
-    def _won(self, tokens: float) -> None:
-        self._account = max(-MAX_ACCOUNT_TOKENS, min(self._account + tokens, MAX_ACCOUNT_TOKENS))
+    def _add_gain(self, tokens: float) -> None:
+        self._gain = max(-MAX_GAIN_TOKENS, min(self._gain + tokens, MAX_GAIN_TOKENS))
 
-    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
-        """Count a step whose first `kept` ids belong to the answer; return drafted and accepted tokens."""
+    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
+        """Return drafted and accepted tokens of a step of which `num_tokens` ids belong to the answer."""
         drafted, self._drafted = self._drafted, 0
-        return drafted, min(kept, len(ids) - 1) if drafted else 0
+        return drafted, min(num_tokens, len(ids) - 1) if drafted else 0
 
 
 class ModelDrafts:
@@ -139,13 +139,13 @@ class ModelDrafts:
         self.most = most
         self._drafted = 0
 
-    def verified(self, drafted: int) -> None:
+    def record_verified(self, drafted: int) -> None:
         self._drafted += drafted
 
-    def read(self, ids: list[int], kept: int) -> tuple[int, int]:
-        """Return drafted and accepted tokens of a step whose first `kept` ids belong to the answer."""
+    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
+        """Return drafted and accepted tokens of a step of which `num_tokens` ids belong to the answer."""
         drafted, self._drafted = self._drafted, 0
-        return drafted, min(kept, len(ids) - 1) if drafted else 0
+        return drafted, min(num_tokens, len(ids) - 1) if drafted else 0
 
 
 class StepCosts:
@@ -159,8 +159,8 @@ class StepCosts:
         self._after: dict[tuple[int, int], float] = {}  # how much longer the plain step after it takes
         self._last: tuple[int, int] | None = None
 
-    def measured(self, requests: int, rows: int, seconds: float) -> None:
-        """Learn from a step of answers only."""
+    def record_step(self, requests: int, rows: int, seconds: float) -> None:
+        """Record a step without prefill."""
         if requests > MAX_DRAFTED_STREAMS:
             self._last = None
             return
@@ -168,18 +168,18 @@ class StepCosts:
         plain = self._plain.get(requests)
         if rows > requests:
             if plain is not None:
-                known = self._ratios.get((requests, rows), self._assumed(requests, rows))
-                self._ratios[requests, rows] = _mixed(known, seconds / plain)
+                ratio = self._ratios.get((requests, rows), self._assumed(requests, rows))
+                self._ratios[requests, rows] = _mixed(ratio, seconds / plain)
         elif plain is None:
             self._plain[requests] = seconds
         elif last == (requests, rows):
             self._plain[requests] = _mixed(plain, seconds)
         elif last is not None and last[0] == requests:
-            known = 1 + self._after.get(last, 0.0)
-            self._after[last] = _mixed(known, seconds / plain) - 1
+            ratio = 1 + self._after.get(last, 0.0)
+            self._after[last] = _mixed(ratio, seconds / plain) - 1
 
-    def interrupted(self) -> None:
-        """Between two steps of answers was one with prompts, which the first may be prepared anew for."""
+    def record_prefill(self) -> None:
+        """Record that a step with prefill followed, after which the next one may be prepared anew."""
         self._last = None
 
     def ratio(self, requests: int, rows: int) -> float:
@@ -190,21 +190,21 @@ class StepCosts:
         """Return how many tokens plain steps would give in the time that candidates take."""
         return (self.ratio(requests, rows) - 1) * requests**SAVING_EXPONENT if rows > requests else 0.0
 
-    def best(self, requests: int, rate: float, most: int) -> int:
+    def best_count(self, requests: int, rate: float, most: int) -> int:
         """Return how many candidates of one request pay most among `requests`, each right with `rate`."""
         self._decay(requests)
-        best, gain = 0, MIN_GAIN
+        best, gain = 0, MIN_SPEEDUP
         right = extra = 0.0
         for count in range(1, most + 1):
             right = rate if count == 1 else right * rate
             extra += right
-            found = (1 + extra / requests**SAVING_EXPONENT) / self.ratio(requests, requests + count)
-            if found > gain:
-                best, gain = count, found
+            speedup = (1 + extra / requests**SAVING_EXPONENT) / self.ratio(requests, requests + count)
+            if speedup > gain:
+                best, gain = count, speedup
         return best
 
     def _decay(self, requests: int) -> None:
-        """Bring what is known nearer to what is assumed, so that what was slow once is tried again."""
+        """Move measured ratios towards the assumed ones, so that what was slow once is tried again."""
         for (others, rows), ratio in self._ratios.items():
             if others == requests:
                 self._ratios[others, rows] = ratio + RATIO_DECAY * (self._assumed(others, rows) - ratio)

@@ -18,7 +18,12 @@ from ovserve.errors import Internal, InvalidArgument, shortened
 from ovserve.kinds.text.worker.decoding.sequence import Sequence
 from ovserve.kinds.text.worker.genai.request import generation_config
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
-from ovserve.kinds.text.worker.paged.drafts import MAX_DRAFT_TOKENS, MAX_DRAFTED_STREAMS, Lookup, ModelDrafts
+from ovserve.kinds.text.worker.paged.drafts import (
+    MAX_DRAFT_TOKENS,
+    MAX_DRAFTED_STREAMS,
+    ModelDrafts,
+    NgramDrafter,
+)
 from ovserve.kinds.text.worker.paged.dry import DryPenalty
 from ovserve.kinds.text.worker.paged.loaded import LoadedModel
 from ovserve.kinds.text.worker.paged.model import Floats
@@ -75,7 +80,7 @@ class PagedEngine(LoadedModel):
         limit = self._reasoning_limit(sampling, stop_ids)
         dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self._text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
-        # Of no token but the prompt one is computed all the same, as `Sequence` expects it.
+        # With max_tokens 0, one token is still computed, because `Sequence` expects one.
         max_new_tokens = most or int(sampling.max_tokens == 0)
         running = Running(sequence, ids, choice, max_new_tokens)
         running.batch = request.batch
@@ -88,7 +93,7 @@ class PagedEngine(LoadedModel):
             most_drafted = sampling.num_assistant_tokens or DEFAULT_ASSISTANT_TOKENS
             running.model_drafts = sequence.drafts = ModelDrafts(most_drafted)
         elif sampling.num_assistant_tokens != 0:
-            running.lookup = sequence.drafts = Lookup(
+            running.drafter = sequence.drafts = NgramDrafter(
                 running.ids, sampling.num_assistant_tokens or MAX_DRAFT_TOKENS
             )
         cached = self._scheduler.add(running)
@@ -103,8 +108,8 @@ class PagedEngine(LoadedModel):
         if self._scheduler.live:
             self._last_live = began
         self._scheduler.short_steps = began - self._last_live < CALM_SECONDS
-        streams = self._scheduler.answering()
-        scheduled = self._plan(streams)
+        decoding = self._scheduler.num_decoding()
+        scheduled = self._schedule(decoding)
         if not scheduled:
             self._fail_without_memory()
             return
@@ -112,16 +117,16 @@ class PagedEngine(LoadedModel):
         alone = tokens == 1 == scheduled[0].rows
         logits = self._inputs_for(tokens, alone).run(scheduled, self._scheduler.version)
         seconds = time.perf_counter() - began
-        read = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
-        self._candidate = 0.0
-        if streams == len(scheduled):
-            self._costs.measured(streams, tokens, seconds)
-            self._candidate = self._costs.tokens(streams, tokens) / max(tokens - streams, 1)
+        prefilled = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
+        self._draft_cost = 0.0
+        if decoding == len(scheduled):
+            self._costs.record_step(decoding, tokens, seconds)
+            self._draft_cost = self._costs.tokens(decoding, tokens) / max(tokens - decoding, 1)
         else:
-            self._costs.interrupted()
+            self._costs.record_prefill()
         # Short steps of batches would say that a token of a prompt takes six times as long as it does.
-        if (read or tokens == streams) and (self._scheduler.live or not self._scheduler.short_steps):
-            self._scheduler.budget.measured(streams, read, depth, seconds)
+        if (prefilled or tokens == decoding) and (self._scheduler.live or not self._scheduler.short_steps):
+            self._scheduler.budget.record_step(decoding, prefilled, depth, seconds)
         self._sample(scheduled, logits)
 
     def collect(self) -> list[StepItem | Failed]:
@@ -129,8 +134,8 @@ class PagedEngine(LoadedModel):
         self._failed.clear()
         changed: list[Running] = []
         for running in self._scheduler.running.values():
-            if (parts := running.take()) is not None:
-                running.sequence.read(parts)
+            if (parts := running.take_parts()) is not None:
+                running.sequence.process(parts)
                 changed.append(running)
         texts = iter(self._text.decode([row for running in changed for row in running.sequence.rows()]))
         for running in changed:
@@ -141,7 +146,7 @@ class PagedEngine(LoadedModel):
         pool, running = self._scheduler.pool, self._scheduler.running.values()
         to_prefill = tuple((r.id, r.num_new_tokens) for r in running if r.num_new_tokens > 1)
         size = pool.touched * self.block_bytes
-        return Usage(len(running), self._scheduled, pool.used / pool.size, size, to_prefill)
+        return Usage(len(running), self._scheduled, pool.num_used / pool.size, size, to_prefill)
 
     def _arrived(self, id_: int) -> None:
         self._arriving.discard(id_)
@@ -183,46 +188,46 @@ class PagedEngine(LoadedModel):
         most = max(len(stop.encode()) for stop in stops) + 1  # each token is a byte or more; one before them
 
         def completes_stop(answers: list[array[int]]) -> list[bool]:
-            shown = ((id_ for id_ in reversed(answer) if id_ not in hidden) for answer in answers)
-            texts = self._text.decode([[*islice(ids, most)][::-1] for ids in shown])
+            visible = ((id_ for id_ in reversed(answer) if id_ not in hidden) for answer in answers)
+            texts = self._text.decode([[*islice(ids, most)][::-1] for ids in visible])
             return [any(stop in text for stop in stops) for text in texts]
 
         return completes_stop
 
     # ---- a step
 
-    def _plan(self, streams: int) -> list[ScheduledSequence]:
+    def _schedule(self, decoding: int) -> list[ScheduledSequence]:
         if (draft_model := self._draft_model) is None:
-            return self._scheduler.plan(self._draft if streams <= MAX_DRAFTED_STREAMS else _no_draft)
-        proposals = draft_model.propose(self._scheduler.reserve_drafts(_most_drafts))
+            return self._scheduler.schedule(self._draft if decoding <= MAX_DRAFTED_STREAMS else _no_draft)
+        proposals = draft_model.propose(self._scheduler.allocate_drafts(_most_drafts))
 
         def draft(running: Running) -> tuple[int, ...]:
             proposal, matcher = proposals.get(running.id, ()), running.choice.matcher
             return proposal if matcher is None else proposal[: matcher.allowed_prefix(proposal)]
 
-        scheduled = self._scheduler.plan(draft)
+        scheduled = self._scheduler.schedule(draft)
         draft_model.prefill(scheduled)
         return scheduled
 
     def _draft(self, running: Running) -> tuple[int, ...]:
-        """Return candidates for the tokens after the next one, if they are worth a longer step."""
-        lookup, left = running.lookup, running.remaining_tokens
-        if lookup is None:
+        """Return draft tokens for the positions after the next one, if they are worth a longer step."""
+        drafter, remaining = running.drafter, running.remaining_tokens
+        if drafter is None:
             return ()
         matcher = running.choice.matcher
         if matcher is not None and (text := matcher.forced_text()):
-            found, rate = lookup.forced(self._text.encode(text[:FORCED_CHARACTERS], False))
+            draft, rate = drafter.propose_forced(self._text.encode(text[:FORCED_CHARACTERS], False))
         else:
-            found, rate = lookup.find()
-        if left is not None:
-            found = found[: left - 1]
+            draft, rate = drafter.propose()
+        if remaining is not None:
+            draft = draft[: remaining - 1]
         if matcher is not None:
-            found = found[: matcher.allowed_prefix(found)]
-        if not found:
+            draft = draft[: matcher.allowed_prefix(draft)]
+        if not draft:
             return ()
-        streams = self._scheduler.answering()
-        count = self._costs.best(streams, rate, len(found))
-        return lookup.chosen(found, count, self._costs.tokens(streams, streams + count))
+        decoding = self._scheduler.num_decoding()
+        count = self._costs.best_count(decoding, rate, len(draft))
+        return drafter.select(draft, count, self._costs.tokens(decoding, decoding + count))
 
     def _sample(self, scheduled: list[ScheduledSequence], logits: Floats) -> None:
         self._scheduled = sum(item.width > 0 for item in scheduled)
@@ -231,7 +236,7 @@ class PagedEngine(LoadedModel):
         at = 0
         for item in scheduled:
             running, rows = item.running, item.rows
-            if running.scores_prompt and running.num_computed_tokens < running.prompt:
+            if running.scores_prompt and running.num_computed_tokens < running.num_prompt_tokens:
                 self._score_prompt(item, logits[at : at + rows])
             finished = running.num_computed_tokens + item.tokens >= len(running.ids)
             first = at + rows - 1 - len(item.drafted)
@@ -248,17 +253,17 @@ class PagedEngine(LoadedModel):
 
     def _verify_greedy(self, item: ScheduledSequence, best: list[int]) -> None:
         running, accepted = item.running, 0
-        read = len(running.ids) - running.num_computed_tokens
+        num_scheduled = len(running.ids) - running.num_computed_tokens
         while accepted < len(item.drafted) and best[accepted] == item.drafted[accepted]:
             accepted += 1
         for token in best[: accepted + 1]:
             running.append(token, None)
-        self._record_verified(item, read, accepted)
+        self._record_verified(item, num_scheduled, accepted)
 
     def _verify(self, item: ScheduledSequence, logits: Floats) -> None:
-        """Choose a token from each row as long as the candidates agree with it."""
+        """Sample a token from each row as long as the draft tokens are accepted."""
         running, accepted = item.running, 0
-        read = len(running.ids) - running.num_computed_tokens
+        num_scheduled = len(running.ids) - running.num_computed_tokens
         for row, candidate in zip(logits, (*item.drafted, None), strict=True):
             token, scored = running.choice.choose(row)
             if token < 0:
@@ -269,27 +274,29 @@ class PagedEngine(LoadedModel):
             if token != candidate:
                 break
             accepted += 1
-        self._record_verified(item, read, accepted)
+        self._record_verified(item, num_scheduled, accepted)
 
-    def _record_verified(self, item: ScheduledSequence, read: int, accepted: int) -> None:
+    def _record_verified(self, item: ScheduledSequence, num_scheduled: int, accepted: int) -> None:
         running = item.running
-        if item.drafted and running.lookup is not None:
-            running.lookup.verified(len(item.drafted), accepted, self._candidate * len(item.drafted))
+        if item.drafted and running.drafter is not None:
+            running.drafter.record_verified(len(item.drafted), accepted, self._draft_cost * len(item.drafted))
         if item.drafted and running.model_drafts is not None:
-            running.model_drafts.verified(len(item.drafted))
-        self._scheduler.record_computed(running, read + accepted)
-        # The draft has computed wrong candidates too.
-        running.num_drafted_tokens = min(running.num_drafted_tokens, running.num_computed_tokens)
+            running.model_drafts.record_verified(len(item.drafted))
+        self._scheduler.record_computed(running, num_scheduled + accepted)
+        # The draft model has computed rejected tokens too.
+        running.num_draft_computed_tokens = min(
+            running.num_draft_computed_tokens, running.num_computed_tokens
+        )
 
     def _search(self, running: Running, search: BeamSearch, logits: Floats) -> None:
-        """Go on from the beams, or from the prompt, with the candidates that the search chooses."""
+        """Advance the beams, or start them from the prompt, with the candidates that the search chooses."""
         if running.beams:
             for beam in running.beams:
                 self._scheduler.record_computed(beam, 1)
         else:
             self._scheduler.record_computed(running, running.num_new_tokens)
-            root = running.root()
-            running.follow([root])
+            root = running.root_beam()
+            running.set_beams([root])
             search.start(root)
         self._scheduler.fork(running, search.advance(running.beams, logits))
         running.searched = not running.beams or running.remaining_tokens == 0
@@ -297,7 +304,7 @@ class PagedEngine(LoadedModel):
     def _score_prompt(self, item: ScheduledSequence, logits: Floats) -> None:
         running = item.running
         start = running.num_computed_tokens + 1
-        following = running.ids[start : min(start + len(logits), running.prompt)]
+        following = running.ids[start : min(start + len(logits), running.num_prompt_tokens)]
         running.echo([running.choice.score(row, id_) for row, id_ in zip(logits, following, strict=False)])
 
     def _fail(self, running: Running, kind: str = "invalid_argument", why: str = NOTHING_ALLOWED) -> None:
@@ -326,7 +333,7 @@ def no_grammar(constraint: Constraint) -> NoReturn:
 
 
 def _most_drafts(running: Running) -> int:
-    """Return how many candidates a draft model may propose."""
+    """Return how many tokens a draft model may propose."""
     most = 0 if running.model_drafts is None else running.model_drafts.most
     return most if running.remaining_tokens is None else min(most, running.remaining_tokens - 1)
 

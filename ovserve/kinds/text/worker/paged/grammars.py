@@ -168,8 +168,8 @@ class Grammars:
     def compiling(self) -> bool:
         return bool(self._running)
 
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        """`tried` makes no difference: what fails, or leaves no text, fails alone."""
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        """`validated` makes no difference: what fails, or leaves no text, fails alone."""
         self._running[id_] = structural_tag, self._thread.submit(self._compile, structural_tag)
 
     def compiled(self) -> list[Compiled | Failed]:
@@ -185,7 +185,7 @@ class Grammars:
                 words.append(Compiled(id_, int(grammar.native.memory_size_bytes())))
         return words
 
-    def forget_grammars(self) -> None:
+    def clear_grammars(self) -> None:
         """Drop all; answers under way keep theirs."""
         self._held.clear()
 

@@ -24,7 +24,7 @@ from ovserve.kinds.text.worker.genai.options import properties, sentence, to_bla
 from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vocabulary import vocabulary
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
-from ovserve.kinds.text.worker.paged.budget import PromptBudget
+from ovserve.kinds.text.worker.paged.budget import PrefillBudget
 from ovserve.kinds.text.worker.paged.draft_model import FIELD, DraftModel
 from ovserve.kinds.text.worker.paged.drafts import StepCosts
 from ovserve.kinds.text.worker.paged.grammars import Grammars
@@ -91,7 +91,7 @@ class LoadedModel:
             pool,
             spec.max_num_batched_tokens,
             spec.max_num_seqs,
-            PromptBudget(),
+            PrefillBudget(),
             splits=spec.dynamic_split_fuse,
             deterministic=spec.deterministic,
         )
@@ -192,14 +192,14 @@ class LoadedModel:
     def compiling(self) -> bool:
         return self._grammars.compiling
 
-    def compile(self, id_: int, structural_tag: str, *, tried: bool = False) -> None:
-        self._grammars.compile(id_, structural_tag, tried=tried)
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        self._grammars.compile(id_, structural_tag, validated=validated)
 
     def compiled(self) -> list[Compiled | Failed]:
         return self._grammars.compiled()
 
-    def forget_grammars(self) -> None:
-        self._grammars.forget_grammars()
+    def clear_grammars(self) -> None:
+        self._grammars.clear_grammars()
 
 
 def check_draft_tokens(spec: PagedTextSpec, tokenizer: ov_genai.Tokenizer, vocabulary: int) -> None:

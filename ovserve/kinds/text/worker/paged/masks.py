@@ -151,13 +151,13 @@ class JsonKeys:
         quotes = 2 if place.string < 0 else 1 if place.is_key else 3
         if container is None or not (container.keys or container.within_object):
             quotes += 2  # it has to write the key that it repeats
-        ids, found = self._tokens.by_count[quotes], []
+        ids, repeats = self._tokens.by_count[quotes], []
         if quotes == 1 and container is not None and BACKSLASH not in (key := self._text[place.string :]):
-            found = self._closing(bytes(key), container.keys or [])
+            repeats = self._closing(bytes(key), container.keys or [])
             ids = self._tokens.others
         if len(ids):
             ids = ids[(mask[ids // WORD_BITS] >> (ids % WORD_BITS) & 1).astype(np.bool_)]
-        return found + [token for token in ids.tolist() if self.repeats(token)]
+        return repeats + [token for token in ids.tolist() if self.repeats(token)]
 
     def _closing(self, key: bytes, keys: list[bytes]) -> list[int]:
         """Return the tokens that complete one of `keys`, of which `key` is written."""
@@ -252,13 +252,13 @@ class Matcher:
     def allowed_prefix(self, tokens: Sequence[int]) -> int:
         """Return how many of the drafted `tokens` are allowed, one after another, without one that ends the
         answer."""
-        taken = 0
+        accepted = 0
         for token in tokens:
-            if not self._goes_on(token):
+            if not self._is_allowed(token):
                 break
-            taken += 1
-        self.rollback(taken)
-        return taken
+            accepted += 1
+        self.rollback(accepted)
+        return accepted
 
     def accept(self, token: int) -> bool:
         """Return False, and change nothing, if the grammar does not allow the token."""
@@ -304,7 +304,7 @@ class Matcher:
         except UnicodeDecodeError as error:  # it ends within a character, as for the enum "é", "è"
             return error.object[: error.start].decode()
 
-    def _goes_on(self, token: int) -> bool:
+    def _is_allowed(self, token: int) -> bool:
         repeated = 0 if self._keys is None else self._keys.repeated
         if _bit(self.stops, token) or not self.accept(token):
             return False
@@ -348,10 +348,10 @@ def restrict(row: Logits, mask: Mask) -> None:
     if 2 * allowed > len(row):
         row[np.flatnonzero(~mask_bits(mask, len(row)))] = FORBIDDEN
         return
-    kept = np.flatnonzero(mask_bits(mask, len(row)))
-    values = row[kept]
+    allowed_ids = np.flatnonzero(mask_bits(mask, len(row)))
+    values = row[allowed_ids]
     row.fill(FORBIDDEN)
-    row[kept] = values
+    row[allowed_ids] = values
 
 
 def mask_bits(mask: Mask, count: int) -> NDArray[np.bool_]:

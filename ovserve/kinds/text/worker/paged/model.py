@@ -274,7 +274,7 @@ class PagedModel:
 
     def _compile_forms(self) -> None:
         properties = self._properties | ({"INFERENCE_PRECISION_HINT": "f32"} if self._in_f32 else {})
-        read, self._form_read = self._form_read, None
+        first, self._form_read = self._form_read, None
         if not self._has_forms:
             return
         file, available = self._form_file, memory().available
@@ -287,8 +287,8 @@ class PagedModel:
             )
             return
         try:
-            model = read[1] if read is not None and read[0] == file else read_paged(self._core, file)
-            del read
+            model = first[1] if first is not None and first[0] == file else read_paged(self._core, file)
+            del first
             if self._in_f32:
                 self.few = self._form(model, properties)
             if self._small:

@@ -136,15 +136,15 @@ class PrefixStore:
         if size > max_size:  # the bound was a larger one
             os.ftruncate(self._file, max_size)
         self._end = -(-min(size, max_size) // self._slot_bytes)
-        known: list[tuple[int, bytes, int]] = []
+        slots: list[tuple[int, bytes, int]] = []
         for slot in range(self._end):
             header = os.pread(self._file, HEADER.size, slot * self._slot_bytes)
-            mark, digest, _, written = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
+            mark, digest, _, timestamp = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
             if mark == MARK:
-                known.append((written, digest, slot))
+                slots.append((timestamp, digest, slot))
             else:
                 self._free.append(slot)
-        for _, digest, slot in sorted(known):
+        for _, digest, slot in sorted(slots):
             if (twin := self._slots.pop(digest, None)) is not None:
                 self._free.append(twin)
             self._slots[digest] = slot
@@ -213,10 +213,10 @@ class PrefixStore:
 
 
 def checksum(digest: bytes, parts: Sequence[NDArray[np.uint8]]) -> int:
-    found = zlib.crc32(digest)
+    crc = zlib.crc32(digest)
     for part in parts:
-        found = zlib.crc32(part.data, found)
-    return found
+        crc = zlib.crc32(part.data, crc)
+    return crc
 
 
 def identity(weights: Path, layout: str) -> str:

@@ -1,4 +1,4 @@
-"""A request in the step loop: its tokens, its place in the KV cache, and how its next token is chosen."""
+"""A request in the step loop: its tokens, its block table, and how its next token is sampled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
 from ovserve.kinds.text.worker.paged.beams import Beam, BeamSearch, Hypothesis
 from ovserve.kinds.text.worker.paged.blocks import TokenSequence
-from ovserve.kinds.text.worker.paged.drafts import Lookup, ModelDrafts
+from ovserve.kinds.text.worker.paged.drafts import ModelDrafts, NgramDrafter
 from ovserve.kinds.text.worker.paged.sampler import Choice, Scored
 
 FIRST_TOKEN_LOGPROB = 1.0  # the first token of a prompt has none: see `Sequence`
@@ -24,15 +24,15 @@ class Running(TokenSequence):
         self.id = sequence.id
         self.sequence = sequence
         self.choice = choice
-        self.lookup: Lookup | None = None
-        self.model_drafts: ModelDrafts | None = None  # of a draft model, in place of the lookup
-        self.num_drafted_tokens = 0  # tokens whose keys and values are in the cache of the draft model
+        self.drafter: NgramDrafter | None = None
+        self.model_drafts: ModelDrafts | None = None  # of a draft model, in place of the drafter
+        self.num_draft_computed_tokens = 0  # tokens whose keys and values are in the cache of the draft model
         self.search: BeamSearch | None = None
         self.searched = False  # the search has ended
         self.beams: list[Beam] = []  # once the prompt is computed: they have the blocks, and this has none
-        self.prompt = len(self.ids)
+        self.num_prompt_tokens = len(self.ids)
         self.batch = False  # a line of a batch: computed only while there is no other request
-        self.preempted = False  # it had a place in the cache and lost it
+        self.preempted = False  # its blocks were freed
         self.out_of_memory = False  # no other request is left that could give it a block
         self.max_new_tokens = max_new_tokens
         self.scores_prompt = sequence.sampling.echo and sequence.sampling.logprobs  # the prompt's tokens too
@@ -49,7 +49,7 @@ class Running(TokenSequence):
     @property
     def remaining_tokens(self) -> int | None:
         """Tokens that may still be generated; None: any number."""
-        return self.max_new_tokens - (len(self.ids) - self.prompt) if self.max_new_tokens else None
+        return self.max_new_tokens - (len(self.ids) - self.num_prompt_tokens) if self.max_new_tokens else None
 
     def append(self, token: int, scored: Scored | None) -> None:
         self.ids.append(token)
@@ -66,7 +66,7 @@ class Running(TokenSequence):
         """Sequences that it has in a step."""
         return len(self.beams) or 1
 
-    def root(self) -> Beam:
+    def root_beam(self) -> Beam:
         """Return the first beam, which takes over the blocks."""
         root = Beam(self.ids)
         root.num_computed_tokens = self.num_computed_tokens
@@ -74,29 +74,29 @@ class Running(TokenSequence):
         self.block_table, self.digests = array("i"), []
         return root
 
-    def follow(self, beams: list[Beam]) -> None:
-        """Go on with these."""
+    def set_beams(self, beams: list[Beam]) -> None:
+        """Replace the beams."""
         self.beams = beams
         if beams:
             self.ids, self.num_computed_tokens = beams[0].ids, beams[0].num_computed_tokens
 
     def drop_blocks(self) -> list[array[int]]:
-        """Lose its place in the cache; return the block tables. A beam search will begin again."""
+        """Give up its blocks; return the block tables. A beam search will begin again."""
         tables = [self.block_table, *(beam.block_table for beam in self.beams)]
         if self.search is not None:
-            self.ids, self.beams = self.ids[: self.prompt], []
+            self.ids, self.beams = self.ids[: self.num_prompt_tokens], []
         self.block_table = array("i")
-        self.num_computed_tokens = self.num_drafted_tokens = 0
+        self.num_computed_tokens = self.num_draft_computed_tokens = 0
         self.preempted = True
         self.digests.clear()
         self._echo.clear()
         return tables
 
-    def take(self) -> list[Part] | None:
-        """Return what is new, in the form that `Sequence.read` knows; None: nothing."""
+    def take_parts(self) -> list[Part] | None:
+        """Return what is new, for `Sequence.process`; None: nothing."""
         if self.search is not None:
-            done = self.searched or self.out_of_memory
-            return [self._part(each) for each in self.search.finish()] if done else None
+            finished = self.searched or self.out_of_memory
+            return [self._part(each) for each in self.search.finish()] if finished else None
         if self.out_of_memory:
             return []
         if not self._new:
@@ -109,18 +109,18 @@ class Running(TokenSequence):
         finish = "length" if self.remaining_tokens == 0 else None
         return [Part(ids, [each.logprob for each in scored], 0.0, finish, [each.top for each in scored])]
 
-    def _part(self, found: Hypothesis) -> Part:
-        ids, scored = found.ids.tolist(), list(found.scored)
+    def _part(self, best: Hypothesis) -> Part:
+        ids, scored = best.ids.tolist(), list(best.scored)
         if self._echoes:
             ids, scored = self._with_prompt(ids, scored)
         return Part(
-            ids, [each.logprob for each in scored], found.score, found.finish, [each.top for each in scored]
+            ids, [each.logprob for each in scored], best.score, best.finish, [each.top for each in scored]
         )
 
     def _with_prompt(self, ids: list[int], scored: list[Scored]) -> tuple[list[int], list[Scored]]:
         if self.sequence.sampling.logprobs:
             scored = [Scored(FIRST_TOKEN_LOGPROB), *self._echo, *scored]
-        return [*self.ids[: self.prompt], *ids], scored
+        return [*self.ids[: self.num_prompt_tokens], *ids], scored
 
 
 class ScheduledSequence(NamedTuple):
@@ -143,6 +143,6 @@ class ScheduledSequence(NamedTuple):
         running = self.running
         if self.beam is not None:
             return 1
-        if running.scores_prompt and running.num_computed_tokens < running.prompt:
+        if running.scores_prompt and running.num_computed_tokens < running.num_prompt_tokens:
             return self.tokens
         return 1 + len(self.drafted) if running.num_computed_tokens + self.tokens >= len(running.ids) else 0

@@ -5,7 +5,7 @@ A file states what the library does, how it was seen, in which versions, and whe
 - `capacity`: the library does not report how many tokens its KV cache holds.
 - `converter`: `import openvino` imports its converter of models, for 0.08 s.
 - `empty_read`: `read()` on an empty handle blocks for ever.
-- `half_read`: a prompt that is cancelled half read leaves a wrong block in the prefix cache.
+- `partial_prefill`: a prompt that is cancelled half read leaves a wrong block in the prefix cache.
 - `poisoned_step`: what raises in a step takes every running request with it.
 - `read_only_gguf`: a .gguf file is opened for writing.
 

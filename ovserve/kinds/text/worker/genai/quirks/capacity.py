@@ -35,8 +35,8 @@ def cache_tokens(
     pipeline.step()
     while handle.get_status() == ov_genai.GenerationStatus.RUNNING and not handle.can_read():
         pipeline.step()
-    used = pipeline.get_metrics().cache_usage
+    usage = pipeline.get_metrics().cache_usage
     handle.cancel()
     while pipeline.has_non_finished_requests():
         pipeline.step()
-    return round(-(-(1 + (added or 0)) // block) * 100 / used) * block if used > 0 else None
+    return round(-(-(1 + (added or 0)) // block) * 100 / usage) * block if usage > 0 else None

@@ -31,9 +31,9 @@ def import_openvino() -> None:
     def get(name: str) -> object:
         if name != NAME:
             raise AttributeError(f"module 'openvino' has no attribute {name!r}")
-        found: object = getattr(import_module(CONVERTER), NAME)
-        setattr(openvino, NAME, found)
-        return found
+        converter: object = getattr(import_module(CONVERTER), NAME)
+        setattr(openvino, NAME, converter)
+        return converter
 
     if not hasattr(openvino, NAME) and not hasattr(openvino, "__getattr__"):
         openvino.__getattr__ = get  # type: ignore[method-assign]

@@ -8,7 +8,7 @@
 - The way around: a cancelled request whose prompt may be half read stays in the library until it has a token.
   That is at most one at a time: the library reads prompts in their order, so one behind another unread prompt
   has not begun. Whether a beam search has read its prompt is unknown until its end.
-- Seen: tests/engine/test_half_read.py. Versions: OpenVINO GenAI 2026.4.1.
+- Seen: tests/engine/test_partial_prefill.py. Versions: OpenVINO GenAI 2026.4.1.
 - It can go when the library names a block by what has been computed.
 """
 
@@ -23,15 +23,17 @@ from ovserve.kinds.text.worker.decoding.sequence import Sequence
 _RUNNING = ov_genai.GenerationStatus.RUNNING
 
 
-def may_be_half_read(sequence: Sequence, admitted: Iterable[Sequence]) -> bool:
+def may_be_partly_computed(sequence: Sequence, admitted: Iterable[Sequence]) -> bool:
     """`admitted`: all requests in the library, in their order."""
-    if not _is_unread(sequence):
+    if not _awaits_first_token(sequence):
         return False
-    first = (one for one in admitted if one is sequence or (one.sampling.beams == 1 and _is_unread(one)))
+    first = (
+        one for one in admitted if one is sequence or (one.sampling.beams == 1 and _awaits_first_token(one))
+    )
     return next(first, None) is sequence
 
 
-def _is_unread(sequence: Sequence) -> bool:
+def _awaits_first_token(sequence: Sequence) -> bool:
     """Return whether a request has no token yet."""
     handle = sequence.handle
     return not sequence.generated and not handle.can_read() and handle.get_status() == _RUNNING
