@@ -59,7 +59,7 @@ SETTINGS_READERS = {"cli", "server"}  # everything else gets values
 ONLY_IMPORTER = {
     "openvino_genai": (
         "ovserve/kinds/text/worker/genai/",
-        "ovserve/kinds/text/worker/paged/loaded.py",
+        "ovserve/kinds/text/worker/paged/engine.py",
         "ovserve/kinds/encoders/worker/tokens.py",
         "ovserve/kinds/images/worker/",
         "ovserve/kinds/voice/worker/pipeline.py",

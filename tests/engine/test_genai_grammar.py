@@ -15,7 +15,7 @@ import pytest
 from ovserve.engine.protocol.messages import Add, Compiled, Failed, StepItem
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
-from ovserve.kinds.text.worker.genai import GenAIEngine, loaded
+from ovserve.kinds.text.worker.genai import GenAIEngine, continuous
 from ovserve.kinds.text.worker.genai.grammar import GrammarCompiler, _config, _init_times, _one_token
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.compact import compact
@@ -211,7 +211,7 @@ def test_a_compiler_for_another_number_of_logits_is_not_used(
         made.append(GrammarCompiler(tokenizer, len(tokenizer.get_vocab()) + 64))
         return made[0]
 
-    monkeypatch.setattr(loaded, "prepare", larger)
+    monkeypatch.setattr(continuous, "prepare", larger)
     other = GenAIEngine(TextSpec(model_path))
     assert other.facts.compiles_grammars
     assert other._grammars._compiler is not made[0]
@@ -242,6 +242,6 @@ def test_a_table_of_tokens_that_raises_fails_the_load(
     def raising(_: ov_genai.Tokenizer) -> None:
         raise RuntimeError("no such vocabulary")
 
-    monkeypatch.setattr(loaded, "prove_tokens", raising)
+    monkeypatch.setattr(continuous, "prove_tokens", raising)
     with pytest.raises(LoadError, match="no such vocabulary"):
         GenAIEngine(TextSpec(model_path))

@@ -16,7 +16,8 @@ from ovserve.engine.host.cpu import Processor
 from ovserve.engine.host.memory import Memory
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.text.worker.paged import PagedEngine, loaded
+from ovserve.kinds.text.worker.paged import PagedEngine
+from ovserve.kinds.text.worker.paged import engine as paged_engine
 from ovserve.kinds.text.worker.paged import model as paged_model
 from ovserve.kinds.text.worker.paged.model import (
     ACTIVATION_GROUP,
@@ -74,7 +75,7 @@ def test_no_second_precision(tiny_model: str, properties: dict[str, str], tiles:
 
 
 def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded, "processor", lambda: TILES)
+    monkeypatch.setattr(paged_engine, "processor", lambda: TILES)
     engine = PagedEngine(
         PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "u8"}')
     )
@@ -153,7 +154,7 @@ def test_a_large_model_is_measured_at_load(tiny_model: str, monkeypatch: pytest.
     spec = PagedTextSpec(tiny_model)
     assert PagedEngine(spec)._costs._curve == {}
     monkeypatch.setattr(paged_model, "SMALL_WEIGHTS_BYTES", 0)
-    monkeypatch.setattr(loaded, "processor", Processor)
+    monkeypatch.setattr(paged_engine, "processor", Processor)
     engine = PagedEngine(spec)
     assert tuple(engine._costs._curve) == MEASURED_TOKENS
     assert generate(engine, "a", max_tokens=8).text == "bcdefghi"

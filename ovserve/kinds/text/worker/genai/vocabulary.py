@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import openvino_genai as ov_genai
@@ -45,3 +46,14 @@ def read_vocabulary(model_path: str) -> Vocabulary:
         raise LoadError(sentence(error), file=model_path) from error
     ends = dict.fromkeys((*files.end_token_ids, tokenizer.get_eos_token_id()))
     return vocabulary(tokenizer, (id_ for id_ in ends if id_ >= 0), files.vocab_size)
+
+
+def check_draft_tokens(draft_path: str, tokenizer: ov_genai.Tokenizer, draft_logits: int) -> None:
+    """Raises LoadError for a draft model whose tokens are not the tokenizer's. One without any is trusted."""
+    field, tokens = "draft_models_path", tokenizer.get_vocab()
+    if draft_logits <= max(tokens.values(), default=-1):
+        why = f"the draft model has {draft_logits} tokens, and the model has {len(tokens)}"
+        raise LoadError(why, field=field)
+    path = Path(draft_path)
+    if (path / "openvino_tokenizer.xml").is_file() and ov_genai.Tokenizer(path).get_vocab() != tokens:
+        raise LoadError("the tokenizers of the draft model and of the model differ", field=field)

@@ -3,44 +3,214 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import openvino
+import openvino_genai as ov_genai
 
-from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
-from ovserve.errors import Internal, InvalidArgument, shortened
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.memory import memory
+from ovserve.engine.model.files import read_model_files
+from ovserve.engine.protocol.admission import admit, context_limit
+from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
+from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.text.worker.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.genai.facts import engine_facts
+from ovserve.kinds.text.worker.genai.options import properties, sentence, to_blame
 from ovserve.kinds.text.worker.genai.request import generation_config
+from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
+from ovserve.kinds.text.worker.genai.vocabulary import check_draft_tokens, vocabulary
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
+from ovserve.kinds.text.worker.paged.blocks import BlockPool
+from ovserve.kinds.text.worker.paged.budget import PrefillBudget
+from ovserve.kinds.text.worker.paged.draft_model import DraftModel
 from ovserve.kinds.text.worker.paged.drafts import (
     MAX_DRAFT_TOKENS,
     MAX_DRAFTED_STREAMS,
     ModelDrafts,
     NgramDrafter,
+    StepCosts,
 )
 from ovserve.kinds.text.worker.paged.dry import DryPenalty
-from ovserve.kinds.text.worker.paged.loaded import LoadedModel
-from ovserve.kinds.text.worker.paged.model import Floats
-from ovserve.kinds.text.worker.paged.reasoning import ReasoningLimit
+from ovserve.kinds.text.worker.paged.grammars import Grammars
+from ovserve.kinds.text.worker.paged.inputs import Inputs
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, FEW_TOKENS, FILE, Floats, PagedModel
+from ovserve.kinds.text.worker.paged.prefix_store import open_store
+from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 from ovserve.kinds.text.worker.paged.sampler import Choice
+from ovserve.kinds.text.worker.paged.scheduler import Scheduler
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
 
+GIGABYTE = 1 << 30
+MAX_CACHE_SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
+RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
 CALM_SECONDS = 5.0  # after the last live request, the steps of batches need not be short any more
 FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; few tokens of it are drafted
 NO_MEMORY = "the KV cache of this prompt needs more memory than the machine or container has left"
 NOTHING_ALLOWED = "the grammar and the biases of this request leave no token that could follow"
 
 
-class PagedEngine(LoadedModel):
+class PagedEngine:
+    def __init__(self, spec: PagedTextSpec) -> None:
+        began = time.monotonic()
+        self._spec = spec
+        files = read_model_files(spec.model_path)
+        directory = Path(spec.model_path)
+        try:
+            tiles = processor().unpacked_is_faster
+            file = directory / "generation_config.json"
+            defaults = ov_genai.GenerationConfig(file) if file.is_file() else ov_genai.GenerationConfig()
+            # All but the model is made on another thread while the model is read and compiled. Most of that
+            # needs no interpreter lock, and one core.
+            with ThreadPoolExecutor(1, "tokenizer") as thread:
+                opened = thread.submit(ov_genai.Tokenizer, directory)
+                table = thread.submit(lambda: prove_tokens(opened.result()))
+                model = self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
+                tokenizer, cache = opened.result(), spec.cache_size * GIGABYTE
+                self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, 0.0)
+                ends = self.facts.eos_token_ids
+                grammars = thread.submit(lambda: Grammars(*vocabulary(tokenizer, ends, model.vocabulary)))
+                thread.submit(model.read_forms)
+                model.compile()
+            self._draft_model = None if spec.draft is None else DraftModel(spec, spec.draft, tiles)
+            blocks = self._blocks(spec)
+            model.allocate(blocks)
+            if spec.draft is not None and self._draft_model is not None:
+                check_draft_tokens(spec.draft.model_path, tokenizer, self._draft_model.vocabulary)
+                self._draft_model.allocate(blocks, model.vocabulary)
+            loaded = round(time.monotonic() - began, 3)
+            self.facts = msgspec.structs.replace(self.facts, load_seconds=loaded)
+            self._text = Text(tokenizer, self.facts)
+            self._bound_context(spec)
+            self._text.use(table.result())
+            self._grammars = grammars.result()
+        except (RuntimeError, TypeError) as error:
+            raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
+        self.facts = msgspec.structs.replace(
+            self.facts,
+            engine=f"paged, on openvino {openvino.get_version()}",
+            longest_token=self._text.longest_token(),
+            compiles_grammars=True,
+        )
+        pool = BlockPool(
+            self._model.blocks,
+            caches=spec.enable_prefix_caching,
+            copy=self._model.copy_block,
+            room=self._room,
+            store=open_store(spec, (directory / FILE).with_suffix(".bin"), model.layout(), model.cache_bytes),
+        )
+        self._scheduler = Scheduler(
+            pool,
+            spec.max_num_batched_tokens,
+            spec.max_num_seqs,
+            PrefillBudget(),
+            splits=spec.dynamic_split_fuse,
+            deterministic=spec.deterministic,
+        )
+        self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
+        self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
+        self._arriving: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
+        self._inputs = Inputs(self._model.runner)
+        self._few: Inputs | None = None
+        self._single: Inputs | None = None
+        self._costs = StepCosts(model.step_seconds())
+        self._candidate = 0.0  # what each one costs in this step, in tokens
+        self._scheduled = 0  # requests in the last step
+        self._failed: list[Failed] = []
+        model.start_forms()
+        if spec.deterministic:  # else the first steps would be computed in another form
+            model.wait()
+
+    def _blocks(self, spec: PagedTextSpec) -> int:
+        available = memory().available
+        self._reserve = min(RESERVE_BYTES, int(available * (1 - MAX_CACHE_SHARE)))
+        if spec.num_kv_blocks:
+            return spec.num_kv_blocks
+        size: int = spec.cache_size * GIGABYTE or int(available * MAX_CACHE_SHARE)
+        if spec.draft is None or self._draft_model is None:
+            return max(2, size // self._model.block_bytes)
+        if spec.draft.cache_size is None:
+            return max(2, size // self.block_bytes)
+        of_draft = spec.draft.cache_size * GIGABYTE // self._draft_model.block_bytes
+        return max(2, min(size // self._model.block_bytes, of_draft))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in the caches of both models."""
+        return self._model.block_bytes + (self._draft_model.block_bytes if self._draft_model else 0)
+
+    def _room(self) -> int:
+        """Return for how many more blocks there is memory: other models or programs may have taken some."""
+        available = memory().available
+        if not available:
+            return self._model.blocks
+        return max(0, available - self._reserve) // self.block_bytes
+
+    def _bound_context(self, spec: PagedTextSpec) -> None:
+        """The context is no longer than the cache, nor than the graph's `max_model_len`."""
+        room, limit = (
+            self._model.blocks * BLOCK_TOKENS,
+            context_limit(self.facts.max_length, spec.max_model_len),
+        )
+        if spec.cache_size or spec.num_kv_blocks:
+            self.facts = msgspec.structs.replace(self.facts, cache_tokens=room)
+        if limit is None or room < limit:
+            of_model = "" if limit is None else f", and a request could take {limit}"
+            print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
+            limit = room
+        self.facts = msgspec.structs.replace(self.facts, max_length=limit)
+
+    def _inputs_for(self, tokens: int, alone: bool) -> Inputs:
+        """Return the inputs of the form for a step of `tokens`; `alone`: of one token of one request."""
+        if alone and self._model.single is not None:
+            if self._single is None:
+                self._single = Inputs(self._model.single)
+            return self._single
+        if tokens <= FEW_TOKENS and self._model.few is not None:
+            if self._few is None:
+                self._few = Inputs(self._model.few)
+            return self._few
+        return self._inputs
+
+    def wait_for_forms(self) -> None:
+        """Wait until the forms for steps of few tokens are compiled."""
+        self._model.wait()
+
+    # ---- the verbs of an engine that need no step
+
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
+        return self._text.tokenize(texts, add_special_tokens)
+
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]:
+        return self._text.detokenize(rows, skip_special_tokens, escaped)
+
+    @property
+    def compiling(self) -> bool:
+        return self._grammars.compiling
+
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        self._grammars.compile(id_, structural_tag, validated=validated)
+
+    def compiled(self) -> list[Compiled | Failed]:
+        return self._grammars.compiled()
+
+    def clear_grammars(self) -> None:
+        self._grammars.clear_grammars()
+
     # ---- the verbs of an engine
 
     @property
@@ -77,7 +247,7 @@ class PagedEngine(LoadedModel):
                 branch.output.echo(self._text.prompt_text(request.prompt))
         form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
         matcher = None if form is None else self._grammars.matcher(form)
-        limit = self._reasoning_limit(sampling, stop_ids)
+        limit = reasoning_limit(sampling.reasoning_budget, stop_ids, self._text)
         dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self._text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
         # With max_tokens 0, one token is still computed, because `Sequence` expects one.
@@ -169,18 +339,6 @@ class PagedEngine(LoadedModel):
                     f"logit_bias: {{{id_}: {bias}}} is no finite bias of one of {tokens} tokens",
                     param="logit_bias",
                 )
-
-    def _reasoning_limit(self, sampling: Sampling, stop_ids: frozenset[int]) -> ReasoningLimit | None:
-        budget = sampling.reasoning_budget
-        if budget is None or not budget.ends:
-            return None
-        closing = self._text.encode(budget.message + budget.closing, False)
-        if budget.message and not stop_ids.isdisjoint(closing):
-            raise InvalidArgument(
-                f"reasoning_budget_message: {shortened(budget.message)!r} has a token that ends the answer",
-                param="reasoning_budget_message",
-            )
-        return ReasoningLimit(budget, closing, self._text.bytes_of)
 
     def _completes_stop(self, stops: tuple[str, ...], hidden: frozenset[int]) -> CompletesStop | None:
         if not stops:

@@ -26,7 +26,7 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,10 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ovserve.engine.host.threads import below_the_steps
+from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.errors import LoadError
 
 HEADER = struct.Struct("<8s32sIq12x")  # mark, digest, checksum, time of the write in ns
 MARK = b"ovskv\x00\x00\x01"
 PAGE_BYTES = 4096  # slots begin at multiples of it
+GIGABYTE = 1 << 30  # the unit of `prefix_cache_size`
 DISK_RESERVE_BYTES = 1 << 30  # that the file leaves free on its disk
 RETRY_SECONDS = 1.0  # between two attempts to lock a file that another process has
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of the weights: models of one size differ there
@@ -234,6 +237,21 @@ def identity(weights: Path, layout: str) -> str:
             file.seek(status.st_size * at // SAMPLES)
             digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def open_store(
+    spec: PagedTextSpec, weights: Path, layout: str, cache_bytes: Callable[[], list[NDArray[np.uint8]]]
+) -> PrefixStore | None:
+    """Return the store of a graph, None if it has none. Raises LoadError."""
+    if not spec.prefix_cache_path:
+        return None
+    # Of `deterministic` graphs, a block depends on the parts in which its prompt was computed.
+    parts = spec.max_num_batched_tokens if spec.deterministic else 0
+    try:
+        file = store_file(Path(spec.prefix_cache_path), weights, f"{layout} {parts}")
+    except OSError as error:
+        raise LoadError(str(error), field="prefix_cache_path") from error
+    return PrefixStore(file, spec.prefix_cache_size * GIGABYTE, cache_bytes())
 
 
 def store_file(directory: Path, weights: Path, layout: str) -> Path:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ovserve.errors import InvalidArgument, shortened
+from ovserve.kinds.text.worker.genai.text import Text
 from ovserve.llm.request import ReasoningBudget
 
 MAX_CHARACTER_TOKENS = 3  # by which a budget is exceeded at most, so that no character is cut in two
@@ -92,3 +94,18 @@ def _cuts_character(text: bytes) -> bool:
         if byte < 0x80:
             return False
     return False
+
+
+def reasoning_limit(
+    budget: ReasoningBudget | None, stop_ids: frozenset[int], text: Text
+) -> ReasoningLimit | None:
+    """Return the limit of an answer, if it has one. Raises InvalidArgument for a message that ends it."""
+    if budget is None or not budget.ends:
+        return None
+    closing = text.encode(budget.message + budget.closing, False)
+    if budget.message and not stop_ids.isdisjoint(closing):
+        raise InvalidArgument(
+            f"reasoning_budget_message: {shortened(budget.message)!r} has a token that ends the answer",
+            param="reasoning_budget_message",
+        )
+    return ReasoningLimit(budget, closing, text.bytes_of)
