@@ -8,12 +8,12 @@ from ovserve.graph.calculator import (
     Context,
     Contract,
     Input,
+    LoadContext,
     Output,
     Packet,
     SideOutput,
     SidePacket,
 )
-from ovserve.graph.loading import LoadContext
 from ovserve.graph.node import Node
 from ovserve.graph.registry import Registry, calculator
 

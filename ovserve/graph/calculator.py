@@ -1,4 +1,4 @@
-"""The API of calculator authors: ports, Contract, Context, Calculator.
+"""The API of calculator authors: ports, Contract, LoadContext, Context, Calculator.
 
 A calculator is built for one graph run and dropped after it; anything expensive is made by `load`, once for
 as long as the graph is loaded, or is a side packet. The run
@@ -13,15 +13,19 @@ a turn of the event loop (see docs/performance.md).
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from ovserve.graph.loading import LoadContext, NodeState
+from ovserve.errors import LoadError
+from ovserve.telemetry.node_events import NodeEvents
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_FOLLOW_UPS = 1000  # that wait at a node; each holds a request and its answer
+UNLOAD_SECONDS = 10.0  # that an unload waits for them
 
 
 class Packet(NamedTuple):
@@ -95,6 +102,88 @@ class Contract:
     def options_of(self, type_: Any) -> Any:
         """Return the parsed options if they are of this type, else None."""
         return next((o for o in (self.options, self.own_options) if isinstance(o, type_)), None)
+
+    def options_for(self, node: Node, type_: Any) -> Any:
+        """Return the node's options of this type, a struct or a protobuf message."""
+        parsed = self.options_of(type_)
+        return node.options(type_) if parsed is None else parsed
+
+
+class FollowUps:
+    """Work that a node does after its requests: in their order, one at a time; no request waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Return False if MAX_FOLLOW_UPS wait already. `work` must not raise."""
+        if len(self._waiting) >= MAX_FOLLOW_UPS:
+            return False
+        self._waiting.append(work)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="follow-ups of a node")
+        return True
+
+    async def drain(self) -> int:
+        """Wait until all are done, for UNLOAD_SECONDS at most. Return how many are not."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=UNLOAD_SECONDS)
+            if not self._task.done():
+                self._task.cancel()
+                return len(self._waiting) + 1
+        return 0
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await self._waiting.popleft()()
+
+
+@dataclass
+class NodeState:
+    """One node of a loaded graph. `value` is what its `load()` returned."""
+
+    value: Any = None
+    seconds: float = 0.0  # that load() took
+    counts: NodeEvents = field(default_factory=NodeEvents)
+    follow_ups: FollowUps = field(default_factory=FollowUps)
+
+    def facts(self) -> Mapping[str, object]:
+        """Return what the value says of itself, if it has a method `facts()`."""
+        told = getattr(self.value, "facts", None)
+        return dict(told()) if callable(told) else {}
+
+
+class LoadContext:
+    """A calculator's view of its node while the graph is loaded: options, side packets, directory."""
+
+    def __init__(self, node: Node, contract: Contract, side: Mapping[SidePacket[Any], Any]) -> None:
+        self._node, self._contract, self._side = node, contract, side
+        self.name = node.name
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the graph, which relative paths start from."""
+        return self._node.config.base
+
+    def path(self, text: str) -> Path:
+        """Return a path of the options: absolute, or relative to the directory of the graph."""
+        return self.directory / text
+
+    @overload
+    def options(self, type_: type[S]) -> S: ...
+    @overload
+    def options(self, type_: type[M]) -> M | None: ...
+    def options(self, type_: Any) -> Any:
+        return self._contract.options_for(self._node, type_)
+
+    def __getitem__(self, port: SidePacket[T]) -> T:
+        """Return a side packet that the server gives. One that another node sets exists in requests only."""
+        return self._side[port]  # type: ignore[no-any-return]
+
+    def error(self, message: str, field: str = "") -> LoadError:
+        """Return a LoadError at the node, at the line of the option `field` if it is given."""
+        return self._node.error(message, field)
 
 
 class Context:
@@ -166,8 +255,7 @@ class Context:
     def options(self, type_: type[M]) -> M | None: ...
     def options(self, type_: Any) -> Any:
         """The node's options: a struct, or a protobuf message, which is None when the graph gives none."""
-        parsed = self.contract.options_of(type_)
-        return self.node.options(type_) if parsed is None else parsed
+        return self.contract.options_for(self.node, type_)
 
     @property
     def state(self) -> Any:

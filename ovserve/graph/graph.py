@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ovserve.graph.calculator import NodeState
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
-from ovserve.graph.loading import NodeState, load_node, unload_node
+from ovserve.graph.loading import load_node, unload_node
 from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.planning import plan_graph
 from ovserve.graph.registry import Registry

@@ -1,4 +1,4 @@
-"""The state a node keeps for as long as its graph is loaded: the result of its `load()`, and its counters.
+"""Load and unload a node: what it keeps for as long as its graph is loaded.
 
 A calculator lives for one request. The class method `load` makes what is expensive and the same for all of
 them: an index, a database, a client session. It runs once per node and loaded graph; `unload` releases it.
@@ -10,114 +10,20 @@ import asyncio
 import inspect
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from ovserve.errors import LoadError, described
 from ovserve.graph.authors import innermost
-from ovserve.telemetry.node_events import NodeEvents
-
-if TYPE_CHECKING:
-    import msgspec
-    from google.protobuf.message import Message
-
-    from ovserve.graph.calculator import SidePacket
-    from ovserve.graph.plan import NodePlan
-
-    S = TypeVar("S", bound=msgspec.Struct)
-    M = TypeVar("M", bound=Message)
+from ovserve.graph.calculator import LoadContext, NodeState
+from ovserve.graph.plan import NodePlan
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-MAX_FOLLOW_UPS = 1000  # that wait at a node; each holds a request and its answer
-UNLOAD_SECONDS = 10.0  # that an unload waits for them
-
-
-class FollowUps:
-    """Work that a node does after its requests: in their order, one at a time; no request waits for it."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
-        self._task: asyncio.Task[None] | None = None
-
-    def add(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Return False if MAX_FOLLOW_UPS wait already. `work` must not raise."""
-        if len(self._waiting) >= MAX_FOLLOW_UPS:
-            return False
-        self._waiting.append(work)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="follow-ups of a node")
-        return True
-
-    async def drain(self) -> int:
-        """Wait until all are done, for UNLOAD_SECONDS at most. Return how many are not."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=UNLOAD_SECONDS)
-            if not self._task.done():
-                self._task.cancel()
-                return len(self._waiting) + 1
-        return 0
-
-    async def _run(self) -> None:
-        while self._waiting:
-            await self._waiting.popleft()()
-
-
-@dataclass
-class NodeState:
-    """One node of a loaded graph. `value` is what its `load()` returned."""
-
-    value: Any = None
-    seconds: float = 0.0  # that load() took
-    counts: NodeEvents = field(default_factory=NodeEvents)
-    follow_ups: FollowUps = field(default_factory=FollowUps)
-
-    def facts(self) -> Mapping[str, object]:
-        """Return what the value says of itself, if it has a method `facts()`."""
-        told = getattr(self.value, "facts", None)
-        return dict(told()) if callable(told) else {}
-
-
-class LoadContext:
-    """A calculator's view of its node while the graph is loaded: options, side packets, directory."""
-
-    def __init__(self, plan: NodePlan, side: Mapping[str, Any]) -> None:
-        self._plan = plan
-        self._side = {port: side[name] for port, name in plan.side_packets if name in side}
-        self.name = plan.node.name
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the graph, which relative paths start from."""
-        return self._plan.node.config.base
-
-    def path(self, text: str) -> Path:
-        """Return a path of the options: absolute, or relative to the directory of the graph."""
-        return self.directory / text
-
-    @overload
-    def options(self, type_: type[S]) -> S: ...
-    @overload
-    def options(self, type_: type[M]) -> M | None: ...
-    def options(self, type_: Any) -> Any:
-        return self._plan.options(type_)
-
-    def __getitem__(self, port: SidePacket[T]) -> T:
-        """Return a side packet that the server gives. One that another node sets exists in requests only."""
-        return self._side[port]  # type: ignore[no-any-return]
-
-    def error(self, message: str, field: str = "") -> LoadError:
-        """Return a LoadError at the node, at the line of the option `field` if it is given."""
-        return self._plan.node.error(message, field)
 
 
 async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -> None:
@@ -126,7 +32,8 @@ async def load_node(plan: NodePlan, side: Mapping[str, Any], state: NodeState) -
     Raises LoadError.
     """
     began = time.monotonic()
-    cls, context = plan.cls, LoadContext(plan, side)
+    packets = {port: side[name] for port, name in plan.side_packets if name in side}
+    cls, context = plan.cls, LoadContext(plan.node, plan.contract, packets)
     try:
         if inspect.iscoroutinefunction(cls.load):
             state.value = await cls.load(context)

@@ -41,8 +41,7 @@ class NodePlan:
 
     def options(self, type_: Any) -> Any:
         """Return the node's options of this type, a struct or a protobuf message."""
-        parsed = self.contract.options_of(type_)
-        return self.node.options(type_) if parsed is None else parsed
+        return self.contract.options_for(self.node, type_)
 
     @property
     def inline(self) -> bool:

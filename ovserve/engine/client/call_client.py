@@ -10,7 +10,7 @@ from typing import Any
 
 from ovserve.engine.client.calls import Buffer, Calls, CallStream
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.hosting.hosts import Hosts, NotShared
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.state import EngineStats
 from ovserve.engine.protocol.blobs import Segments

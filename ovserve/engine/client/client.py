@@ -25,7 +25,7 @@ from ovserve.engine.client.dormancy import Dormancy
 from ovserve.engine.client.grammars import GrammarProver
 from ovserve.engine.client.health import Health
 from ovserve.engine.client.helper import HelperProcess
-from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.pending_calls import PendingCalls
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.requests import Requests

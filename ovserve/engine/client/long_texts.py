@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ovserve.engine.client.helper import HelperEnded, HelperProcess
-from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.pending_calls import PendingCalls, Question
 from ovserve.engine.protocol.admission import admit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.grammars import CompiledGrammars, GrammarProver
-from ovserve.engine.client.hosting.hosted import ModelProcess
+from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.long_texts import Texts
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import DeltaStream, Requests

@@ -12,8 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ovserve.access.request_context import NodeTime
-from ovserve.graph.calculator import Context, Output, Port
-from ovserve.graph.loading import NodeState
+from ovserve.graph.calculator import Context, NodeState, Output, Port
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.streams import END, Queue, Stream
 

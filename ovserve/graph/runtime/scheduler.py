@@ -33,8 +33,7 @@ from typing import Any
 
 from ovserve.access.request_context import node_times
 from ovserve.errors import NodeError, OvserveError
-from ovserve.graph.calculator import Packet
-from ovserve.graph.loading import NodeState
+from ovserve.graph.calculator import NodeState, Packet
 from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.inline_node import InlineNode

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ovserve.errors import NodeError
-from ovserve.graph.calculator import Calculator, Context, Port
-from ovserve.graph.loading import NodeState
+from ovserve.graph.calculator import Calculator, Context, NodeState, Port
 from ovserve.graph.plan import NodePlan
 from ovserve.graph.runtime.node_run import NodeRun
 from ovserve.graph.runtime.streams import Queue, wake

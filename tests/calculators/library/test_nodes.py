@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ovserve.calculators.library.messages import prompt_text, question, with_sys
 from ovserve.calculators.library.text_filter import PatternFilter
 from ovserve.errors import InvalidArgument, LoadError, NodeError
 from ovserve.graph import Context, Packet, calculator
-from ovserve.graph.loading import MAX_FOLLOW_UPS, FollowUps
+from ovserve.graph.calculator import MAX_FOLLOW_UPS, FollowUps
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.grammar.constraint import Constraint
@@ -408,7 +409,8 @@ async def test_follow_ups_are_bounded_and_lost_ones_are_reported(monkeypatch: py
 
     assert all(follow_ups.add(work) for _ in range(MAX_FOLLOW_UPS))
     assert not follow_ups.add(work)
-    monkeypatch.setattr("ovserve.graph.loading.UNLOAD_SECONDS", 0.01)
+    # `ovserve.graph.calculator` is the decorator too
+    monkeypatch.setattr(sys.modules[FollowUps.__module__], "UNLOAD_SECONDS", 0.01)
     assert await follow_ups.drain() == MAX_FOLLOW_UPS
     assert not done
 

@@ -14,12 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ovserve.engine.protocol.specs import Spec
-
-if TYPE_CHECKING:
-    from ovserve.engine.client.hosting.hosted import HostedModel
 
 LIMIT = 2
 UNRESOLVED = 4
@@ -82,7 +78,8 @@ class Trial:
         self._blame = blame
         self._spec = spec
         self._lock: asyncio.Lock | None = None
-        self.hosted: HostedModel | None = None
+        self._ended: asyncio.Event | None = None  # of the model in a process
+        self._is_at_rest: Callable[[], bool] = lambda: False
         self._watching: asyncio.Task[None] | None = None
 
     async def begin(self, lock: asyncio.Lock) -> None:
@@ -94,13 +91,13 @@ class Trial:
     def open(self) -> bool:
         return self._lock is not None
 
-    def of(self, hosted: HostedModel) -> None:
-        """Set the model, before it is loaded."""
-        self.hosted = hosted
+    def of(self, ended: asyncio.Event, is_at_rest: Callable[[], bool]) -> None:
+        """Set the end and the state of the model in its process, before it is loaded."""
+        self._ended, self._is_at_rest = ended, is_at_rest
 
     def loaded(self) -> None:
         """Record that the load has ended, well or not."""
-        if self._watching is not None and (self.hosted is None or self.hosted.ended.is_set()):
+        if self._watching is not None and (self._ended is None or self._ended.is_set()):
             self._watching.cancel()
 
     async def _watch(self) -> None:
@@ -110,12 +107,12 @@ class Trial:
         try:
             while calm < CALM_SECONDS and spent < TRIAL_SECONDS:
                 await asyncio.sleep(TRIAL_INTERVAL)
-                if (hosted := self.hosted) is None:
+                if self._ended is None:
                     continue  # the process is starting
-                if hosted.ended.is_set():
+                if self._ended.is_set():
                     return
                 spent += TRIAL_INTERVAL
-                calm = calm + TRIAL_INTERVAL if hosted.loaded and not hosted.busy else 0.0
+                calm = calm + TRIAL_INTERVAL if self._is_at_rest() else 0.0
             self._blame.acquit(self._spec)
         finally:
             self._lock.release()

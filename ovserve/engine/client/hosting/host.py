@@ -1,4 +1,9 @@
-"""EngineHost: one process that holds many small models."""
+"""EngineHost: one process that holds many small models; HostedModel: one of them, with the surface that
+`EngineClient` knows of a process.
+
+So restarts, health, state and counters of a hosted model are those of any engine. Its end is the end of the
+shared process, or its own unload.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +15,32 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
+
 from ovserve.engine.client.hosting.blame import Blame, Trial
-from ovserve.engine.client.hosting.hosted import HostedModel
-from ovserve.engine.client.memory_limit import SharedMemoryLimit
-from ovserve.engine.client.process import EngineMessage, EngineProcess
+from ovserve.engine.client.memory_limit import MemoryLimit, SharedMemoryLimit
+from ovserve.engine.client.process import EngineMessage, EngineProcess, ignore, ignore_end
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.messages import (
     Call,
     Cancel,
+    Done,
+    Failed,
     FromModel,
+    Item,
     Load,
+    LoadFailed,
     Ping,
     Pong,
+    Ready,
     Stop,
+    ToEngine,
     ToModel,
     Unloaded,
 )
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
+from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +49,203 @@ LOAD_SECONDS = 10.0  # a load that takes longer does not hold up others
 EXIT_WAIT = 5.0  # seconds, for a process whose socket is closed
 JUDGE_SECONDS = 0.5  # for more models to stall together with the first, and for its unload
 PROBE_SECONDS = 5.0  # for a sign of life of the process, once one of its models has stalled
+
+
+class HostEnded(Exception):
+    """The shared process ended before the model was loaded."""
+
+
+class HostedModel:
+    def __init__(self, host: EngineHost, number: int, spec: Spec) -> None:
+        self.host = host
+        self.number = number
+        self.spec = spec
+        self.to_blame = False  # it ended the shared process
+        self.loading = self.died_loading = self.loaded = False
+        self.ended = asyncio.Event()
+        self.sent = 0  # messages
+        self._unloading = False
+        self._judged: asyncio.Task[None] | None = None  # whether it alone has stalled
+        self._calls: set[int] = set()  # running in the shared process
+        self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
+        self.mute()
+
+    async def load(self, ready_timeout: float) -> Facts:
+        """Return when it is loaded. Raises LoadError, or HostEnded."""
+        self.loading = True
+        try:
+            self.host.send(self.number, Load.of(self.spec))
+            async with asyncio.timeout(ready_timeout):
+                first = await self._first
+        except TimeoutError:
+            self.kill(f"{self.spec.model_path} was not loaded after {ready_timeout:g} s")
+            raise LoadError(
+                f"the engine was not ready after {ready_timeout:g} s", file=self.spec.model_path
+            ) from None
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            self.loading = False
+        if first is None:
+            raise HostEnded
+        if isinstance(first, LoadFailed):
+            self._end()
+            raise LoadError(first.message, field=first.field, transient=first.transient)
+        self.loaded = True
+        facts: Facts = msgspec.msgpack.decode(first.facts, type=self.spec.facts_type)
+        return facts
+
+    # ---- what EngineClient asks of a process
+
+    @property
+    def pid(self) -> int:
+        return self.host.process.pid
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def segments(self) -> Segments:
+        return self.host.process.segments
+
+    @property
+    def memory_limit(self) -> MemoryLimit:
+        return self.host.memory_limit
+
+    @property
+    def retiring(self) -> str:
+        """Return why it has to move to another process; empty: it may stay."""
+        return self.host.must_move()
+
+    @property
+    def killed_by_kernel(self) -> bool:
+        return self.host.process.killed_by_kernel
+
+    @property
+    def ended_by_itself(self) -> bool:
+        return self.host.process.ended_by_itself
+
+    def serve(self, on_message: Callable[[EngineMessage], None], on_end: Callable[[], None]) -> None:
+        self._on_message, self._on_end = on_message, on_end
+
+    def mute(self) -> None:
+        self.serve(ignore, ignore_end)
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message; dropped if the model is gone. Raises FrameError for one that is too large."""
+        self.sent += 1
+        if self.ended.is_set():
+            if isinstance(message, Call):
+                self.segments.free(message.blobs)
+            return
+        if isinstance(message, Ping):
+            self.host.ping(self)
+        elif isinstance(message, Call | Cancel):
+            self.host.send(self.number, message)
+            if isinstance(message, Call):
+                self._calls.add(message.id)
+        else:
+            raise TypeError(f"{type(message).__name__} is not a message for a hosted model")
+
+    def how_it_ended(self) -> str:
+        if self.host.ended:
+            return f"the process shared with other models was {self.host.process.how_it_ended()}"
+        return self.host.retiring or "it was unloaded"
+
+    def check_kills(self) -> None:
+        self.host.process.check_kills()
+
+    def threads(self) -> list[str]:
+        return self.host.process.threads() if self.host.first_report(self) else []
+
+    async def dump_stacks(self) -> None:
+        self._stalled()  # before the stacks are written, which lets a stopped process go on
+        if self.host.first_report(self):
+            await self.host.process.dump_stacks()
+
+    def kill(self, reason: str = "") -> None:
+        """Give it up. Without a reason the server ends, and the shared process is killed with it. Else the
+        model has stalled, and the others are moved away from what it has left running."""
+        if not reason:
+            self.host.process.kill()
+            return
+        if not self.ended.is_set():
+            self._stalled()
+            self._leave()
+
+    def _stalled(self) -> None:
+        if self._judged is None:
+            self._judged = self.host.stalled(self)
+
+    async def stop(self, grace: float) -> None:
+        """Unload it, and wait until it is gone. For an ended process, wait until its end is understood."""
+        if self._judged is not None and self.ended.is_set():
+            await asyncio.wait([self._judged])
+        if self.host.ended:
+            await self.host.gone.wait()
+        elif not self.ended.is_set():
+            self._leave_soon()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if self.host.closing else grace):
+                    await self.ended.wait()
+            if not self.ended.is_set():
+                if not self.host.closing:
+                    log.warning("engine[%d]: %s is not unloaded after %g s", self.pid, self.label, grace)
+                    self.host.retire(f"{self.label} does not end its calls")
+                self._end()
+
+    @property
+    def label(self) -> str:
+        return f"{self.spec.kind} {self.spec.model_path}"
+
+    # ---- for its host
+
+    @property
+    def busy(self) -> bool:
+        """Return whether the process does anything for it."""
+        return bool(self._calls) or self.loading or self._unloading
+
+    def receive(self, message: FromModel) -> None:
+        inner = message.message
+        if isinstance(inner, Ready | LoadFailed):
+            if not self._first.done():
+                self._first.set_result(inner)
+            return
+        if isinstance(inner, Unloaded):
+            self._end()
+            return
+        if isinstance(inner, Done | Failed) or (isinstance(inner, Item) and inner.last):
+            self._calls.discard(inner.id)
+        if isinstance(inner, Item | Done | Failed | Pong):
+            self._on_message(inner)
+
+    def pong(self) -> None:
+        self._on_message(Pong())
+
+    def host_ended(self) -> None:
+        """Handle the end of the process, at its first sign."""
+        if not self._first.done():
+            self._first.set_result(None)
+        self.ended.set()
+        self._on_end()
+
+    def _leave_soon(self) -> None:
+        if not self._unloading:
+            self._unloading = True
+            self.host.send(self.number, Stop())
+
+    def _leave(self) -> None:
+        """Unload it without waiting for that."""
+        if not self.ended.is_set():
+            self._leave_soon()
+            self._end()
+
+    def _end(self) -> None:
+        self.ended.set()
+        self.host.remove(self)
+        self._on_end()
 
 
 class EngineHost:
@@ -66,7 +277,7 @@ class EngineHost:
         self._unloaded: set[int] = set()  # of the models that were not waited for
         self._probing: asyncio.Task[None] | None = None
         self._reported: HostedModel | None = None
-        self._trial: Trial | None = None  # of the model in it
+        self._trial: tuple[Trial, HostedModel] | None = None
 
     async def start(self) -> None:
         """Raises LoadError, or OSError."""
@@ -78,9 +289,9 @@ class EngineHost:
         """Load a model; return it and its facts. Raises LoadError, or HostEnded."""
         hosted = HostedModel(self, next(self._numbers), spec)
         self.models[hosted.number] = hosted
-        trial.of(hosted)
+        trial.of(hosted.ended, lambda: hosted.loaded and not hosted.busy)
         if trial.open:
-            self._trial = trial
+            self._trial = trial, hosted
         try:
             async with self._slot():
                 facts = await hosted.load(self._settings.ready_timeout)
@@ -237,8 +448,11 @@ class EngineHost:
     def _busy(self) -> list[HostedModel]:
         """Return the models that the process works for; only the one on trial, if it does for that."""
         busy = [hosted for hosted in self.models.values() if hosted.busy]
-        tried = self._trial.hosted if self._trial is not None and self._trial.open else None
-        return [tried] if tried in busy else busy
+        if self._trial is not None:
+            trial, tried = self._trial
+            if trial.open and tried in busy:
+                return [tried]
+        return busy
 
     async def _understand(self, models: int) -> None:
         """Collect the exit status, which says why it ended."""
@@ -254,3 +468,6 @@ class EngineHost:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+ModelProcess = EngineProcess | HostedModel
