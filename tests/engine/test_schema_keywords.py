@@ -209,6 +209,19 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
         {"type": "array", "contains": {"const": 1}, "minContains": 2, "maxContains": 3},
         [[1], [1, 1], [1, 2, 1, 1], [1, 1, 1, 1], [2, 1, 2, 1, 2]],
     ),
+    "not contains anything": ({"type": "array", "not": {"contains": True}}, [[], [1]]),
+    "not contains, where none is enough": (
+        {"oneOf": [{"type": "array", "contains": {"type": "integer"}, "minContains": 0}, True]}, [None, [], [1], ["a"]],
+    ),
+    "not contains a number of times": (
+        {"type": "array", "items": {"enum": [1, "a"]}, "maxItems": 4,
+         "not": {"contains": {"const": 1}, "minContains": 2, "maxContains": 3}},
+        [[], [1], [1, "a"], [1, 1], [1, "a", 1, 1], [1, 1, 1, 1], ["a"]],
+    ),
+    "not contains at most": (
+        {"type": "array", "not": {"contains": {"const": 1}, "minContains": 0, "maxContains": 1}},
+        [[], [1], ["a"], [1, 1], [1, "a", 1]],
+    ),
     "contains none": (
         {"type": "array", "contains": {"type": "integer"}, "minContains": 0, "maxContains": 0},
         [[], [1], ["a"], [0.5, None]],

@@ -149,6 +149,27 @@ def test_a_request_without_a_prompt_looks_the_model_up(client: ollama.Client) ->
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("chat", {"messages": [], "tools": [None]}, "tools[0]: expected"),
+        ("chat", {"options": {"top_p": 7}}, "options.top_p: expected"),
+        ("chat", {"stream": "no"}, "stream: expected"),
+        ("generate", {"prompt": "", "context": [1]}, "context: send the conversation to /api/chat"),
+        ("generate", {"template": "x"}, "template: templates are the graph's"),
+    ],
+)
+def test_a_request_without_a_prompt_is_checked_like_others(
+    path: str, fields: dict[str, Any], message: str, server: Server
+) -> None:
+    answer = httpx.post(f"{server.url}/api/{path}", json={"model": "smollm2"} | fields, timeout=60)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+    fine = httpx.post(f"{server.url}/api/{path}", json={"model": "smollm2", "keep_alive": "5m"}, timeout=60)
+    assert fine.json()["done_reason"] == "load"
+    assert fine.headers["x-ovserve-ignored-params"] == "keep_alive"
+
+
+@pytest.mark.parametrize(
     ("body", "status", "message"),
     [
         ({"model": "gone", "messages": FRANCE}, 404, "model 'gone' not found"),

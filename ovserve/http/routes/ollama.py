@@ -16,6 +16,7 @@ from ovserve import __version__
 from ovserve.access import current_request
 from ovserve.api.ollama import models
 from ovserve.api.ollama.body import OfModel, plain_name
+from ovserve.api.ollama.endpoints import Chat, Generate
 from ovserve.api.ollama.writer import loaded
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
@@ -67,7 +68,12 @@ class Ollama:
                     f"with /v2/repository/models/{servable.name}/unload",
                     param="keep_alive",
                 )
-            return _json(loaded(body.model, chats=endpoint == "api/chat"))
+            ignored = await request.app[BODIES].run(body.head.large, _checked, body.data, endpoint)
+            return web.Response(
+                body=loaded(body.model, chats=endpoint == "api/chat"),
+                content_type="application/json",
+                headers=ignored_header(ignored),
+            )
         body = body._replace(head=body.head._replace(stream=glance.stream is not False))
         async with servable.start(payload_of(request, endpoint, body)) as answer:
             return await send_answer(request, answer)
@@ -142,6 +148,11 @@ def _read_glance(body: Body) -> _Glance:
         return _glance.decode(body.data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _Glance(prompt=True)  # the decoder says what is wrong
+
+
+def _checked(body: bytes, endpoint: str) -> tuple[str, ...]:
+    """Return what has no effect. Raises what the endpoint raises for the same body with a prompt."""
+    return (Chat() if endpoint == Chat.name else Generate()).decode(body).ignored
 
 
 def _embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ovserve.llm.grammar import patterns
-from ovserve.llm.grammar.enums import identity
+from ovserve.llm.grammar.enums import identity, is_kind
 
 if TYPE_CHECKING:
     from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
@@ -47,7 +47,7 @@ COUNTS = {
 UNOPPOSED = frozenset(
     (
         "format", "multipleOf", "patternProperties", "additionalProperties", "propertyNames",
-        "items", "additionalItems", "uniqueItems", "contains", "minContains", "maxContains",
+        "items", "additionalItems", "uniqueItems",
         "unevaluatedProperties", "unevaluatedItems", WITHOUT, UNLIKE, BEYOND, UNNAMED, FRACTION,
     )
 )  # fmt: skip
@@ -229,6 +229,8 @@ class Alternatives:
             return self._members(value)
         if keyword == "pattern":
             return self._unlike(value)
+        if keyword == "contains":
+            return self._miscounted(node, value)
         if keyword in ("prefixItems", "items", "additionalItems"):
             is_list = keyword == "prefixItems" or (keyword == "items" and isinstance(value, list))
             return self._positions(value) if is_list else self._rest(node, keyword, value)
@@ -274,10 +276,24 @@ class Alternatives:
             return []  # an annotation
         if value is True or value == {} or (keyword == "uniqueItems" and not value):
             return []  # asserts nothing
-        if keyword == "contains":
-            found = self.negated(value)
-            return None if found is None else [{"type": "array", "items": _any_of(found)}]
         return None
+
+    def _miscounted(self, node: Schema, schema: Any) -> Found:
+        """Return arrays in which too few items match `contains`, or too many."""
+        fewest, greatest = node.get("minContains", 1), node.get("maxContains")
+        if not is_kind(fewest, "integer") or not (greatest is None or is_kind(greatest, "integer")):
+            return None
+        found: list[Any] = []
+        if fewest == 1:
+            opposites = self.negated(schema)
+            if opposites is None:
+                return None
+            found.append({"type": "array", "items": _any_of(opposites)})
+        elif fewest > 1:
+            found.append({"type": "array", "contains": schema, "minContains": 0, "maxContains": fewest - 1})
+        if greatest is not None:
+            found.append({"type": "array", "contains": schema, "minContains": greatest + 1})
+        return found
 
     def _members(self, value: Any) -> Found:
         if not isinstance(value, Mapping):
