@@ -63,10 +63,12 @@ def decode_predict(body: bytes, inputs: Sequence[InputType]) -> Predict:
         )
     ignored = tuple(sorted(unknown)) + (("signature_name",) if document.signature_name else ())
     rows = document.instances is not MISSING
-    values = _columns(document.instances, inputs) if rows else _named(document.inputs, inputs, "inputs")
-    known = {name: one for one in inputs for name in one.names}
+    values = (
+        _columns(document.instances, inputs) if rows else _values_by_name(document.inputs, inputs, "inputs")
+    )
+    inputs_by_name = {name: one for one in inputs for name in one.names}
     tensors = {
-        name: _tensor(value, known[name].datatype if name in known else "FP32", name[:80])
+        name: _tensor(value, inputs_by_name[name].datatype if name in inputs_by_name else "FP32", name[:80])
         for name, value in values.items()
     }
     return Predict(tensors, rows, ignored)
@@ -79,9 +81,9 @@ def encode_predict(outputs: Mapping[str, Tensor], rows: bool) -> bytes:
         return encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
     sizes = {name: tensor.shape[0] if tensor.shape else -1 for name, tensor in outputs.items()}
     if -1 in sizes.values() or len({*sizes.values()}) > 1:
-        told = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in outputs.items())
+        shapes = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in outputs.items())
         raise InvalidArgument(
-            f"instances: the outputs have no common batch, use inputs: {told}", param="instances"
+            f"instances: the outputs have no common batch, use inputs: {shapes}", param="instances"
         )
     if len(columns) == 1:
         return encode({"predictions": next(iter(columns.values()))})
@@ -94,7 +96,7 @@ def _columns(instances: Any, inputs: Sequence[InputType]) -> dict[str, Any]:
     if not isinstance(instances, list) or not instances:
         raise InvalidArgument("instances: expected a list of at least one value", param="instances")
     if not isinstance(instances[0], dict) or instances[0].keys() == {B64}:
-        return _named(instances, inputs, "instances")
+        return _values_by_name(instances, inputs, "instances")
     names = instances[0].keys()
     for i, row in enumerate(instances):
         if not isinstance(row, dict) or row.keys() != names:
@@ -105,12 +107,12 @@ def _columns(instances: Any, inputs: Sequence[InputType]) -> dict[str, Any]:
     return {name: [row[name] for row in instances] for name in names}
 
 
-def _named(value: Any, inputs: Sequence[InputType], field: str) -> dict[str, Any]:
+def _values_by_name(value: Any, inputs: Sequence[InputType], field: str) -> dict[str, Any]:
     if isinstance(value, dict) and value.keys() != {B64}:
         return value
     if len(inputs) != 1:
-        known = ", ".join(repr(one.name) for one in inputs)
-        raise InvalidArgument(f"{field}: expected values by name, for {known}", param=field)
+        listed = ", ".join(repr(one.name) for one in inputs)
+        raise InvalidArgument(f"{field}: expected values by name, for {listed}", param=field)
     return {inputs[0].name: value}
 
 
@@ -149,7 +151,7 @@ def _binary(value: Any, name: str) -> bytes:
 
 def _nested(name: str, tensor: Tensor) -> Any:
     if tensor.datatype == BYTES:
-        flat: list[Any] = [_shown(element) for element in tensor.elements]
+        flat: list[Any] = [_json_string(element) for element in tensor.elements]
     else:
         flat = tensor.values
         if tensor.datatype in FLOATS and not all(map(math.isfinite, flat)):
@@ -164,7 +166,7 @@ def _grouped(flat: list[Any], shape: Sequence[int]) -> list[Any]:
     return [_grouped(flat[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
 
 
-def _shown(element: bytes) -> str | dict[str, str]:
+def _json_string(element: bytes) -> str | dict[str, str]:
     try:
         return element.decode()
     except UnicodeDecodeError:

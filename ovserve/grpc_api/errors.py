@@ -46,7 +46,7 @@ def sentence(error: OvserveError) -> str:
 
 def details(error: OvserveError) -> list[tuple[str, str]]:
     """Return the trailing metadata; values must be ASCII."""
-    found = [("x-ovserve-param", error.param), ("x-ovserve-code", error.code)]
+    fields = [("x-ovserve-param", error.param), ("x-ovserve-code", error.code)]
     if isinstance(error, Unavailable | RateLimited) and error.retry_after is not None:
-        found.append(("retry-after-ms", str(round(error.retry_after * 1000))))
-    return [(name, value) for name, value in found if value and value.isascii() and value.isprintable()]
+        fields.append(("retry-after-ms", str(round(error.retry_after * 1000))))
+    return [(name, value) for name, value in fields if value and value.isascii() and value.isprintable()]

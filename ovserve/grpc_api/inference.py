@@ -36,11 +36,9 @@ def _refusing(why: str) -> Method:
 class InferenceService:
     """The service, with a method for each call under its name."""
 
-    def __init__(
-        self, description: Description, inference: Inference, administration: Administration
-    ) -> None:
+    def __init__(self, model: Description, inference: Inference, administration: Administration) -> None:
         self._administration = administration
-        self._description = description
+        self._description = model
         self._inference = inference
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
@@ -65,20 +63,20 @@ class InferenceService:
         self, request: pb.ModelMetadataRequest, context: Context
     ) -> pb.ModelMetadataResponse:
         with self._description.counted(request.name, GRPC, MODEL_METADATA):
-            found = self._description.model(request.name, request.version)
-        response = pb.ModelMetadataResponse(name=found.name, versions=found.versions, platform=found.platform)
-        for ends, target in ((found.inputs, response.inputs), (found.outputs, response.outputs)):
+            model = self._description.model(request.name, request.version)
+        response = pb.ModelMetadataResponse(name=model.name, versions=model.versions, platform=model.platform)
+        for ends, target in ((model.inputs, response.inputs), (model.outputs, response.outputs)):
             for end in ends:
                 target.add(name=end.name, datatype=end.datatype, shape=end.shape)
         return response
 
     async def ModelInfer(self, request: Infer, context: Context) -> pb.ModelInferResponse:
-        asked = await self._asked(request)
-        if isinstance(asked, InferFailure):
-            raise asked.error
-        return to_message(await self._inference.infer(asked, GRPC))
+        infer = await self._decode(request)
+        if isinstance(infer, InferFailure):
+            raise infer.error
+        return to_message(await self._inference.infer(infer, GRPC))
 
-    async def _asked(self, message: Infer) -> InferRequest | InferFailure:
+    async def _decode(self, message: Infer) -> InferRequest | InferFailure:
         bodies = self._inference.bodies
         return await bodies.run(isinstance(message, bytes), read_message, message, bodies.bounds)
 
@@ -86,20 +84,20 @@ class InferenceService:
         async def send(item: InferResponse | InferFailure) -> None:
             await context.write(_stream_message(item))
 
-        await infer_stream(self._inference, self._read(requests), send)
+        await infer_stream(self._inference, self._decode_all(requests), send)
 
-    async def _read(self, requests: AsyncIterator[Infer]) -> AsyncIterator[InferRequest | InferFailure]:
+    async def _decode_all(self, requests: AsyncIterator[Infer]) -> AsyncIterator[InferRequest | InferFailure]:
         async for message in requests:
-            yield await self._asked(message)
+            yield await self._decode(message)
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-        found = self._description.model(request.name, request.version)
-        config = config_pb.ModelConfig(name=found.name, platform=found.platform, backend=BACKEND)
-        config.version_policy.specific.versions.extend(map(int, found.versions))
-        config.model_transaction_policy.decoupled = found.decoupled
-        for end in found.inputs:
+        model = self._description.model(request.name, request.version)
+        config = config_pb.ModelConfig(name=model.name, platform=model.platform, backend=BACKEND)
+        config.version_policy.specific.versions.extend(map(int, model.versions))
+        config.model_transaction_policy.decoupled = model.decoupled
+        for end in model.inputs:
             config.input.add(name=end.name, data_type=_config_type(end.datatype), dims=end.shape)
-        for end in found.outputs:
+        for end in model.outputs:
             config.output.add(name=end.name, data_type=_config_type(end.datatype), dims=end.shape)
         return pb.ModelConfigResponse(config=config)
 
@@ -144,11 +142,11 @@ class InferenceService:
 
     async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
         changes: dict[str, Parameter] = {}
-        for name, given in request.settings.items():
-            choice = given.WhichOneof("parameter_choice")
+        for name, setting in request.settings.items():
+            choice = setting.WhichOneof("parameter_choice")
             if choice is None:
                 raise InvalidArgument(f"settings.{name}: has no value", param=name)
-            changes[name] = getattr(given, choice)
+            changes[name] = getattr(setting, choice)
         response = pb.LogSettingsResponse()
         for name, value in self._administration.log_settings(changes).items():
             target = response.settings[name]
@@ -182,10 +180,10 @@ def _model_of(request: _Repository) -> tuple[str, bool]:
 
 
 def _repository_parameters(request: _Repository) -> dict[str, Parameter | bytes]:
-    found: dict[str, Parameter | bytes] = {}
+    parameters: dict[str, Parameter | bytes] = {}
     for name, value in request.parameters.items():
-        found[name] = getattr(value, value.WhichOneof("parameter_choice") or "bool_param")
-    return found
+        parameters[name] = getattr(value, value.WhichOneof("parameter_choice") or "bool_param")
+    return parameters
 
 
 def _config_type(datatype: str) -> config_pb.DataType.ValueType:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.infer import unknown_parameters
-from ovserve.api.kserve.tensor import received, shown
+from ovserve.api.kserve.tensor import display, received
 from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument
 from ovserve.protos import kserve_pb2 as pb
@@ -77,16 +77,18 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
         )
     tensors: dict[str, Tensor] = {}
     ignored: list[str] = []
-    for i, given in enumerate(message.inputs):
+    for i, entry in enumerate(message.inputs):
         where = f"inputs[{i}]"
-        if given.name in tensors:
-            raise InvalidArgument(f"{where}.name: {shown(given.name)} is given twice", param=f"{where}.name")
-        _refuse_shared_memory(given.parameters, where)
+        if entry.name in tensors:
+            raise InvalidArgument(
+                f"{where}.name: {display(entry.name)} is given twice", param=f"{where}.name"
+            )
+        _refuse_shared_memory(entry.parameters, where)
         try:
-            tensors[given.name] = _tensor(given, raw[i] if raw else None)
+            tensors[entry.name] = _tensor(entry, raw[i] if raw else None)
         except InvalidArgument as exc:
             raise InvalidArgument(f"{where}.{exc}", param=where) from None
-        ignored += unknown_parameters(where, given.parameters)
+        ignored += unknown_parameters(where, entry.parameters)
     for i, output in enumerate(message.outputs):
         _refuse_shared_memory(output.parameters, f"outputs[{i}]")
         ignored += unknown_parameters(f"outputs[{i}]", output.parameters)
@@ -111,21 +113,21 @@ def to_message(response: InferResponse) -> pb.ModelInferResponse:
     return message
 
 
-def _tensor(given: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
-    shape = tuple(given.shape)
-    filled = [field.name for field, _ in given.contents.ListFields()]
+def _tensor(entry: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
+    shape = tuple(entry.shape)
+    filled = [field.name for field, _ in entry.contents.ListFields()]
     if raw is not None:
         if filled:
             raise InvalidArgument(f"contents.{filled[0]}: given together with raw_input_contents")
-        return received(given.datatype, shape, raw)
-    field = CONTENTS.get(given.datatype)
+        return received(entry.datatype, shape, raw)
+    field = CONTENTS.get(entry.datatype)
     if field is None:
-        if given.datatype in ("FP16", "BF16"):
-            raise InvalidArgument(f"contents: {given.datatype} goes into raw_input_contents")
-        return Tensor(given.datatype, shape, b"")  # rejects the datatype
+        if entry.datatype in ("FP16", "BF16"):
+            raise InvalidArgument(f"contents: {entry.datatype} goes into raw_input_contents")
+        return Tensor(entry.datatype, shape, b"")  # rejects the datatype
     if wrong := [name for name in filled if name != field]:
-        raise InvalidArgument(f"contents.{wrong[0]}: {given.datatype} goes into {field}")
-    return Tensor.of(given.datatype, shape, getattr(given.contents, field))
+        raise InvalidArgument(f"contents.{wrong[0]}: {entry.datatype} goes into {field}")
+    return Tensor.of(entry.datatype, shape, getattr(entry.contents, field))
 
 
 def _refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
@@ -134,14 +136,14 @@ def _refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
         raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
 
 
-def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
-    found: dict[str, Parameter] = {}
-    for key, value in given.items():
+def _parameters(message: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
+    parameters: dict[str, Parameter] = {}
+    for key, value in message.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:
             raise InvalidArgument(f"parameters.{key}: has no value", param=f"parameters.{key}")
-        found[key] = getattr(value, choice)
-    return found
+        parameters[key] = getattr(value, choice)
+    return parameters
 
 
 def _set(target: pb.InferParameter, value: Parameter) -> None:

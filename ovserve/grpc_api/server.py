@@ -70,8 +70,8 @@ def _stable() -> ServiceDescriptor:
         method.output_type = method.output_type.replace(".v1alpha.", ".v1.")
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    found: ServiceDescriptor = pool.FindServiceByName("grpc.reflection.v1.ServerReflection")
-    return found
+    descriptor: ServiceDescriptor = pool.FindServiceByName("grpc.reflection.v1.ServerReflection")
+    return descriptor
 
 
 STABLE = _stable()
@@ -88,10 +88,10 @@ class Reflection:
 
     async def ServerReflectionInfo(self, requests: AsyncIterator[Any], context: Context) -> None:
         # The library's answers contain the request, as v1alpha's message.
-        asked = (
+        known_requests = (
             reflection_pb.ServerReflectionRequest.FromString(r.SerializeToString()) async for r in requests
         )
-        answers: Any = self._servicer.ServerReflectionInfo(asked, context)  # its stub is wrong
+        answers: Any = self._servicer.ServerReflectionInfo(known_requests, context)  # its stub is wrong
         async for response in answers:
             await context.write(response)
 
@@ -117,9 +117,9 @@ class ModelService:
         if spec.version_label:
             raise InvalidArgument(f"model_spec.version_label: {LABELS}", param="model_spec.version_label")
         version = str(spec.version.value) if spec.HasField("version") else ""
-        found = self._administration.status(spec.name, version)
+        statuses = self._administration.status(spec.name, version)
         response = tfs_pb.GetModelStatusResponse()
-        for one in found:
+        for one in statuses:
             row = response.model_version_status.add(version=one.version, state=one.state.value)
             row.status.error_code = error_pb.Code.Value(one.error_code)
             row.status.error_message = one.reason or "OK"
@@ -141,16 +141,16 @@ class ModelService:
     async def _reload(self, request: tfs_pb.ReloadConfigRequest) -> None:
         if request.metric_names:
             raise InvalidArgument("metric_names: metrics are at /metrics", param="metric_names")
-        given = request.config.WhichOneof("config")
-        if given is None:
+        kind = request.config.WhichOneof("config")
+        if kind is None:
             await self._administration.reload()
-        elif given == "model_config_list":
+        elif kind == "model_config_list":
             rows = request.config.model_config_list.config
             await self._administration.replace(_entry(i, row) for i, row in enumerate(rows))
         else:
             raise InvalidArgument(
                 "config.custom_model_config: unknown here; give a model_config_list",
-                param=f"config.{given}",
+                param=f"config.{kind}",
             )
 
 
@@ -158,13 +158,13 @@ def _entry(index: int, row: tfs_pb.ModelConfig) -> Entry:
     """Convert a row. model_platform is ignored, because TensorFlow's tools require "tensorflow" there."""
     if row.version_labels:
         raise InvalidArgument(f"config[{index}].version_labels: {LABELS}", param="version_labels")
-    given = row.model_version_policy
-    kind = given.WhichOneof("policy_choice")
+    version_policy = row.model_version_policy
+    kind = version_policy.WhichOneof("policy_choice")
     policy: dict[str, Any] = {}
     if kind == "specific":
-        policy = {kind: {"versions": list(given.specific.versions)}}
+        policy = {kind: {"versions": list(version_policy.specific.versions)}}
     elif kind == "latest":
-        policy = {kind: {"num_versions": given.latest.num_versions or 1}}
+        policy = {kind: {"num_versions": version_policy.latest.num_versions or 1}}
     elif kind == "all":
         policy = {kind: {}}
     return Entry(row.name, row.base_path, policy)
@@ -189,15 +189,15 @@ class Health:
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """Stream the state until the client leaves. An unknown service may become known."""
-        sent = None
+        sent_status = None
         while True:
             try:
                 status = self._status(request.service)
             except NotFound:
                 status = pb.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != sent:
+            if status != sent_status:
                 await context.write(pb.HealthCheckResponse(status=status))
-                sent = status
+                sent_status = status
             await asyncio.sleep(WATCH_SECONDS)
 
     def _status(self, service: str) -> int:
@@ -213,8 +213,8 @@ class Health:
 
 
 def _service(module: Any, name: str) -> ServiceDescriptor:
-    found: ServiceDescriptor = module.DESCRIPTOR.services_by_name[name]
-    return found
+    descriptor: ServiceDescriptor = module.DESCRIPTOR.services_by_name[name]
+    return descriptor
 
 
 INFERENCE = _service(kserve_pb2, "GRPCInferenceService")
@@ -291,13 +291,13 @@ class RpcServer:
 
 def parse_arguments(text: str) -> list[tuple[str, str | int]]:
     """Parse `key=value,key=value`, as in OVMS's --grpc_channel_arguments. Raises LoadError."""
-    found: list[tuple[str, str | int]] = []
+    pairs: list[tuple[str, str | int]] = []
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
         if not key or not equals:
             raise LoadError(f"--grpc_channel_arguments: expected key=value, got {item!r}")
-        found.append((key, int(value) if value.lstrip("-").isdigit() else value))
-    return found
+        pairs.append((key, int(value) if value.lstrip("-").isdigit() else value))
+    return pairs
 
 
 def _channel_options(options: RpcOptions) -> list[tuple[str, Any]]:

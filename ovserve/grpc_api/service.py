@@ -148,12 +148,12 @@ class _Malformed:
         return InvalidArgument(f"the request is not a valid message of type {self.name}")
 
 
-def _reader(read: Callable[[bytes], Any], name: str) -> Callable[[bytes], Any]:
+def _reader(decode: Callable[[bytes], Any], name: str) -> Callable[[bytes], Any]:
     malformed = _Malformed(name)
 
     def reader(data: bytes) -> Any:
         try:
-            return read(data)
+            return decode(data)
         except DecodeError:
             return malformed
 
@@ -198,9 +198,9 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
                 error = Internal(INTERNAL_MESSAGE)
             if error.kind == "internal":
                 log.error("%s", error, exc_info=for_log(error))
-            shown = call.error = public(error)
-            status = status_of(shown)
-            await context.abort(status, sentence(shown), ((REQUEST_ID, id_), *details(shown)))
+            public_error = call.error = public(error)
+            status = status_of(public_error)
+            await context.abort(status, sentence(public_error), ((REQUEST_ID, id_), *details(public_error)))
         finally:
             access_log.log(
                 call,
@@ -229,7 +229,7 @@ def _caller(name: str, headers: Mapping[str, str], guard: Guard) -> Caller:
 
 def _id_of(context: Context) -> str:
     """Return the client's request id, or a new one."""
-    given = next((v for k, v in context.invocation_metadata() or () if k == REQUEST_ID), "")
-    if isinstance(given, str) and 0 < len(given) <= 128 and given.isascii() and given.isprintable():
-        return given
+    text = next((v for k, v in context.invocation_metadata() or () if k == REQUEST_ID), "")
+    if isinstance(text, str) and 0 < len(text) <= 128 and text.isascii() and text.isprintable():
+        return text
     return uuid.uuid4().hex

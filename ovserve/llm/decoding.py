@@ -57,7 +57,7 @@ def default_temperature(mode: Mode, otherwise: float) -> float:
 
 
 def assistance(
-    mode: Mode, asked: Mapping[str, float | None], model: Mapping[str, float | None]
+    mode: Mode, requested: Mapping[str, float | None], model: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """The assisted-decoding fields of Sampling: the request's, else generation_config.json's.
 
@@ -65,25 +65,25 @@ def assistance(
     model's setting of the other. Raises InvalidArgument for a threshold where no draft model has confidence.
     """
     if mode == "paged":  # an explicit 0 is a wish here: no drafts
-        tokens = asked.get("num_assistant_tokens")
+        tokens = requested.get("num_assistant_tokens")
         return {
             "num_assistant_tokens": model.get("num_assistant_tokens") or None if tokens is None else tokens
         }
     if mode not in _ASSISTED:
         return {}
-    threshold = asked.get("assistant_confidence_threshold")
+    threshold = requested.get("assistant_confidence_threshold")
     if threshold and "assistant_confidence_threshold" not in EFFECTIVE[mode]:
         raise InvalidArgument(
             f"assistant_confidence_threshold: {threshold} has no meaning with {_NAMES[mode]}; see "
             "num_assistant_tokens",
             param="assistant_confidence_threshold",
         )
-    chosen = {name: asked.get(name) or 0 for name in EFFECTIVE[mode]}
-    for name in chosen:
+    limits = {name: requested.get(name) or 0 for name in EFFECTIVE[mode]}
+    for name in limits:
         of_length = name != "max_ngram_size"
-        if not chosen[name] and not (of_length and (asked.get("num_assistant_tokens") or threshold)):
-            chosen[name] = model.get(name) or 0
-    return chosen
+        if not limits[name] and not (of_length and (requested.get("num_assistant_tokens") or threshold)):
+            limits[name] = model.get(name) or 0
+    return limits
 
 
 def filled(mode: Mode, sampling: Sampling) -> Sampling:
@@ -109,16 +109,16 @@ def refuse_token_options(
     `top_name`: the request's field for `top_logprobs`.
     """
     if top > max_top_logprobs(mode):
-        known = f"expected at most {MAX_TOP_LOGPROBS}"
+        reason = f"expected at most {MAX_TOP_LOGPROBS}"
         if mode != "paged":
             least = "0 or 1" if top_name == "top_logprobs" else "at most 1"
-            known = f"the engine knows the chosen token only, so {least}"
-        raise UnsupportedParameter(f"{top_name}: {known}, got {top}", param=top_name)
+            reason = f"the engine knows the chosen token only, so {least}"
+        raise UnsupportedParameter(f"{top_name}: {reason}, got {top}", param=top_name)
     if mode != "paged" and bias:
         (id_, value), *more = bias
-        shown = f'"{id_}":{value:g}' + (",..." if more else "")
+        example = f'"{id_}":{value:g}' + (",..." if more else "")
         raise UnsupportedParameter(
-            f"logit_bias: {{{shown}}} is not supported by this graph: {NO_BIAS}", param="logit_bias"
+            f"logit_bias: {{{example}}} is not supported by this graph: {NO_BIAS}", param="logit_bias"
         )
 
 

@@ -28,7 +28,7 @@ class FileSource(msgspec.Struct, frozen=True):
     audio: bool = False
 
 
-def shown(name: str | None, text: str) -> str:
+def document_text(name: str | None, text: str) -> str:
     """The text that the model reads of a document."""
     title = " ".join((name or "").split())[:MAX_NAME]
     return f"[File {title}]\n{text}" if title else f"[File]\n{text}"
@@ -41,12 +41,12 @@ def with_files(
     used to explain a prompt that is too long."""
     pairs = zip(sources, texts, strict=True)
     # What was said stands there as if it had been written.
-    places = {file.mark: text if file.audio else shown(file.name, text) for file, text in pairs}
+    places = {file.mark: text if file.audio else document_text(file.name, text) for file, text in pairs}
     if isinstance(conversation, EncodedConversation):
         inside = {mark.encode(): msgspec.json.encode(text)[1:-1] for mark, text in places.items()}
         marks = re.compile(b"|".join(map(re.escape, inside)))
         return msgspec.structs.replace(
-            conversation, json=marks.sub(lambda found: inside[found[0]], conversation.json)
+            conversation, json=marks.sub(lambda match: inside[match[0]], conversation.json)
         )
     messages = [_with_texts(message, places) for message in conversation.messages]
     return msgspec.structs.replace(conversation, messages=messages)

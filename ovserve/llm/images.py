@@ -111,18 +111,18 @@ class Vision:
                 f"{param}: this model runs on an NPU, where a request has exactly one image, not {images}",
                 param=param,
             )
-        found, wanted = _TAGS.findall(prompt), [tag(i) for i in range(images)]
-        times, known = Counter(found), frozenset(wanted)
-        strange = [text for text, count in times.items() if text not in known or count > 1]
+        tags, expected_tags = _TAGS.findall(prompt), [tag(i) for i in range(images)]
+        times, allowed = Counter(tags), frozenset(expected_tags)
+        strange = [text for text, count in times.items() if text not in allowed or count > 1]
         strange += [marker for marker in self.markers if marker in prompt]
         if strange:
             raise InvalidArgument(
                 f"{param}: {strange[0]!r} is how this model marks an image, and cannot be part of a text",
                 param=param,
             )
-        if found != wanted:
+        if tags != expected_tags:
             raise InvalidArgument(
-                f"{param}: the chat template shows {len(found)} of {images} images, or not in their order",
+                f"{param}: the chat template shows {len(tags)} of {images} images, or not in their order",
                 param=param,
             )
 

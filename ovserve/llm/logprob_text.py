@@ -26,13 +26,13 @@ def map_logprobs(tokens: list[TokenLogprob], change: Callable[[str], str]) -> li
     whole = change("".join([text for text, _ in runs]))
     if "".join([new for new, _, _ in mapped]) != whole:
         return [_entry(whole, tokens)] if whole else None
-    kept: list[TokenLogprob] = []
+    entries: list[TokenLogprob] = []
     for new, text, run in mapped:
         if new == text and all(change(token.text) == token.text for token in run) and "\ufffd" not in text:
-            kept += with_top(run, lambda text: change(text) == text)
+            entries += with_top(run, lambda text: change(text) == text)
         elif new:
-            kept.append(_entry(new, run))
-    return kept or None
+            entries.append(_entry(new, run))
+    return entries or None
 
 
 def _runs(tokens: list[TokenLogprob]) -> Iterator[tuple[str, list[TokenLogprob]]]:
@@ -49,10 +49,10 @@ def _runs(tokens: list[TokenLogprob]) -> Iterator[tuple[str, list[TokenLogprob]]
         yield text + decoder.decode(b"", True), run
 
 
-def with_top(tokens: list[TokenLogprob], shown: Callable[[str], bool]) -> list[TokenLogprob]:
-    """Return the tokens with those others at their places whose text may be `shown`."""
+def with_top(tokens: list[TokenLogprob], is_visible: Callable[[str], bool]) -> list[TokenLogprob]:
+    """Return the tokens with those others at their places whose text `is_visible`."""
     return [
-        msgspec.structs.replace(token, top=tuple(one for one in token.top if shown(one.text)))
+        msgspec.structs.replace(token, top=tuple(one for one in token.top if is_visible(one.text)))
         if token.top
         else token
         for token in tokens
@@ -60,5 +60,5 @@ def with_top(tokens: list[TokenLogprob], shown: Callable[[str], bool]) -> list[T
 
 
 def _entry(text: str, run: list[TokenLogprob]) -> TokenLogprob:
-    known = [token.logprob for token in run if token.logprob is not None]
-    return TokenLogprob(text, text.encode(), sum(known) if len(known) == len(run) else None)
+    logprobs = [token.logprob for token in run if token.logprob is not None]
+    return TokenLogprob(text, text.encode(), sum(logprobs) if len(logprobs) == len(run) else None)

@@ -52,8 +52,8 @@ class ModelContext:
         limit = self.max_tokens_limit
         if requested is None:
             default = self.default("max_new_tokens", None)
-            known = [n for n in (limit, default) if n is not None]
-            return min(known) if known else None
+            limits = [n for n in (limit, default) if n is not None]
+            return min(limits) if limits else None
         if limit is not None and requested > limit:
             raise InvalidArgument(
                 f"{param}: {requested} is above max_tokens_limit {limit} of this graph", param=param
@@ -142,8 +142,10 @@ class ModelContext:
     ) -> list[tuple[str, str]]:
         """The prompt by its parts, as text to count: system, tools, history, last message. For length
         errors."""
-        shown = [msgspec.json.encode(tool).decode() for tool in tools.shown] if tools is not None else []
-        texts: dict[str, list[str]] = {"system": []} | ({"tools": shown} if shown else {})
+        tool_texts = (
+            [msgspec.json.encode(tool).decode() for tool in tools.prompt_tools] if tools is not None else []
+        )
+        texts: dict[str, list[str]] = {"system": []} | ({"tools": tool_texts} if tool_texts else {})
         texts |= {"history": [], "last message": []}
         for i, message in enumerate(messages):
             system = message["role"] in ("system", "developer")

@@ -200,15 +200,15 @@ class FoldedChoice:
     @property
     def parts(self) -> list[str | ToolCall]:
         """Content and calls in the order of the text."""
-        found: list[str | ToolCall] = []
+        parts: list[str | ToolCall] = []
         for part in self._order:
             if isinstance(part, int):
-                found += [self._call(part)] if part in self._calls else []
-            elif found and isinstance(found[-1], str):
-                found[-1] += part
+                parts += [self._call(part)] if part in self._calls else []
+            elif parts and isinstance(parts[-1], str):
+                parts[-1] += part
             else:
-                found.append(part)
-        return found
+                parts.append(part)
+        return parts
 
     def _call(self, index: int) -> ToolCall:
         call = self._calls[index]

@@ -64,7 +64,7 @@ class _Choice:
         self._parser: TextParser = make_parser(
             parsing.tool,
             parsing.reasoning,
-            tools.shown if tools is not None and tools.calls else None,
+            tools.prompt_tools if tools is not None and tools.calls else None,
             parsing.inside_reasoning,
             end_tokens=parsing.end_tokens,
             reasoning_closed=parsing.reasoning_closed,

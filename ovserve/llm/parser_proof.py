@@ -69,17 +69,17 @@ def validate(
 
     Raises LoadError for an unknown dialect, a file that is none of vectors, and files without one for `name`.
     """
-    known = registry or default()
-    if name not in (*known.tool_names, *known.reasoning_names):
-        known.tool(name)  # raises with the known names
+    parsers = registry or default()
+    if name not in (*parsers.tool_names, *parsers.reasoning_names):
+        parsers.tool(name)  # raises with the known names
     run = failed = cuts = 0
     for file in files:
         for vector in _load(file):
             if vector.parser not in (None, name):
                 continue
             run += 1
-            tried, difference = _check(name, vector)
-            cuts += tried
+            cases, difference = _check(name, vector)
+            cuts += cases
             if difference:
                 failed += 1
                 say(f"{file.name}: {vector.name}: {difference}")
@@ -103,16 +103,16 @@ def _check(name: str, vector: Vector) -> tuple[int, str]:
     whole = _whole(_parse(name, vector, [vector.model_output]))
     if not _accepted(whole, vector):
         return 1, f"whole: got {_show(whole)}, expected {msgspec.json.encode(vector.expect).decode()}"
-    tried = 1
+    cases = 1
     for label, pieces in _cuts(vector):
-        tried += 1
+        cases += 1
         parsed = _parse(name, vector, pieces)
         completion, streamed = _whole(parsed), _streamed(parsed)
         if completion != whole:
-            return tried, f"{label}: got {_show(completion)}, whole {_show(whole)}"
+            return cases, f"{label}: got {_show(completion)}, whole {_show(whole)}"
         if vector.stream_equivalent and not _accepted(streamed, vector):
-            return tried, f"{label}, streamed: got {_show(streamed)}, whole {_show(whole)}"
-    return tried, ""
+            return cases, f"{label}, streamed: got {_show(streamed)}, whole {_show(whole)}"
+    return cases, ""
 
 
 def _parse(name: str, vector: Vector, pieces: list[str]) -> list[Parsed]:
@@ -157,30 +157,30 @@ def _whole(parsed: list[Parsed]) -> Seen:
 
 
 def _streamed(parsed: list[Parsed]) -> Seen:
-    seen = Seen("", "", [])
+    result = Seen("", "", [])
     for one in parsed:
-        seen.content += one.content
-        seen.reasoning += one.reasoning
+        result.content += one.content
+        result.reasoning += one.reasoning
         for piece in one.tool_calls:
             if piece.id is not None:
-                seen.calls.append((piece.name or "", ""))
-            name, arguments = seen.calls[piece.index]
-            seen.calls[piece.index] = (name, arguments + piece.arguments)
-    return seen
+                result.calls.append((piece.name or "", ""))
+            name, arguments = result.calls[piece.index]
+            result.calls[piece.index] = (name, arguments + piece.arguments)
+    return result
 
 
-def _accepted(seen: Seen, vector: Vector) -> bool:
-    return any(_matches(seen, answer, vector.whitespace) for answer in (vector.expect, *vector.accept_also))
+def _accepted(result: Seen, vector: Vector) -> bool:
+    return any(_matches(result, answer, vector.whitespace) for answer in (vector.expect, *vector.accept_also))
 
 
-def _matches(seen: Seen, answer: ExpectedOutput, whitespace: str) -> bool:
+def _matches(result: Seen, answer: ExpectedOutput, whitespace: str) -> bool:
     return (
-        _text(seen.content, whitespace) == _text(answer.content, whitespace)
-        and _text(seen.reasoning, whitespace) == _text(answer.reasoning_content, whitespace)
-        and [name for name, _ in seen.calls] == [call.name for call in answer.tool_calls]
+        _text(result.content, whitespace) == _text(answer.content, whitespace)
+        and _text(result.reasoning, whitespace) == _text(answer.reasoning_content, whitespace)
+        and [name for name, _ in result.calls] == [call.name for call in answer.tool_calls]
         and all(
             _same(arguments, call.arguments)
-            for (_, arguments), call in zip(seen.calls, answer.tool_calls, strict=True)
+            for (_, arguments), call in zip(result.calls, answer.tool_calls, strict=True)
         )
     )
 
@@ -192,12 +192,12 @@ def _text(text: str | None, whitespace: str) -> str:
     )
 
 
-def _same(arguments: str, wanted: Any) -> bool:
+def _same(arguments: str, expected: Any) -> bool:
     """Compare by value: numbers of one value are equal, a boolean is not a number."""
-    if arguments == wanted:
+    if arguments == expected:
         return True
     try:
-        return bool(_canonical(json.loads(arguments)) == _canonical(wanted))
+        return bool(_canonical(json.loads(arguments)) == _canonical(expected))
     except ValueError:
         return False
 
@@ -210,5 +210,5 @@ def _canonical(value: Any) -> Any:
     return (type(value).__name__ == "bool", value)
 
 
-def _show(seen: Seen) -> str:
-    return msgspec.json.encode(seen).decode()
+def _show(result: Seen) -> str:
+    return msgspec.json.encode(result).decode()

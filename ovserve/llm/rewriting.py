@@ -51,7 +51,7 @@ class Window:
         self._text += piece
         text, at = self._text, self._at
         certain = len(text) if final else max(at, len(text) - self._size)
-        found: list[Segment] = []
+        segments: list[Segment] = []
         while at < len(text) and (span := self._find(text, at)) is not None:
             start, end = span
             if start >= certain:
@@ -60,19 +60,19 @@ class Window:
                 certain = start  # it may go on
                 break
             if end == start:
-                found.append(_same(text[at : start + 1]))
+                segments.append(_same(text[at : start + 1]))
                 at = start + 1
                 continue
             if start > at:
-                found.append(_same(text[at:start]))
-            found.append(Segment(text[start:end], self._replace(text, start, end), True))
+                segments.append(_same(text[at:start]))
+            segments.append(Segment(text[start:end], self._replace(text, start, end), True))
             at = end
         if certain > at:
-            found.append(_same(text[at:certain]))
+            segments.append(_same(text[at:certain]))
             at = certain
-        kept = max(0, at - self._size)
-        self._text, self._at = text[kept:], at - kept
-        return [segment for segment in found if segment.text]
+        keep_from = max(0, at - self._size)
+        self._text, self._at = text[keep_from:], at - keep_from
+        return [segment for segment in segments if segment.text]
 
 
 def _same(text: str) -> Segment:
@@ -125,11 +125,11 @@ class TokenWindow:
         self._run, self._run_length = [], 0
 
     def _cover(self, segment: Segment, out: list[TokenLogprob]) -> None:
-        left = len(segment.text)
+        remaining = len(segment.text)
         if segment.matched:
             self._new += segment.new
             self._changed = True
-        while left:
+        while remaining:
             if not self._open:
                 if not self._units:
                     return
@@ -138,13 +138,13 @@ class TokenWindow:
                 self._open = unit.length
                 if not self._open:
                     continue
-            took = min(left, self._open)
+            length = min(remaining, self._open)
             if not segment.matched:
-                start = len(segment.text) - left
-                self._new += segment.text[start : start + took]
-            left -= took
-            self._open -= took
-            if not self._open and not (segment.matched and left):
+                start = len(segment.text) - remaining
+                self._new += segment.text[start : start + length]
+            remaining -= length
+            self._open -= length
+            if not self._open and not (segment.matched and remaining):
                 self._flush(out)
 
     def _flush(self, out: list[TokenLogprob]) -> None:
@@ -153,8 +153,8 @@ class TokenWindow:
         if not changed:
             out += group
         elif new:
-            known = [token.logprob for token in group if token.logprob is not None]
-            out.append(TokenLogprob(new, new.encode(), sum(known) if len(known) == len(group) else None))
+            values = [token.logprob for token in group if token.logprob is not None]
+            out.append(TokenLogprob(new, new.encode(), sum(values) if len(values) == len(group) else None))
 
 
 def rewrite(window: Callable[[], Window], text: str) -> str:

@@ -36,12 +36,12 @@ _CLAUSE_END = re.compile("[,;:\u2014\u2013\u3001\uff0c](?=\\s|$)|[\u3001\uff0c]"
 
 def sentences(text: str) -> list[str]:
     """Return the sentences in which there is something to speak, each of at most LONGEST characters."""
-    found: list[str] = []
+    parts: list[str] = []
     for sentence in _merged(_cut(text)):
-        for part in _parts(sentence, first=not found):
+        for part in _parts(sentence, first=not parts):
             if speakable(part):
-                found.append(part)
-    return found
+                parts.append(part)
+    return parts
 
 
 def speakable(text: str) -> bool:
@@ -75,7 +75,7 @@ def first_clause(text: str) -> tuple[str, str]:
 
 def _cut(text: str) -> Iterator[str]:
     for paragraph in _PARAGRAPH.split(_CONTROL.sub(" ", text)):
-        line = _NUMBER.sub(lambda found: " ".join(found[0]), _SPACE.sub(" ", paragraph)).strip()
+        line = _NUMBER.sub(lambda number: " ".join(number[0]), _SPACE.sub(" ", paragraph)).strip()
         start = 0
         for match in _END.finditer(line):
             if not _is_abbreviation(line, match):
@@ -92,10 +92,10 @@ def _is_abbreviation(text: str, end: re.Match[str]) -> bool:
     )
 
 
-def _merged(found: Iterator[str]) -> Iterator[str]:
+def _merged(parts: Iterator[str]) -> Iterator[str]:
     """Join short sentences with the next one."""
     held = ""
-    for sentence in found:
+    for sentence in parts:
         held = f"{held} {sentence}".strip()
         if len(held) >= SHORT:
             yield held

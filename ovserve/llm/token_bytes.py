@@ -96,9 +96,9 @@ def token_bytes(text: str, token: bytes) -> bytes:
 
 def byte_of_character() -> dict[str, int]:
     """Return the byte for each character that stands for one in byte-level vocabularies: GPT-2's table."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = (byte for byte in range(256) if byte not in shown)
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def validate(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) -> TokenBytes | None:

@@ -1,7 +1,7 @@
 """The tools of a request, in one form for every dialect; and how its answer is parsed.
 
-Made by the dialects and carried by GenerateRequest; read for the prompt (`shown`), by the output parser, and
-by whoever turns it into a grammar.
+GenerateRequest carries it. It is read for the prompt (`prompt_tools`), by the output parser, and for the
+grammar of calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ToolPolicy(msgspec.Struct, frozen=True):
     unenforced: tuple[str, ...] = ()  # what is not enforced of the schemas of calls that must follow them
 
     @property
-    def shown(self) -> list[Mapping[str, Any]]:
+    def prompt_tools(self) -> list[Mapping[str, Any]]:
         """The tools that are put into the prompt: those that may be called, in the form models are trained
         on. `strict` is the server's business."""
         return [
@@ -61,8 +61,8 @@ class ToolPolicy(msgspec.Struct, frozen=True):
         """JSON schema of the arguments of each function that may be called. One without parameters takes an
         empty object."""
         nothing = {"type": "object", "properties": {}}
-        found = {tool["function"]["name"]: tool["function"].get("parameters") for tool in self._callable}
-        return {name: nothing if schema is None else schema for name, schema in found.items()}
+        parameters = {tool["function"]["name"]: tool["function"].get("parameters") for tool in self._callable}
+        return {name: nothing if schema is None else schema for name, schema in parameters.items()}
 
     @property
     def calls(self) -> bool:

@@ -32,9 +32,9 @@ class Family(Generic[S]):
     plain: bool = False
 
 
-def value(read: Callable[[S], float | Histogram]) -> Callable[[S], Iterable[Sample]]:
-    return lambda source: [((), read(source))]
+def value(read_value: Callable[[S], float | Histogram]) -> Callable[[S], Iterable[Sample]]:
+    return lambda source: [((), read_value(source))]
 
 
-def by_label(read: Callable[[S], Counter[str]]) -> Callable[[S], Iterable[Sample]]:
-    return lambda source: [((label,), count) for label, count in read(source).items()]
+def by_label(read_counts: Callable[[S], Counter[str]]) -> Callable[[S], Iterable[Sample]]:
+    return lambda source: [((label,), count) for label, count in read_counts(source).items()]

@@ -96,15 +96,15 @@ def _stages(ended: Ended) -> list[Part]:
     call, end = ended.call, ended.seconds
     marks: tuple[tuple[str, float | None, dict[str, Any]], ...] = (
         ("queue", call.queued, {}),
-        ("prefill", call.admitted, _given(call)),
+        ("prefill", call.admitted, _request_attributes(call)),
         ("decode", call.first_token, {}),
     )
-    found = [(name, at, more) for name, at, more in marks if at is not None]
-    limits = [*(at for _, at, _ in found[1:]), end]
-    return [(name, at, max(at, until), more) for (name, at, more), until in zip(found, limits, strict=True)]
+    stages = [(name, at, more) for name, at, more in marks if at is not None]
+    limits = [*(at for _, at, _ in stages[1:]), end]
+    return [(name, at, max(at, until), more) for (name, at, more), until in zip(stages, limits, strict=True)]
 
 
-def _given(call: RequestContext) -> dict[str, Any]:
+def _request_attributes(call: RequestContext) -> dict[str, Any]:
     cached = {} if call.cached_tokens is None else {"ovserve.cached_tokens": call.cached_tokens}
     return {"gen_ai.usage.input_tokens": call.prompt_tokens, **cached}
 

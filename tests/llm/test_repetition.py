@@ -25,7 +25,7 @@ COUNTS = st.sampled_from(BORDERS) | st.integers(0, 3000)
 
 def grammar(unit: str, least: int, most: int) -> str:
     rules = Rules()
-    written = rules.write(rules.text(repeated(unit, least, most, rules.named)))
+    written = rules.write(rules.text(repeated(unit, least, most, rules.name_rule)))
     assert written is not None
     return written
 

@@ -17,14 +17,14 @@ TOOLS = (_tool("a", parameters=SCHEMA, strict=True), _tool("b"), _tool("c", stri
 
 def test_only_what_may_be_called_is_shown_in_the_order_given() -> None:
     policy = ToolPolicy(TOOLS, "required", ("c", "a"))
-    assert [tool["function"]["name"] for tool in policy.shown] == ["a", "c"]
+    assert [tool["function"]["name"] for tool in policy.prompt_tools] == ["a", "c"]
     assert policy.calls
 
 
 def test_none_shows_nothing() -> None:
     policy = ToolPolicy(TOOLS, "none")
     assert not policy.calls
-    assert (policy.shown, policy.strict, policy.schemas) == ([], frozenset(), {})
+    assert (policy.prompt_tools, policy.strict, policy.schemas) == ([], frozenset(), {})
 
 
 def test_schemas_and_strict_are_those_of_callable_functions() -> None:

@@ -134,7 +134,7 @@ def allowed(count: int) -> object:
     names = [{"type": "function", "name": f"f{i}"} for i in range(count)]
     policy = tool_policy(tools(count), {"type": "allowed_tools", "tools": names}, None)
     assert policy is not None
-    return policy.shown, policy.schemas, policy.strict
+    return policy.prompt_tools, policy.schemas, policy.strict
 
 
 def guide(count: int) -> object:

@@ -17,7 +17,7 @@ from ovserve.api.openai.faults import explain
 from ovserve.api.openai.images import Pictures, joined
 from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem, is_foreign, readable
 from ovserve.errors import InvalidArgument
-from ovserve.llm.files import shown
+from ovserve.llm.files import document_text
 
 BILLING = "x-anthropic-billing-header"
 ROLES = ("user", "assistant", "system")
@@ -181,8 +181,8 @@ def _image(block: Block, where: str, images: Pictures) -> str:
                 f"{at}.type: expected base64 or url, got {source.type!r}", param=f"{at}.type"
             )
         field = f"{at}.data" if source.type == "base64" else f"{at}.url"
-        given = source.data if source.type == "base64" else source.url
-        url = f"data:;base64,{given}" if given and source.type == "base64" else given or ""
+        location = source.data if source.type == "base64" else source.url
+        url = f"data:;base64,{location}" if location and source.type == "base64" else location or ""
     return images.place(url or None, None, where, field, block.type)
 
 
@@ -192,9 +192,9 @@ def _document(block: Block, where: str, images: Pictures, dropped: list[str]) ->
         what = "required, but missing" if source is None else f"expected an object, got {_show(source)}"
         raise InvalidArgument(f"{at}: {what}", param=at)
     if source.type == "text":
-        return shown(block.title, _required(source.data, f"{at}.data"))
+        return document_text(block.title, _required(source.data, f"{at}.data"))
     if source.type == "content":
-        return shown(block.title, _inner(source.content, f"{at}.content", images, dropped))
+        return document_text(block.title, _inner(source.content, f"{at}.content", images, dropped))
     if source.type != "base64":  # a URL, which is not downloaded, or a file that is at Anthropic
         dropped.append(f"messages.document.source.type={source.type}")
         return ""

@@ -61,14 +61,16 @@ def openai_tools(body: CountRequest) -> Tools:
         try:
             functions.append(function_tool(function, f"tools[{i}]"))
         except InvalidArgument as exc:  # a schema has another name here
-            said = [(text or "").replace(".parameters", ".input_schema") for text in (exc.message, exc.param)]
-            raise InvalidArgument(said[0], param=said[1]) from None
-    wanted = body.tool_choice
-    if wanted is None or (dropped and not functions):
+            texts = [
+                (text or "").replace(".parameters", ".input_schema") for text in (exc.message, exc.param)
+            ]
+            raise InvalidArgument(texts[0], param=texts[1]) from None
+    choice_field = body.tool_choice
+    if choice_field is None or (dropped and not functions):
         return _tools(tool_policy(functions, None, None), dropped)
-    named: dict[str, Any] = {"type": "function", "name": wanted.name}
-    choice = named if wanted.type == "tool" else CHOICES[wanted.type]
-    return _tools(tool_policy(functions, choice, not wanted.disable_parallel_tool_use), dropped)
+    function_choice: dict[str, Any] = {"type": "function", "name": choice_field.name}
+    choice = function_choice if choice_field.type == "tool" else CHOICES[choice_field.type]
+    return _tools(tool_policy(functions, choice, not choice_field.disable_parallel_tool_use), dropped)
 
 
 def _tools(policy: ToolPolicy | None, dropped: list[str]) -> Tools:
@@ -141,12 +143,12 @@ class Messages:
         assert sampling is not None, "decode() made it"
         max_tokens = model.max_tokens(body.max_tokens, "max_tokens")
         images = pictures_of(model)
-        made = to_render(decoded, model, images)
+        rendered = to_render(decoded, model, images)
         budget, idle = _budget(body, model)
         return GenerateRequest(
             id=new_id("msg_"),
             prompts=(),
-            conversation=made.conversation,
+            conversation=rendered.conversation,
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(sampling, model, max_tokens, reasoning_budget=budget),
             presentation=Presentation(
@@ -156,12 +158,12 @@ class Messages:
                 stream=bool(body.stream),
                 requested_max_tokens=body.max_tokens,
                 stop_sequences=tuple(body.stop_sequences or ()),
-                ignored_params=tuple(sorted({*decoded.ignored, *made.ignored, *idle})),
+                ignored_params=tuple(sorted({*decoded.ignored, *rendered.ignored, *idle})),
             ),
             tools=decoded.tools.policy,
             image_sources=tuple(images.sources),
             file_sources=tuple(images.files),
-            parts=lambda: model.parts(made.messages, {}, decoded.tools.policy),
+            parts=lambda: model.parts(rendered.messages, {}, decoded.tools.policy),
         )
 
     def writer(self, request: GenerateRequest) -> MessagesWriter:
@@ -200,7 +202,7 @@ def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -
     conversation = model.template.conversation(
         plain,
         kwargs,
-        tools=policy.shown if policy is not None else None,
+        tools=policy.prompt_tools if policy is not None else None,
         continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
     )
     return ToRender(conversation, plain, ignored)
@@ -230,11 +232,11 @@ def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> 
 
 def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
     """Return `thinking` as template variables, if the template reads one, and the fields without effect."""
-    wanted = body.thinking
-    if wanted is None or wanted.type not in ("enabled", "disabled"):
-        return {}, [] if wanted is None else ["thinking"]
+    thinking = body.thinking
+    if thinking is None or thinking.type not in ("enabled", "disabled"):
+        return {}, [] if thinking is None else ["thinking"]
     assert model.template is not None
-    on = wanted.type == "enabled"
-    known = [n for n in SWITCHES if model.template.mentions(n)]
-    ignored = ["thinking"] if on and not known else []
-    return dict.fromkeys(known, on), ignored
+    on = thinking.type == "enabled"
+    switches = [n for n in SWITCHES if model.template.mentions(n)]
+    ignored = ["thinking"] if on and not switches else []
+    return dict.fromkeys(switches, on), ignored

@@ -66,12 +66,12 @@ def _info(model: Model) -> ModelInfo:
     )
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
+def _limit(text: str | None) -> int:
+    if text is None:
         return DEFAULT_PAGE
-    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MAX_PAGE):
-        raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {given!r}", param="limit")
-    return int(given)
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):
+        raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {text!r}", param="limit")
+    return int(text)
 
 
 def _index(models: list[Model], name: str, id_: str) -> int:

@@ -148,8 +148,8 @@ class MessagesWriter:
     def _reason(self, end: Parsed | FoldedChoice) -> tuple[str, str | None]:
         """Return why the answer ended, and the stop sequence if that ended it and the client asked for it."""
         if end.finish_reason == "length":
-            asked = self._shown.requested_max_tokens
-            cut_short = asked is not None and 0 < self._max_tokens < asked
+            requested = self._shown.requested_max_tokens
+            cut_short = requested is not None and 0 < self._max_tokens < requested
             return "model_context_window_exceeded" if cut_short else "max_tokens", None
         if end.finish_reason == "tool_calls":
             return "tool_use", None

@@ -73,14 +73,14 @@ class AzureChat:
         if self._mode != "ignore":
             return self._chat.decode(body)
         unique_members(body)
-        kept = {name: value for name, value in fields.items() if name in FIELDS}
-        decoded = self._chat.decode(encode(kept))
+        supported = {name: value for name, value in fields.items() if name in FIELDS}
+        decoded = self._chat.decode(encode(supported))
         return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))
 
     def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         request = self._chat.to_request(decoded, model)
-        shown = msgspec.structs.replace(request.presentation, endpoint=self.name)
-        return msgspec.structs.replace(request, presentation=shown)
+        presentation = msgspec.structs.replace(request.presentation, endpoint=self.name)
+        return msgspec.structs.replace(request, presentation=presentation)
 
     def writer(self, request: GenerateRequest) -> ChatWriter:
         return self._chat.writer(request)

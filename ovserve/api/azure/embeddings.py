@@ -24,5 +24,5 @@ def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
         raise ExtraParameter(
             f"{extras[0]}: not a parameter of this API, and extra-parameters is error", param=extras[0]
         )
-    kept = {name: value for name, value in fields.items() if mode != "ignore" or name in FIELDS}
-    return encode(kept | {"model": msgspec.Raw(encode(model))})
+    supported = {name: value for name, value in fields.items() if mode != "ignore" or name in FIELDS}
+    return encode(supported | {"model": msgspec.Raw(encode(model))})

@@ -49,8 +49,8 @@ def error_body(error: OvserveError, status: int, code: str) -> bytes:
     detail: Detail | UnsetType = UNSET
     if status == UNPROCESSABLE_STATUS and error.param is not None:
         value = (error.details or {}).get(VALUE)
-        shown = value if isinstance(value, str) else encode(value).decode()
-        detail = Detail(["body", *_STEP.findall(error.param)], shown)
+        text = value if isinstance(value, str) else encode(value).decode()
+        detail = Detail(["body", *_STEP.findall(error.param)], text)
     return encode(
         AzureError(
             error=code,

@@ -47,9 +47,9 @@ def endpoint_for(headers: Mapping[str, str]) -> str:
 
 def mode_of(headers: Mapping[str, str]) -> str:
     """Apply the rule for fields that Azure's API does not have. Raises InvalidArgument."""
-    given = headers.get(EXTRA_PARAMETERS, DEFAULT_MODE).strip().lower()
-    mode = OTHER_NAMES.get(given, given)
+    header = headers.get(EXTRA_PARAMETERS, DEFAULT_MODE).strip().lower()
+    mode = OTHER_NAMES.get(header, header)
     if mode not in MODES:
-        known = ", ".join((*MODES, *OTHER_NAMES))
-        raise InvalidArgument(f"{EXTRA_PARAMETERS}: expected one of {known}, got {given!r}")
+        modes = ", ".join((*MODES, *OTHER_NAMES))
+        raise InvalidArgument(f"{EXTRA_PARAMETERS}: expected one of {modes}, got {header!r}")
     return mode

@@ -16,9 +16,9 @@ from ovserve.errors import InvalidArgument, OvserveError
 Parameter = bool | int | float | str
 
 
-def unknown_parameters(where: str, given: Iterable[str], known: Container[str] = ()) -> Iterator[str]:
+def unknown_parameters(where: str, names: Iterable[str], supported: Container[str] = ()) -> Iterator[str]:
     """Yield the paths of a tensor's parameters that mean nothing, such as `outputs[0].parameters.odd`."""
-    return (f"{where}.parameters.{name}" for name in given if name not in known)
+    return (f"{where}.parameters.{name}" for name in names if name not in supported)
 
 
 def as_whole(value: Any) -> int | None:

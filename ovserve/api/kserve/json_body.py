@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_whole, unknown_parameters
-from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, received, shown
+from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, display, received
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe.operation import doc
@@ -93,16 +93,16 @@ _decode_head = lru_cache(KEPT)(_decode)  # errors are not kept
 class RequestedOutput(NamedTuple):
     """Choose the outputs that go behind the JSON: the named ones, and the others as `others` says."""
 
-    named: Mapping[str, bool]
+    binary_by_name: Mapping[str, bool]
     others: bool = False
 
     def binary(self, name: str) -> bool:
-        return self.named.get(name, self.others)
+        return self.binary_by_name.get(name, self.others)
 
 
 class DecodedInfer(NamedTuple):
     request: InferRequest
-    wanted: RequestedOutput
+    requested: RequestedOutput
     ignored: tuple[str, ...]  # fields of the body that mean nothing here
 
 
@@ -117,40 +117,44 @@ def decode_infer(
     # Clients that send tensors behind the JSON repeat it: the same names and shapes, often for hours.
     document, fields = (_decode_head if end <= KEPT_BYTES and end < len(body) else _decode)(body[:end])
     raw, at, tensors, ignored = memoryview(body), end, dict[str, Tensor](), list[str]()
-    for i, given in enumerate(document.inputs):
+    for i, entry in enumerate(document.inputs):
         where = f"inputs[{i}]"
-        size = _binary_size(given, where, len(body) - at)
-        if given.name in tensors:
-            raise InvalidArgument(f"{where}.name: {shown(given.name)} is given twice", param=f"{where}.name")
-        tensors[given.name] = _tensor(
-            given,
+        size = _binary_size(entry, where, len(body) - at)
+        if entry.name in tensors:
+            raise InvalidArgument(
+                f"{where}.name: {display(entry.name)} is given twice", param=f"{where}.name"
+            )
+        tensors[entry.name] = _tensor(
+            entry,
             where,
             None if size is None else raw[at : at + size] if views else bytes(raw[at : at + size]),
         )
-        ignored += unknown_parameters(where, given.parameters or (), (BINARY_SIZE,))
+        ignored += unknown_parameters(where, entry.parameters or (), (BINARY_SIZE,))
         at += size or 0
     if at != len(body):
         raise InvalidArgument(f"the body has {len(body) - at} bytes that belong to no input's {BINARY_SIZE}")
     parameters = dict(document.parameters or {})
     others = _truth(parameters.pop(BINARY_ALL, False), f"parameters.{BINARY_ALL}")
-    named = {}
+    binary = {}
     for i, output in enumerate(document.outputs or ()):
-        asked = output.parameters or {}
-        _refuse_shared_memory(asked, f"outputs[{i}]")
-        ignored += unknown_parameters(f"outputs[{i}]", asked, (BINARY,))
-        named[output.name] = _truth(asked.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}")
+        output_parameters = output.parameters or {}
+        _refuse_shared_memory(output_parameters, f"outputs[{i}]")
+        ignored += unknown_parameters(f"outputs[{i}]", output_parameters, (BINARY,))
+        binary[output.name] = _truth(
+            output_parameters.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}"
+        )
     request = InferRequest(
-        model, tensors, version, document.id or "", parameters, tuple(named), tuple(ignored)
+        model, tensors, version, document.id or "", parameters, tuple(binary), tuple(ignored)
     )
-    return DecodedInfer(request, RequestedOutput(named, others), fields)
+    return DecodedInfer(request, RequestedOutput(binary, others), fields)
 
 
-def encode_infer(response: InferResponse, wanted: RequestedOutput) -> tuple[bytes, int | None]:
+def encode_infer(response: InferResponse, requested: RequestedOutput) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON part when binary data follows."""
     outputs, behind = [], []
     for name, tensor in response.outputs.items():
         row = AnsweredOutput(name, tensor.datatype, list(tensor.shape))
-        if wanted.binary(name):
+        if requested.binary(name):
             row.parameters = {BINARY_SIZE: len(tensor.data)}
             behind.append(tensor.data)
         else:
@@ -161,9 +165,9 @@ def encode_infer(response: InferResponse, wanted: RequestedOutput) -> tuple[byte
     return (b"".join([head, *behind]), len(head)) if behind else (head, None)
 
 
-def json_elements(response: InferResponse, wanted: RequestedOutput) -> int:
+def json_elements(response: InferResponse, requested: RequestedOutput) -> int:
     """Count the elements in the JSON of the answer."""
-    tensors = (tensor for name, tensor in response.outputs.items() if not wanted.binary(name))
+    tensors = (tensor for name, tensor in response.outputs.items() if not requested.binary(name))
     return sum(math.prod(tensor.shape) + len(tensor.data) // BYTES_PER_NUMBER for tensor in tensors)
 
 
@@ -178,18 +182,19 @@ def header_end(header_length: str | None, size: int) -> int:
     return int(header_length)
 
 
-def _binary_size(given: InferInput, where: str, left: int) -> int | None:
-    parameters = given.parameters or {}
+def _binary_size(entry: InferInput, where: str, remaining: int) -> int | None:
+    parameters = entry.parameters or {}
     _refuse_shared_memory(parameters, where)
-    asked = parameters.get(BINARY_SIZE)
-    if asked is None:
+    size_field = parameters.get(BINARY_SIZE)
+    if size_field is None:
         return None
-    field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(asked)
-    if size is None or not 0 <= size <= left:
+    field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(size_field)
+    if size is None or not 0 <= size <= remaining:
         raise InvalidArgument(
-            f"{field}: expected 0 to {left}, what is left of the body, got {shown(asked)}", param=field
+            f"{field}: expected 0 to {remaining}, what is left of the body, got {display(size_field)}",
+            param=field,
         )
-    if given.data is not None:
+    if entry.data is not None:
         raise InvalidArgument(f"{where}.data: given twice, here and behind the JSON", param=f"{where}.data")
     return size
 
@@ -200,13 +205,13 @@ def _refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> No
         raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
 
 
-def _tensor(given: InferInput, where: str, raw: bytes | memoryview | None) -> Tensor:
+def _tensor(entry: InferInput, where: str, raw: bytes | memoryview | None) -> Tensor:
     try:
         if raw is not None:
-            return received(given.datatype, tuple(given.shape), raw)
-        if given.data is None:
+            return received(entry.datatype, tuple(entry.shape), raw)
+        if entry.data is None:
             raise InvalidArgument("data: required")
-        return Tensor.of(given.datatype, given.shape, _flat(given.data, given.shape))
+        return Tensor.of(entry.datatype, entry.shape, _flat(entry.data, entry.shape))
     except InvalidArgument as exc:
         raise InvalidArgument(f"{where}.{exc}", param=f"{where}.{str(exc).partition(':')[0]}") from None
 
@@ -225,7 +230,7 @@ def _flat(data: list[Any], shape: list[int]) -> list[Any]:
 
 def _truth(value: Parameter, field: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{field}: expected true or false, got {shown(value)}", param=field)
+        raise InvalidArgument(f"{field}: expected true or false, got {display(value)}", param=field)
     return value
 
 

@@ -74,9 +74,9 @@ class Tensor:
                     f"data: {self.datatype} of shape {list(self.shape)} takes {count * kind.size} bytes, "
                     f"got {len(self.data)}"
                 )
-        elif (found := sum(1 for _ in self.elements)) != count:
+        elif (num_elements := sum(1 for _ in self.elements)) != count:
             raise InvalidArgument(
-                f"data: BYTES of shape {list(self.shape)} takes {count} elements, got {found}"
+                f"data: BYTES of shape {list(self.shape)} takes {count} elements, got {num_elements}"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,13 +86,13 @@ class Tensor:
     @classmethod
     def unchecked(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         """Make a tensor of values that are known to go together, such as a model's output."""
-        made = object.__new__(cls)
+        tensor = object.__new__(cls)
         for name, value in (("datatype", datatype), ("shape", tuple(shape)), ("data", data)):
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(tensor, name, value)
+        return tensor
 
     @classmethod
-    def made(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+    def from_handler(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         """Make a tensor of what a Python handler gave: of any datatype, and of any size.
 
         Elements of BYTES are not looked at.
@@ -121,7 +121,7 @@ class Tensor:
             data = struct.pack(f"<{count}{kind.code}", *values)
         except (struct.error, OverflowError) as exc:
             raise InvalidArgument(
-                f"data: {shown(_first_wrong(kind.code, values))} does not fit {datatype}"
+                f"data: {display(_first_wrong(kind.code, values))} does not fit {datatype}"
             ) from exc
         return cls(datatype, tuple(shape), data)
 
@@ -194,9 +194,9 @@ class LooseTensor(Tensor):
 
 
 def _loose(datatype: str, shape: Sequence[int], data: bytes | memoryview, fault: InvalidArgument) -> Tensor:
-    made = LooseTensor.unchecked(datatype, shape, data)
-    object.__setattr__(made, "fault", fault)
-    return made
+    tensor = LooseTensor.unchecked(datatype, shape, data)
+    object.__setattr__(tensor, "fault", fault)
+    return tensor
 
 
 def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
@@ -214,7 +214,7 @@ def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
     return Tensor(datatype, shape, data)
 
 
-def shown(value: Any) -> str:
+def display(value: Any) -> str:
     """Return a client's value for a message, which does not repeat megabytes of it."""
     return shortened(repr(value))
 
@@ -222,7 +222,7 @@ def shown(value: Any) -> str:
 def _kind(datatype: str) -> Datatype:
     kind = DATATYPES.get(datatype)
     if kind is None:
-        raise InvalidArgument(f"datatype: expected one of {', '.join(DATATYPES)}, got {shown(datatype)}")
+        raise InvalidArgument(f"datatype: expected one of {', '.join(DATATYPES)}, got {display(datatype)}")
     return kind
 
 
@@ -232,7 +232,7 @@ def _count(shape: Sequence[int]) -> int:
         raise InvalidArgument(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {len(shape)}")
     for size in shape:
         if size < 0:
-            raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {shown(list(shape))}")
+            raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {display(list(shape))}")
         if size > MOST_IN_ONE:
             raise InvalidArgument(f"shape: expected at most {MOST_IN_ONE} in each dimension")
     return math.prod(shape)
@@ -241,7 +241,7 @@ def _count(shape: Sequence[int]) -> int:
 def _with_length(value: Any, index: int) -> bytes:
     raw = value.encode() if isinstance(value, str) else value
     if not isinstance(raw, bytes):
-        raise InvalidArgument(f"data[{index}]: expected text, got {shown(value)}")
+        raise InvalidArgument(f"data[{index}]: expected text, got {display(value)}")
     return _LENGTH.pack(len(raw)) + raw
 
 
@@ -254,7 +254,7 @@ def _checked(datatype: str, values: Sequence[Any]) -> Sequence[Any]:
         wrong = set(map(type, values)) - allowed
     if wrong:
         at = next(i for i, v in enumerate(values) if type(v) in wrong)
-        raise InvalidArgument(f"data[{at}]: expected {word}, got {shown(values[at])}")
+        raise InvalidArgument(f"data[{at}]: expected {word}, got {display(values[at])}")
     return values
 
 

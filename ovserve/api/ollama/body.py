@@ -167,30 +167,32 @@ def read_options(body: Shared) -> Options:
         raise InvalidArgument(
             f'format: expected "json" or a JSON schema, got {show(body.format)}', param="format"
         )
-    given = {k: v for k, v in (body.options or {}).items() if v is not None}
-    found = {field: _option(given, name, type_) for name, (field, type_) in OPTIONS.items() if name in given}
-    if found.get("top_k") == 0:
-        found["top_k"] = -1
-    if found.get("seed") == ANY_SEED:
-        del found["seed"]
-    length = _option(given, "num_predict", NUM_PREDICT) if "num_predict" in given else None
+    options = {k: v for k, v in (body.options or {}).items() if v is not None}
+    sampling = {
+        field: _option(options, name, type_) for name, (field, type_) in OPTIONS.items() if name in options
+    }
+    if sampling.get("top_k") == 0:
+        sampling["top_k"] = -1
+    if sampling.get("seed") == ANY_SEED:
+        del sampling["seed"]
+    length = _option(options, "num_predict", NUM_PREDICT) if "num_predict" in options else None
     if length == 0:
         raise InvalidArgument("options.num_predict: expected -1 (all) or at least 1, got 0", param="options")
-    context = _option(given, "num_ctx", NUM_CTX) if "num_ctx" in given else None
+    context = _option(options, "num_ctx", NUM_CTX) if "num_ctx" in options else None
     effective = {*OPTIONS, "num_predict", "num_ctx"}
-    unused = [f"options.{name}" for name in given if name not in effective]
+    unused = [f"options.{name}" for name in options if name not in effective]
     if body.keep_alive is not None:
         unused.append("keep_alive")
-    wanted = length if length is not None and length > 0 else None
-    fields = Fields(**found, stream=body.stream is not False, form=body.format)
-    return Options(fields, wanted, context or None, unused)
+    max_tokens = length if length is not None and length > 0 else None
+    fields = Fields(**sampling, stream=body.stream is not False, form=body.format)
+    return Options(fields, max_tokens, context or None, unused)
 
 
-def _option(given: Mapping[str, Any], name: str, type_: Any) -> Any:
+def _option(options: Mapping[str, Any], name: str, type_: Any) -> Any:
     try:
-        return msgspec.convert(shape_of(type_).with_whole_numbers(given[name]), type_)
+        return msgspec.convert(shape_of(type_).with_whole_numbers(options[name]), type_)
     except msgspec.ValidationError as exc:
         text = without_type(str(exc).replace("Expected", "expected").partition(" - at")[0])
         raise InvalidArgument(
-            f"options.{name}: {text}, got {show(given[name])}", param=f"options.{name}"
+            f"options.{name}: {text}, got {show(options[name])}", param=f"options.{name}"
         ) from None

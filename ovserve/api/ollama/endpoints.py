@@ -93,10 +93,10 @@ class Generate:
             prompt = middle_prompt(model.fim, prompt, body.suffix)
         if not prompt:
             raise InvalidArgument("prompt: expected at least one character, got none", param="prompt")
-        made = _request(decoded, model, self.name, prompts=(prompt,), add_special_tokens=True)
+        request = _request(decoded, model, self.name, prompts=(prompt,), add_special_tokens=True)
         if not body.suffix:
-            return made
-        return msgspec.structs.replace(made, sampling=ending_middle(model.fim, made.sampling))
+            return request
+        return msgspec.structs.replace(request, sampling=ending_middle(model.fim, request.sampling))
 
     def writer(self, request: llm.GenerateRequest) -> LineWriter:
         return LineWriter(request, chats=False)
@@ -121,10 +121,10 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
     if not decoded.turns:
         raise InvalidArgument("messages: expected at least one message, got none", param="messages")
     last = decoded.turns[-1]
-    made = model.template.conversation(
+    conversation = model.template.conversation(
         messages,
         kwargs,
-        tools=decoded.tools.shown if decoded.tools is not None else None,
+        tools=decoded.tools.prompt_tools if decoded.tools is not None else None,
         continue_final_message=last.role == "assistant" and bool(last.content) and not last.tool_calls,
     )
     return _request(
@@ -133,7 +133,7 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
         name,
         ignored,
         prompts=(),
-        conversation=made,
+        conversation=conversation,
         add_special_tokens=False,  # the template writes them
         image_sources=tuple(images.sources),
         file_sources=tuple(images.files),
@@ -178,7 +178,7 @@ def _request(
 def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
     """Return OpenAI's messages. Ids of calls are made up where they are missing, the same each time, so that
     the prompt of a conversation keeps its prefix."""
-    made: list[Message] = []
+    messages: list[Message] = []
     open_calls: deque[str] = deque()
     number = 0
     for i, turn in enumerate(turns):
@@ -203,7 +203,7 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
         answered = turn.tool_call_id
         if turn.role == "tool" and answered is None and open_calls:
             answered = open_calls.popleft()
-        made.append(
+        messages.append(
             Message(
                 turn.role,
                 joined([*pieces, (turn.content or "", False)]),
@@ -213,7 +213,7 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
                 reasoning_content=turn.thinking,
             )
         )
-    return made
+    return messages
 
 
 def _data_url(data: str) -> str:

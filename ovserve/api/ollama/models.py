@@ -125,15 +125,15 @@ class Described:
 
 
 def tags(models: list[Described]) -> bytes:
-    found = [
+    entries = [
         Tag(name=m.tag, model=m.tag, modified_at=m.modified, size=m.size, digest=m.digest, details=m.details)
         for m in models
     ]
-    return encode(Tags(found))
+    return encode(Tags(entries))
 
 
 def processes(models: list[Described]) -> bytes:
-    found = [
+    entries = [
         Process(
             name=m.tag,
             model=m.tag,
@@ -146,10 +146,10 @@ def processes(models: list[Described]) -> bytes:
         )
         for m in models
     ]
-    return encode(Processes(found))
+    return encode(Processes(entries))
 
 
-def shown(model: Described) -> bytes:
+def show_body(model: Described) -> bytes:
     family = model.family or "model"
     info: dict[str, Any] = {"general.architecture": family}
     if model.context:
@@ -181,13 +181,13 @@ def embeddings_request(body: bytes, name: str, *, older: bool) -> tuple[bytes, s
     """
     if older:
         old, unknown = decode_body(body, _older_decoder)
-        return _asked(name, input=old.prompt), old.model, _unused(old, unknown)
+        return _request_body(name, input=old.prompt), old.model, _unused(old, unknown)
     request, unknown = decode_body(body, _embed_decoder)
     more = {} if request.dimensions is None else {"dimensions": request.dimensions}
-    return _asked(name, input=request.input, **more), request.model, _unused(request, unknown)
+    return _request_body(name, input=request.input, **more), request.model, _unused(request, unknown)
 
 
-def _asked(name: str, **fields: Any) -> bytes:
+def _request_body(name: str, **fields: Any) -> bytes:
     return encode({"model": name, "encoding_format": "float", **fields})
 
 
@@ -213,13 +213,13 @@ class _Answer(msgspec.Struct):
 def embeddings_answer(body: bytes, model: str, nanoseconds: int, *, older: bool) -> bytes:
     """Return Ollama's answer for OpenAI's. Raises Internal for a graph that answers with something else."""
     try:
-        found = msgspec.json.decode(body, type=_Answer)
+        response = msgspec.json.decode(body, type=_Answer)
     except msgspec.MsgspecError as error:
         raise Internal(f"the graph's answer is not OpenAI's list of embeddings: {error}") from error
-    rows = [row.embedding for row in sorted(found.data, key=lambda row: row.index)]
+    rows = [row.embedding for row in sorted(response.data, key=lambda row: row.index)]
     if older:
         return encode(Embedding(rows[0] if rows else []))
-    count = found.usage.prompt_tokens
+    count = response.usage.prompt_tokens
     return encode(
         Embeddings(model=model, embeddings=rows, total_duration=nanoseconds, prompt_eval_count=count)
     )

@@ -53,8 +53,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        shown = shortened(name)
-        raise InvalidArgument(f"{shown!r} occurs twice in one object of the body", param=shown)
+        short_name = shortened(name)
+        raise InvalidArgument(f"{short_name!r} occurs twice in one object of the body", param=short_name)
     return members
 
 
@@ -64,18 +64,18 @@ _walk = json.JSONDecoder(object_pairs_hook=_unique, parse_int=len, parse_float=l
 def without_images(body: bytes) -> bytes:
     """The body without the inside of images, which have no keys: 0.1 s less for one of 15 MB. A quote before
     `data:` begins a string unless a backslash precedes it, and base64 has neither quotes nor backslashes."""
-    kept: list[bytes] = []
-    done = at = 0
+    parts: list[bytes] = []
+    copied = at = 0
     for _ in range(MAX_IMAGE_PARTS):
         if (at := body.find(b'"data', at)) < 0:
             break
-        found = _IMAGE.match(body, at)
-        at = at + 1 if found is None else found.end()
+        image = _IMAGE.match(body, at)
+        at = at + 1 if image is None else image.end()
         end = body.find(b'"', at)
-        if found is not None and end - at > LONG and body.find(b"\\", at, end) < 0:
-            kept.append(body[done:at])
-            done = at = end
-    return b"".join([*kept, body[done:]])
+        if image is not None and end - at > LONG and body.find(b"\\", at, end) < 0:
+            parts.append(body[copied:at])
+            copied = at = end
+    return b"".join([*parts, body[copied:]])
 
 
 def unique_members(body: bytes) -> dict[str, Any]:
@@ -187,11 +187,11 @@ def decode_body(
     members = unique_members(body)
     decoded = decode_struct(body, decoder, loosen)
     unknown, inner = shape_of(decoder.type).unknown(members)
-    found = dict.fromkeys(inner, _NOTHING)
+    unknown_fields = dict.fromkeys(inner, _NOTHING)
     if unknown:
         fields = decode_fields(body)
-        found |= {name: fields[name] for name in unknown}
-    return decoded, found
+        unknown_fields |= {name: fields[name] for name in unknown}
+    return decoded, unknown_fields
 
 
 def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T], loosen: Loosen | None = None) -> T:

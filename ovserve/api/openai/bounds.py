@@ -57,14 +57,14 @@ def count_nodes(body: bytes, enough: int) -> int:
         return structure_bytes(body)  # with those inside of strings, and still few
     # Without escaped backslashes every backslash that is left escapes what follows it.
     text = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
-    found, outside = 0, True
+    nodes, outside = 0, True
     for at in range(0, len(text), SLICE):  # a slice at a time: the pieces of all of it take a gigabyte
         pieces = text[at : at + SLICE].split(b'"')
-        found += sum(map(len, pieces[0 if outside else 1 :: 2]))
+        nodes += sum(map(len, pieces[0 if outside else 1 :: 2]))
         outside ^= len(pieces) % 2 == 0
-        if found > enough:
+        if nodes > enough:
             break
-    return found
+    return nodes
 
 
 def check_bounds(body: bytes, bounds: BodyBounds) -> None:
@@ -120,10 +120,10 @@ def _length(name: str, raw: bytes) -> int:
     return len(_items.decode(raw))
 
 
-def over(param: str, got: str, limit: int, option: str) -> InvalidArgument:
+def over(param: str, amount: str, limit: int, option: str) -> InvalidArgument:
     """The error for a request past the bound of an option; `param` is "body" where no field is to blame."""
     return InvalidArgument(
-        f"{param}: got {got}, and the server accepts at most {limit} (--max_{option})",
+        f"{param}: got {amount}, and the server accepts at most {limit} (--max_{option})",
         param=None if param == "body" else param,
     )
 

@@ -68,16 +68,16 @@ def function_policy(
 ) -> ToolPolicy | None:
     """The policy of `functions` and `function_call`. Raises InvalidArgument naming them as the client did."""
     tools = [_tool(function, f"functions[{i}]") for i, function in enumerate(functions or ())]
-    wanted = _choice(choice, {tool["function"]["name"] for tool in tools})
+    tool_choice = _choice(choice, {tool["function"]["name"] for tool in tools})
     try:
-        return tool_policy(tools, wanted, parallel=False)
+        return tool_policy(tools, tool_choice, parallel=False)
     except InvalidArgument as exc:  # two of one name
         raise InvalidArgument(exc.message.replace("tools:", "functions:"), param="functions") from None
 
 
 def in_tools_form(messages: list[Message]) -> list[Message]:
     """The same messages with calls and their answers as tools have them. Raises InvalidArgument."""
-    made: list[Message] = []
+    converted: list[Message] = []
     call_id = None  # of the last call
     for i, message in enumerate(messages):
         if message.function_call is not None:
@@ -92,29 +92,29 @@ def in_tools_form(messages: list[Message]) -> list[Message]:
                 at = f"messages[{i}].name"
                 raise InvalidArgument(f"{at}: required, but missing", param=at)
             message = msgspec.structs.replace(message, role="tool", tool_call_id=call_id or f"call_{i}")
-        made.append(message)
-    return made
+        converted.append(message)
+    return converted
 
 
 def _tool(function: dict[str, Any], where: str) -> dict[str, Any]:
     return function_tool({k: v for k, v in function.items() if k != "function"} | {"type": "function"}, where)
 
 
-def _choice(given: str | dict[str, Any] | None, names: set[str]) -> str | dict[str, Any] | None:
-    if given is None:
+def _choice(choice: str | dict[str, Any] | None, names: set[str]) -> str | dict[str, Any] | None:
+    if choice is None:
         return None
-    if isinstance(given, str):
-        if given not in CHOICES:
+    if isinstance(choice, str):
+        if choice not in CHOICES:
             raise InvalidArgument(
-                f"function_call: expected one of {', '.join(CHOICES)} or an object, got {given!r}",
+                f"function_call: expected one of {', '.join(CHOICES)} or an object, got {choice!r}",
                 param="function_call",
             )
-        return given
-    name = given.get("name")
+        return choice
+    name = choice.get("name")
     if name not in names if isinstance(name, str) else True:
-        known = ", ".join(sorted(names)) or "none"
+        listed = ", ".join(sorted(names)) or "none"
         raise InvalidArgument(
-            f"function_call.name: {name!r} is not one of the functions: {known}", param="function_call.name"
+            f"function_call.name: {name!r} is not one of the functions: {listed}", param="function_call.name"
         )
     return {"type": "function", "name": name}
 
@@ -264,15 +264,15 @@ class ChatCompletions:
         max_tokens = model.max_tokens(requested, field)
         images = pictures_of(model)
         messages = [template_message(m, i, images) for i, m in enumerate(body.messages)]
-        given = body.chat_template_kwargs
+        template_variables = body.chat_template_kwargs
         effort, effort_field = body.effort
-        kwargs, ignored = effort_variables(effort, model, given, effort_field)
+        kwargs, ignored = effort_variables(effort, model, template_variables, effort_field)
         budget, idle = reasoning_budget(body.budgets, model, body.reasoning_budget_message)
         ignored += [*idle, *idle_fields(body, model)]
         conversation = model.template.conversation(
             messages,
             kwargs,
-            tools=decoded.tools.shown if decoded.tools is not None else None,
+            tools=decoded.tools.prompt_tools if decoded.tools is not None else None,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
         )

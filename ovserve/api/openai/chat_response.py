@@ -175,18 +175,18 @@ class ChatWriter:
             chunks[-1].finish_reason = self._reason(parsed.finish_reason)
             chunks[-1].stop_reason = stop_reason(parsed)
             if parsed.logprobs:
-                said = next((chunk for chunk in chunks if chunk.delta.content), chunks[-1])
-                said.logprobs = chat_logprobs(parsed.logprobs, self._top)
+                chunk_with_text = next((chunk for chunk in chunks if chunk.delta.content), chunks[-1])
+                chunk_with_text.logprobs = chat_logprobs(parsed.logprobs, self._top)
         return chunks
 
     def _event(self, choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
-        shown = self._shown
-        counted = usage or chunk_usage(shown, self._meter)
+        presentation = self._shown
+        counted = usage or chunk_usage(presentation, self._meter)
         return event(
             ChatChunk(
                 id=self._request.id,
-                created=shown.created,
-                model=shown.model,
+                created=presentation.created,
+                model=presentation.model,
                 system_fingerprint=self._fingerprint,
                 choices=choices,
                 usage=counted,
@@ -194,12 +194,12 @@ class ChatWriter:
         )
 
     def whole(self, completion: Completion) -> bytes:
-        shown = self._shown
+        presentation = self._shown
         return encode(
             ChatResponse(
                 id=self._request.id,
-                created=shown.created,
-                model=shown.model,
+                created=presentation.created,
+                model=presentation.model,
                 system_fingerprint=self._fingerprint,
                 choices=[self._choice(choice) for choice in completion.choices],
                 usage=usage_of(completion),
@@ -235,15 +235,15 @@ class _CustomCalls:
         self._open: dict[int, tuple[int, InputReader]] = {}  # by choice: the call's index, and its reader
 
     def deltas(self, parsed: Parsed) -> list[ChunkChoice]:
-        found: list[ChunkDelta] = []
+        deltas: list[ChunkDelta] = []
         for part in parsed.parts:
             if isinstance(part, ToolCallDelta):
-                found += self._call(parsed.index, part)
+                deltas += self._call(parsed.index, part)
             elif (delta := _delta(part)) is not None:
-                found += [*self._end(parsed.index), delta]
+                deltas += [*self._end(parsed.index), delta]
         if parsed.finish_reason is not None:
-            found += self._end(parsed.index)
-        return [ChunkChoice(index=parsed.index, delta=delta) for delta in found]
+            deltas += self._end(parsed.index)
+        return [ChunkChoice(index=parsed.index, delta=delta) for delta in deltas]
 
     def _call(self, choice: int, piece: ToolCallDelta) -> list[ChunkDelta]:
         ended: list[ChunkDelta] = []
@@ -272,8 +272,8 @@ def _more_input(index: int, text: str) -> list[ChunkDelta]:
 
 def _whole_call(call: ToolCall, custom: frozenset[str]) -> MessageToolCall:
     if call.name in custom:
-        made = Custom(name=call.name, input=input_of(call.arguments))
-        return MessageToolCall(id=call.id, type="custom", custom=made)
+        custom_call = Custom(name=call.name, input=input_of(call.arguments))
+        return MessageToolCall(id=call.id, type="custom", custom=custom_call)
     return MessageToolCall(id=call.id, function=Function(name=call.name, arguments=call.arguments))
 
 

@@ -86,11 +86,11 @@ def predictions(counted: UsageCounter | Completion) -> tuple[int | UnsetType, in
     return accepted, counted.drafted - counted.accepted if counted.drafted else UNSET
 
 
-def chunk_usage(shown: Presentation, meter: UsageCounter) -> Usage | UnsetType | None:
+def chunk_usage(presentation: Presentation, meter: UsageCounter) -> Usage | UnsetType | None:
     """Return `usage` of a chunk before the last: absent, null, or the count so far, as requested."""
-    if not shown.include_usage:
+    if not presentation.include_usage:
         return UNSET
-    return meter.usage if shown.continuous_usage else None
+    return meter.usage if presentation.continuous_usage else None
 
 
 def stop_reason(end: Parsed | FoldedChoice) -> str | UnsetType:

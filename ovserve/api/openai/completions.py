@@ -160,17 +160,17 @@ def _check_suffix(request: CompletionRequest, prompts: tuple[Prompt, ...]) -> No
 
 def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
     """One text, several texts, one list of token ids, or several such lists; nothing empty, nothing mixed."""
-    given = [prompt] if isinstance(prompt, str) else prompt
-    if given and all(isinstance(p, int) for p in given):
-        return (tuple(given),)
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return (tuple(prompts),)
     for kind in (str, list):
-        if given and all(isinstance(p, kind) for p in given):
-            empty = next((i for i, p in enumerate(given) if not p), None)
+        if prompts and all(isinstance(p, kind) for p in prompts):
+            empty = next((i for i, p in enumerate(prompts) if not p), None)
             if empty is None:
-                return tuple(p if isinstance(p, str) else tuple(p) for p in given)
+                return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
             where = "prompt" if isinstance(prompt, str) else f"prompt[{empty}]"
             raise InvalidArgument(f"{where}: expected at least one character or token, got none", param=where)
-    what = "a mixture of texts, token ids and lists" if given else "[]"
+    what = "a mixture of texts, token ids and lists" if prompts else "[]"
     raise InvalidArgument(
         f"prompt: expected a text, texts, token ids or lists of token ids, got {what}", param="prompt"
     )
@@ -232,23 +232,23 @@ class CompletionWriter:
         return event(self._body(choices, shown))
 
     def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> CompletionObject:
-        shown = self._shown
+        presentation = self._shown
         return CompletionObject(
             id=self._request.id,
-            created=shown.created,
-            model=shown.model,
-            system_fingerprint=shown.fingerprint or UNSET,
+            created=presentation.created,
+            model=presentation.model,
+            system_fingerprint=presentation.fingerprint or UNSET,
             choices=choices,
             usage=usage,
         )
 
     def whole(self, completion: Completion) -> bytes:
-        wanted = self._request.sampling.logprobs
+        num_logprobs = self._request.sampling.logprobs
         choices = [
             Choice(
                 index=c.index,
                 text=c.content,
-                logprobs=CompletionLogprobsWriter(self._top).write(c.logprobs) if wanted else None,
+                logprobs=CompletionLogprobsWriter(self._top).write(c.logprobs) if num_logprobs else None,
                 finish_reason=c.finish_reason,
                 stop_reason=stop_reason(c),
             )

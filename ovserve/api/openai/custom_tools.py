@@ -57,8 +57,8 @@ def custom_function(tool: dict[str, Any], where: str, unenforced: list[str]) -> 
     strict = False
     if grammar is not None:
         syntax, definition = grammar
-        said = f"The input follows this {syntax} grammar:\n{definition}"
-        description = f"{description}\n\n{said}" if isinstance(description, str) and description else said
+        note = f"The input follows this {syntax} grammar:\n{definition}"
+        description = f"{description}\n\n{note}" if isinstance(description, str) and description else note
         strict = syntax == "regex" and _is_held(definition, f"{at}.format.definition")
         if strict:
             schema["pattern"] = f"^(?:{definition})$"
@@ -83,9 +83,9 @@ def _grammar(value: Any, where: str) -> tuple[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "grammar"):
-        got = value.get("type") if isinstance(value, dict) else value
+        kind = value.get("type") if isinstance(value, dict) else value
         raise InvalidArgument(
-            f"{where}.type: expected text or grammar, got {shortened(repr(got))}", param=f"{where}.type"
+            f"{where}.type: expected text or grammar, got {shortened(repr(kind))}", param=f"{where}.type"
         )
     if value["type"] == "text":
         return None
@@ -168,10 +168,10 @@ class InputReader:
         out: list[str] = []
         pending, at = self._pending, 0
         while True:
-            found = _TEXT.match(pending, at)
-            assert found is not None, "the pattern matches an empty text"
-            text = found[0]
-            end = found.end()
+            match = _TEXT.match(pending, at)
+            assert match is not None, "the pattern matches an empty text"
+            text = match[0]
+            end = match.end()
             waits = end == len(pending) or _ESCAPE_BEGUN.fullmatch(pending, end) is not None
             if waits and (half := _HALF_PAIR.search(text)) is not None:
                 text, end = text[: half.start()], end - len(half[0])  # its other half follows

@@ -75,10 +75,10 @@ def effort_variables(
     if effort is None:
         return variables, []
     assert model.template is not None, "checked before"
-    read = [name for name in VARIABLES if model.template.mentions(name)]
-    for name in read:
+    supported = [name for name in VARIABLES if model.template.mentions(name)]
+    for name in supported:
         variables.setdefault(name, effort if name == EFFORT_VARIABLE else effort not in WITHOUT_REASONING)
-    return variables, [] if read else [field]
+    return variables, [] if supported else [field]
 
 
 def narrow_effort(model: ModelContext, field: str) -> dict[str, Override]:

@@ -31,18 +31,18 @@ def explain(fault: str, body: bytes, type_: Any) -> InvalidArgument:
         steps = _with_member(steps, fault, root, type_)
     if match["key"]:
         *steps, key = steps
-        param = written(steps)
+        param = field_path(steps)
         return InvalidArgument(f"{param}: a key is wrong: {_lower(what)}, got {show(key)}", param=param)
-    param = written(steps)
+    param = field_path(steps)
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         name = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidArgument(f"{name}: required, but missing", param=name)
     value = look_up(root, steps)
     if choices := [c for c in shape_of(type_).choices_at(steps) if c is not None]:
         what = f"expected one of {', '.join(map(str, choices))}"
-    got = "" if value is NOTHING else f", got {show(value)}"
-    what = without_type(what) if got else what
-    return InvalidArgument(f"{param or 'body'}: {_lower(what)}{got}", param=param or None)
+    suffix = "" if value is NOTHING else f", got {show(value)}"
+    what = without_type(what) if suffix else what
+    return InvalidArgument(f"{param or 'body'}: {_lower(what)}{suffix}", param=param or None)
 
 
 def without_type(what: str) -> str:
@@ -55,7 +55,7 @@ def steps_of(path: str) -> list[Step]:
     return [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(path)]
 
 
-def written(steps: list[Step]) -> str:
+def field_path(steps: list[Step]) -> str:
     """Return a field's name as errors show it."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps)
     return text.removeprefix(".")

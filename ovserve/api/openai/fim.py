@@ -44,9 +44,9 @@ class FimCompletions(Completions):
         return self.checked(request, unknown)
 
     def to_request(self, decoded: DecodedCompletions, model: ModelContext) -> GenerateRequest:
-        made = super().to_request(decoded, model)
-        shown = msgspec.structs.replace(made.presentation, endpoint=self.name)
-        return msgspec.structs.replace(made, presentation=shown)
+        request = super().to_request(decoded, model)
+        presentation = msgspec.structs.replace(request.presentation, endpoint=self.name)
+        return msgspec.structs.replace(request, presentation=presentation)
 
     def writer(self, request: GenerateRequest) -> ChatWriter:  # type: ignore[override]
         return ChatWriter(request)

@@ -91,7 +91,7 @@ def _top_map(token: TokenLogprob, top: int) -> dict[str, float] | None:
     the likeliest."""
     if token.logprob is None:
         return None
-    found: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     for one in top_of(token, top):
-        found.setdefault(shown_token(one.text, one.utf8), one.logprob)
-    return found | {shown_token(token.text, token.utf8): token.logprob}
+        logprobs.setdefault(shown_token(one.text, one.utf8), one.logprob)
+    return logprobs | {shown_token(token.text, token.utf8): token.logprob}

@@ -121,10 +121,10 @@ def loosen_messages(body: Any) -> None:
             ]
 
 
-def is_foreign(block: Any, known: Collection[str]) -> bool:
+def is_foreign(block: Any, types: Collection[str]) -> bool:
     """Return whether a decoded part has a type that is not among the known ones."""
     type_ = block.get("type") if isinstance(block, dict) else None
-    return isinstance(type_, str) and type_ not in known
+    return isinstance(type_, str) and type_ not in types
 
 
 def readable(*values: Any) -> str:

@@ -42,11 +42,11 @@ LogitBias = Annotated[
 ]
 
 
-def biases(given: LogitBias | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def biases(bias: LogitBias | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
     """Return the pairs, sorted by id. `vocab_size` 0: unknown. Raises InvalidArgument."""
-    if not given:
+    if not bias:
         return ()
-    pairs = tuple(sorted((int(key), value) for key, value in given.items()))
+    pairs = tuple(sorted((int(key), value) for key, value in bias.items()))
     last = pairs[-1][0]
     if vocab_size and last >= vocab_size:
         raise InvalidArgument(
@@ -233,8 +233,8 @@ def narrow_sampling(model: ModelContext) -> dict[str, Override]:
         narrowed["logit_bias"] = Override(status=REJECTED, why=NO_BIAS)
         narrowed |= dict.fromkeys((*DRY, *XTC), Override(status=IGNORED, why=NO_SAMPLER))
     for name in ASSISTED_FIELDS:
-        used = name in EFFECTIVE[model.decoding]
-        narrowed[name] = Override() if used else Override(status=IGNORED, why=NO_DRAFT)
+        has_effect = name in EFFECTIVE[model.decoding]
+        narrowed[name] = Override() if has_effect else Override(status=IGNORED, why=NO_DRAFT)
     if stops := model.default("stop_strings", None):
         narrowed["stop"] = Override(default=list(stops))
     return narrowed
@@ -287,8 +287,8 @@ def _check_beams(fields: SamplingFields) -> None:
 def idle_fields(fields: SamplingFields, model: ModelContext) -> list[str]:
     """Return the fields of assisted decoding that this graph's way of decoding ignores, and a penalty between
     groups of beams where there is one group."""
-    used = EFFECTIVE[model.decoding]
-    unused = [name for name in ASSISTED_FIELDS if name not in used and getattr(fields, name) is not None]
+    effective = EFFECTIVE[model.decoding]
+    unused = [name for name in ASSISTED_FIELDS if name not in effective and getattr(fields, name) is not None]
     unused += _idle_samplers(fields, model)
     return unused + (["diversity_penalty"] if fields.diversity_penalty and not _grouped(fields) else [])
 
@@ -349,7 +349,7 @@ def to_sampling(
             f"min_tokens: {minimum} is more than max_tokens {max_tokens}", param="min_tokens"
         )
     temperature = _default_temperature(model) if fields.temperature is None else float(fields.temperature)
-    asked = {name: getattr(fields, name) for name in ASSISTED_FIELDS}
+    assisted = {name: getattr(fields, name) for name in ASSISTED_FIELDS}
     greedy = temperature == GREEDY_TEMPERATURE
     top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
@@ -389,7 +389,7 @@ def to_sampling(
         echo=echo,
         reasoning_budget=reasoning_budget,
         constraint=constraint_of(fields),
-        **assistance(model.decoding, asked, model.defaults),
+        **assistance(model.decoding, assisted, model.defaults),
     )
 
 

@@ -79,11 +79,11 @@ class Shape:
         inner = self._places(self._root)
         assert inner is not None, "the type of a body is a struct"
         assert inner.names is not None
-        found: dict[tuple[Step, ...], str] = {}
+        unknown_paths: dict[tuple[Step, ...], str] = {}
         for name, place in inner.fields.items():
             if (value := members.get(name)) is not None:
-                _search(value, place, name, (name,), found)
-        return [name for name in members if name not in inner.names], list(found.values())
+                _search(value, place, name, (name,), unknown_paths)
+        return [name for name in members if name not in inner.names], list(unknown_paths.values())
 
     def _places(self, type_: Type) -> _Inner | None:
         """Return None where there is no struct to look at. One that has itself inside is looked at once."""
@@ -116,10 +116,10 @@ class Shape:
         return value
 
     def _of(self, type_: Type) -> _Kinds:
-        found = self._kinds.get(id(type_))  # the types live as long as the root
-        if found is None:
-            found = self._kinds[id(type_)] = _kinds(list(_options(type_)))
-        return found
+        kinds = self._kinds.get(id(type_))  # the types live as long as the root
+        if kinds is None:
+            kinds = self._kinds[id(type_)] = _kinds(list(_options(type_)))
+        return kinds
 
 
 @cache
@@ -153,20 +153,20 @@ def _kinds(options: list[Type]) -> _Kinds:
 
 
 def _search(
-    value: Any, place: _Inner, path: str, kind: tuple[Step, ...], found: dict[tuple[Step, ...], str]
+    value: Any, place: _Inner, path: str, kind: tuple[Step, ...], unknown_paths: dict[tuple[Step, ...], str]
 ) -> None:
-    """Note in `found` the unknown fields in a value, by their kind: the path without indices."""
+    """Note in `unknown_paths` the unknown fields in a value, by their kind: the path without indices."""
     if isinstance(value, dict):
         if place.names is not None and not place.names.issuperset(value):
             for name in value.keys() - place.names:
-                if value[name] not in (None, [], {}) and len(found) < MOST_INNER:
-                    found.setdefault((*kind, name), f"{path}.{name}")
+                if value[name] not in (None, [], {}) and len(unknown_paths) < MOST_INNER:
+                    unknown_paths.setdefault((*kind, name), f"{path}.{name}")
         for name, inner in place.fields.items():
             if (member := value.get(name)) is not None:
-                _search(member, inner, f"{path}.{name}", (*kind, name), found)
+                _search(member, inner, f"{path}.{name}", (*kind, name), unknown_paths)
         if place.values is not None:
             for name, member in value.items():
-                _search(member, place.values, f"{path}.{name}", (*kind, ""), found)
+                _search(member, place.values, f"{path}.{name}", (*kind, ""), unknown_paths)
     elif isinstance(value, list) and place.items is not None:
         for i, item in enumerate(value):
-            _search(item, place.items, f"{path}[{i}]", (*kind, 0), found)
+            _search(item, place.items, f"{path}[{i}]", (*kind, 0), unknown_paths)

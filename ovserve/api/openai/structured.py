@@ -79,22 +79,22 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
 
         Raises InvalidArgument naming field and value.
         """
-        found = list(_asked(self))
+        constraints = list(_constraints(self))
         unused = [f"structured_outputs.{name}" for name in _without_effect(self.structured_outputs)]
-        if len(found) > 1:
-            first, second = found[0][0], found[1][0]
+        if len(constraints) > 1:
+            first, second = constraints[0][0], constraints[1][0]
             raise InvalidArgument(
                 f"{second}: an answer has one constraint at most, and there is {first} already", param=second
             )
-        if not found:
+        if not constraints:
             return None, unused
-        where, form = found[0]
+        where, form = constraints[0]
         if form.get("type") == "json_schema":
             schema = form["json_schema"]
             strict = _is_strict(self, where)
-            written = strictly(schema, where) if strict else write(schema, what=where, exact=False)
-            unused += [f"{where}:{path}" for path in (*written.unenforced, *written.noted)]
-            form = ebnf(written.grammar)
+            result = strictly(schema, where) if strict else write(schema, what=where, exact=False)
+            unused += [f"{where}:{path}" for path in (*result.unenforced, *result.noted)]
+            form = ebnf(result.grammar)
         return constrain(form, where), unused
 
 
@@ -113,7 +113,7 @@ def _without_effect(options: StructuredOutputs | None) -> list[str]:
     return [] if options is None else [name for name in names if getattr(options, name)]
 
 
-def _asked(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
+def _constraints(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
     """Every constraint of the request: where it stands, and its format."""
     for where, value in fields.formats:
         if value is not None and (form := _response_format(value, where)) is not None:
@@ -132,26 +132,26 @@ def _asked(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
 
 def _structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Format]]:
     at = "structured_outputs"
-    found: list[tuple[str, Format]] = []
+    constraints: list[tuple[str, Format]] = []
     if options.json is not None:
-        found.append((f"{at}.json", json_schema(_schema(options.json, f"{at}.json"))))
+        constraints.append((f"{at}.json", json_schema(_schema(options.json, f"{at}.json"))))
     if options.regex is not None:
-        found.append((f"{at}.regex", _regex(options.regex, f"{at}.regex")))
+        constraints.append((f"{at}.regex", _regex(options.regex, f"{at}.regex")))
     if options.choice is not None:
-        found.append((f"{at}.choice", _choice(options.choice, f"{at}.choice")))
+        constraints.append((f"{at}.choice", _choice(options.choice, f"{at}.choice")))
     if options.grammar is not None:
-        found.append((f"{at}.grammar", _grammar(options.grammar, f"{at}.grammar")))
+        constraints.append((f"{at}.grammar", _grammar(options.grammar, f"{at}.grammar")))
     if options.json_object:
-        found.append((f"{at}.json_object", json_object()))
+        constraints.append((f"{at}.json_object", json_object()))
     if options.structural_tag is not None:
         where = f"{at}.structural_tag"
-        found.append((where, _structural_tag(_object(options.structural_tag, where), where)))
-    if not found:
+        constraints.append((where, _structural_tag(_object(options.structural_tag, where), where)))
+    if not constraints:
         raise InvalidArgument(
             f"{at}: expected one of json, regex, choice, grammar, json_object, structural_tag, got none",
             param=at,
         )
-    yield from found
+    yield from constraints
 
 
 def _response_format(value: dict[str, Any], where: str) -> Format | None:
@@ -171,10 +171,10 @@ def _response_format(value: dict[str, Any], where: str) -> Format | None:
     if type_ == "grammar":
         return _grammar(value.get("grammar"), f"{where}.grammar")
     if type_ in PLAIN_TYPES:
-        found: Format = without_regex(value, where)
-        return found
-    known = ", ".join(("text", "json_object", "structural_tag", *PLAIN_TYPES))
-    raise InvalidArgument(f"{where}.type: expected one of {known}, got {_show(type_)}", param=f"{where}.type")
+        form: Format = without_regex(value, where)
+        return form
+    types = ", ".join(("text", "json_object", "structural_tag", *PLAIN_TYPES))
+    raise InvalidArgument(f"{where}.type: expected one of {types}, got {_show(type_)}", param=f"{where}.type")
 
 
 def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
@@ -184,8 +184,8 @@ def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
     inner = value.get("json_schema")
     if isinstance(inner, dict) and "schema" in inner:
         return _schema(inner["schema"], f"{where}.json_schema.schema")
-    named = isinstance(inner, dict) and inner.keys() <= {"name", "description", "strict"}
-    if inner is None or (named and inner):
+    is_wrapper = isinstance(inner, dict) and inner.keys() <= {"name", "description", "strict"}
+    if inner is None or (is_wrapper and inner):
         at = f"{where}.schema" if inner is None and where == "text.format" else f"{where}.json_schema.schema"
         raise InvalidArgument(f"{at}: required, but missing", param=at)
     return _schema(inner, f"{where}.json_schema")
@@ -249,8 +249,8 @@ def _structural_tag(value: dict[str, Any], where: str) -> Format:
             f"{where}.type: expected structural_tag, got {_show(value['type'])}", param=f"{where}.type"
         )
     if "format" in value:
-        found: Format = without_regex(_object(value["format"], f"{where}.format"), f"{where}.format")
-        return found
+        form: Format = without_regex(_object(value["format"], f"{where}.format"), f"{where}.format")
+        return form
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         raise InvalidArgument(

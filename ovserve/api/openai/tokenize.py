@@ -107,8 +107,8 @@ class Tokenizing:
 
     @property
     def add_special_tokens(self) -> bool:
-        given = self.body.add_special_tokens
-        return self.body.messages is None if given is None else given
+        option = self.body.add_special_tokens
+        return self.body.messages is None if option is None else option
 
     @property
     def param(self) -> str:
@@ -117,8 +117,8 @@ class Tokenizing:
 
     @property
     def texts(self) -> list[str]:
-        given = self.body.prompt if self.body.text is None else self.body.text
-        return [given] if isinstance(given, str) else list(given or ())
+        prompt = self.body.prompt if self.body.text is None else self.body.text
+        return [prompt] if isinstance(prompt, str) else list(prompt or ())
 
     def without_messages(self) -> Tokenizing:
         """The same without what `conversation` is made of; that there were messages still shows."""
@@ -146,17 +146,17 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 def decode_tokenize(body: bytes) -> Tokenizing:
     request, unknown = decode_body(body, _tokenize, loosen_messages)
-    given = [name for name in INPUTS if getattr(request, name) is not None]
-    if len(given) != 1:
-        got = " and ".join(given) or "none"
+    inputs = [name for name in INPUTS if getattr(request, name) is not None]
+    if len(inputs) != 1:
+        listed = " and ".join(inputs) or "none"
         raise InvalidArgument(
-            f"{given[-1] if given else 'prompt'}: expected one of {', '.join(INPUTS)}, got {got}",
-            param=given[-1] if given else "prompt",
+            f"{inputs[-1] if inputs else 'prompt'}: expected one of {', '.join(INPUTS)}, got {listed}",
+            param=inputs[-1] if inputs else "prompt",
         )
     for owner, names in ONLY_WITH.items():
         for name in names:
-            if owner != given[0] and getattr(request, name) is not None:
-                raise InvalidArgument(f"{name}: only allowed with {owner}, not with {given[0]}", param=name)
+            if owner != inputs[0] and getattr(request, name) is not None:
+                raise InvalidArgument(f"{name}: only allowed with {owner}, not with {inputs[0]}", param=name)
     if request.pad_to_max_length and request.max_length is None:
         raise InvalidArgument("pad_to_max_length: true needs max_length", param="pad_to_max_length")
     dropped = check_messages(request.messages or [])

@@ -34,20 +34,20 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 def function_tool(tool: Any, where: str) -> dict[str, Any]:
     """One tool in chat's form. Raises InvalidArgument naming the field."""
     if not isinstance(tool, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {_shown(tool)}", param=where)
+        raise InvalidArgument(f"{where}: expected an object, got {_display(tool)}", param=where)
     if tool.get("type") != "function":
         raise InvalidArgument(
-            f"{where}.type: expected 'function', got {_shown(tool.get('type'))}", param=f"{where}.type"
+            f"{where}.type: expected 'function', got {_display(tool.get('type'))}", param=f"{where}.type"
         )
     nested = "function" in tool
     function = tool["function"] if nested else {k: v for k, v in tool.items() if k != "type"}
     at = f"{where}.function" if nested else where
     if not isinstance(function, dict):
-        raise InvalidArgument(f"{at}: expected an object, got {_shown(function)}", param=at)
+        raise InvalidArgument(f"{at}: expected an object, got {_display(function)}", param=at)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{at}.name: expected 1 to 128 letters, digits, _ . : / or -, got {_shown(name)}",
+            f"{at}.name: expected 1 to 128 letters, digits, _ . : / or -, got {_display(name)}",
             param=f"{at}.name",
         )
     for field, type_, what in (
@@ -58,7 +58,7 @@ def function_tool(tool: Any, where: str) -> dict[str, Any]:
         value = function.get(field)
         if value is not None and not isinstance(value, type_):
             raise InvalidArgument(
-                f"{at}.{field}: expected {what}, got {_shown(value)}", param=f"{at}.{field}"
+                f"{at}.{field}: expected {what}, got {_display(value)}", param=f"{at}.{field}"
             )
     _check_schema(function.get("parameters"), f"{at}.parameters")
     ordered = {field: function[field] for field in _ORDER if field in function} | function
@@ -69,7 +69,7 @@ def _check_schema(schema: dict[str, Any] | None, where: str) -> None:
     """Arguments are an object whatever the function; deeper faults are the grammar's to find."""
     if schema is not None and schema.get("type", "object") != "object":
         raise InvalidArgument(
-            f"{where}.type: arguments are an object, got {_shown(schema['type'])}", param=f"{where}.type"
+            f"{where}.type: arguments are an object, got {_display(schema['type'])}", param=f"{where}.type"
         )
 
 
@@ -85,14 +85,14 @@ def tool_policy(
     names = [tool["function"]["name"] for tool in tools]
     for name, count in Counter(names).items():
         if count > 1:
-            raise InvalidArgument(f"tools: {count} functions are called {_shown(name)}", param="tools")
-    mode, wanted, once = _choice(choice, names)
+            raise InvalidArgument(f"tools: {count} functions are called {_display(name)}", param="tools")
+    mode, tool_names, once = _choice(choice, names)
     if not tools:
         if mode == "required":
             raise InvalidArgument("tool_choice: 'required' needs tools, got none", param="tool_choice")
         return None
-    chosen = frozenset(wanted)
-    allowed = tuple(name for name in names if name in chosen) if mode != "none" else ()
+    callable_names = frozenset(tool_names)
+    allowed = tuple(name for name in names if name in callable_names) if mode != "none" else ()
     policy = ToolPolicy(tuple(tools), mode, allowed, parallel is not False and not once)
     return structs.replace(policy, unenforced=tuple(_unenforced(policy)))
 
@@ -107,11 +107,11 @@ def _unenforced(policy: ToolPolicy) -> Iterator[str]:
             continue
         try:
             schema = schemas[name]
-            made = strictly(schema, "tools") if name in strict else write(schema, what="tools", exact=False)
+            result = strictly(schema, "tools") if name in strict else write(schema, what="tools", exact=False)
         except InvalidArgument as error:
-            said = error.message.removeprefix("tools: ")
-            raise InvalidArgument(f"tools: parameters of {name}: {said}", param="tools") from None
-        yield from (f"tools:{name}:{path}" for path in (*made.unenforced, *made.noted))
+            reason = error.message.removeprefix("tools: ")
+            raise InvalidArgument(f"tools: parameters of {name}: {reason}", param="tools") from None
+        yield from (f"tools:{name}:{path}" for path in (*result.unenforced, *result.noted))
 
 
 def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choice, list[str], bool]:
@@ -119,11 +119,11 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
     if choice is None:
         return "auto", names, False
     if isinstance(choice, str):
-        for known in CHOICES:
-            if choice == known:
-                return known, names, False
+        for mode in CHOICES:
+            if choice == mode:
+                return mode, names, False
         raise InvalidArgument(
-            f"tool_choice: expected one of {', '.join(CHOICES)} or an object, got {_shown(choice)}",
+            f"tool_choice: expected one of {', '.join(CHOICES)} or an object, got {_display(choice)}",
             param="tool_choice",
         )
     kind = choice.get("type", "function" if "function" in choice else None)
@@ -132,7 +132,7 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
     if kind == "allowed_tools":
         return *_allowed(choice, names), False
     raise InvalidArgument(
-        f"tool_choice.type: expected 'function', 'custom' or 'allowed_tools', got {_shown(kind)}",
+        f"tool_choice.type: expected 'function', 'custom' or 'allowed_tools', got {_display(kind)}",
         param="tool_choice.type",
     )
 
@@ -141,18 +141,18 @@ def _allowed(choice: dict[str, Any], names: list[str]) -> tuple[Choice, list[str
     inner = choice.get("allowed_tools", choice)  # chat nests it, responses does not
     where = "tool_choice.allowed_tools" if inner is not choice else "tool_choice"
     if not isinstance(inner, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {_shown(inner)}", param=where)
+        raise InvalidArgument(f"{where}: expected an object, got {_display(inner)}", param=where)
     mode, tools = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
         raise InvalidArgument(
-            f"{where}.mode: expected auto or required, got {_shown(mode)}", param=f"{where}.mode"
+            f"{where}.mode: expected auto or required, got {_display(mode)}", param=f"{where}.mode"
         )
     if not isinstance(tools, list) or not tools:
         raise InvalidArgument(
-            f"{where}.tools: expected a non-empty array, got {_shown(tools)}", param=f"{where}.tools"
+            f"{where}.tools: expected a non-empty array, got {_display(tools)}", param=f"{where}.tools"
         )
-    known = dict.fromkeys(names)
-    listed = [_known_name(tool, known, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
+    tool_names = dict.fromkeys(names)
+    listed = [_known_name(tool, tool_names, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
     return ("required" if mode == "required" else "auto"), listed
 
 
@@ -164,17 +164,17 @@ def _known_name(choice: Any, names: Collection[str], where: str) -> str:
     at = f"{where}.name" if nested is None else f"{where}.{nested}.name"
     if not isinstance(name, str) or name not in names:
         raise InvalidArgument(
-            f"{at}: {_shown(name)} is not one of the tools: {_listed(names) or 'none'}", param=at
+            f"{at}: {_display(name)} is not one of the tools: {_listed(names) or 'none'}", param=at
         )
     return name
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(islice(names, SHOWN_NAMES))
-    return f"{shown} and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else shown
+    listed = ", ".join(islice(names, SHOWN_NAMES))
+    return f"{listed} and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else listed
 
 
-def _shown(value: Any) -> str:
+def _display(value: Any) -> str:
     return shortened(repr(value))
 
 

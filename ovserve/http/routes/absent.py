@@ -38,8 +38,8 @@ MAX_PARTS = 16  # of a path that is compared with known ones; each costs a searc
 async def not_found(request: web.Request) -> NotFound:
     """The error for a path without a handler."""
     path = request.path
-    if (known := why_absent(path)) is not None:
-        return known
+    if (reason := why_absent(path)) is not None:
+        return reason
     for near in near_paths(path):
         match = await request.app.router.resolve(request.clone(rel_url=URL.build(path=near)))
         if match.http_exception is None:

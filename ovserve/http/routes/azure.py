@@ -41,8 +41,8 @@ class Azure:
         try:
             servable = self._servable(request, body)
             with servable.lease():
-                named = await body.naming(servable.name, bodies)
-                payload = payload_of(request, endpoint_for(request.headers), named)
+                named_body = await body.naming(servable.name, bodies)
+                payload = payload_of(request, endpoint_for(request.headers), named_body)
                 async with servable.start(payload) as answer:
                     return await send_answer(request, answer)
         except InvalidArgument as exc:
@@ -58,8 +58,8 @@ class Azure:
         mode = mode_of(request.headers)
         with servable.lease():
             data = await bodies.run(body.head.large, embeddings_for, body.data, servable.name, mode)
-            named = Body(data, body.head._replace(model=servable.name))
-            async with servable.start(payload_of(request, "embeddings", named)) as answer:
+            named_body = Body(data, body.head._replace(model=servable.name))
+            async with servable.start(payload_of(request, "embeddings", named_body)) as answer:
                 return await send_answer(request, answer)
 
     async def info(self, request: web.Request) -> web.Response:
@@ -82,8 +82,8 @@ class Azure:
         body, bodies = await read_body(request), request.app[BODIES]
         servable = self._manager.get(request.match_info["deployment"])
         with servable.lease():
-            named = await body.naming(servable.name, bodies)
-            payload = payload_of(request, request.match_info["endpoint"], named)
+            named_body = await body.naming(servable.name, bodies)
+            payload = payload_of(request, request.match_info["endpoint"], named_body)
             async with servable.start(payload) as answer:
                 return await send_answer(request, answer)
 

@@ -53,10 +53,10 @@ class Config:
 
     def _document(self, status: int) -> web.Response:
         caller = current_request().caller
-        shown = [s for s in self._manager.statuses() if caller.may_use(s.name)]
-        versions = {name: list(found) for name, found in groupby(shown, lambda status: status.name)}
+        visible = [s for s in self._manager.statuses() if caller.may_use(s.name)]
+        versions = {name: list(group) for name, group in groupby(visible, lambda status: status.name)}
         body = encode(
-            {name: ModelStatus(list(map(version_status, found))) for name, found in versions.items()}
+            {name: ModelStatus(list(map(version_status, statuses))) for name, statuses in versions.items()}
         )
         # OVMS's document has a place for each model, and none for the configuration itself.
         fault = self._manager.fault if caller.rights.admin else ""
@@ -65,8 +65,8 @@ class Config:
 
 
 def version_status(status: ServableStatus) -> VersionStatus:
-    told = Status(status.error_code, status.reason or "OK")
-    return VersionStatus(str(status.version), status.state.name, told, status.state_detail or UNSET)
+    details = Status(status.error_code, status.reason or "OK")
+    return VersionStatus(str(status.version), status.state.name, details, status.state_detail or UNSET)
 
 
 OPERATIONS = (

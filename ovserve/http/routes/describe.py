@@ -68,10 +68,10 @@ def _capabilities(servable: Servable) -> capabilities.ModelCapabilities:
 
 def routes_of(app: web.Application) -> list[Route]:
     """Method and path of every route, those of HEAD left out: they are GET's."""
-    found: list[Route] = []
+    routes: list[Route] = []
     for route in app.router.routes():
         info = route.resource.get_info() if route.resource is not None else {}
         pattern = info.get("pattern") or re.compile(re.escape(info.get("path", "")))
         if route.method != "HEAD":
-            found.append((route.method, pattern))
-    return found
+            routes.append((route.method, pattern))
+    return routes

@@ -46,17 +46,17 @@ class LoraRoutes:
 
     async def load(self, request: web.Request) -> web.Response:
         current_request().caller.require_admin()
-        asked, _ = decode_body(await read_small_body(request), _load)
-        name, known = asked.lora_name, self._manager.entries.find(asked.lora_name)
-        served = known is not None and known.listed
-        if known is not None and served:
-            if known.spec.adapter is None:
+        options, _ = decode_body(await read_small_body(request), _load)
+        name, entry = options.lora_name, self._manager.entries.find(options.lora_name)
+        served = entry is not None and entry.listed
+        if entry is not None and served:
+            if entry.spec.adapter is None:
                 raise InvalidArgument(f"lora_name: {name!r} is a model", param="lora_name")
-            if not asked.load_inplace:
+            if not options.load_inplace:
                 raise InvalidArgument(f"lora_name: {name!r} has been loaded already", param="lora_name")
-        parent = self._parent(asked.base_model_name)
+        parent = self._parent(options.base_model_name)
         base = self._manager.entries[parent].spec
-        spec = replace(base, name=name, adapter=_adapter(parent, asked.lora_path))
+        spec = replace(base, name=name, adapter=_adapter(parent, options.lora_path))
         try:
             await self._manager.load(name, spec)
         except OvserveError as error:
@@ -70,12 +70,12 @@ class LoraRoutes:
 
     async def unload(self, request: web.Request) -> web.Response:
         current_request().caller.require_admin()
-        asked, _ = decode_body(await read_small_body(request), _unload)
-        known = self._manager.entries.find(asked.lora_name)
-        if known is None or not known.listed or known.spec.adapter is None:
-            raise ModelNotFound(f"the adapter {asked.lora_name!r} is not served", param="lora_name")
-        await self._manager.unload(asked.lora_name)
-        return _text(f"Success: LoRA adapter {asked.lora_name!r} removed successfully.")
+        options, _ = decode_body(await read_small_body(request), _unload)
+        entry = self._manager.entries.find(options.lora_name)
+        if entry is None or not entry.listed or entry.spec.adapter is None:
+            raise ModelNotFound(f"the adapter {options.lora_name!r} is not served", param="lora_name")
+        await self._manager.unload(options.lora_name)
+        return _text(f"Success: LoRA adapter {options.lora_name!r} removed successfully.")
 
     def _parent(self, name: str | None) -> str:
         """Return the servable to change. Raises InvalidArgument or ModelNotFound."""

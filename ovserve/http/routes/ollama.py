@@ -91,19 +91,21 @@ class Ollama:
         servable = self._servable(body.model)
         if servable.endpoints and EMBEDDINGS not in servable.endpoints:
             raise InvalidArgument(f"model {servable.name!r} makes no embeddings", param="model")
-        asked, model, ignored = await bodies.run(
+        embed_body, model, ignored = await bodies.run(
             body.head.large, _embeddings_request, body.data, servable.name, older
         )
-        head = await bodies.admit(asked)
-        payload = HttpPayload(EMBEDDINGS, asked, headers_of(request), head)
+        head = await bodies.admit(embed_body)
+        payload = HttpPayload(EMBEDDINGS, embed_body, headers_of(request), head)
         async with servable.start(payload) as answer:
             first = await answer.first()
-        took = time.monotonic_ns() - began
-        told = await bodies.run(
-            len(first.body) > LARGE_ANSWER, _embeddings_answer, first.body, model, took, older
+        duration = time.monotonic_ns() - began
+        converted = await bodies.run(
+            len(first.body) > LARGE_ANSWER, _embeddings_answer, first.body, model, duration, older
         )
         return web.Response(
-            body=told, content_type="application/json", headers={**first.headers, **ignored_header(ignored)}
+            body=converted,
+            content_type="application/json",
+            headers={**first.headers, **ignored_header(ignored)},
         )
 
     async def tags(self, request: web.Request) -> web.Response:
@@ -113,8 +115,8 @@ class Ollama:
         return _json(models.processes(await self._described(loaded=True)))
 
     async def show(self, request: web.Request) -> web.Response:
-        servable = self._servable(named(await read_small_body(request)))
-        return _json(models.shown(await describe(servable)))
+        servable = self._servable(requested_model(await read_small_body(request)))
+        return _json(models.show_body(await describe(servable)))
 
     async def version(self, request: web.Request) -> web.Response:
         return _json(encode(models.Version(models.API_VERSION, __version__)))
@@ -135,10 +137,10 @@ class Ollama:
             raise ModelNotFound(f"model '{model}' not found: {error}", param="model") from error
 
 
-def named(body: bytes) -> str:
+def requested_model(body: bytes) -> str:
     """Return the model that a body of show or pull names. Raises InvalidArgument."""
-    asked, _ = decode_body(body, _of_model)
-    if not (name := asked.model or asked.name):
+    fields, _ = decode_body(body, _of_model)
+    if not (name := fields.model or fields.name):
         raise InvalidArgument("model: required, but missing", param="model")
     return name
 

@@ -44,10 +44,10 @@ class OllamaPull:
 
     async def pull(self, request: web.Request) -> web.StreamResponse:
         current_request().caller.require_admin()
-        asked, _ = decode_body(await read_small_body(request), _decoder)
-        name = _checked(asked.model or asked.name)
+        options, _ = decode_body(await read_small_body(request), _decoder)
+        name = _checked(options.model or options.name)
         async with aclosing(self._lines(name)) as lines:  # a client that leaves ends the command
-            return await _answer(request, lines, stream=asked.stream is not False)
+            return await _answer(request, lines, stream=options.stream is not False)
 
     async def _lines(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer's lines. Raises LoadError with what the command said."""
@@ -84,18 +84,18 @@ async def _fetch(name: str, repository: Path) -> AsyncGenerator[dict[str, Any], 
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, start_new_session=True)
     assert process.stdout is not None
     assert process.stderr is not None
-    said = asyncio.create_task(process.stderr.read())
+    errors = asyncio.create_task(process.stderr.read())
     digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()  # shows clients which bar a line moves
     try:
         async for line in process.stdout:
-            told: dict[str, Any] = msgspec.json.decode(line)
-            yield told | ({"digest": digest} if "total" in told else {})
+            progress: dict[str, Any] = msgspec.json.decode(line)
+            yield progress | ({"digest": digest} if "total" in progress else {})
         if await process.wait():
-            text = (await said).decode("utf-8", "replace").strip()
+            text = (await errors).decode("utf-8", "replace").strip()
             raise LoadError(text.removeprefix("ovserve: ") or f"pulling {name} failed")
     finally:
         await _end(process)
-        said.cancel()
+        errors.cancel()
 
 
 async def _end(process: Process) -> None:

@@ -123,23 +123,23 @@ class RealtimeRoutes:
         """POST: make a key, and return the session that it begins."""
         body = await read_small_body(request)
         try:
-            given = msgspec.json.decode(body or b"{}", type=SecretRequest)
+            options = msgspec.json.decode(body or b"{}", type=SecretRequest)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"the body is not valid: {error}") from None
         except msgspec.DecodeError as error:
             raise InvalidArgument(f"the body is not valid JSON: {error}") from None
-        session = given.session or {}
+        session = options.session or {}
         name = session.get("model")
         if name is not None and not isinstance(name, str):
             raise InvalidArgument("session.model: expected a string", param="session.model")
         servable = self._servable(name)
         async with servable.start(self._handshake(request, servable, session), open_ended=True) as run:
             first = await run.first()  # so that what is wrong with the session is an error here
-        shown = msgspec.json.decode(first.body)["session"]
-        seconds = (given.expires_after or ExpiresAfter()).seconds
-        bound = {**session, "model": servable.name} if shown["type"] == "realtime" else session
+        described = msgspec.json.decode(first.body)["session"]
+        seconds = (options.expires_after or ExpiresAfter()).seconds
+        bound = {**session, "model": servable.name} if described["type"] == "realtime" else session
         value, expires = self._guard.make_secret(current_request().caller, seconds, bound)
-        answer = msgspec.json.encode(Secret(value, expires, shown))
+        answer = msgspec.json.encode(Secret(value, expires, described))
         return web.Response(body=answer, content_type="application/json")
 
     def _servable(self, name: str | None) -> Servable:
@@ -191,18 +191,18 @@ class _Connection:
         await self._ws.send_str(first.decode())
         tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._watch())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
                 task.result()
         except _Close as end:
             if end.error:
                 await self._send_error(end.error, end.reason)
             await self._close(end.code, end.reason)
         except OvserveError as error:
-            shown = public(error)
-            if shown is not error:
+            public_error = public(error)
+            if public_error is not error:
                 log.error("the graph of a session failed: %s", error, exc_info=for_log(error))
-            await self._send_error(shown.code or shown.kind, str(shown))
+            await self._send_error(public_error.code or public_error.kind, str(public_error))
             await self._close(WSCloseCode.INTERNAL_ERROR, "the graph failed")
             raise
         finally:

@@ -79,19 +79,19 @@ def owner_of(request: web.Request) -> str:
 
 
 def _flag(request: web.Request, name: str) -> bool:
-    given = request.query.get(name, "false")
-    if given.lower() not in FLAGS:
-        raise InvalidArgument(f"{name}: expected true or false, got {given!r}", param=name)
-    return FLAGS[given.lower()]
+    text = request.query.get(name, "false")
+    if text.lower() not in FLAGS:
+        raise InvalidArgument(f"{name}: expected true or false, got {text!r}", param=name)
+    return FLAGS[text.lower()]
 
 
 def number_of(request: web.Request, name: str) -> int | None:
-    given = request.query.get(name)
-    if given is None:
+    text = request.query.get(name)
+    if text is None:
         return None
-    if not given.isascii() or not given.isdigit() or len(given) > 18:
-        raise InvalidArgument(f"{name}: expected a whole number, got {given!r}", param=name)
-    return int(given)
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidArgument(f"{name}: expected a whole number, got {text!r}", param=name)
+    return int(text)
 
 
 def _json(body: bytes) -> web.Response:

@@ -36,10 +36,8 @@ class PredictAnswer(Struct):
 
 
 class TensorFlow:
-    def __init__(
-        self, description: Description, inference: Inference, administration: Administration
-    ) -> None:
-        self._description, self._inference = description, inference
+    def __init__(self, model: Description, inference: Inference, administration: Administration) -> None:
+        self._description, self._inference = model, inference
         self._administration = administration
 
     async def predict(self, request: web.Request) -> web.Response:
@@ -49,22 +47,24 @@ class TensorFlow:
         if servable.model is None:
             raise InvalidArgument(f"model {name!r} is a graph: use /v2/models/{name}/infer", param="model")
         inputs = tuple(InputType(i.name, i.names, i.datatype) for i in servable.model.model.inputs)
-        asked: Predict = await bodies.run(body.head.large, decode_predict, body.data, inputs)
-        response = await self._inference.infer(InferRequest(name, asked.tensors, version), TENSORFLOW)
+        predict: Predict = await bodies.run(body.head.large, decode_predict, body.data, inputs)
+        response = await self._inference.infer(InferRequest(name, predict.tensors, version), TENSORFLOW)
         large = sum(len(tensor.data) for tensor in response.outputs.values()) > LOOP_NODES
-        made = await bodies.run(large, encode_predict, response.outputs, asked.rows)
-        return web.Response(body=made, content_type="application/json", headers=ignored_header(asked.ignored))
+        encoded = await bodies.run(large, encode_predict, response.outputs, predict.rows)
+        return web.Response(
+            body=encoded, content_type="application/json", headers=ignored_header(predict.ignored)
+        )
 
     async def status(self, request: web.Request) -> web.Response:
         """Answer with the status of one version. The path without a version is OpenAI's."""
-        found = self._administration.status(*_which(request))
-        return _json(ModelStatus([version_status(one) for one in found]))
+        statuses = self._administration.status(*_which(request))
+        return _json(ModelStatus([version_status(one) for one in statuses]))
 
     async def metadata(self, request: web.Request) -> web.Response:
         name, version = _which(request)
-        found = self._description.model(name, version)
+        model = self._description.model(name, version)
         served = self._inference.servable(name, version).version
-        signature = {"inputs": _ends(found.inputs), "outputs": _ends(found.outputs), "methodName": ""}
+        signature = {"inputs": _ends(model.inputs), "outputs": _ends(model.outputs), "methodName": ""}
         return _json(
             {
                 "modelSpec": {"name": name, "signatureName": "", "version": served},

@@ -42,8 +42,8 @@ class V2:
         if self._manager.ready:
             return web.Response(body=encode(Ready()), content_type="application/json")
         may = current_request().caller.may_use
-        shown = [s for s in self._manager.statuses() if may(s.name)]
-        states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in shown)
+        visible = [s for s in self._manager.statuses() if may(s.name)]
+        states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in visible)
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)
 
 

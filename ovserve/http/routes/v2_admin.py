@@ -37,17 +37,17 @@ class V2Admin:
         self._administration = administration
 
     async def index(self, request: web.Request) -> web.Response:
-        asked, _ = decode_body(await read_small_body(request) or b"{}", _index)
-        return _json([row._asdict() for row in self._administration.index(ready=asked.ready)])
+        options, _ = decode_body(await read_small_body(request) or b"{}", _index)
+        return _json([row._asdict() for row in self._administration.index(ready=options.ready)])
 
     async def load(self, request: web.Request) -> web.Response:
-        asked, _ = decode_body(await read_small_body(request) or b"{}", _change)
-        await self._administration.load(request.match_info["name"], asked.parameters)
+        options, _ = decode_body(await read_small_body(request) or b"{}", _change)
+        await self._administration.load(request.match_info["name"], options.parameters)
         return web.Response()
 
     async def unload(self, request: web.Request) -> web.Response:
-        asked, _ = decode_body(await read_small_body(request) or b"{}", _change)
-        await self._administration.unload(request.match_info["name"], asked.parameters)
+        options, _ = decode_body(await read_small_body(request) or b"{}", _change)
+        await self._administration.unload(request.match_info["name"], options.parameters)
         return web.Response()
 
     async def log_settings(self, request: web.Request) -> web.Response:

@@ -25,8 +25,8 @@ SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: el
 
 
 class V2Models:
-    def __init__(self, description: Description, inference: Inference) -> None:
-        self._description = description
+    def __init__(self, model: Description, inference: Inference) -> None:
+        self._description = model
         self._inference = inference
 
     async def server(self, request: web.Request) -> web.Response:
@@ -36,16 +36,16 @@ class V2Models:
     async def model(self, request: web.Request) -> web.Response:
         name, version = _which(request)
         with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
-            found = self._description.model(name, version)
+            model = self._description.model(name, version)
         document: dict[str, Any] = {
-            "name": found.name,
-            "versions": found.versions,
-            "platform": found.platform,
-            "inputs": [_metadata(end) for end in found.inputs],
-            "outputs": [_metadata(end) for end in found.outputs],
+            "name": model.name,
+            "versions": model.versions,
+            "platform": model.platform,
+            "inputs": [_metadata(end) for end in model.inputs],
+            "outputs": [_metadata(end) for end in model.outputs],
         }
-        if found.rt_info:
-            document["rt_info"] = {"model_info": found.rt_info}
+        if model.rt_info:
+            document["rt_info"] = {"model_info": model.rt_info}
         return _json(document)
 
     async def ready(self, request: web.Request) -> web.Response:
@@ -57,17 +57,17 @@ class V2Models:
         return _json({"name": name, "ready": True})
 
     async def config(self, request: web.Request) -> web.Response:
-        found = self._description.model(*_which(request))
+        model = self._description.model(*_which(request))
         return _json(
             {
-                "name": found.name,
-                "platform": found.platform,
+                "name": model.name,
+                "platform": model.platform,
                 "backend": BACKEND,
-                "version_policy": {"specific": {"versions": list(map(int, found.versions))}},
+                "version_policy": {"specific": {"versions": list(map(int, model.versions))}},
                 "max_batch_size": 0,
-                "input": [_config(end) for end in found.inputs],
-                "output": [_config(end) for end in found.outputs],
-                "model_transaction_policy": {"decoupled": found.decoupled},
+                "input": [_config(end) for end in model.inputs],
+                "output": [_config(end) for end in model.outputs],
+                "model_transaction_policy": {"decoupled": model.decoupled},
             }
         )
 
@@ -97,16 +97,16 @@ class V2Models:
         large = await bodies.check(body if end == len(body) else body[:end])
         large = large or (len(body) - end > SMALL_BYTES and TEXTS in body[:end])
         if large:
-            asked = await bodies.run(large, decode_infer, name, version, body, header)
+            decoded = await bodies.run(large, decode_infer, name, version, body, header)
         else:  # numbers behind the JSON cost nothing, however many they are
-            asked = decode_infer(name, version, body, header, views=True)
-        response = await self._inference.infer(asked.request, KSERVE_REST)
-        large = json_elements(response, asked.wanted) > LOOP_NODES
+            decoded = decode_infer(name, version, body, header, views=True)
+        response = await self._inference.infer(decoded.request, KSERVE_REST)
+        large = json_elements(response, decoded.requested) > LOOP_NODES
         if large:
-            answer, json_length = await bodies.run(large, encode_infer, response, asked.wanted)
+            answer, json_length = await bodies.run(large, encode_infer, response, decoded.requested)
         else:
-            answer, json_length = encode_infer(response, asked.wanted)
-        headers = ignored_header(asked.ignored)
+            answer, json_length = encode_infer(response, decoded.requested)
+        headers = ignored_header(decoded.ignored)
         if json_length is None:
             return web.Response(body=answer, content_type="application/json", headers=headers)
         headers[HEADER_LENGTH] = str(json_length)

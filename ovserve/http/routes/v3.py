@@ -86,8 +86,8 @@ class V3:
     def _owners(self, endpoint: str) -> list[str]:
         """Return the names of servables with an open endpoint that this is."""
         may = current_request().caller.may_use
-        found = (s for s in self._manager.servables if matches(endpoint, s.open_endpoints))
-        return [s.name for s in found if may(s.name)]
+        servables = (s for s in self._manager.servables if matches(endpoint, s.open_endpoints))
+        return [s.name for s in servables if may(s.name)]
 
     async def _open(self, request: web.Request, endpoint: str, owners: list[str]) -> web.StreamResponse:
         """Hand on any request. Several servables with one path are chosen from by `?model=NAME`."""
@@ -109,41 +109,41 @@ class V3:
 
     async def get_model(self, request: web.Request) -> web.Response:
         name = request.match_info.get("model", "info")  # the one name that has a route of its own
-        known = next((m for m in self._models() if m.id == name), None)
-        if known is None:
+        card = next((m for m in self._models() if m.id == name), None)
+        if card is None:
             raise ModelNotFound(f"model {name!r} is not served", param="model")
         versions = [s for s in self._manager.statuses(name) if s.plain]
         if versions:
-            known = msgspec.structs.replace(
-                known, model_version_status=[msgspec.to_builtins(version_status(s)) for s in versions]
+            card = msgspec.structs.replace(
+                card, model_version_status=[msgspec.to_builtins(version_status(s)) for s in versions]
             )
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
-        return _json(anthropic_models.model_info(known) if anthropic else models.model(known))
+        return _json(anthropic_models.model_info(card) if anthropic else models.model(card))
 
     def _models(self) -> list[models.Model]:
         """List models that can answer first, because some clients take the first one."""
         may = current_request().caller.may_use
         lengths = {s.name: s.max_length for s in self._manager.servables}
-        shown = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        visible = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
         # Of several versions the one that answers is shown.
-        newest = {s.name: s for s in sorted(shown, key=lambda s: s.state is AVAILABLE)}
-        found = [_model(s, lengths.get(s.name)) for s in newest.values()]
-        known = {model.id: model for model in found}
-        found += [replace(known[name], id=alias) for alias, name in self._manager.aliases.listed(known)]
+        newest = {s.name: s for s in sorted(visible, key=lambda s: s.state is AVAILABLE)}
+        cards = [_model(s, lengths.get(s.name)) for s in newest.values()]
+        by_name = {model.id: model for model in cards}
+        cards += [replace(by_name[name], id=alias) for alias, name in self._manager.aliases.listed(by_name)]
         parents = {s.name: s.parent for s in self._manager.servables if s.parent}
-        found = [replace(m, parent=parents[m.id]) if m.id in parents else m for m in found]
+        cards = [replace(m, parent=parents[m.id]) if m.id in parents else m for m in cards]
         hidden = set()
         for servable in self._manager.servables:
-            if servable.name in known:
-                found += [
-                    replace(known[servable.name], id=variant, parent=servable.name)
+            if servable.name in by_name:
+                cards += [
+                    replace(by_name[servable.name], id=variant, parent=servable.name)
                     for variant in servable.variants
-                    if variant not in known
+                    if variant not in by_name
                 ]
                 if not servable.base_name:
                     hidden.add(servable.name)
-        found = [model for model in found if model.id not in hidden]
-        return sorted(found, key=lambda model: model.state != "AVAILABLE")
+        cards = [model for model in cards if model.id not in hidden]
+        return sorted(cards, key=lambda model: model.state != "AVAILABLE")
 
 
 def _json(body: bytes) -> web.Response:

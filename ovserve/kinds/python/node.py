@@ -47,10 +47,10 @@ class NamedTensor(Tensor):
 
     @classmethod
     def of_tensor(cls, name: str, tensor: Tensor) -> NamedTensor:
-        made = cls.unchecked(tensor.datatype, tensor.shape, tensor.data)
-        object.__setattr__(made, "name", name)
-        assert isinstance(made, NamedTensor), "made by this class"
-        return made
+        named_tensor = cls.unchecked(tensor.datatype, tensor.shape, tensor.data)
+        object.__setattr__(named_tensor, "name", name)
+        assert isinstance(named_tensor, NamedTensor), "made by this class"
+        return named_tensor
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ class PythonExecutor(EngineCalculator, HttpCalculator):
 
     async def process(self, cc: Context) -> None:
         options: PythonOptions = cc.contract.options
-        given = [(name, packet) for port, name in options.inputs if (packet := cc[port]) is not None]
-        if not given:
+        inputs = [(name, packet) for port, name in options.inputs if (packet := cc[port]) is not None]
+        if not inputs:
             await self._next(cc)
             return
         if self.stream is not None:
             raise ResourceExhausted(BUSY)
-        values = tuple(_value(name, packet) for name, packet in given)
+        values = tuple(_value(name, packet) for name, packet in inputs)
         arguments = ExecuteArguments(cc.node.name, values, request_id.get())
-        blobs = [packet.body if isinstance(packet, HttpPayload) else packet.data for _, packet in given]
+        blobs = [packet.body if isinstance(packet, HttpPayload) else packet.data for _, packet in inputs]
         self.stream = await cc[self.python].engine.call(EXECUTE, arguments, blobs, window=ITEMS_AHEAD)
         await self._next(cc)
 
@@ -189,7 +189,7 @@ def _sendable(text: str) -> str:
 
 def _packet(value: Made, blob: memoryview, *, more: bool) -> Tensor | HttpResponse | bytes:
     if isinstance(value, TensorValue):
-        return Tensor.made(value.datatype, value.shape, blob)
+        return Tensor.from_handler(value.datatype, value.shape, blob)
     if not value.begins:
         return bytes(blob)
     return HttpResponse(bytes(blob), value.content_type, value.headers, more=more, status=value.status)

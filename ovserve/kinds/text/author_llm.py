@@ -48,8 +48,8 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 def mean_logprob(tokens: Sequence[TokenLogprob]) -> float | None:
-    known = [token.logprob for token in tokens if token.logprob is not None]
-    return sum(known) / len(known) if known else None
+    logprobs = [token.logprob for token in tokens if token.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else None
 
 
 class AuthorLlm:
@@ -79,7 +79,9 @@ class AuthorLlm:
         tools that would not reach the model."""
         if self.model.template is None:
             raise InvalidArgument("the model has no chat template, so it takes text and no messages")
-        return self.model.template.conversation(messages, tools=tools.shown if tools is not None else None)
+        return self.model.template.conversation(
+            messages, tools=tools.prompt_tools if tools is not None else None
+        )
 
     async def stream(
         self,
@@ -94,15 +96,15 @@ class AuthorLlm:
         `prompt` is text, or messages for the chat template. `sampling` is greedy by default; its own
         `max_tokens` counts where it is given. The model may call `tools`; the calls are in the packets.
         """
-        chosen = sampling or Sampling(temperature=0.0)
-        if chosen.max_tokens is None:
-            chosen = msgspec.structs.replace(chosen, max_tokens=max_tokens)
+        options = sampling or Sampling(temperature=0.0)
+        if options.max_tokens is None:
+            options = msgspec.structs.replace(options, max_tokens=max_tokens)
         plain = isinstance(prompt, str)
         request = GenerateRequest(
             id=f"node-{secrets.token_hex(12)}",
             prompts=(prompt,) if isinstance(prompt, str) else (),
             add_special_tokens=plain,
-            sampling=chosen,
+            sampling=options,
             conversation=None if isinstance(prompt, str) else self.conversation(prompt, tools),
             tools=tools,
         )

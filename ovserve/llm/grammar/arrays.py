@@ -28,26 +28,26 @@ def body(writer: Writer, conjunction: Conjunction) -> list[Tokens]:
     unique = [node for node in plain if node.get("uniqueItems")]
     containing = _containing(writer, plain)
     if unique and (most is None or most > 1) and (most is None or least <= most):
-        found = None if containing else _distinct(writer, items, least, most)
-        if found is not None:
-            return found
+        alternatives = None if containing else _distinct(writer, items, least, most)
+        if alternatives is not None:
+            return alternatives
         for node in unique:
             writer.document.report(node, "uniqueItems")
     if containing:
-        found = _with_matches(writer, items, containing, least, most)
-        if found is not None:
-            return found
-        writer.asked(plain, *CONTAINS)
+        alternatives = _with_matches(writer, items, containing, least, most)
+        if alternatives is not None:
+            return alternatives
+        writer.report_present(plain, *CONTAINS)
     length = items.length
     if most is not None:
         length = min(length, most)
         if least > most:
             return []
     writer.rules.spend(length * len(plain))
-    given = items.rest()
+    schemas = items.rest()
     more = None if most is None else most - length
-    closed = not given and items.length and least <= items.length and not writer.exact
-    item = None if closed or more == 0 else writer.of(*given)
+    closed = not schemas and items.length and least <= items.length and not writer.exact
+    item = None if closed or more == 0 else writer.of(*schemas)
     firsts = [writer.of(*items.at(i)) for i in range(length)]
     tokens: Tokens = []
     if item is not None:
@@ -60,13 +60,13 @@ def body(writer: Writer, conjunction: Conjunction) -> list[Tokens]:
 
 def _containing(writer: Writer, plain: tuple[Schema, ...]) -> list[Schema]:
     """Return the schemas whose `contains` says something."""
-    found = []
+    nodes = []
     for node in plain:
         if "contains" in node:
             fewest, greatest = _matches(writer, node)
             if fewest or greatest is not None:
-                found.append(node)
-    return found
+                nodes.append(node)
+    return nodes
 
 
 def _matches(writer: Writer, node: Schema) -> tuple[int, int | None]:
@@ -90,7 +90,7 @@ def _with_matches(
         negation = writer.document.negation(node["contains"]) if greatest is not None else []
         if negation is None:
             return None
-        opposite = writer.document.made({"anyOf": negation}, node, "contains") if negation else False
+        opposite = writer.document.derive({"anyOf": negation}, node, "contains") if negation else False
         others.append([] if greatest is None else [opposite])
     last = max(items.length, least, most or 0, 1)  # beyond, all positions are alike
     caps = [max(fewest, 0 if greatest is None else greatest) for fewest, greatest in limits]
@@ -102,14 +102,14 @@ def _with_matches(
     for (i, some), rule in rules.items():
         enough = all(k >= fewest for k, (fewest, _) in zip(some, limits, strict=True))
         body: list[Tokens] = [['"]"']] if i >= least and enough else []
-        for chosen in choices if most is None or i < most else ():
-            ways = zip(chosen, some, limits, strict=True)
+        for contained in choices if most is None or i < most else ():
+            ways = zip(contained, some, limits, strict=True)
             if any(one and k == greatest for one, k, (_, greatest) in ways):
                 continue
             parts = items.at(i)
-            for one, node, other in zip(chosen, containing, others, strict=True):
+            for one, node, other in zip(contained, containing, others, strict=True):
                 parts += [node["contains"]] if one else other
-            to = tuple(min(k + one, cap) for one, k, cap in zip(chosen, some, caps, strict=True))
+            to = tuple(min(k + one, cap) for one, k, cap in zip(contained, some, caps, strict=True))
             body.append([*(['", "'] if i else []), writer.of(*parts), rules[min(i + 1, last), to]])
         writer.rules.fill(rule, body)
     return [['"["', rules[0, (0,) * len(caps)]]]
@@ -134,19 +134,19 @@ def _distinct(writer: Writer, items: Items, least: int, most: int | None) -> lis
     start = (1 << len(values)) - 1, 0
     rules, todo = {start: writer.rules.new()}, [start]
     while todo:
-        left, count = todo.pop()
+        unused, count = todo.pop()
         body: list[Tokens] = [['"]"']] if count >= least else []
         for i, text in enumerate(texts):
-            if not left >> i & 1 or count == most:
+            if not unused >> i & 1 or count == most:
                 continue
-            rest = left & ~(1 << i) if in_any_order else left >> (i + 1) << (i + 1)
+            rest = unused & ~(1 << i) if in_any_order else unused >> (i + 1) << (i + 1)
             to = rest, count + 1
             if to not in rules:
                 writer.rules.spend(len(texts))
                 rules[to] = writer.rules.new()
                 todo.append(to)
             body.append([*(['", "'] if count else []), text, rules[to]])
-        writer.rules.fill(rules[left, count], body)
+        writer.rules.fill(rules[unused, count], body)
     return [['"["', rules[start]]]
 
 
@@ -190,15 +190,15 @@ class Items:
 
     def at(self, i: int) -> list[Any]:
         """Return the schemas of the item at this position."""
-        found = []
+        schemas = []
         for prefix, rest, evaluated, unless in zip(
             self._prefixes, self._rests, self._evaluated, self._unless, strict=True
         ):
             if i < len(prefix):
-                found.append(prefix[i])
+                schemas.append(prefix[i])
             elif rest is not None and i >= evaluated:
-                found.append({"anyOf": [rest[1], *unless]} if unless else rest[1])
-        return found
+                schemas.append({"anyOf": [rest[1], *unless]} if unless else rest[1])
+        return schemas
 
     def rest(self) -> list[Any]:
         """Return the schemas of the items after all that have their own."""
@@ -207,10 +207,10 @@ class Items:
 
 def _prefix(writer: Writer, node: Schema) -> list[Any]:
     """Return the schemas of the first items; drafts before 2020 write them as an array in `items`."""
-    found = node.get("prefixItems", node.get("items") if isinstance(node.get("items"), list) else [])
-    if not isinstance(found, list):
-        raise writer.document.fault(node, "prefixItems", "expected an array", found)
-    return found
+    prefix = node.get("prefixItems", node.get("items") if isinstance(node.get("items"), list) else [])
+    if not isinstance(prefix, list):
+        raise writer.document.fault(node, "prefixItems", "expected an array", prefix)
+    return prefix
 
 
 def _rest(node: Schema) -> str:

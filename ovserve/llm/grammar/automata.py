@@ -91,15 +91,15 @@ _START = frozenset(["start"])
 
 
 def _search(terms: _Terms, tree: Tree) -> int:
-    found = [terms.after(tree, terms.free, _START)]
+    options = [terms.after(tree, terms.free, _START)]
     around = any(isinstance(one, Boundary) for one in nodes(tree))
     kinds = (("word",), ("other",)) if around else (("word", "other"),)
     for kind in kinds:
         last = terms.any if len(kind) > 1 else terms.word if kind == ("word",) else terms.no_word
-        found.append(
+        options.append(
             terms.joined(terms.free, terms.joined(last, terms.after(tree, terms.free, frozenset(kind))))
         )
-    return terms.either(found)
+    return terms.either(options)
 
 
 class _Letters:
@@ -134,13 +134,13 @@ class _Letters:
         return self._masks[ranges]
 
     def of(self, mask: int) -> Ranges:
-        found: Ranges = []
+        ranges: Ranges = []
         for low, high in sorted(one for i, some in enumerate(self.ranges) if mask >> i & 1 for one in some):
-            if found and found[-1][1] == low - 1:
-                found[-1] = found[-1][0], high
+            if ranges and ranges[-1][1] == low - 1:
+                ranges[-1] = ranges[-1][0], high
             else:
-                found.append((low, high))
-        return found
+                ranges.append((low, high))
+        return ranges
 
 
 class _Terms:
@@ -166,12 +166,12 @@ class _Terms:
             raise TooLarge
 
     def _term(self, key: tuple[object, ...], *, nullable: bool) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._keys)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._keys)
             self._keys.append(key)
             self.nullable.append(nullable)
-        return found
+        return number
 
     def chars(self, mask: int) -> int:
         return self._term(("chars", mask), nullable=False)
@@ -189,7 +189,7 @@ class _Terms:
         return self._term(("joined", one, other), nullable=self.nullable[one] and self.nullable[other])
 
     def either(self, terms: Sequence[int]) -> int:
-        found: set[int] = set()
+        members: set[int] = set()
         mask = 0
         for term in terms:
             key = self._keys[term]
@@ -200,35 +200,35 @@ class _Terms:
                     if self._keys[inner][0] == "chars":
                         mask |= _int(self._keys[inner][1])
                     else:
-                        found.add(inner)
+                        members.add(inner)
             else:
-                found.add(term)
-        self._take(len(found) // MEMBERS_PER_DERIVATIVE)
-        if self.free in found:
+                members.add(term)
+        self._take(len(members) // MEMBERS_PER_DERIVATIVE)
+        if self.free in members:
             return self.free
         if mask:
-            found.add(self.chars(mask))
-        if self.empty in found and any(self.nullable[one] for one in found if one != self.empty):
-            found.discard(self.empty)
-        if len(found) < 2:
-            return next(iter(found), self.nothing)
-        return self._term(("either", frozenset(found)), nullable=any(self.nullable[one] for one in found))
+            members.add(self.chars(mask))
+        if self.empty in members and any(self.nullable[one] for one in members if one != self.empty):
+            members.discard(self.empty)
+        if len(members) < 2:
+            return next(iter(members), self.nothing)
+        return self._term(("either", frozenset(members)), nullable=any(self.nullable[one] for one in members))
 
     def both(self, terms: Sequence[int]) -> int:
-        found: set[int] = set()
+        members: set[int] = set()
         for term in terms:
             key = self._keys[term]
-            found |= _set(key[1]) if key[0] == "both" else {term}
-        self._take(len(found) // MEMBERS_PER_DERIVATIVE)
-        found.discard(self.free)
-        if self.nothing in found:
+            members |= _set(key[1]) if key[0] == "both" else {term}
+        self._take(len(members) // MEMBERS_PER_DERIVATIVE)
+        members.discard(self.free)
+        if self.nothing in members:
             return self.nothing
-        if len(found) < 2:
-            return next(iter(found), self.free)
-        nullable = all(self.nullable[one] for one in found)
-        if self.empty in found:
+        if len(members) < 2:
+            return next(iter(members), self.free)
+        nullable = all(self.nullable[one] for one in members)
+        if self.empty in members:
             return self.empty if nullable else self.nothing
-        return self._term(("both", frozenset(found)), nullable=nullable)
+        return self._term(("both", frozenset(members)), nullable=nullable)
 
     def complement(self, term: int) -> int:
         if term == self.free:
@@ -300,21 +300,21 @@ class _Terms:
         return self.both([word if begins else self.complement(word), following])
 
     def _kinds_after(self, tree: Tree, before: frozenset[str]) -> frozenset[str]:
-        found = widths(tree) or (0, 0)
-        if found[1] == 0:
+        limits = widths(tree) or (0, 0)
+        if limits[1] == 0:
             return before
-        return self._kinds_of_last(tree) | (before if found[0] == 0 else frozenset())
+        return self._kinds_of_last(tree) | (before if limits[0] == 0 else frozenset())
 
     def _kinds_of_last(self, tree: Tree) -> frozenset[str]:
         if isinstance(tree, Chars):
             mask, word = self._letters.mask(tree.ranges), self._letters.mask(_WORD)
             return frozenset(kind for kind, some in (("word", mask & word), ("other", mask & ~word)) if some)
-        found: frozenset[str] = frozenset()
+        kinds: frozenset[str] = frozenset()
         for part in reversed(children(tree)) if not isinstance(tree, Look) else ():
-            found |= self._kinds_of_last(part)
+            kinds |= self._kinds_of_last(part)
             if isinstance(tree, Parts) and (widths(part) or (0, 0))[0]:
                 break
-        return found
+        return kinds
 
     # ---- derivatives
 
@@ -326,18 +326,18 @@ class _Terms:
             return self.empty if _int(key[1]) >> letter & 1 else self.nothing
         if kind == "empty" or term == self.free:
             return term if term == self.free else self.nothing
-        known = self._derived.get((term, letter))
-        if known is None:
+        after = self._derived.get((term, letter))
+        if after is None:
             self._take(1)
-            known = self._derived[term, letter] = self._derive(term, key, letter)
-        return known
+            after = self._derived[term, letter] = self._derive(term, key, letter)
+        return after
 
     def _derive(self, term: int, key: tuple[object, ...], letter: int) -> int:
         kind = key[0]
         if kind == "joined":
             one, other = _int(key[1]), _int(key[2])
-            found = self.joined(self.derived(one, letter), other)
-            return self.either([found, self.derived(other, letter)]) if self.nullable[one] else found
+            after = self.joined(self.derived(one, letter), other)
+            return self.either([after, self.derived(other, letter)]) if self.nullable[one] else after
         if kind == "either":
             return self.either([self.derived(one, letter) for one in _set(key[1])])
         if kind == "both":
@@ -345,17 +345,17 @@ class _Terms:
         if kind == "not":
             return self.complement(self.derived(_int(key[1]), letter))
         inner, least, most = _int(key[1]), _int(key[2]), key[3]
-        left = None if most is None else _int(most) - 1
-        return self.joined(self.derived(inner, letter), self.repeated(inner, max(least - 1, 0), left))
+        most_left = None if most is None else _int(most) - 1
+        return self.joined(self.derived(inner, letter), self.repeated(inner, max(least - 1, 0), most_left))
 
     def step(self, term: int) -> dict[int, int]:
         """Return the terms that follow, with the letters of each."""
-        found: dict[int, int] = {}
+        transitions: dict[int, int] = {}
         for letter in range(self._letters.count):
             following = self.derived(term, letter)
             if following != self.nothing:
-                found[following] = found.get(following, 0) | 1 << letter
-        return found
+                transitions[following] = transitions.get(following, 0) | 1 << letter
+        return transitions
 
 
 def _int(value: object) -> int:
@@ -373,15 +373,15 @@ def _explored(terms: _Terms, start: int) -> tuple[list[dict[int, int]], list[boo
     numbers, todo = {start: 0}, [start]
     edges: list[dict[int, int]] = []
     for term in todo:
-        found: dict[int, int] = {}
+        transitions: dict[int, int] = {}
         for following, mask in terms.step(term).items():
             if following not in numbers:
                 numbers[following] = len(todo)
                 todo.append(following)
                 if len(todo) > MAX_STATES:
                     raise TooLarge
-            found[numbers[following]] = mask
-        edges.append(found)
+            transitions[numbers[following]] = mask
+        edges.append(transitions)
     return edges, [terms.nullable[term] for term in todo]
 
 
@@ -390,7 +390,7 @@ def _least(edges: list[dict[int, int]], accepting: list[bool], letters: _Letters
     alive = _alive(edges, accepting)
     if not alive[0]:
         return None
-    edges = [{to: mask for to, mask in found.items() if alive[to]} for found in edges]
+    edges = [{to: mask for to, mask in transitions.items() if alive[to]} for transitions in edges]
     block = [int(ends) for ends in accepting]
     count = 0
     if len(edges) > MAX_MERGED:
@@ -398,9 +398,9 @@ def _least(edges: list[dict[int, int]], accepting: list[bool], letters: _Letters
     while True:
         signs: dict[object, int] = {}
         following = []
-        for state, found in enumerate(edges):
+        for state, transitions in enumerate(edges):
             by: dict[int, int] = {}
-            for to, mask in found.items():
+            for to, mask in transitions.items():
                 by[block[to]] = by.get(block[to], 0) | mask
             following.append(signs.setdefault((block[state], frozenset(by.items())), len(signs)))
         block = following
@@ -412,8 +412,8 @@ def _least(edges: list[dict[int, int]], accepting: list[bool], letters: _Letters
 
 def _alive(edges: list[dict[int, int]], accepting: list[bool]) -> list[bool]:
     into: list[list[int]] = [[] for _ in edges]
-    for state, found in enumerate(edges):
-        for to in found:
+    for state, transitions in enumerate(edges):
+        for to in transitions:
             into[to].append(state)
     alive = [False] * len(edges)
     todo = [state for state, ends in enumerate(accepting) if ends]
@@ -429,7 +429,7 @@ def _merged(
     edges: list[dict[int, int]], accepting: list[bool], block: list[int], letters: _Letters
 ) -> Automaton:
     numbers, todo = {block[0]: 0}, [0]
-    found: list[list[tuple[Ranges, int]]] = []
+    transitions: list[list[tuple[Ranges, int]]] = []
     for state in todo:
         masks: dict[int, int] = {}
         for to, mask in edges[state].items():
@@ -437,5 +437,5 @@ def _merged(
                 numbers[block[to]] = len(todo)
                 todo.append(to)
             masks[numbers[block[to]]] = masks.get(numbers[block[to]], 0) | mask
-        found.append([(letters.of(mask), to) for to, mask in masks.items()])
-    return Automaton(found, [accepting[state] for state in todo])
+        transitions.append([(letters.of(mask), to) for to, mask in masks.items()])
+    return Automaton(transitions, [accepting[state] for state in todo])

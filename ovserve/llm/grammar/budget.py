@@ -38,8 +38,8 @@ _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 def budget() -> Budget:
     """Return the budget of the running call; a new full one if none is set."""
-    found = _current.get()
-    return Budget() if found is None else found
+    current = _current.get()
+    return Budget() if current is None else current
 
 
 class _Limit:

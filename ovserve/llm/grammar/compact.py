@@ -23,11 +23,11 @@ def compact(schema: Any, root: Any = None, what: str = "schema", *, exact: bool 
 
 def strictly(schema: Any, what: str) -> Written:
     """Write a schema that must be enforced in full. Raises InvalidArgument if some of it cannot be."""
-    written = write(schema, what=what)
-    if written.unenforced:
+    result = write(schema, what=what)
+    if result.unenforced:
         raise InvalidArgument(
             f"{what}: with strict: true a schema may ask only for what can be enforced, "
-            f"got {written.unenforced[0]}",
+            f"got {result.unenforced[0]}",
             param=what,
         )
-    return written
+    return result

@@ -86,7 +86,7 @@ class Alternatives:
         if id(branches) not in self._overlaps:
             sizes = range(2, len(branches) + 1)
             some = [list(one) for size in sizes for one in combinations(branches, size)]
-            several = [self._document.made({"allOf": one}, origin, "anyOf") for one in some]
+            several = [self._document.derive({"allOf": one}, origin, "anyOf") for one in some]
             self._overlaps[id(branches)] = branches, [*branches, *several]
         return self._overlaps[id(branches)][1]
 
@@ -95,7 +95,7 @@ class Alternatives:
             yield "not", self._aside(self.negation(node["not"]), node, "not")
         if "if" in node and "then" not in node and "else" not in node:
             if evaluates:
-                yield "if", [self._document.made(one, node, "if") for one in ({"allOf": [node["if"]]}, {})]
+                yield "if", [self._document.derive(one, node, "if") for one in ({"allOf": [node["if"]]}, {})]
         elif "if" in node:
             otherwise = self._aside(self.negation(node["if"]), node, "if")
             if otherwise is None:
@@ -103,7 +103,7 @@ class Alternatives:
             else:
                 holds = {"allOf": [node["if"], node.get("then", True)]}
                 fails = [{"allOf": [one, node.get("else", True)]} for one in otherwise]
-                yield "if", [self._document.made(one, node, "if") for one in (holds, *fails)]
+                yield "if", [self._document.derive(one, node, "if") for one in (holds, *fails)]
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             if keyword in node:
                 yield from self._dependent(node, keyword)
@@ -122,12 +122,12 @@ class Alternatives:
             else:
                 present["allOf"] = [part]
             absent = {"properties": {name: False}}
-            yield keyword, [self._document.made(one, node, keyword) for one in (absent, present)]
+            yield keyword, [self._document.derive(one, node, keyword) for one in (absent, present)]
 
-    def _aside(self, found: Found, origin: Schema, keyword: str) -> Found:
-        if found is None:
+    def _aside(self, options: Found, origin: Schema, keyword: str) -> Found:
+        if options is None:
             return None
-        wrapped = [self._document.made({"allOf": [one]}, origin, keyword) for one in found]
+        wrapped = [self._document.derive({"allOf": [one]}, origin, keyword) for one in options]
         self._asides.update((id(one), one) for one in wrapped)
         return wrapped
 
@@ -136,9 +136,9 @@ class Alternatives:
     def negation(self, schema: Any) -> Found:
         """Return schemas of which one holds only where `schema` does not, and if possible wherever it does
         not; None if there are none."""
-        found = self.exact_negation(schema)
-        if found is not None or not self._narrow:
-            return found
+        exact = self.exact_negation(schema)
+        if exact is not None or not self._narrow:
+            return exact
         return self._negated_as(schema, partial=True) or None
 
     def exact_negation(self, schema: Any) -> Found:
@@ -155,22 +155,22 @@ class Alternatives:
         """Return the negation as it is being made, exact or partial; None if an exact one has no schemas."""
         if isinstance(schema, bool):
             return [] if schema else [True]
-        known = self._negated.get((id(schema), self._partial))
-        if known is not None:
-            return known[1]
+        cached = self._negated.get((id(schema), self._partial))
+        if cached is not None:
+            return cached[1]
         if self._depth == MAX_DEPTH:
             return self._unknown()
         self._depth += 1
         try:
             with self._document.quiet():
                 conjunction = self._document.conjunction(schema, conditions=False)
-                found = [True] if conjunction is None else self._opposite(conjunction)
+                negations = [True] if conjunction is None else self._opposite(conjunction)
         finally:
             self._depth -= 1
-        if found is not None and len(found) > MAX_ALTERNATIVES:
-            found = self._unknown()
-        self._negated[id(schema), self._partial] = schema, found
-        return found
+        if negations is not None and len(negations) > MAX_ALTERNATIVES:
+            negations = self._unknown()
+        self._negated[id(schema), self._partial] = schema, negations
+        return negations
 
     def _unknown(self) -> Found:
         return [] if self._partial else None
@@ -178,41 +178,41 @@ class Alternatives:
     def _opposite(self, conjunction: Conjunction) -> Found:
         if not conjunction.complete and not self._partial:
             return None
-        found: list[Any] = []
+        options: list[Any] = []
         for part in (
             *map(self._of_node, conjunction.plain),
             *map(self._of_union, conjunction.unions),
         ):
             if part is None:
                 return None
-            found += part
-        return found
+            options += part
+        return options
 
     def _of_union(self, union: list[Any]) -> Found:
         parts = [self.negated(branch) for branch in union]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        negations = [part for part in parts if part is not None]
+        if len(negations) < len(parts):
             return None
         several: list[Any] = []
         if id(union) in self._document.one_of:
             if len(union) > MAX_NEGATED_ONE_OF and not self._partial:
                 return None
             several = [{"allOf": list(pair)} for pair in combinations(union[:MAX_NEGATED_ONE_OF], 2)]
-        if [] in known:  # a branch always holds
+        if [] in negations:  # a branch always holds
             return several
-        if not known:
+        if not negations:
             return [True]
-        return [{"allOf": [_any_of(part) for part in known]}, *several]
+        return [{"allOf": [_any_of(part) for part in negations]}, *several]
 
     def _of_node(self, node: Schema) -> Found:
-        found: list[Any] = []
+        options: list[Any] = []
         for keyword, value in node.items():
             part = self._of_keyword(node, keyword, value)
             if part is None and not self._partial:
                 return None
             part = part or []
-            found += [self._document.made(one, node, keyword) for one in part]
-        return found
+            options += [self._document.derive(one, node, keyword) for one in part]
+        return options
 
     def _of_keyword(self, node: Schema, keyword: str, value: Any) -> Found:
         if keyword in OPPOSITE:
@@ -256,12 +256,12 @@ class Alternatives:
         for name, part in value.items():
             part = [part] if isinstance(part, str) else part
             missing = [{"properties": {other: False}} for other in part] if isinstance(part, list) else None
-            alternatives: Found = self.negated(part) if missing is None else [*missing]
-            if alternatives is None:
+            options: Found = self.negated(part) if missing is None else [*missing]
+            if options is None:
                 return None
-            if alternatives:
+            if options:
                 present: dict[str, Any] = {"type": "object", "required": [name]}
-                ways.append({**present, "allOf": [_any_of(alternatives)]})
+                ways.append({**present, "allOf": [_any_of(options)]})
         return ways
 
     def _unlike(self, pattern: Any) -> Found:
@@ -298,16 +298,16 @@ class Alternatives:
     def _members(self, value: Any) -> Found:
         if not isinstance(value, Mapping):
             return None
-        found: list[Any] = []
+        opposites: list[Any] = []
         for name, part in value.items():
-            alternatives = self.negated(part)
-            if alternatives is None:
+            options = self.negated(part)
+            if options is None:
                 return None
-            if alternatives:
-                found.append(
-                    {"type": "object", "required": [name], "properties": {name: _any_of(alternatives)}}
+            if options:
+                opposites.append(
+                    {"type": "object", "required": [name], "properties": {name: _any_of(options)}}
                 )
-        return found
+        return opposites
 
     def _rest(self, node: Schema, keyword: str, value: Any) -> Found:
         """Return arrays with an item, after those that have their own schema, that is not of this one."""
@@ -327,44 +327,44 @@ class Alternatives:
     def _positions(self, value: Any) -> Found:
         if not isinstance(value, list):
             return None
-        found: list[Any] = []
+        opposites: list[Any] = []
         for i, part in enumerate(value):
-            alternatives = self.negated(part)
-            if alternatives is None:
+            options = self.negated(part)
+            if options is None:
                 return None
-            if alternatives:
-                items = [True] * i + [_any_of(alternatives)]
-                found.append({"type": "array", "prefixItems": items, "minItems": i + 1})
-        return found
+            if options:
+                items = [True] * i + [_any_of(options)]
+                opposites.append({"type": "array", "prefixItems": items, "minItems": i + 1})
+        return opposites
 
     def _values(self, values: Any) -> Found:
         if not isinstance(values, list):
             return None
         values = list({identity(value): value for value in values}.values())
-        found: list[Any] = []
+        options: list[Any] = []
         kinds = {_kind(value) for value in values}
         if others := [kind for kind in KINDS if kind not in kinds]:
-            found.append({"type": others})
+            options.append({"type": others})
         if "string" in kinds:
-            found.append({"type": "string", WITHOUT: [value for value in values if isinstance(value, str)]})
+            options.append({"type": "string", WITHOUT: [value for value in values if isinstance(value, str)]})
         if "number" in kinds:
-            found += _between([value for value in values if _kind(value) == "number"])
+            options += _between([value for value in values if _kind(value) == "number"])
         if "boolean" in kinds:
-            found += [{"const": one} for one in (True, False) if not any(value is one for value in values)]
+            options += [{"const": one} for one in (True, False) if not any(value is one for value in values)]
         for kind in ("object", "array"):
             some = [value for value in values if _kind(value) == kind]
             if some:
                 parts = [self.negated({"type": kind, **_shape(value)}) for value in some]
                 if any(part is None for part in parts):
                     return None
-                found.append({"type": kind, "allOf": [_any_of(part or []) for part in parts]})
-        return found
+                options.append({"type": kind, "allOf": [_any_of(part or []) for part in parts]})
+        return options
 
 
-def _any_of(alternatives: list[Any]) -> Any:
-    if not alternatives:
+def _any_of(options: list[Any]) -> Any:
+    if not options:
         return False
-    return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
+    return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def _kind(value: Any) -> str:
@@ -392,8 +392,8 @@ def _kinds(value: Any) -> Found:
         return None
     fraction = "integer" in names and "number" not in names
     others = [kind for kind in KINDS if kind not in names and not (fraction and kind == "number")]
-    found: list[Any] = [{"type": others}] if others else []
-    return [*found, {"type": "number", FRACTION: True}] if fraction else found
+    options: list[Any] = [{"type": others}] if others else []
+    return [*options, {"type": "number", FRACTION: True}] if fraction else options
 
 
 def _bound(node: Schema, keyword: str, value: Any) -> Found:
@@ -425,7 +425,7 @@ def _required(value: Any) -> Found:
 def _between(values: list[float]) -> list[Any]:
     """Return the ranges of numbers between these."""
     ordered = sorted(values)
-    found: list[dict[str, Any]] = [{"type": "number", "exclusiveMaximum": ordered[0]}]
+    intervals: list[dict[str, Any]] = [{"type": "number", "exclusiveMaximum": ordered[0]}]
     for low, high in pairwise(ordered):
-        found.append({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
-    return [*found, {"type": "number", "exclusiveMinimum": ordered[-1]}]
+        intervals.append({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
+    return [*intervals, {"type": "number", "exclusiveMinimum": ordered[-1]}]

@@ -103,27 +103,27 @@ class Document:
         finally:
             self._is_quiet -= 1
 
-    def fault(self, node: Any, keyword: str, why: str, *shown: Any) -> InvalidArgument:
-        got = f", got {_show(shown[0])}" if shown else ""
+    def fault(self, node: Any, keyword: str, why: str, *values: Any) -> InvalidArgument:
+        suffix = f", got {_show(values[0])}" if values else ""
         origin, instead = self._origins.get(id(node), (node, ""))
         return InvalidArgument(
-            f"{self._what}: {self._path(origin)}{instead or keyword}: {why}{got}", param=self._what
+            f"{self._what}: {self._path(origin)}{instead or keyword}: {why}{suffix}", param=self._what
         )
 
-    def made(self, schema: Schema, origin: Schema, keyword: str = "") -> Schema:
+    def derive(self, schema: Schema, origin: Schema, keyword: str = "") -> Schema:
         """Register and keep a schema that stands for a part of the client's, which reports name instead."""
         self._rules.spend(OWN_SCHEMA_STEPS)
-        found, instead = self._origins.get(id(origin), (origin, ""))
-        self._origins[id(schema)] = found, instead or keyword
+        source, instead = self._origins.get(id(origin), (origin, ""))
+        self._origins[id(schema)] = source, instead or keyword
         self._kept.append(schema)
         return schema
 
     def cleaned(self, node: Schema) -> Schema:
         """Return the schema without keywords that are null, and with `{}` for the empty lists of PHP."""
-        found = self._cleaned.get(id(node))
-        if found is None:
-            found = self._cleaned[id(node)] = node, self._clean(node)
-        return found[1]
+        entry = self._cleaned.get(id(node))
+        if entry is None:
+            entry = self._cleaned[id(node)] = node, self._clean(node)
+        return entry[1]
 
     def _clean(self, node: Schema) -> Schema:
         self._rules.spend()
@@ -135,19 +135,19 @@ class Document:
             return node
         for keyword in unknown:
             self._rules.noted[f"{keyword}: not in {self._draft}"] = None
-        kept = {
+        supported = {
             k: v for k, v in node.items() if k not in unknown and (v is not None or k in _NULL_IS_A_VALUE)
         }
-        for keyword in maps & kept.keys():
-            value = kept[keyword]
+        for keyword in maps & supported.keys():
+            value = supported[keyword]
             if isinstance(value, Mapping) and None in value.values():
-                kept[keyword] = {name: part for name, part in value.items() if part is not None}
+                supported[keyword] = {name: part for name, part in value.items() if part is not None}
             elif value == []:
-                kept[keyword] = {}
-        changed = len(kept) < len(node) or any(
-            kept[keyword] is not node[keyword] for keyword in maps & kept.keys()
+                supported[keyword] = {}
+        changed = len(supported) < len(node) or any(
+            supported[keyword] is not node[keyword] for keyword in maps & supported.keys()
         )
-        return self.made(kept, node) if changed else node
+        return self.derive(supported, node) if changed else node
 
     def conjunction(
         self, *schemas: Any, owners: frozenset[int] = frozenset(), ways: int = 1, conditions: bool = True
@@ -247,50 +247,50 @@ class Document:
         """Return it with one branch of its first union."""
         union = id(of.unions[0])
         owners = frozenset(owner for owner, member in of.scopes if member == union)
-        found = self.conjunction(branch, owners=owners, ways=of.ways)
-        if found is None:
+        extra = self.conjunction(branch, owners=owners, ways=of.ways)
+        if extra is None:
             return None
-        plain = {id(node): node for node in (*of.plain, *found.plain)}
-        unions = {id(union): union for union in (*of.unions[1:], *found.unions)}
-        scopes = frozenset(pair for pair in of.scopes if pair[1] != union) | found.scopes
+        plain = {id(node): node for node in (*of.plain, *extra.plain)}
+        unions = {id(union): union for union in (*of.unions[1:], *extra.unions)}
+        scopes = frozenset(pair for pair in of.scopes if pair[1] != union) | extra.scopes
         self._rules.spend(len(plain) + len(unions) + len(scopes))
-        complete = of.complete and found.complete
+        complete = of.complete and extra.complete
         return Conjunction(
-            tuple(plain.values()), tuple(unions.values()), scopes, found.ways, complete, True, of.sources
+            tuple(plain.values()), tuple(unions.values()), scopes, extra.ways, complete, True, of.sources
         )
 
     def order(self, sources: tuple[Any, ...]) -> dict[str, int]:
         """Return the places of properties in the order of the schemas, branches of unions included."""
         key = tuple(map(id, sources))
-        found = self._orders.get(key)
-        if found is None:
+        entry = self._orders.get(key)
+        if entry is None:
             names: dict[str, int] = {}
             self._add_names(sources, names, set(), MAX_ORDER_DEPTH)
-            found = self._orders[key] = sources, names
-        return found[1]
+            entry = self._orders[key] = sources, names
+        return entry[1]
 
-    def _add_names(self, schemas: Iterable[Any], names: dict[str, int], seen: set[int], depth: int) -> None:
+    def _add_names(self, schemas: Iterable[Any], names: dict[str, int], ids: set[int], depth: int) -> None:
         for schema in schemas:
-            if not isinstance(schema, Mapping) or id(schema) in seen or not depth or len(seen) > MAX_ORDERED:
+            if not isinstance(schema, Mapping) or id(schema) in ids or not depth or len(ids) > MAX_ORDERED:
                 continue
-            seen.add(id(schema))
+            ids.add(id(schema))
             node = self.cleaned(schema)
             if isinstance(node.get("$ref"), str):
-                self._add_names((self._target(node, "$ref"),), names, seen, depth - 1)
+                self._add_names((self._target(node, "$ref"),), names, ids, depth - 1)
             own = node.get("properties")
             for name in own if isinstance(own, Mapping) else ():
                 names.setdefault(name, len(names))
             self._rules.spend(len(own) // 8 + 1 if isinstance(own, Mapping) else 1)
             for union in ("allOf", "anyOf", "oneOf"):
-                self._add_names(self._branches(node, union), names, seen, depth - 1)
+                self._add_names(self._branches(node, union), names, ids, depth - 1)
 
     def _branches(self, node: Schema, keyword: str) -> list[Any]:
-        found = node.get(keyword)
-        if found is None or (found == [] and keyword == "allOf"):
+        branches = node.get(keyword)
+        if branches is None or (branches == [] and keyword == "allOf"):
             return []
-        if not isinstance(found, list) or not found:
-            raise self.fault(node, keyword, "expected a non-empty array", found)
-        return found
+        if not isinstance(branches, list) or not branches:
+            raise self.fault(node, keyword, "expected a non-empty array", branches)
+        return branches
 
     def _target(self, node: Schema, keyword: str) -> Any:
         """Return what a reference refers to; None if that is another document, an unknown anchor, or known
@@ -308,19 +308,19 @@ class Document:
             raise self.fault(node, keyword, "points to no schema", ref)
         return target
 
-    def _path(self, wanted: Any) -> str:
+    def _path(self, target: Any) -> str:
         """Return its path, with a dot at the end."""
-        return self._paths({id(wanted)}).get(id(wanted), "")
+        return self._paths({id(target)}).get(id(target), "")
 
-    def _paths(self, wanted: set[int]) -> dict[int, str]:
+    def _paths(self, ids: set[int]) -> dict[int, str]:
         """Return the paths of these, by identity; found by a search, because they are rarely needed."""
-        found: dict[int, str] = {}
-        for node, trail in self._nodes() if wanted else ():
-            if id(node) in wanted and id(node) not in found:
-                found[id(node)] = _dotted(trail)
-                if len(found) == len(wanted):
+        paths: dict[int, str] = {}
+        for node, trail in self._nodes() if ids else ():
+            if id(node) in ids and id(node) not in paths:
+                paths[id(node)] = _dotted(trail)
+                if len(paths) == len(ids):
                     break
-        return found
+        return paths
 
     def _nodes(self) -> Iterator[tuple[Schema, Any]]:
         todo: list[tuple[Any, Any]] = [(self._root, None)]
@@ -425,24 +425,24 @@ def _dotted(trail: Any) -> str:
     while trail is not None:
         trail, step = trail
         steps.append(step)
-    path = "".join(step if step.startswith("[") else f"{step}." for step in reversed(steps))
-    return path.replace(".[", "[").replace("]", "].")
+    ids = "".join(step if step.startswith("[") else f"{step}." for step in reversed(steps))
+    return ids.replace(".[", "[").replace("]", "].")
 
 
 def pointed_at(root: Any, ref: str) -> Any:
     """Return the target of a reference with a JSON pointer (`#/$defs/a~1b`); None if there is none."""
     if ref != "#" and not ref.startswith("#/"):
         return None
-    found = root
+    target = root
     for step in unquote(ref[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping) and step in found:
-            found = found[step]
-        elif isinstance(found, list) and step.isdecimal() and len(step) < 9 and int(step) < len(found):
-            found = found[int(step)]
+        if isinstance(target, Mapping) and step in target:
+            target = target[step]
+        elif isinstance(target, list) and step.isdecimal() and len(step) < 9 and int(step) < len(target):
+            target = target[int(step)]
         else:
             return None
-    return found
+    return target
 
 
 def _show(value: Any) -> str:

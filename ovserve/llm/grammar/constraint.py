@@ -82,17 +82,17 @@ def constrain(form: Format, param: str) -> Constraint:
 
 def within_limit(forms: Iterable[Format], param: str) -> list[Format]:
     """Return all of them. Raises InvalidArgument as soon as their total text is too large."""
-    found: list[Format] = []
+    accepted: list[Format] = []
     size = 0
     for form in forms:
         size += len(msgspec.json.encode(form))
         if size > MAX_BYTES:
             raise InvalidArgument(
-                f"{param}: {len(found) + 1} parts make more than {MAX_BYTES} bytes of grammar, the limit",
+                f"{param}: {len(accepted) + 1} parts make more than {MAX_BYTES} bytes of grammar, the limit",
                 param=param,
             )
-        found.append(form)
-    return found
+        accepted.append(form)
+    return accepted
 
 
 def json_schema(schema: dict[str, Any] | bool) -> Format:
@@ -135,8 +135,8 @@ def sequence(*elements: Format) -> Format:
 def either(elements: Iterable[Format]) -> Format:
     """Return a choice of bounded elements only, or of unbounded ones only (with free text or repeated tags at
     the end)."""
-    found = list(elements)
-    return found[0] if len(found) == 1 else {"type": "or", "elements": found}
+    options = list(elements)
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
 
 
 def optional(element: Format) -> Format:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovserve.llm.grammar.enums import common, identity
 from ovserve.llm.grammar.impossible import impossible
-from ovserve.llm.grammar.objects import named
+from ovserve.llm.grammar.objects import named_members
 
 if TYPE_CHECKING:
     from ovserve.llm.grammar.conjunction import Conjunction, Schema
@@ -26,15 +26,15 @@ def one_each(writer: Writer, conjunction: Conjunction, origin: Schema) -> list[A
     branches = conjunction.unions[0]
     with writer.document.quiet():
         overlaps = _overlaps(writer, conjunction)
-        found = (
+        exclusive_branches = (
             None
             if overlaps is None
             else [_alone(writer, conjunction, i, overlaps, origin) for i in range(len(branches))]
         )
-    if found is None or None in found:
+    if exclusive_branches is None or None in exclusive_branches:
         writer.document.report(origin, "oneOf")
         return branches
-    return found
+    return exclusive_branches
 
 
 def _overlaps(writer: Writer, conjunction: Conjunction) -> list[tuple[int, int]] | None:
@@ -42,19 +42,19 @@ def _overlaps(writer: Writer, conjunction: Conjunction) -> list[tuple[int, int]]
     branches = conjunction.unions[0]
     if len(branches) > MAX_BRANCHES or not (writer.document.conditions or len(branches) == 1):
         return None
-    found: list[tuple[int, int]] = []
-    known: list[tuple[int, Facts, Conjunction]] = []
+    overlaps: list[tuple[int, int]] = []
+    earlier: list[tuple[int, Facts, Conjunction]] = []
     for i, branch in enumerate(branches):
         one = writer.document.branch(conjunction, branch)
         if one is None:
             continue
         facts = _facts(writer, one)
-        writer.rules.spend(len(known) * sum(map(len, facts.values())) + 1)
-        for j, other_facts, other in known:
+        writer.rules.spend(len(earlier) * sum(map(len, facts.values())) + 1)
+        for j, other_facts, other in earlier:
             if not _apart(facts, other_facts) and not impossible(writer, writer.document.both(one, other)):
-                found.append((j, i))
-        known.append((i, facts, one))
-    return found
+                overlaps.append((j, i))
+        earlier.append((i, facts, one))
+    return overlaps
 
 
 def _alone(
@@ -70,10 +70,10 @@ def _alone(
         negation = writer.document.negation(branches[j])
         if negation is None:
             return None
-        parts.append(writer.document.made({"not": branches[j]}, origin, "oneOf"))
+        parts.append(writer.document.derive({"not": branches[j]}, origin, "oneOf"))
     if len(parts) == 1:
         return parts[0]
-    alone = writer.document.made({"allOf": parts}, origin, "oneOf")
+    alone = writer.document.derive({"allOf": parts}, origin, "oneOf")
     if all(writer.document.has_exact_negation(branches[j]) for j in others):
         return alone
     return None if impossible(writer, writer.document.branch(conjunction, alone)) else alone
@@ -89,7 +89,7 @@ def _facts(writer: Writer, conjunction: Conjunction) -> Facts:
         kinds = writer.kinds(conjunction.plain)
         facts["$type"] = frozenset(kinds | {"integer"} if "number" in kinds else kinds)
     if facts.get("$type") == frozenset(("object",)):
-        for name, schema, must in named(writer, conjunction):
+        for name, schema, must in named_members(writer, conjunction):
             inner = writer.document.conjunction(schema) if must else None
             if inner is not None:
                 facts.update(_values(writer, f".{name}", inner.plain))

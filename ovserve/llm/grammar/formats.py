@@ -44,15 +44,15 @@ _GROUP = f"{_HEX}{{1,4}}"
 
 def _ipv6() -> str:
     """Return eight groups, of which the last two may be an IPv4 address, or fewer around one `::`."""
-    found = [f"(?:{_GROUP}:){{6}}(?:{_GROUP}:{_GROUP}|{_IPV4})"]
+    forms = [f"(?:{_GROUP}:){{6}}(?:{_GROUP}:{_GROUP}|{_IPV4})"]
     for before in range(8):
         after = 7 - before  # groups at most
-        left = f"{_GROUP}(?::{_GROUP}){{{before - 1}}}" if before > 1 else _GROUP if before else ""
+        groups_before = f"{_GROUP}(?::{_GROUP}){{{before - 1}}}" if before > 1 else _GROUP if before else ""
         right = f"(?:{_GROUP}(?::{_GROUP}){{0,{after - 1}}})?" if after else ""
-        found.append(f"{left}::{right}")
+        forms.append(f"{groups_before}::{right}")
         if after >= 2:
-            found.append(f"{left}::(?:{_GROUP}:){{0,{after - 2}}}{_IPV4}")
-    return "(?:" + "|".join(found) + ")"
+            forms.append(f"{groups_before}::(?:{_GROUP}:){{0,{after - 2}}}{_IPV4}")
+    return "(?:" + "|".join(forms) + ")"
 
 
 _IPV6 = _ipv6()
@@ -149,11 +149,11 @@ def _regex() -> str:
     atom = "(?:[a-zA-Z0-9 _,:;=@#%&~<>/'\"!-]|\\.|\\\\(?:[dwsDWSntr.*+?^$()\\[\\]{}|/\\\\-]|c[A-Za-z])"
     atom += "|\\[\\^?(?:a-z|A-Z|0-9|[a-zA-Z0-9_ .,:;@#%+*/])*\\])"
     count = "(?:[*+?]|\\{[0-9]{1,3},?\\})?"
-    inner = found = f"(?:{atom}{count})*"
+    inner = expression = f"(?:{atom}{count})*"
     for _ in range(2):
-        found = f"(?:(?:{atom}|\\((?:\\?:)?{found}(?:\\|{found})*\\)){count})*"
+        expression = f"(?:(?:{atom}|\\((?:\\?:)?{expression}(?:\\|{expression})*\\)){count})*"
     first = f"\\(\\?(?:<[a-z][a-zA-Z0-9_]*>|<?[=!]){inner}\\)"
-    return f"\\^?(?:{first})?{found}\\$?"
+    return f"\\^?(?:{first})?{expression}\\$?"
 
 
 EXPRESSIONS = {
@@ -235,6 +235,6 @@ def tree(name: str, *, shortened: bool = False, most: int | None = None) -> Tree
     """Return the expression of a format; None if the name has no meaning here.
 
     `most`: the length. Some texts are left out where several parts of them would have to share it."""
-    found = _within(name, most) if most is not None else None
-    found = found or (_SHORTENED.get(name) if shortened else None) or EXPRESSIONS.get(name)
-    return None if found is None else patterns.read(found)
+    expression = _within(name, most) if most is not None else None
+    expression = expression or (_SHORTENED.get(name) if shortened else None) or EXPRESSIONS.get(name)
+    return None if expression is None else patterns.read(expression)

@@ -45,7 +45,7 @@ GAP = "[ \\n]{0,3}"  # between reasoning and answer
 
 def guided(
     policy: ToolPolicy | None,
-    asked: Constraint | None,
+    constraint: Constraint | None,
     *,
     tool: str | None,
     reasoning: str | None,
@@ -58,16 +58,16 @@ def guided(
 
     Raises UnsupportedParameter when a call is required and the dialect has no grammar.
     """
-    known = registry.default()
-    thinking = known.reasoning(reasoning)
-    calls = _calls(policy, known.tool(tool), guide_auto, answer=asked)
-    if calls is None and asked is None:
+    parsers = registry.default()
+    thinking = parsers.reasoning(reasoning)
+    calls = _calls(policy, parsers.tool(tool), guide_auto, answer=constraint)
+    if calls is None and constraint is None:
         return None
-    if calls is not None and (asked is None or (policy and policy.choice == "required")):
+    if calls is not None and (constraint is None or (policy and policy.choice == "required")):
         form, param = calls, PARAM
     else:
-        assert asked is not None, "one of the two is there"
-        form, param = _answer(asked, thinking), asked.param
+        assert constraint is not None, "one of the two is there"
+        form, param = _answer(constraint, thinking), constraint.param
         if calls is not None:
             form = either([calls, form])
     return constrain(_after_thinking(form, thinking, inside_reasoning, reasoning_closed), param)
@@ -124,8 +124,8 @@ def _forced(guide: Guide, schemas: Schemas, strict: frozenset[str], *, one: bool
     return tag(begin, inner, end) if begin or end else inner
 
 
-def _answer(asked: Constraint, thinking: ReasoningDialect | None) -> Format:
-    form: Format = msgspec.json.decode(asked.format)
+def _answer(constraint: Constraint, thinking: ReasoningDialect | None) -> Format:
+    form: Format = msgspec.json.decode(constraint.format)
     return sequence(literal(thinking.answer), form) if thinking is not None and thinking.answer else form
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ovserve.llm.grammar import numbers
 from ovserve.llm.grammar.arrays import Items
 from ovserve.llm.grammar.enums import common
-from ovserve.llm.grammar.objects import named
+from ovserve.llm.grammar.objects import named_members
 
 if TYPE_CHECKING:
     from ovserve.llm.grammar.conjunction import Conjunction, Schema
@@ -54,7 +54,7 @@ def _kind_is_impossible(writer: Writer, conjunction: Conjunction, kind: str, dep
 
 def _object_is_impossible(writer: Writer, conjunction: Conjunction, depth: int) -> bool:
     least, most = writer.count(conjunction.plain, "minProperties", "maxProperties")
-    required = [part for _, part, must in named(writer, conjunction) if must]
+    required = [part for _, part, must in named_members(writer, conjunction) if must]
     if most is not None and max(least, len(required)) > most:
         return True
     return any(impossible(writer, writer.document.conjunction(part), depth - 1) for part in required)

@@ -45,10 +45,10 @@ def admitted(writer: Writer, conjunction: Conjunction, values: list[Any]) -> lis
         for node in conjunction.plain
     )
     others = Conjunction(plain)
-    found = [(value, fits_all(writer, others, value)) for value in values]
-    for kind in {type(value) for value, verdict in found if verdict is None}:
-        writer.asked(conjunction.plain, *_OF_TYPE.get(kind, ()))
-    return [value for value, verdict in found if verdict is not False]
+    judged = [(value, fits_all(writer, others, value)) for value in values]
+    for kind in {type(value) for value, verdict in judged if verdict is None}:
+        writer.report_present(conjunction.plain, *_OF_TYPE.get(kind, ()))
+    return [value for value, verdict in judged if verdict is not False]
 
 
 def finite_values(writer: Writer, conjunction: Conjunction | None) -> list[Any] | None:
@@ -67,13 +67,13 @@ def finite_values(writer: Writer, conjunction: Conjunction | None) -> list[Any] 
         return [value for value, verdict in zip(values, verdicts, strict=True) if verdict]
     if not conjunction.unions:
         return None
-    found: list[Any] = []
+    candidates: list[Any] = []
     for branch in conjunction.unions[0]:
         some = finite_values(writer, writer.document.branch(conjunction, branch))
         if some is None:
             return None
-        found += some
-    return found
+        candidates += some
+    return candidates
 
 
 def finite_strings(writer: Writer, conjunction: Conjunction | None) -> list[str] | None:
@@ -146,19 +146,19 @@ def fits_pattern(writer: Writer, pattern: str, text: str) -> Verdict:
 
 def _searching(writer: Writer, pattern: str) -> automata.Automaton | None:
     """Return the automaton of texts in which the pattern is found; None if there are none, or it has none."""
-    known = writer.rules.made.get(("search", pattern))
-    if known is None:
+    cached = writer.rules.made.get(("search", pattern))
+    if cached is None:
         try:
-            known = (automata.automaton((), (patterns.read(pattern),), writer.rules.spend),)
+            cached = (automata.automaton((), (patterns.read(pattern),), writer.rules.spend),)
         except (patterns.Unsupported, patterns.Malformed, automata.TooLarge):
-            known = ()
-        writer.rules.made["search", pattern] = known
-    return known[0] if known else None
+            cached = ()
+        writer.rules.made["search", pattern] = cached
+    return cached[0] if cached else None
 
 
 def _all(verdicts: Iterable[Verdict]) -> Verdict:
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
+    results = list(verdicts)
+    return False if False in results else None if None in results else True
 
 
 def _by_union(writer: Writer, union: list[Any], value: Any, depth: int) -> Verdict:

@@ -65,7 +65,7 @@ def other_keys(writer: Writer, names: Iterable[str]) -> int:
 def _others(writer: Writer, chars: list[str]) -> list[list[str | int | Repeat]]:
     """Return the rest of a string that begins with none of these; in short EBNF if they need no escape."""
     if all(" " <= char <= "~" and char not in _ESCAPED for char in chars):
-        escaped = writer.rules.named(f'"\\\\" ["\\\\bfnrt] {strings.end(writer)}')
+        escaped = writer.rules.name_rule(f'"\\\\" ["\\\\bfnrt] {strings.end(writer)}')
         others = "".join(char if char.isalnum() else f"\\u{ord(char):04x}" for char in chars)
         return [[f'[^"\\\\\\u0000-\\u001f\\u007f{others}] {strings.end(writer)} | {escaped}']]
     other = in_string(complement([(ord(char), ord(char)) for char in chars]))

@@ -28,7 +28,7 @@ STATE_STEPS = 8  # steps that a state of the automaton takes
 class Home(Protocol):
     """The target of an expression's rules: `Rules`."""
 
-    def named(self, text: str) -> str: ...
+    def name_rule(self, text: str) -> str: ...
 
     def spend(self, steps: int) -> None: ...
 
@@ -60,17 +60,17 @@ class Range:
         self.high = inner if self.high is None else min(self.high, inner)
 
     def multiple_of(self, multiple: float) -> None:
-        found = _decimal(multiple)
+        step = _decimal(multiple)
         if self.multiple is not None:
-            scale = Decimal(1).scaleb(max(_places(found), _places(self.multiple)), _WIDE)
-            found = Decimal(math.lcm(int(found * scale), int(self.multiple * scale))) / scale
-        self.multiple = found
+            scale = Decimal(1).scaleb(max(_places(step), _places(self.multiple)), _WIDE)
+            step = Decimal(math.lcm(int(step * scale), int(self.multiple * scale))) / scale
+        self.multiple = step
 
     def _exact(self, bound: float) -> Decimal:
-        found = _decimal(bound)
-        self._magnitude = max(self._magnitude, abs(found))
-        self._places = max(self._places, _places(found))
-        return found
+        exact = _decimal(bound)
+        self._magnitude = max(self._magnitude, abs(exact))
+        self._places = max(self._places, _places(exact))
+        return exact
 
     def _inward(self, bound: float, towards: float) -> Decimal:
         exact = _decimal(bound)
@@ -101,14 +101,14 @@ def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
         if not integer and range_.low is not None and range_.high is not None and range_.low <= range_.high:
             raise Inexpressible
         return None
-    found: list[str] = []
+    options: list[str] = []
     if high is None or high >= 0:
-        found += _magnitudes(max(low or 0, 0), high, places, modulus, home)
+        options += _magnitudes(max(low or 0, 0), high, places, modulus, home)
     if low is None or low < 0:
         least, most = max(1, -high if high is not None else 1), None if low is None else -low
         negative = _magnitudes(least, most, places, modulus, home)
-        found += [f'"-" ({" | ".join(negative)})'] if negative else []
-    return " | ".join(found) or None
+        options += [f'"-" ({" | ".join(negative)})'] if negative else []
+    return " | ".join(options) or None
 
 
 def fraction(range_: Range, home: Home) -> str | None:
@@ -160,22 +160,22 @@ def _magnitudes(low: int, high: int | None, places: int, modulus: int, home: Hom
     if high is not None and low > high:
         return []
     longest = max(len(str(high)) - places, 1) if high is not None else shortest + 1
-    found = []
-    known: dict[tuple[int, int], str | None] = {}
+    options = []
+    cache: dict[tuple[int, int], str | None] = {}
     for length in range(shortest, longest + 1):
         tight_low, tight_high = length == shortest, length == longest and high is not None
         if modulus == 1 and not tight_low and not tight_high:
             continue  # below, all at once
         width = length + places
         most = str(high).zfill(width) if tight_high else "9" * width
-        automaton = _Digits(str(low).zfill(width), most, length, modulus, home, known)
+        automaton = _Digits(str(low).zfill(width), most, length, modulus, home, cache)
         if (text := automaton.start(tight_low, tight_high)) is not None:
-            found.append(text)
+            options.append(text)
     if modulus == 1 and high is None:
-        found.append(f"[1-9] [0-9]{{{shortest},}}{_fraction(places)}")
+        options.append(f"[1-9] [0-9]{{{shortest},}}{_fraction(places)}")
     elif modulus == 1 and longest - shortest > 1:
-        found.append(f"[1-9] [0-9]{{{shortest},{longest - 2}}}{_fraction(places)}")
-    return found
+        options.append(f"[1-9] [0-9]{{{shortest},{longest - 2}}}{_fraction(places)}")
+    return options
 
 
 def _fraction(places: int) -> str:
@@ -193,13 +193,13 @@ class _Digits:
         length: int,
         modulus: int,
         home: Home,
-        known: dict[tuple[int, int], str | None],
+        cache: dict[tuple[int, int], str | None],
     ) -> None:
         self._low, self._high, self._length, self._places = low, high, length, len(low) - length
         self._modulus, self._home = modulus, home
         # A reader takes a long number with a fraction as a double, which may be on the other side of a bound.
         self._fraction = _fraction(self._places) if length <= SIGNIFICANT_DIGITS else ""
-        self._known = known  # continuation by (digits left, remainder), once no bound matters
+        self._known = cache  # continuation by (digits left, remainder), once no bound matters
 
     def start(self, tight_low: bool, tight_high: bool) -> str | None:
         return self._digit(0, tight_low, tight_high, 0)
@@ -218,22 +218,22 @@ class _Digits:
             self._home.spend(STATE_STEPS)
             self._known[key] = None
             text = self._state(at, False, False, rest)
-            self._known[key] = self._home.named(text) if text is not None and len(text) > 12 else text
+            self._known[key] = self._home.name_rule(text) if text is not None and len(text) > 12 else text
         return self._known[key]
 
     def _anything(self, at: int) -> str:
-        left = len(self._low) - at
+        digits_left = len(self._low) - at
         if at > self._length:
-            return f"[0-9]{{0,{left}}}" if left else ""
+            return f"[0-9]{{0,{digits_left}}}" if digits_left else ""
         return (f"[0-9]{{{self._length - at}}}" if at < self._length else "") + self._fraction
 
     def _state(self, at: int, tight_low: bool, tight_high: bool, rest: int) -> str | None:
         if at < self._length:
             return self._digit(at, tight_low, tight_high, rest)
-        left = len(self._low) - at
+        digits_left = len(self._low) - at
         above = not tight_low or not self._low[at:].strip("0")
-        complete = above and rest * 10**left % self._modulus == 0
-        more = self._digit(at, tight_low, tight_high, rest) if left and self._fraction else None
+        complete = above and rest * 10**digits_left % self._modulus == 0
+        more = self._digit(at, tight_low, tight_high, rest) if digits_left and self._fraction else None
         if more is None:
             return "" if complete else None
         more = f'"." {more}' if at == self._length else more
@@ -255,15 +255,15 @@ class _Digits:
             )
             if follows is not None:
                 by_rest[follows] = by_rest.get(follows, "") + str(digit)
-        found = [f"[{digits}] {follows}".strip() for follows, digits in by_rest.items()]
-        return None if not found else found[0] if len(found) == 1 else f"({' | '.join(found)})"
+        options = [f"[{digits}] {follows}".strip() for follows, digits in by_rest.items()]
+        return None if not options else options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
 def _decimal(value: float) -> Decimal:
-    found = Decimal(repr(value))
-    if abs(found) > Decimal(10) ** 308:
+    decimal = Decimal(repr(value))
+    if abs(decimal) > Decimal(10) ** 308:
         raise Inexpressible
-    return found
+    return decimal
 
 
 def _places(value: Decimal) -> int:

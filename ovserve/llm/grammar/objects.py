@@ -35,24 +35,24 @@ def body(writer: Writer, conjunction: Conjunction) -> list[list[str | int | Repe
     if beyond is not None:
         return [[rule] for rule in _with_another(writer, conjunction, beyond)]
     members = Members(writer, conjunction)
-    found = {name: (writer.of(part), must) for name, part, must in members.named()}
-    writer.rules.properties = max(writer.rules.properties, len(found))
-    pairs = members.others(found)
-    least, most = _bounds(writer, plain, found, pairs is not None)
+    properties = {name: (writer.of(part), must) for name, part, must in members.named_members()}
+    writer.rules.properties = max(writer.rules.properties, len(properties))
+    pairs = members.others(properties)
+    least, most = _bounds(writer, plain, properties, pairs is not None)
     fewest = int(any(UNNAMED in node for node in plain))
-    return _Chain(writer, found, pairs, least, most, fewest).written()
+    return _Chain(writer, properties, pairs, least, most, fewest).written()
 
 
 def _with_another(writer: Writer, conjunction: Conjunction, node: Schema) -> list[int]:
     """Return objects with a property that is not among some, which may have a name here or not."""
     document, names = writer.document, node[BEYOND]
     rest = structs.replace(conjunction, plain=tuple(one for one in conjunction.plain if one is not node))
-    known = dict.fromkeys(names)
-    others = [name for name, _, _ in named(writer, rest) if name not in known]
+    taken_names = dict.fromkeys(names)
+    others = [name for name, _, _ in named_members(writer, rest) if name not in taken_names]
     writer.rules.spend(len(others) * len(rest.plain))
-    made: list[Schema] = [{"type": "object", "required": [name]} for name in others]
-    made.append({"type": "object", "properties": dict.fromkeys(names, True), UNNAMED: True})
-    parts = [document.conjunction(document.made(one, node)) for one in made]
+    schemas: list[Schema] = [{"type": "object", "required": [name]} for name in others]
+    schemas.append({"type": "object", "properties": dict.fromkeys(names, True), UNNAMED: True})
+    parts = [document.conjunction(document.derive(one, node)) for one in schemas]
     return [writer.rule(document.both(rest, part)) for part in parts if part is not None]
 
 
@@ -74,7 +74,7 @@ class Members:
         if self._key_schemas:
             self._keys = finite_strings(writer, writer.document.conjunction(*self._key_schemas))
 
-    def named(self) -> list[tuple[str, Any, bool]]:
+    def named_members(self) -> list[tuple[str, Any, bool]]:
         """Return name, schema and required flag of each property.
 
         Names that are only required come last, with the schema of other properties. So do all keys of
@@ -95,15 +95,15 @@ class Members:
         if self._conjunction.chosen:
             places = self._writer.document.order(self._conjunction.sources)
             ordered.sort(key=lambda name: places.get(name, len(places)))
-        found = []
+        members = []
         for name in ordered:
             parts = [part for node in nodes for part in self._parts(node, name)]
             if self._key_schemas and not self._is_key(name):
                 parts = [False]
-            found.append(
+            members.append(
                 (name, parts[0] if len(parts) == 1 else {"allOf": parts} if parts else True, name in every)
             )
-        return found
+        return members
 
     def _parts(self, node: _Node, name: str) -> list[Any]:
         """Return the schemas that this node has for the property."""
@@ -123,10 +123,10 @@ class Members:
             return name in self._keys
         verdicts = [fits(self._writer, schema, name) for schema in self._key_schemas]
         if None in verdicts:
-            self._writer.asked(self._conjunction.plain, "propertyNames")
+            self._writer.report_present(self._conjunction.plain, "propertyNames")
         return False not in verdicts
 
-    def others(self, named: dict[str, tuple[int, bool]]) -> list[Tokens] | None:
+    def others(self, members: dict[str, tuple[int, bool]]) -> list[Tokens] | None:
         """Return alternatives of an unnamed property; None if there are none."""
         writer, nodes = self._writer, list(self._nodes.values())
         if self._keys is not None:
@@ -138,17 +138,19 @@ class Members:
             or (node.open and not any(one.evaluates_all for one in node.evaluators))
         ]
         if any(node.patterns for node in nodes):
-            return self._by_pattern(opened, named)
-        if False in opened or self._is_closed(opened, len(named)):
+            return self._by_pattern(opened, members)
+        if False in opened or self._is_closed(opened, len(members)):
             return None
-        key: Tokens = [other_keys(writer, named)]
+        key: Tokens = [other_keys(writer, members)]
         if self._key_schemas:
             key = [
-                writer.of({"type": "string", **({WITHOUT: list(named)} if named else {})}, *self._key_schemas)
+                writer.of(
+                    {"type": "string", **({WITHOUT: list(members)} if members else {})}, *self._key_schemas
+                )
             ]
         return [[*key, '": "', writer.of(*opened)]]
 
-    def _is_closed(self, opened: list[Any], named: int) -> bool:
+    def _is_closed(self, opened: list[Any], num_named: int) -> bool:
         """Return whether unnamed properties are left out although the schema allows them."""
         if (
             self._writer.exact
@@ -159,32 +161,34 @@ class Members:
             return False
         least, _ = self._writer.count(self._conjunction.plain, "minProperties", "maxProperties")
         required = any(self._required)
-        said = required or any(
+        has_properties = required or any(
             part is not False for node in self._nodes.values() for part in node.properties.values()
         )
-        said = said or any(node.schema.get("properties") == {} for node in self._nodes.values())
-        return said and least <= named
+        has_properties = has_properties or any(
+            node.schema.get("properties") == {} for node in self._nodes.values()
+        )
+        return has_properties and least <= num_named
 
-    def _by_pattern(self, opened: list[Any], named: dict[str, tuple[int, bool]]) -> list[Tokens]:
+    def _by_pattern(self, opened: list[Any], members: dict[str, tuple[int, bool]]) -> list[Tokens]:
         """Return keys by the patterns that they match, each with the schemas of these."""
         writer, nodes = self._writer, list(self._nodes.values())
         patterns = list(dict.fromkeys(pattern for node in nodes for pattern in node.patterns))
         origin = next(node.schema for node in nodes if node.patterns)
         if len(patterns) > MAX_PATTERNS:
-            writer.asked(self._conjunction.plain, "patternProperties")
+            writer.report_present(self._conjunction.plain, "patternProperties")
             return [[strings.free(writer), '": "', writer.of(*opened)]] if False not in opened else []
-        found: list[Tokens] = []
+        pairs: list[Tokens] = []
         for size in range(0 if writer.exact or opened else 1, len(patterns) + 1):
             for matched in combinations(patterns, size):
                 parts = [part for node in nodes for part in node.matched_by(matched)]
                 if False in parts:
                     continue
                 others = [pattern for pattern in patterns if pattern not in matched]
-                schemas: list[Schema] = [{"type": "string", WITHOUT: list(named), UNLIKE: others}]
+                schemas: list[Schema] = [{"type": "string", WITHOUT: list(members), UNLIKE: others}]
                 schemas += [{"pattern": pattern} for pattern in matched]
-                keys = [writer.document.made(one, origin, "patternProperties") for one in schemas]
-                found.append([writer.of(*keys, *self._key_schemas), '": "', writer.of(*parts)])
-        return found
+                keys = [writer.document.derive(one, origin, "patternProperties") for one in schemas]
+                pairs.append([writer.of(*keys, *self._key_schemas), '": "', writer.of(*parts)])
+        return pairs
 
 
 class _Node:
@@ -209,9 +213,9 @@ class _Node:
 
     def matched_by(self, patterns: Collection[str]) -> list[Any]:
         """Return the schemas of an unnamed property whose name matches these patterns."""
-        found = [part for pattern, part in self.patterns.items() if pattern in patterns]
-        if found or not self.open:
-            return found
+        parts = [part for pattern, part in self.patterns.items() if pattern in patterns]
+        if parts or not self.open:
+            return parts
         if self.open == "unevaluatedProperties":
             for one in self.evaluators:
                 if one.evaluates_all or any(pattern in one.patterns for pattern in patterns):
@@ -226,9 +230,9 @@ class _Node:
         return bool(self.open)
 
 
-def named(writer: Writer, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
+def named_members(writer: Writer, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
     """Return name, schema and required flag of each property."""
-    return Members(writer, conjunction).named()
+    return Members(writer, conjunction).named_members()
 
 
 def _required(writer: Writer, node: Schema) -> dict[str, None]:
@@ -242,18 +246,18 @@ def _required(writer: Writer, node: Schema) -> dict[str, None]:
 
 
 def _bounds(
-    writer: Writer, plain: tuple[Schema, ...], named: dict[str, tuple[int, bool]], others: bool
+    writer: Writer, plain: tuple[Schema, ...], members: dict[str, tuple[int, bool]], others: bool
 ) -> tuple[int, int | None]:
     """Return bounds on the number of properties that are not met anyway."""
     least, most = writer.count(plain, "minProperties", "maxProperties")
-    required = sum(must for _, must in named.values())
+    required = sum(must for _, must in members.values())
     least = least if least > required else 0
-    if most is not None and not others and most >= len(named):
+    if most is not None and not others and most >= len(members):
         most = None
     if others and least > required + 1:  # a repeated key counts once
-        writer.asked(plain, "minProperties")
-    if len(named) * max(least, most or 0) > MAX_CHAIN:
-        writer.asked(plain, "minProperties", "maxProperties")
+        writer.report_present(plain, "minProperties")
+    if len(members) * max(least, most or 0) > MAX_CHAIN:
+        writer.report_present(plain, "minProperties", "maxProperties")
         return 0, None
     return least, most
 
@@ -262,13 +266,13 @@ class _Chain:
     def __init__(
         self,
         writer: Writer,
-        named: dict[str, tuple[int, bool]],
+        members: dict[str, tuple[int, bool]],
         others: list[Tokens] | None,
         least: int,
         most: int | None,
         fewest: int,
     ) -> None:
-        self._writer, self._named, self._least, self._most = writer, list(named.items()), least, most
+        self._writer, self._named, self._least, self._most = writer, list(members.items()), least, most
         self._fewest = fewest  # unnamed properties
         self._others = None if others is None else writer.rules.add(others)
         self._cap = max(1, least, 0 if most is None else most)
@@ -283,11 +287,11 @@ class _Chain:
 
     def _reached(self) -> list[set[int]]:
         """Return, for each property, how many may have been written before it."""
-        found = [{0}]
+        counts = [{0}]
         for _, (_, must) in self._named:
-            after = {min(count + 1, self._cap) for count in found[-1] if self._may_grow(count)}
-            found.append(after if must else after | found[-1])
-        return found
+            after = {min(count + 1, self._cap) for count in counts[-1] if self._may_grow(count)}
+            counts.append(after if must else after | counts[-1])
+        return counts
 
     def _may_grow(self, count: int) -> bool:
         return self._most is None or count < self._most
@@ -296,8 +300,10 @@ class _Chain:
         key, (value, must) = self._named[at]
         self._writer.rules.spend(len(key) // STEP_BYTES)
         begin = f"{', ' if count else ''}{text.one_line(key)}: "
-        written = after.get(min(count + 1, self._cap)) if self._may_grow(count) else None
-        pair: Tokens | None = None if written is None else [text.quoted(begin), value, *self._short(written)]
+        after_pair = after.get(min(count + 1, self._cap)) if self._may_grow(count) else None
+        pair: Tokens | None = (
+            None if after_pair is None else [text.quoted(begin), value, *self._short(after_pair)]
+        )
         if must:
             return pair
         skipped = after.get(count)

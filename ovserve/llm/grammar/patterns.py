@@ -48,32 +48,32 @@ def category(name: str) -> Ranges | None:
 
 @lru_cache(maxsize=64)
 def _category(kind: str) -> Ranges:
-    return complement(complement((low, high) for low, high, found in _table() if found.startswith(kind)))
+    return complement(complement((low, high) for low, high, general in _table() if general.startswith(kind)))
 
 
 @cache
 def _table() -> list[tuple[int, int, str]]:
     """Return the runs of characters of one category; it takes 0.1 s, once."""
-    found, start, kind = [], 0, unicodedata.category("\0")
+    runs, start, kind = [], 0, unicodedata.category("\0")
     for code in range(1, sys.maxunicode + 2):
         other = unicodedata.category(chr(code)) if code <= sys.maxunicode else ""
         if other != kind:
-            found.append((start, code - 1, kind))
+            runs.append((start, code - 1, kind))
             start, kind = code, other
-    return found
+    return runs
 
 
 def folded(ranges: Ranges) -> Ranges:
     """Return these characters and those that differ from them only by case."""
-    found = complement(complement(ranges))
+    ranges_of_case = complement(complement(ranges))
     cases = _cases()
     more: set[int] = set()
-    for low, high in found:
+    for low, high in ranges_of_case:
         # A pattern has thousands of letters, so each is looked up alone; wide ranges are few.
         some = range(low, high + 1) if high - low < len(cases) else (c for c in cases if low <= c <= high)
         for code in some:
             more |= cases.get(code, frozenset())
-    return complement(complement([*found, *((code, code) for code in sorted(more))]))
+    return complement(complement([*ranges_of_case, *((code, code) for code in sorted(more))]))
 
 
 @cache
@@ -82,13 +82,13 @@ def _cases() -> dict[int, frozenset[int]]:
 
     Flavours differ on the few that pair ASCII with other letters, like the Kelvin sign; these are left out.
     """
-    found: dict[int, set[int]] = {}
+    cases: dict[int, set[int]] = {}
     for code in range(0x2000):
         for other in {chr(code).lower(), chr(code).upper()} - {chr(code)}:
             if len(other) == 1 and (code < 0x80) == (ord(other) < 0x80):
-                found.setdefault(code, set()).add(ord(other))
-                found.setdefault(ord(other), set()).add(code)
-    return {code: frozenset(others) for code, others in found.items()}
+                cases.setdefault(code, set()).add(ord(other))
+                cases.setdefault(ord(other), set()).add(code)
+    return {code: frozenset(others) for code, others in cases.items()}
 
 
 MAX_DEPTH = 50  # of groups
@@ -124,12 +124,12 @@ class Malformed(Exception):
 def read(pattern: str) -> Tree:
     """Return the tree of the expression. Raises Unsupported, Malformed."""
     reader = _Reader(pattern)
-    found = reader.alternatives(0)
+    tree = reader.alternatives(0)
     if reader.at < len(pattern):
         raise Malformed("unmatched )")
     if reader.unsupported:
         raise Unsupported(reader.unsupported)
-    return found
+    return tree
 
 
 class _Reader:
@@ -143,10 +143,10 @@ class _Reader:
     def alternatives(self, depth: int) -> Tree:
         if depth > MAX_DEPTH:
             raise Unsupported(f"more than {MAX_DEPTH} groups in each other")
-        found = [self._sequence(depth)]
+        options = [self._sequence(depth)]
         while self._take("|"):
-            found.append(self._sequence(depth))
-        some = tuple(dict.fromkeys(found))
+            options.append(self._sequence(depth))
+        some = tuple(dict.fromkeys(options))
         return some[0] if len(some) == 1 else Alternatives(some)
 
     def _sequence(self, depth: int) -> Tree:
@@ -170,8 +170,8 @@ class _Reader:
             raise Malformed(f"nothing to repeat at {self.at - 1}")
         if char == "\\" and (self._take("b") or self._take("B")):
             return Boundary(self.pattern[self.at - 1] == "b"), False
-        found = self._escape() if char == "\\" else [(ord(char), ord(char))]
-        return Chars(tuple(folded(found) if self._ignore_case else found)), True
+        ranges = self._escape() if char == "\\" else [(ord(char), ord(char))]
+        return Chars(tuple(folded(ranges) if self._ignore_case else ranges)), True
 
     def _group(self, depth: int) -> tuple[Tree, bool]:
         flags = self._ignore_case, self._dot_all
@@ -246,12 +246,12 @@ class _Reader:
         possessive = not self._take("?") and self._take("+")  # lazy and greedy are the same language
         if self.pattern.startswith(("*", "+", "?"), self.at):
             raise Malformed(f"nothing to repeat at {self.at}")
-        found = Repeat(atom, least, most)
+        repeat = Repeat(atom, least, most)
         if not possessive:
-            return (found,)
+            return (repeat,)
         if not isinstance(atom, Chars) or most is not None:
             self._unsupported("possessive repetition of more than one character")
-        return found, Look(atom, ahead=False)
+        return repeat, Look(atom, ahead=False)
 
     def _counts(self) -> tuple[int, int | None] | None:
         """Read a quantifier: `*`, `+`, `?`, `{2}`, `{2,}` or `{2,5}`; any other brace is literal."""
@@ -281,7 +281,7 @@ class _Reader:
         negated = self._take("^")
         if self.pattern.startswith("]", self.at) and "]" in self.pattern[self.at + 1 :]:
             self._unsupported("a class that begins with ], which flavours read differently")
-        found: Ranges = []
+        ranges: Ranges = []
         while not self._take("]"):
             low = self._member()
             if self.pattern.startswith("-", self.at) and self.pattern[self.at + 1 : self.at + 2] not in (
@@ -293,13 +293,13 @@ class _Reader:
                 if len(low) == len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]:
                     if low[0][0] > high[0][0]:
                         raise Malformed("range of characters out of order")
-                    found.append((low[0][0], high[0][0]))
+                    ranges.append((low[0][0], high[0][0]))
                     continue
                 low = [*low, (0x2D, 0x2D), *high]  # next to a class of characters the hyphen is one of them
-            found += low
+            ranges += low
         if self._ignore_case:
-            found = folded(found)
-        return complement(found) if negated else complement(complement(found))
+            ranges = folded(ranges)
+        return complement(ranges) if negated else complement(complement(ranges))
 
     def _member(self) -> Ranges:
         if self.at >= len(self.pattern):
@@ -347,13 +347,13 @@ class _Reader:
     def _property(self, negated: bool) -> Ranges:
         end = self.pattern.find("}", self.at) if self._take("{") else self.at + 1
         name = self.pattern[self.at : end] if end > 0 else ""
-        found = category(name)
+        ranges = category(name)
         if not name:
             raise Malformed("bad name of a property")
         self.at = end + self.pattern.startswith("}", end)
-        if found is None:
+        if ranges is None:
             return self._unsupported(f"the property {name}")
-        return complement(found) if negated else found
+        return complement(ranges) if negated else ranges
 
     def _code(self, count: int) -> int:
         if self._take("{"):

@@ -105,7 +105,7 @@ def anchored(tree: Tree, around: Tree) -> tuple[Tree, bool] | None:
     search, EMPTY where the whole must match.
     """
     options = tree.options if isinstance(tree, Alternatives) else (tree,)
-    found: list[Tree] = []
+    trees: list[Tree] = []
     whole = True
     for option in options:
         parts: list[Tree] = list(option.parts) if isinstance(option, Sequence) else [option]
@@ -116,15 +116,15 @@ def anchored(tree: Tree, around: Tree) -> tuple[Tree, bool] | None:
             nested = anchored(option, around)
             if nested is None:
                 return None
-            found.append(nested[0])
+            trees.append(nested[0])
             whole = whole and nested[1]
             continue
         if not is_plain(inner):
             return None
         begun, ended = first > 0, last < len(parts)
         whole = whole and begun and ended
-        found.append(Sequence((*(() if begun else (around,)), inner, *(() if ended else (around,)))))
-    return (found[0] if len(found) == 1 else Alternatives(tuple(found))), whole
+        trees.append(Sequence((*(() if begun else (around,)), inner, *(() if ended else (around,)))))
+    return (trees[0] if len(trees) == 1 else Alternatives(tuple(trees))), whole
 
 
 def _as_tree(parts: list[Tree]) -> Tree:
@@ -139,11 +139,11 @@ def widths(tree: Tree) -> tuple[int, int | None] | None:
     if isinstance(tree, Chars):
         return (1, 1) if tree.ranges else None
     if isinstance(tree, Sequence):
-        found = [widths(part) for part in tree.parts]
-        if None in found:
+        sizes = [widths(part) for part in tree.parts]
+        if None in sizes:
             return None
-        most = [one[1] for one in found if one]
-        return sum(one[0] for one in found if one), None if None in most else sum(m for m in most if m)
+        most = [one[1] for one in sizes if one]
+        return sum(one[0] for one in sizes if one), None if None in most else sum(m for m in most if m)
     if isinstance(tree, Alternatives):
         some = [one for one in map(widths, tree.options) if one]
         if not some:
@@ -165,10 +165,10 @@ def widths(tree: Tree) -> tuple[int, int | None] | None:
 
 def bounded(tree: Tree, least: int, most: int | None) -> Tree | None:
     """Return a plain tree of its texts that have these lengths; None where that has no simple form."""
-    found = widths(tree)
-    if found is None or (most is not None and found[0] > most) or (found[1] is not None and found[1] < least):
+    sizes = widths(tree)
+    if sizes is None or (most is not None and sizes[0] > most) or (sizes[1] is not None and sizes[1] < least):
         return NOTHING
-    if found[0] >= least and (most is None or (found[1] is not None and found[1] <= most)):
+    if sizes[0] >= least and (most is None or (sizes[1] is not None and sizes[1] <= most)):
         return tree
     if isinstance(tree, Alternatives):
         options = [bounded(option, least, most) for option in tree.options]
@@ -188,15 +188,15 @@ def bounded(tree: Tree, least: int, most: int | None) -> Tree | None:
 
 
 def _bounded_parts(parts: tuple[Tree, ...], least: int, most: int | None) -> Tree | None:
-    found = [widths(part) or (0, 0) for part in parts]
-    open_ = [i for i, (low, high) in enumerate(found) if low != high]
+    sizes = [widths(part) or (0, 0) for part in parts]
+    open_ = [i for i, (low, high) in enumerate(sizes) if low != high]
     if len(open_) == 1:
         at = open_[0]
-        rest = sum(low for i, (low, _) in enumerate(found) if i != at)
+        rest = sum(low for i, (low, _) in enumerate(sizes) if i != at)
         inner = bounded(parts[at], max(least - rest, 0), None if most is None else most - rest)
         return None if inner is None else Sequence((*parts[:at], inner, *parts[at + 1 :]))
     for at in open_:  # one with few lengths: each of these with the others
-        low, high = found[at]
+        low, high = sizes[at]
         if high is None or high - low >= MAX_WIDTHS:
             continue
         options: list[Tree] = []
@@ -223,8 +223,8 @@ def shared(tree: Tree, most: int) -> Tree | None:
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2
-        found = widths(_capped(tree, middle))
-        if found is not None and found[1] is not None and found[1] <= most:
+        sizes = widths(_capped(tree, middle))
+        if sizes is not None and sizes[1] is not None and sizes[1] <= most:
             low = middle
         else:
             high = middle
@@ -392,12 +392,12 @@ def _last_repeats(tree: Tree) -> Iterator[Repeat]:
 
 def _first(tree: Tree) -> set[tuple[int, int]]:
     """Return the ranges of its first characters."""
-    found: set[tuple[int, int]] = set()
+    ranges: set[tuple[int, int]] = set()
     todo = [tree]
     while todo:
         one = todo.pop()
         if isinstance(one, Chars):
-            found.update(one.ranges)
+            ranges.update(one.ranges)
         elif isinstance(one, Sequence):
             for part in one.parts:
                 todo.append(part)
@@ -405,7 +405,7 @@ def _first(tree: Tree) -> set[tuple[int, int]]:
                     break
         else:
             todo += children(one)
-    return found
+    return ranges
 
 
 def _overlap(some: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
@@ -415,27 +415,27 @@ def _overlap(some: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
 # ---- EBNF
 
 
-def written(tree: Tree, one: Callable[[Ranges], str | None], named: Callable[[str], str]) -> str | None:
+def to_ebnf(tree: Tree, one: Callable[[Ranges], str | None], name_rule: Callable[[str], str]) -> str | None:
     """Return EBNF of a plain tree; None if it has no text, "" for the empty text.
 
-    `one` writes a character, `named` gives a rule of that text a name.
+    `one` writes a character, `name_rule` gives a rule of that text a name.
     """
     if isinstance(tree, Chars):
         return one(list(tree.ranges))
     if isinstance(tree, Sequence):
-        parts = [_element(part, one, named) for part in tree.parts]
+        parts = [_element(part, one, name_rule) for part in tree.parts]
         return None if None in parts else " ".join(part for part in parts if part)
     if isinstance(tree, Alternatives):
-        options = dict.fromkeys(written(option, one, named) for option in tree.options)
+        options = dict.fromkeys(to_ebnf(option, one, name_rule) for option in tree.options)
         some = [option or '""' for option in options if option is not None]
         return None if not some else "" if some == ['""'] else " | ".join(some)
     assert isinstance(tree, Repeat), "the others are assertions"
-    return _repeat(tree, one, named)
+    return _repeat(tree, one, name_rule)
 
 
-def _element(tree: Tree, one: Callable[[Ranges], str | None], named: Callable[[str], str]) -> str | None:
+def _element(tree: Tree, one: Callable[[Ranges], str | None], name_rule: Callable[[str], str]) -> str | None:
     """Return it in parentheses where it is more than one element."""
-    text = written(tree, one, named)
+    text = to_ebnf(tree, one, name_rule)
     return f"({text})" if text and isinstance(tree, Sequence | Alternatives) and not _is_one(text) else text
 
 
@@ -443,17 +443,17 @@ def _is_one(text: str) -> bool:
     return " " not in text
 
 
-def _repeat(tree: Repeat, one: Callable[[Ranges], str | None], named: Callable[[str], str]) -> str | None:
+def _repeat(tree: Repeat, one: Callable[[Ranges], str | None], name_rule: Callable[[str], str]) -> str | None:
     inner = tree.inner
-    text = _element(inner, one, named)
+    text = _element(inner, one, name_rule)
     if text is None or not text or tree.most == 0:
         return None if text is None and tree.least and tree.most != 0 else ""
     is_choice = isinstance(inner, Chars) and text.startswith("(")
-    unit = named(text) if is_choice else text
+    unit = name_rule(text) if is_choice else text
     if text[-1] in "*+?}":
         unit = text = f"({text})"
     if tree.most is not None:
-        return repeated(unit, tree.least, tree.most, named, is_choice=is_choice)
+        return repeated(unit, tree.least, tree.most, name_rule, is_choice=is_choice)
     if tree.least < 2:
         return text + "*+"[tree.least]
-    return f"{repeated(unit, tree.least, tree.least, named, is_choice=is_choice)} {text}*"
+    return f"{repeated(unit, tree.least, tree.least, name_rule, is_choice=is_choice)} {text}*"

@@ -19,50 +19,50 @@ Named = Callable[[str], str]
 Count = Callable[[str, int, int, Named], str]
 
 
-def repeated(unit: str, least: int, most: int, named: Named, *, is_choice: bool = False) -> str:
-    """Return EBNF of `unit`, `least` to `most` times; `named` names a rule of a given text.
+def repeated(unit: str, least: int, most: int, name_rule: Named, *, is_choice: bool = False) -> str:
+    """Return EBNF of `unit`, `least` to `most` times; `name_rule` names a rule of a given text.
 
     The unit is one element, or with `is_choice` alternatives that are a character each."""
     counted = _chained if is_choice else _braced
     if most <= INLINE_REPETITIONS:
-        return counted(unit, least, most, named)
-    name = unit if is_choice else named(unit)
-    parts = _exactly(name, least, named, counted), _at_most(name, most - least, named, counted)
+        return counted(unit, least, most, name_rule)
+    name = unit if is_choice else name_rule(unit)
+    parts = _exactly(name, least, name_rule, counted), _at_most(name, most - least, name_rule, counted)
     return " ".join(part for part in parts if part)
 
 
-def _exactly(unit: str, count: int, named: Named, counted: Count) -> str:
+def _exactly(unit: str, count: int, name_rule: Named, counted: Count) -> str:
     parts = []
     while count:
         count, rest = divmod(count, BLOCK_REPETITIONS)
         if rest:
-            parts.append(counted(unit, rest, rest, named))
-        unit = named(counted(unit, BLOCK_REPETITIONS, BLOCK_REPETITIONS, named)) if count else unit
+            parts.append(counted(unit, rest, rest, name_rule))
+        unit = name_rule(counted(unit, BLOCK_REPETITIONS, BLOCK_REPETITIONS, name_rule)) if count else unit
         counted = _braced
     return " ".join(reversed(parts))
 
 
-def _at_most(unit: str, count: int, named: Named, counted: Count) -> str:
+def _at_most(unit: str, count: int, name_rule: Named, counted: Count) -> str:
     """Return whole blocks first. After fewer than the maximal number, anything shorter than a block may
     follow."""
     if count < BLOCK_REPETITIONS:
-        return counted(unit, 0, count, named) if count else ""
+        return counted(unit, 0, count, name_rule) if count else ""
     units = [unit]  # of each size, and what is shorter than its block
-    shorter = [counted(unit, 0, BLOCK_REPETITIONS - 1, named)]
+    shorter = [counted(unit, 0, BLOCK_REPETITIONS - 1, name_rule)]
     while BLOCK_REPETITIONS ** len(units) <= count:
         block = (counted if len(units) == 1 else _braced)(
-            units[-1], BLOCK_REPETITIONS, BLOCK_REPETITIONS, named
+            units[-1], BLOCK_REPETITIONS, BLOCK_REPETITIONS, name_rule
         )
-        units.append(named(block))
-        shorter.append(f"{units[-1]}{_counts(0, BLOCK_REPETITIONS - 1)} {named(shorter[-1])}")
-    text = counted(unit, 0, count % BLOCK_REPETITIONS, named) if count % BLOCK_REPETITIONS else ""
+        units.append(name_rule(block))
+        shorter.append(f"{units[-1]}{_counts(0, BLOCK_REPETITIONS - 1)} {name_rule(shorter[-1])}")
+    text = counted(unit, 0, count % BLOCK_REPETITIONS, name_rule) if count % BLOCK_REPETITIONS else ""
     for size, block in enumerate(units[1:], 1):
         digit = count // BLOCK_REPETITIONS**size % BLOCK_REPETITIONS
         if not digit:
             continue
         fewer = f"{block}{_counts(0, digit - 1)} " if digit > 1 else ""
         whole = f"{block}{_counts(digit, digit)} {text}".rstrip()
-        text = f"({fewer}{named(shorter[size - 1])} | {whole})"
+        text = f"({fewer}{name_rule(shorter[size - 1])} | {whole})"
     return text
 
 
@@ -70,14 +70,14 @@ def _braced(unit: str, least: int, most: int, _: Named) -> str:
     return unit + _counts(least, most)
 
 
-def _chained(unit: str, least: int, most: int, named: Named) -> str:
+def _chained(unit: str, least: int, most: int, name_rule: Named) -> str:
     if most == 1:
         return f"({unit}){_counts(least, most)}"
     options = unit.split(" | ")
     text = ""
     for i in reversed(range(most)):
         following = " | ".join(f"{option} {text}".rstrip() for option in options)
-        text = named(following if i < least else f'"" | {following}')
+        text = name_rule(following if i < least else f'"" | {following}')
     return text
 
 

@@ -73,7 +73,7 @@ class Rules:
             rule = self._texts[text] = self.add([[text]])
         return rule
 
-    def named(self, text: str) -> str:
+    def name_rule(self, text: str) -> str:
         """Add a rule of plain EBNF; return its name, for use in the text of another one."""
         rule = self.text(text)
         self._used_by_name.add(rule)
@@ -118,14 +118,14 @@ class Rules:
             rule = todo.pop()
             alternatives = []
             for alternative in self._bodies[rule]:
-                kept = list(_pruned(alternative, alive))
-                if None in kept:
+                pruned = list(_pruned(alternative, alive))
+                if None in pruned:
                     continue
-                for ref in _refs(kept):
+                for ref in _refs(pruned):
                     if ref not in names:
                         names[ref] = f"r{len(names)}"
                         todo.append(ref)
-                alternatives.append(_written(kept, names) or '""')
+                alternatives.append(_alternative_text(pruned, names) or '""')
             lines.append(f"{names[rule]} ::= {' | '.join(alternatives)}\n")
         lines += [f"{name} ::= {text}\n" for name, text in self._recursive.items()]
         return "".join(lines)
@@ -198,13 +198,13 @@ def _pruned(tokens: Iterable[str | int | Repeat], alive: set[int]) -> Iterator[s
             yield token
 
 
-def _written(tokens: Iterable[str | int | Repeat | None], names: dict[int, str]) -> str:
+def _alternative_text(tokens: Iterable[str | int | Repeat | None], names: dict[int, str]) -> str:
     parts = []
     for token in tokens:
         if isinstance(token, int):
             parts.append(names[token])
         elif isinstance(token, Repeat):
-            parts.append(f"({_written(token.tokens, names)}){token.suffix}")
+            parts.append(f"({_alternative_text(token.tokens, names)}){token.suffix}")
         elif token:
             parts.append(token)
     return " ".join(parts)

@@ -41,41 +41,41 @@ def body(writer: Writer, plain: tuple[Schema, ...]) -> Body:
     searches = _patterns(writer, plain)
     meanings = _formats(writer, plain, shortened=bool(searches or least or most))
     shorter = meanings if most is None else _formats(writer, plain, most, shortened=True)
-    asked = _Asked(meanings, searches, least, most, shorter)
+    needs = _Asked(meanings, searches, least, most, shorter)
     if most is not None and least > most:
         return []
     if any(node.keys() & _EXCLUSIONS for node in plain):
-        found = _excluding(writer, plain, asked)
-        if found is not None:
-            return found
-        writer.asked(plain, *_EXCLUSIONS)
-    if not asked.wholes and not asked.searches:
+        excluding = _excluding(writer, plain, needs)
+        if excluding is not None:
+            return excluding
+        writer.report_present(plain, *_EXCLUSIONS)
+    if not needs.wholes and not needs.searches:
         return _by_length(writer, least, most)
-    made = writer.rules.made.get(asked)
-    if made is None:
-        made = writer.rules.made[asked] = _together(writer, asked)
-    if made.left_out:
-        writer.asked(plain, *made.left_out)
-    return made.body
+    result = writer.rules.made.get(needs)
+    if result is None:
+        result = writer.rules.made[needs] = _together(writer, needs)
+    if result.left_out:
+        writer.report_present(plain, *result.left_out)
+    return result.body
 
 
-def _excluding(writer: Writer, plain: tuple[Schema, ...], asked: _Asked) -> Body | None:
+def _excluding(writer: Writer, plain: tuple[Schema, ...], needs: _Asked) -> Body | None:
     """Return the strings without texts, and without a match of patterns, that negations exclude."""
-    found: dict[Tree, None] = {}
+    trees: dict[Tree, None] = {}
     for node in plain:
         if names := node.get(WITHOUT):
             texts = (
                 regular.Sequence(tuple(regular.Chars(((ord(c), ord(c)),)) for c in name)) for name in names
             )
-            found[unlike(regular.Sequence((regular.Alternatives(tuple(texts)), regular.Edge(False))))] = None
+            trees[unlike(regular.Sequence((regular.Alternatives(tuple(texts)), regular.Edge(False))))] = None
         for pattern in node.get(UNLIKE, ()):
             try:
                 tree = patterns.read(pattern)
             except (patterns.Malformed, patterns.Unsupported):
                 return None
             later = regular.Sequence((regular.FREE, regular.ANY, tree))
-            found[unlike(regular.Alternatives((tree, later)))] = None
-    return _automaton(writer, asked._replace(wholes=(*asked.wholes, *found)), automata.MAX_STATES)
+            trees[unlike(regular.Alternatives((tree, later)))] = None
+    return _automaton(writer, needs._replace(wholes=(*needs.wholes, *trees)), automata.MAX_STATES)
 
 
 def unlike(tree: Tree) -> Tree:
@@ -99,7 +99,7 @@ def rest(writer: Writer) -> int:
 def end(writer: Writer) -> str:
     """Return the name of the rule for the rest of a string with its closing quote; right-recursive, see
     `text.py`."""
-    escape = writer.rules.named(text.ESCAPE)
+    escape = writer.rules.name_rule(text.ESCAPE)
     return writer.rules.recursive("string", f'"\\"" | {text.PLAIN} string | "\\\\" {escape} string')
 
 
@@ -108,30 +108,30 @@ def _by_length(writer: Writer, least: int, most: int | None) -> Body:
         return [[free(writer)]]
     if not most and most is not None:
         return [['"\\"\\""']]
-    named = writer.rules.named
-    character = f'{text.PLAIN} | "\\\\" {named(text.ESCAPE)}'
-    counted = writer.rules.text(repeated(character, least, most or least, named, is_choice=True))
+    name_rule = writer.rules.name_rule
+    character = f'{text.PLAIN} | "\\\\" {name_rule(text.ESCAPE)}'
+    counted = writer.rules.text(repeated(character, least, most or least, name_rule, is_choice=True))
     return [['"\\""', counted, rest(writer) if most is None else '"\\""']]
 
 
 def _formats(
     writer: Writer, plain: tuple[Schema, ...], most: int | None = None, *, shortened: bool
 ) -> tuple[Tree, ...]:
-    found: dict[Tree, None] = {}
+    trees: dict[Tree, None] = {}
     for node in plain:
         name = node.get("format")
         if name is None:
             continue
         tree = formats.tree(name, shortened=shortened, most=most) if isinstance(name, str) else None
         if tree is not None:
-            found[tree] = None
+            trees[tree] = None
         else:
             writer.rules.noted[f"format: {name}"] = None
-    return tuple(found)
+    return tuple(trees)
 
 
 def _patterns(writer: Writer, plain: tuple[Schema, ...]) -> tuple[Tree, ...]:
-    found: dict[Tree, None] = {}
+    trees: dict[Tree, None] = {}
     for node in plain:
         pattern = node.get("pattern")
         if pattern is None:
@@ -140,99 +140,101 @@ def _patterns(writer: Writer, plain: tuple[Schema, ...]) -> tuple[Tree, ...]:
             raise writer.document.fault(node, "pattern", "expected a string", pattern)
         writer.rules.spend(STEPS_PER_CHARACTER * len(pattern))
         try:
-            found[regular.simplified(patterns.read(pattern))] = None
+            trees[regular.simplified(patterns.read(pattern))] = None
         except patterns.Malformed as error:
             raise writer.document.fault(
                 node, "pattern", f"not a regular expression: {error}", pattern
             ) from None
         except patterns.Unsupported:
             writer.document.report(node, "pattern")
-    return tuple(found)
+    return tuple(trees)
 
 
-def _without_implied(asked: _Asked) -> _Asked:
+def _without_implied(needs: _Asked) -> _Asked:
     """Return it without the lengths that a format has anyway."""
-    for low, high in filter(None, map(regular.widths, asked.wholes)):
-        if asked.least <= low:
-            asked = asked._replace(least=0)
-        if asked.most is not None and high is not None and high <= asked.most:
-            asked = asked._replace(most=None)
-    return asked
+    for low, high in filter(None, map(regular.widths, needs.wholes)):
+        if needs.least <= low:
+            needs = needs._replace(least=0)
+        if needs.most is not None and high is not None and high <= needs.most:
+            needs = needs._replace(most=None)
+    return needs
 
 
-def _together(writer: Writer, asked: _Asked) -> Made:
+def _together(writer: Writer, needs: _Asked) -> Made:
     """Write as much as can be held, all of it if possible."""
-    asked = _without_implied(asked)
+    needs = _without_implied(needs)
     lengths = tuple(
-        keyword for keyword, given in zip(LENGTHS, (asked.least, asked.most), strict=True) if given
+        keyword for keyword, limit in zip(LENGTHS, (needs.least, needs.most), strict=True) if limit
     )
-    tries: list[tuple[_Asked, tuple[str, ...]]] = [(asked, ())]
+    tries: list[tuple[_Asked, tuple[str, ...]]] = [(needs, ())]
     if lengths:
-        tries.append((asked._replace(wholes=asked.shorter), ()))
-        tries.append((asked._replace(least=0, most=None), lengths))
-    if asked.wholes and asked.searches:
-        tries.append((_Asked((), asked.searches, 0, None), ("format", *lengths)))
-        tries.append((_Asked(asked.wholes, (), 0, None), ("pattern", *lengths)))
+        tries.append((needs._replace(wholes=needs.shorter), ()))
+        tries.append((needs._replace(least=0, most=None), lengths))
+    if needs.wholes and needs.searches:
+        tries.append((_Asked((), needs.searches, 0, None), ("format", *lengths)))
+        tries.append((_Asked(needs.wholes, (), 0, None), ("pattern", *lengths)))
     for one, left_out in tries:
         one = _without_implied(one)
-        found = _direct(writer, one)
-        if found is None or any(map(regular.repeats_choice, one.wholes)):
-            small = _automaton(writer, one, automata.MAX_STATES if found is None else SMALL_AUTOMATON_STATES)
-            found = found if small is None else small
-        if found is None:
-            found = _direct(writer, one, freely=True)
-        if found is not None:
-            return Made(found, left_out)
-    return Made(_by_length(writer, asked.least, asked.most), ("format", "pattern"))
+        candidate = _direct(writer, one)
+        if candidate is None or any(map(regular.repeats_choice, one.wholes)):
+            small = _automaton(
+                writer, one, automata.MAX_STATES if candidate is None else SMALL_AUTOMATON_STATES
+            )
+            candidate = candidate if small is None else small
+        if candidate is None:
+            candidate = _direct(writer, one, freely=True)
+        if candidate is not None:
+            return Made(candidate, left_out)
+    return Made(_by_length(writer, needs.least, needs.most), ("format", "pattern"))
 
 
-def _direct(writer: Writer, asked: _Asked, *, freely: bool = False) -> Body | None:
+def _direct(writer: Writer, needs: _Asked, *, freely: bool = False) -> Body | None:
     """Return EBNF of the only expression; None where there are several, or it has no such form.
 
     `freely`: also a search, which begins and ends with any text, and bounds that parts of the text share."""
-    if len(asked.wholes) + len(asked.searches) != 1:
+    if len(needs.wholes) + len(needs.searches) != 1:
         return None
-    tree, whole = asked.wholes[0] if asked.wholes else None, True
+    tree, whole = needs.wholes[0] if needs.wholes else None, True
     if tree is None:
-        found = regular.anchored(asked.searches[0], regular.FREE)
-        if found is None:
+        parts = regular.anchored(needs.searches[0], regular.FREE)
+        if parts is None:
             return None
-        tree, whole = found
-    held = regular.bounded(tree, asked.least, asked.most) if whole or freely else None
-    is_shared = held is None and freely and asked.most is not None
-    if is_shared and asked.most is not None:
-        held = regular.shared(tree, asked.most)
-        held = regular.bounded(held, asked.least, asked.most) if held is not None else None
+        tree, whole = parts
+    held = regular.bounded(tree, needs.least, needs.most) if whole or freely else None
+    is_shared = held is None and freely and needs.most is not None
+    if is_shared and needs.most is not None:
+        held = regular.shared(tree, needs.most)
+        held = regular.bounded(held, needs.least, needs.most) if held is not None else None
     if held is None or regular.is_costly(held, is_shared=is_shared):
         return None
-    expression = regular.written(held, text.in_string, writer.rules.named)
+    expression = regular.to_ebnf(held, text.in_string, writer.rules.name_rule)
     if expression is None:
         return []
     return [['"\\""', *([writer.rules.text(expression)] if expression else []), '"\\""']]
 
 
-def _automaton(writer: Writer, asked: _Asked, most: int) -> Body | None:
+def _automaton(writer: Writer, needs: _Asked, most: int) -> Body | None:
     """Return rules of its states; None if they are more than `most`."""
     length: tuple[Tree, ...] = ()
-    if asked.least or asked.most is not None:
-        length = (regular.Repeat(regular.ANY, asked.least, asked.most),)
+    if needs.least or needs.most is not None:
+        length = (regular.Repeat(regular.ANY, needs.least, needs.most),)
     try:
-        found = automata.automaton((*asked.wholes, *length), asked.searches, writer.rules.spend)
+        automaton = automata.automaton((*needs.wholes, *length), needs.searches, writer.rules.spend)
     except automata.TooLarge:
         return None
-    if found is None:
+    if automaton is None:
         return []
-    if len(found) > most or not writer.rules.take_states(found.weight):
+    if len(automaton) > most or not writer.rules.take_states(automaton.weight):
         return None
-    if found.is_free(0):
+    if automaton.is_free(0):
         return [[free(writer)]]
-    rules = [writer.rules.new() for _ in range(len(found))]
+    rules = [writer.rules.new() for _ in range(len(automaton))]
     for state, rule in enumerate(rules):
-        if found.is_free(state):
+        if automaton.is_free(state):
             writer.rules.fill(rule, [[rest(writer)]])
             continue
-        alternatives: Body = [['"\\""']] if found.accepting[state] else []
-        for ranges, to in found.edges[state]:
+        alternatives: Body = [['"\\""']] if automaton.accepting[state] else []
+        for ranges, to in automaton.edges[state]:
             if (one := text.in_string(ranges)) is not None:
                 alternatives.append([one, rules[to]])
         writer.rules.fill(rule, alternatives)

@@ -52,12 +52,12 @@ def one_line(value: object) -> str:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    found, at = [], 0
+    gaps, at = [], 0
     for low, high in sorted(ranges):
         if low > at:
-            found.append((at, low - 1))
+            gaps.append((at, low - 1))
         at = max(at, high + 1)
-    return [*found, (at, LAST_CHARACTER)] if at <= LAST_CHARACTER else found
+    return [*gaps, (at, LAST_CHARACTER)] if at <= LAST_CHARACTER else gaps
 
 
 def intersection(one: Iterable[tuple[int, int]], other: Ranges) -> Ranges:
@@ -77,19 +77,19 @@ def _in_string(ranges: tuple[tuple[int, int], ...]) -> str | None:
         for low, high in intersection(ranges, _UNSAFE)
         for code in range(low, min(high, 0x7F) + 1)  # a single surrogate is not a character
     ]
-    found = [character_class(safe)] if safe else []
-    found += [quoted(_SHORT[code]) for code in codes if code in _SHORT]
+    options = [character_class(safe)] if safe else []
+    options += [quoted(_SHORT[code]) for code in codes if code in _SHORT]
     by_first: dict[str, str] = {}
     for code in codes:
         if code not in _SHORT:
             by_first[f"{code >> 4:x}"] = by_first.get(f"{code >> 4:x}", "") + f"{code & 15:x}"
-    found += [f'"\\\\u00{first}" [{digits}]' for first, digits in by_first.items()]
+    options += [f'"\\\\u00{first}" [{digits}]' for first, digits in by_first.items()]
     return (
         None
-        if not found
-        else found[0]
-        if len(found) == 1 and " " not in found[0]
-        else f"({' | '.join(found)})"
+        if not options
+        else options[0]
+        if len(options) == 1 and " " not in options[0]
+        else f"({' | '.join(options)})"
     )
 
 

@@ -51,8 +51,8 @@ def without_regex(form: Any, what: str, depth: int = MAX_DEPTH) -> Any:
     members = form.get(key) if key is not None else None
     if key is None or not isinstance(members, list):
         return form
-    found = [without_regex(one, f"{what}.{key}[{i}]", depth - 1) for i, one in enumerate(members)]
-    return {**form, key: found}
+    parts = [without_regex(one, f"{what}.{key}[{i}]", depth - 1) for i, one in enumerate(members)]
+    return {**form, key: parts}
 
 
 def bare_string(schema: Mapping[str, Any], without: Iterable[str], what: str) -> Format | None:
@@ -116,7 +116,7 @@ def _without(
     def one(ranges: Ranges) -> str | None:
         return _character(intersection(ranges, complement([(code, code) for code in firsts])))
 
-    text = regular.written(short, one, rules.named)
+    text = regular.to_ebnf(short, one, rules.name_rule)
     return None if text is None else rules.add([[text]] if text else [[]])
 
 
@@ -124,17 +124,17 @@ def _root(wholes: list[regular.Tree], searches: list[regular.Tree], rules: Rules
     """Return the rule of the texts that match all; None if there are none."""
     plain = regular.anchored(wholes[0], regular.EMPTY) if len(wholes) == 1 and not searches else None
     if plain is not None and not regular.is_costly(plain[0]):
-        text = regular.written(plain[0], _character, rules.named)
+        text = regular.to_ebnf(plain[0], _character, rules.name_rule)
         return None if text is None else rules.add([[text]] if text else [[]])
-    found = automata.automaton(wholes, searches, rules.spend)
-    if found is None:
+    automaton = automata.automaton(wholes, searches, rules.spend)
+    if automaton is None:
         return None
-    if not rules.take_states(found.weight):
+    if not rules.take_states(automaton.weight):
         raise automata.TooLarge
-    states = [rules.new() for _ in range(len(found))]
+    states = [rules.new() for _ in range(len(automaton))]
     for state, rule in enumerate(states):
-        alternatives: list[list[Any]] = [[]] if found.accepting[state] else []
-        for ranges, to in found.edges[state]:
+        alternatives: list[list[Any]] = [[]] if automaton.accepting[state] else []
+        for ranges, to in automaton.edges[state]:
             if (one := _character(ranges)) is not None:
                 alternatives.append([one, states[to]])
         rules.fill(rule, alternatives)
@@ -142,8 +142,8 @@ def _root(wholes: list[regular.Tree], searches: list[regular.Tree], rules: Rules
 
 
 def _character(ranges: Ranges) -> str | None:
-    found = intersection(ranges, _CHARACTERS)
-    return character_class(found) if found else None
+    allowed = intersection(ranges, _CHARACTERS)
+    return character_class(allowed) if allowed else None
 
 
 def _fault(what: str, why: str, pattern: str) -> InvalidArgument:

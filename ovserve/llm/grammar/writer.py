@@ -113,14 +113,14 @@ class Writer:
 
     def numbers_of(self, plain: tuple[Schema, ...], keyword: str) -> list[tuple[Schema, Any]]:
         """Return the values of a numeric keyword. Raises InvalidArgument for another value."""
-        found = []
+        pairs = []
         for node in plain:
             if keyword in node:
                 value = node[keyword]
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise self.document.fault(node, keyword, "expected a number", value)
-                found.append((node, value))
-        return found
+                pairs.append((node, value))
+        return pairs
 
     def count(self, plain: tuple[Schema, ...], least: str, most: str) -> tuple[int, int | None]:
         """Return the strictest bounds on a count."""
@@ -138,7 +138,7 @@ class Writer:
             raise self.document.fault(node, keyword, "expected an object", value)
         return value
 
-    def asked(self, plain: tuple[Schema, ...], *keywords: str) -> None:
+    def report_present(self, plain: tuple[Schema, ...], *keywords: str) -> None:
         """Report these keywords where they are present."""
         for node in plain:
             for keyword in keywords:
@@ -186,7 +186,7 @@ class Writer:
         return body
 
     def kinds(self, plain: tuple[Schema, ...]) -> set[str]:
-        found = set(KINDS)
+        allowed = set(KINDS)
         for node in plain:
             if "type" not in node:
                 continue
@@ -199,12 +199,12 @@ class Writer:
             for kind in kinds:
                 if kind not in KINDS:
                     raise self.document.fault(node, "type", f"expected one of {', '.join(KINDS)}", kind)
-            found &= {*kinds, "integer"} if "number" in kinds else set(kinds)
+            allowed &= {*kinds, "integer"} if "number" in kinds else set(kinds)
         if self.exact or any("type" in node for node in plain):
-            return found
+            return allowed
         if any(node.keys() & _OBJECT_SIGNS for node in plain):
             return {"object"}
-        return {"array"} if any(node.keys() & _ARRAY_SIGNS for node in plain) else found
+        return {"array"} if any(node.keys() & _ARRAY_SIGNS for node in plain) else allowed
 
     def _number(self, plain: tuple[Schema, ...], *, integer: bool) -> list[list[str | int | Repeat]]:
         fraction = any(FRACTION in node for node in plain)
@@ -219,12 +219,12 @@ class Writer:
         range_ = numbers.Range()
         try:
             self.bounds(plain, range_)
-            found = expression(range_)
+            rule = expression(range_)
         except numbers.Inexpressible:
-            self.asked(plain, *_BOUNDS)
-            found = expression(numbers.Range())
-        self.rules.spend(len(found or "") // CHARACTERS_PER_STEP)
-        return [] if found is None else [[self.rules.text(found)]]
+            self.report_present(plain, *_BOUNDS)
+            rule = expression(numbers.Range())
+        self.rules.spend(len(rule or "") // CHARACTERS_PER_STEP)
+        return [] if rule is None else [[self.rules.text(rule)]]
 
     def bounds(self, plain: tuple[Schema, ...], range_: numbers.Range) -> None:
         for node in plain:  # in draft 4 a boolean makes a bound exclusive
@@ -257,6 +257,6 @@ def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
     """
     writer = Writer(schema, what)
     conjunction = writer.document.conjunction(schema)
-    found = objects.named(writer, conjunction) if conjunction is not None else []
-    writer.rules.spend(PARAMETER_STEPS * len(found))
-    return found
+    members = objects.named_members(writer, conjunction) if conjunction is not None else []
+    writer.rules.spend(PARAMETER_STEPS * len(members))
+    return members

@@ -60,13 +60,13 @@ def make_parser(
     dropped at the end.
     Raises LoadError for an unknown name, which a caller that checked at load time never sees.
     """
-    known = registry or default()
-    tool_dialect, reasoning_dialect = known.tool(tool), known.reasoning(reasoning)
+    parsers = registry or default()
+    tool_dialect, reasoning_dialect = parsers.tool(tool), parsers.reasoning(reasoning)
     return TextParser(
         tool_dialect,
         reasoning_dialect,
         Tools(tools) if tools is not None else None,
-        frame=known.frame(tool_dialect, reasoning_dialect),
+        frame=parsers.frame(tool_dialect, reasoning_dialect),
         implicit_reasoning=implicit_reasoning,
         reasoning_closed=reasoning_closed,
         end_tokens=end_tokens,

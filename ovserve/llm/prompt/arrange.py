@@ -30,25 +30,25 @@ class Arranged(NamedTuple):
 
 def arrange(messages: Sequence[Message], expects: Expectations) -> Arranged:
     """Return the messages as the template takes them, in linear time; the originals are unchanged."""
-    made, changes = _systems_placed(messages, expects)
+    arranged, changes = _systems_placed(messages, expects)
     if expects.user_first or expects.needs_user:
-        made, added = _with_user(made, expects)
+        arranged, added = _with_user(arranged, expects)
         changes += added
     if expects.merged_roles or expects.tools_before_assistant:
-        merged = _turns_merged(made, expects)
-        changes += [TURNS_MERGED] if len(merged) < len(made) else []
-        made = merged
-    return Arranged(made if changes else messages, tuple(changes))
+        merged = _turns_merged(arranged, expects)
+        changes += [TURNS_MERGED] if len(merged) < len(arranged) else []
+        arranged = merged
+    return Arranged(arranged if changes else messages, tuple(changes))
 
 
 def _systems_placed(messages: Sequence[Message], expects: Expectations) -> tuple[list[Message], list[str]]:
-    made = list(messages)
-    systems = [message for message in made if message["role"] in SYSTEM_ROLES]
+    arranged = list(messages)
+    systems = [message for message in arranged if message["role"] in SYSTEM_ROLES]
     if expects.system == "any" or not systems:
-        return made, []
-    if expects.system == "first" and len(systems) == 1 and made[0] is systems[0]:
-        return made, []
-    others = [message for message in made if message["role"] not in SYSTEM_ROLES]
+        return arranged, []
+    if expects.system == "first" and len(systems) == 1 and arranged[0] is systems[0]:
+        return arranged, []
+    others = [message for message in arranged if message["role"] not in SYSTEM_ROLES]
     text = _joined(systems)
     if expects.system == "first":
         return [{**systems[0], "content": text}, *others], [SYSTEM_MERGED]

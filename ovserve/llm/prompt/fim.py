@@ -69,10 +69,10 @@ async def detect(tokenize: Tokenize) -> Fim | None:
     rows = dict(zip(texts, await tokenize(texts), strict=True))
     single = {text: row[0] for text, row in rows.items() if len(row) == 1}
     unknown = {id_ for id_ in single.values() if list(single.values()).count(id_) > 1}  # one for all of them
-    known = {text: id_ for text, id_ in single.items() if id_ not in unknown}
+    token_ids = {text: id_ for text, id_ in single.items() if id_ not in unknown}
     for marks in MARKS:
-        if all(token in known for token in marks.tokens):
-            ends = [known[text] for text in (*ENDS, *marks.tokens) if text in known]
+        if all(token in token_ids for token in marks.tokens):
+            ends = [token_ids[text] for text in (*ENDS, *marks.tokens) if text in token_ids]
             return Fim(marks, tuple(dict.fromkeys(ends)))
     return None
 

@@ -36,13 +36,13 @@ def describe(
     """Return the messages with the tools in them, and with calls and results of the history as text."""
     if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
         return messages
-    found: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for answers, group in groupby(messages, lambda message: message["role"] == "tool"):
         if answers:
-            _add_results(found, [str(message.get("content") or "") for message in group])
+            _add_results(described, [str(message.get("content") or "") for message in group])
         else:
-            found += [_with_calls(message) for message in group]
-    return _with_tools(found, tools) if tools else found
+            described += [_with_calls(message) for message in group]
+    return _with_tools(described, tools) if tools else described
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

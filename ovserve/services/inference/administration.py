@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ovserve.access import current_request
 from ovserve.api.kserve import Parameter, as_whole
-from ovserve.api.kserve.tensor import shown
+from ovserve.api.kserve.tensor import display
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable, UnsupportedParameter
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.entries import DEFAULT_VERSIONS
@@ -47,13 +47,13 @@ def log_settings() -> dict[str, Parameter]:
 def change_log_settings(changes: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """Apply changes; return the active settings. Raises InvalidArgument naming the setting; nothing has
     changed then."""
-    wanted = log_settings()
+    settings = log_settings()
     for name, value in changes.items():
         if name in _FIXED:
             raise InvalidArgument(f"settings.{name}: fixed at start, by {_FIXED[name]}", param=name)
-        if name not in wanted:
+        if name not in settings:
             raise InvalidArgument(
-                f"settings: {name!r} is not known; known: {', '.join(wanted)}", param="settings"
+                f"settings: {name!r} is not known; known: {', '.join(settings)}", param="settings"
             )
         if name == VERBOSE:
             if (number := as_whole(value)) is None or number < 0:
@@ -61,11 +61,11 @@ def change_log_settings(changes: Mapping[str, Parameter]) -> dict[str, Parameter
             value = number
         elif not isinstance(value, bool):
             raise InvalidArgument(f"settings.{name}: expected true or false, got {value!r}", param=name)
-        wanted[name] = value
-    if not wanted["log_error"]:
+        settings[name] = value
+    if not settings["log_error"]:
         raise InvalidArgument("settings.log_error: errors are always logged", param="log_error")
     if changes:
-        level = logging.DEBUG if wanted[VERBOSE] else min(s for n, s in _LEVELS.items() if wanted[n])
+        level = logging.DEBUG if settings[VERBOSE] else min(s for n, s in _LEVELS.items() if settings[n])
         logging.getLogger().setLevel(level)
         log.warning("log level is now %s, on request", logging.getLevelName(level))
     return log_settings()
@@ -118,14 +118,14 @@ class Administration:
             raise InvalidArgument("model_spec.name: required", param="model_spec.name")
         if not current_request().caller.may_use(name):
             raise ModelNotFound(f"model {name!r} is not known", param="model")
-        found = self._manager.statuses(name)
+        statuses = self._manager.statuses(name)
         if version in DEFAULT_VERSIONS:
-            return found
-        if meant := [status for status in found if str(status.version) == version]:
-            return meant
-        there = ", ".join(str(status.version) for status in found)
+            return statuses
+        if matching := [status for status in statuses if str(status.version) == version]:
+            return matching
+        there = ", ".join(str(status.version) for status in statuses)
         raise ModelNotFound(
-            f"model {name!r} has only version {there}, not {shown(version)}", param="model_version"
+            f"model {name!r} has only version {there}, not {display(version)}", param="model_version"
         )
 
     async def load(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
@@ -193,8 +193,8 @@ def _specs_of(entry: Entry, field: str) -> list[ServableSpec]:
     """Raises InvalidArgument for versions that a graph does not have."""
     base, origin = Path(entry.base_path), "a list of models from a client"
     if looks_plain(base):
-        given = {"model_version_policy": entry.policy} if entry.policy else {}
-        return model_specs(entry.name, base.absolute(), given, origin)
+        policy_fields = {"model_version_policy": entry.policy} if entry.policy else {}
+        return model_specs(entry.name, base.absolute(), policy_fields, origin)
     versions = entry.policy.get("specific", {}).get("versions", [GRAPH_VERSION])
     if versions != [GRAPH_VERSION]:
         raise InvalidArgument(

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from ovserve.api.kserve import InferRequest, InferResponse, Parameter, Tensor
-from ovserve.api.kserve.tensor import BYTES, shown
+from ovserve.api.kserve.tensor import BYTES, display
 from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument
@@ -46,11 +46,11 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
     source, target = names(servable)
     request.check_inputs()
     if tuple(request.inputs) != (source,):
-        given = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
-        raise InvalidArgument(f"inputs: expected {source!r} alone, got {given}", param="inputs")
+        input_names = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
+        raise InvalidArgument(f"inputs: expected {source!r} alone, got {input_names}", param="inputs")
     for name in request.outputs:
         if name != target:
-            raise InvalidArgument(f"outputs: expected {target!r}, got {shown(name)}", param="outputs")
+            raise InvalidArgument(f"outputs: expected {target!r}, got {display(name)}", param="outputs")
     tensor = request.inputs[source]
     if tensor.datatype != BYTES or math.prod(tensor.shape) != 1:
         raise InvalidArgument(
@@ -60,7 +60,9 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
         )
     endpoint = request.parameters.get(ENDPOINT, default_endpoint(servable))
     if not isinstance(endpoint, str):
-        raise InvalidArgument(f"parameters.{ENDPOINT}: expected text, got {shown(endpoint)}", param=ENDPOINT)
+        raise InvalidArgument(
+            f"parameters.{ENDPOINT}: expected text, got {display(endpoint)}", param=ENDPOINT
+        )
     if endpoint == KEPT:
         raise InvalidArgument(
             f"parameters.{ENDPOINT}: responses are kept by the HTTP server; POST /v3/responses there",
@@ -69,7 +71,7 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
     (body,) = tensor.elements
     head = await servable.bodies.admit(body)
     if head.model != servable.name and endpoint not in servable.open_endpoints:
-        body = await servable.bodies.run(head.large, _named, body, servable.name)
+        body = await servable.bodies.run(head.large, _with_model, body, servable.name)
         head = head._replace(model=servable.name)
     return HttpPayload(endpoint, body, head=head)
 
@@ -78,16 +80,16 @@ async def answers(
     servable: Servable,
     request: InferRequest,
     front: Front,
-    meant: Container[str] = (),
+    used_names: Container[str] = (),
     *,
     whole: bool = False,
 ) -> AsyncGenerator[InferResponse, None]:
-    """Raises what went wrong, also after some answers. Close it to end the request. `meant` are parameters
-    that mean something to the caller; others without a meaning are reported. With `whole`, a body that asks
-    for a stream is rejected.
+    """Raises what went wrong, also after some answers. Close it to end the request. `used_names` are
+    parameters that mean something to the caller; others without a meaning are reported. With `whole`, a body
+    that asks for a stream is rejected.
     """
     target = names(servable)[1]
-    unused = [name for name in request.parameters if name != ENDPOINT and name not in meant]
+    unused = [name for name in request.parameters if name != ENDPOINT and name not in used_names]
     unused += request.ignored
     async with AsyncExitStack() as held:
         held.enter_context(servable.lease())
@@ -140,7 +142,7 @@ class _Events:
                 yield b"\n".join(lines)
 
 
-def _named(body: bytes, model: str) -> bytes:
+def _with_model(body: bytes, model: str) -> bytes:
     """Add the model's name. A body that is not a JSON object is for the graph to accept or reject."""
     try:
         fields = decode_fields(body)
@@ -148,9 +150,9 @@ def _named(body: bytes, model: str) -> bytes:
         return body
     if "model" not in fields:
         return encode({"model": model, **fields})
-    named = msgspec.json.decode(fields["model"])
-    if named != model:
+    body_model = msgspec.json.decode(fields["model"])
+    if body_model != model:
         raise InvalidArgument(
-            f"model: the request is for {model!r}, its body for {shown(named)}", param="model"
+            f"model: the request is for {model!r}, its body for {display(body_model)}", param="model"
         )
     return body

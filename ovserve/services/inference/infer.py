@@ -59,16 +59,16 @@ class _Request:
         self._began = time.monotonic_ns()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        counts, took = self._counts, time.monotonic_ns() - self._began
+        counts, duration = self._counts, time.monotonic_ns() - self._began
         if kind is None:
             counts.success += 1
-            counts.success_ns += took
+            counts.success_ns += duration
         elif issubclass(kind, OvserveError):
             counts.fail += 1
-            counts.fail_ns += took
+            counts.fail_ns += duration
         else:  # the client disconnected
             counts.cancel += 1
-            counts.cancel_ns += took
+            counts.cancel_ns += duration
 
 
 class Inference:
@@ -110,11 +110,11 @@ class Inference:
         Raises ModelNotFound or Unavailable.
         """
         if name:
-            found = [self.servable(name, version)]
+            servables = [self.servable(name, version)]
         else:
             may = current_request().caller.may_use
-            found = [s for s in self._manager.servables if may(s.name)]
-        return [(s.name, s.version, self.statistics[s.name]) for s in found]
+            servables = [s for s in self._manager.servables if may(s.name)]
+        return [(s.name, s.version, self.statistics[s.name]) for s in servables]
 
     def _one(
         self, servable: Servable, request: InferRequest, front: Front
@@ -135,11 +135,15 @@ class Inference:
 
 
 async def plain_infer(
-    servable: Servable, model: PlainModel, request: InferRequest, front: Front, meant: Container[str] = ()
+    servable: Servable,
+    model: PlainModel,
+    request: InferRequest,
+    front: Front,
+    used_names: Container[str] = (),
 ) -> InferResponse:
     """Run a plain model without the graph around it, which costs more than a small model.
 
-    `meant` are parameters that mean something to the caller; others are reported as without effect.
+    `used_names` are parameters that mean something to the caller; others are reported as without effect.
     """
     request.check_inputs()
     call = front.api, front.interface, front.unary
@@ -150,7 +154,7 @@ async def plain_infer(
             servable.metrics.refused[error.cause] += 1
             raise
     response = InferResponse(inferred.outputs, request.model, servable.version, request.id)
-    ignored = [name for name in request.parameters if name not in meant]
+    ignored = [name for name in request.parameters if name not in used_names]
     return noting(response, [*ignored, *request.ignored])
 
 

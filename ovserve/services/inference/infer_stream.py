@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ovserve.access import RequestContext, calling, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse
-from ovserve.api.kserve.tensor import shown
+from ovserve.api.kserve.tensor import display
 from ovserve.errors import InvalidArgument, OvserveError
 from ovserve.services.inference import http_infer
 from ovserve.services.inference.infer import Inference, addressed, noting, plain_infer
@@ -96,13 +96,13 @@ class _SideBySide:
                 f"model_name: {request.model!r} takes {servable.interface.value}, in a stream of its own",
                 param="model_name",
             )
-        asked = request.parameters.get(EMPTY_FINAL) is True
+        marks_end = request.parameters.get(EMPTY_FINAL) is True
         with self._inference.statistics[servable.name].request():
             async with aclosing(_answers(servable, request)) as answers:
                 async for response in answers:
                     response = addressed(response, request, servable)
-                    yield _marked(response, last=False) if asked else response
-        if asked:
+                    yield _marked(response, last=False) if marks_end else response
+        if marks_end:
             yield _marked(addressed(InferResponse({}), request, servable), last=True)
 
     async def _send(self, item: InferResponse | InferFailure) -> None:
@@ -157,12 +157,14 @@ async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: di
 
 
 def _check_same(request: InferRequest, first: InferRequest) -> None:
-    for field, given, wanted in (
+    for field, value, expected in (
         ("model_name", request.model, first.model),
         ("model_version", request.version, first.version),
     ):
-        if given != wanted:
-            raise InvalidArgument(f"{field}: this stream is {wanted!r}'s, got {shown(given)}", param=field)
+        if value != expected:
+            raise InvalidArgument(
+                f"{field}: this stream is {expected!r}'s, got {display(value)}", param=field
+            )
 
 
 def _marked(response: InferResponse, *, last: bool) -> InferResponse:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ovserve.access import current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor, as_whole
-from ovserve.api.kserve.tensor import shown
+from ovserve.api.kserve.tensor import display
 from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
 from ovserve.graph import Packet
 from ovserve.graph.runtime.scheduler import GraphRun
@@ -144,7 +144,7 @@ class TensorRun:
             for name in names:
                 if name not in expected:
                     raise InvalidArgument(
-                        f"{field}: {shown(name)} is not one of the graph's: {', '.join(expected)}",
+                        f"{field}: {display(name)} is not one of the graph's: {', '.join(expected)}",
                         param=field,
                     )
         missing = [name for name in self.inputs if name not in request.inputs]
@@ -159,7 +159,7 @@ class TensorRun:
         if at is None or not bound <= at <= LAST_TIMESTAMP:
             raise InvalidArgument(
                 f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, "
-                f"got {shown(parameter)}",
+                f"got {display(parameter)}",
                 param=field,
             )
         return at
@@ -190,5 +190,5 @@ def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
     whole = as_whole(value)
     if whole is None:
         param = f"parameters.{name}"
-        raise InvalidArgument(f"{param}: expected a whole number, got {shown(value)}", param=param)
+        raise InvalidArgument(f"{param}: expected a whole number, got {display(value)}", param=param)
     return whole

@@ -314,7 +314,7 @@ def test_tools_in_both_forms_are_one_list() -> None:
     assert [f["name"] for f in clean.listed] == ["f", "g"]
     assert clean.listed[0] == FUNCTION | {"description": None}
     assert clean.policy is not None
-    assert clean.policy.shown[1] == {"type": "function", "function": {"name": "g", "description": "d"}}
+    assert clean.policy.prompt_tools[1] == {"type": "function", "function": {"name": "g", "description": "d"}}
     assert clean.ignored == ("tools[1].type=mcp",)
     for choice in ({"type": "function", "name": "g"}, {"type": "function", "function": {"name": "g"}}):
         chosen = tools.clean_tools([FUNCTION, NESTED], choice)

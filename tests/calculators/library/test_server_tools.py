@@ -69,7 +69,7 @@ def test_the_model_sees_names_docstrings_and_types(tools: Toolbox) -> None:
     policy = tools.policy()
     assert policy is not None
     assert policy.names == ("weather", "slow")
-    assert policy.shown[0]["function"] == {
+    assert policy.prompt_tools[0]["function"] == {
         "name": "weather",
         "description": "Report the weather of a city.",
         "parameters": {

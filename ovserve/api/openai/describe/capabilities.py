@@ -90,7 +90,7 @@ def of_model(
     model = contexts[0] if len(contexts) == 1 else None
     described = [o for o in operations if o.request is not None and o.of_models and not o.same_as]
     answers = not declared or "chat/completions" in declared  # else the graph is such as of realtime sessions
-    asked = [
+    served = [
         o
         for o in described
         if (o.name in declared if o.declared else contexts and (answers or o.name in OF_TOKENS))
@@ -103,7 +103,7 @@ def of_model(
         tool_prompt=model.template.tool_prompt if model is not None and model.template else None,
         tool_parser=model.parsers.tool if model is not None else None,
         reasoning_parser=model.parsers.reasoning if model is not None else None,
-        endpoints=[_endpoint(o, model) for o in asked]
+        endpoints=[_endpoint(o, model) for o in served]
         + [EndpointCapabilities(endpoint=name, available=True) for name in own],
         engines=engines,
         several_models=SEVERAL_MODELS if len(contexts) > 1 else UNSET,

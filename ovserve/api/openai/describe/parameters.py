@@ -36,11 +36,13 @@ def parameters(operation: Operation, model: ModelContext | None = None) -> list[
     changes = operation.specialize(model) if model is not None else {}
     rows = [_row(operation, one, changes.get(one.name, _UNCHANGED)) for one in _described(operation.request)]
     needed = {row.name for row in rows if row.required}
-    found = {row.name: row for row in sorted(rows, key=lambda row: row.name.partition(".")[0] not in needed)}
+    rows_by_name = {
+        row.name: row for row in sorted(rows, key=lambda row: row.name.partition(".")[0] not in needed)
+    }
     for name, refused in sorted(operation.refused.items()):
         schema = {"enum": list(refused.neutral)} if refused.neutral else {}
-        found[name] = Parameter(name=name, status=REJECTED, why=refused.why, schema=schema)
-    return list(found.values())
+        rows_by_name[name] = Parameter(name=name, status=REJECTED, why=refused.why, schema=schema)
+    return list(rows_by_name.values())
 
 
 class _Described(NamedTuple):
@@ -54,13 +56,13 @@ class _Described(NamedTuple):
 def _described(request: Any) -> tuple[_Described, ...]:
     """Return the fields of a body, each name once. It takes 2 ms, and is the same for every model."""
     (root,), components = msgspec.json.schema_components([request], ref_template=REF + "{name}")
-    found: dict[str, _Described] = {}
+    described: dict[str, _Described] = {}
     for name, field, required in _fields(_resolve(root, components), components, "", ()):
-        if name not in found:
+        if name not in described:
             plain = _without_null(field)
             schema = {k: v for k, v in plain.items() if k not in _NOTE}
-            found[name] = _Described(name, schema, field.get("description", ""), required)
-    return tuple(found.values())
+            described[name] = _Described(name, schema, field.get("description", ""), required)
+    return tuple(described.values())
 
 
 def _row(operation: Operation, field: _Described, change: Override) -> Parameter:

@@ -119,9 +119,9 @@ class Generation(Checked, frozen=True):
 
     def policy(self) -> ToolPolicy | None:
         """Return the client's tools. Raises InvalidArgument."""
-        made = [_tool(tool, i) for i, tool in enumerate(self.tools)]
-        choice = None if self.tool_choice == "auto" or not made else self.tool_choice
-        return tool_policy(made, choice, self.parallel_tool_calls)
+        tools = [_tool(tool, i) for i, tool in enumerate(self.tools)]
+        choice = None if self.tool_choice == "auto" or not tools else self.tool_choice
+        return tool_policy(tools, choice, self.parallel_tool_calls)
 
     @property
     def speaks(self) -> bool:
@@ -201,10 +201,10 @@ def initial_config(abilities: Abilities) -> AnyConfig:
     )
 
 
-def updated(config: AnyConfig, given: Mapping[str, Any], abilities: Abilities) -> AnyConfig:
+def updated(config: AnyConfig, changes: Mapping[str, Any], abilities: Abilities) -> AnyConfig:
     """Return the configuration after `session.update`. Raises InvalidArgument naming the field."""
-    given = dict(given)
-    kind = given.get("type", config.type)
+    changes = dict(changes)
+    kind = changes.get("type", config.type)
     if kind not in ("realtime", "transcription"):
         raise fault(f"session.type: expected realtime or transcription, got {kind!r}", "session.type")
     if kind == "realtime" and not abilities.thinks:
@@ -212,34 +212,36 @@ def updated(config: AnyConfig, given: Mapping[str, Any], abilities: Abilities) -
     if kind == "transcription":
         if not abilities.hears:
             raise fault("session.type: this graph has no node that transcribes", "session.type")
-        if given.get("model") == abilities.model:
-            del given["model"]  # by which a request for a short-lived key names the graph
+        if changes.get("model") == abilities.model:
+            del changes["model"]  # by which a request for a short-lived key names the graph
         base = config if isinstance(config, TranscriptionSession) else TranscriptionSession()
-        written = _converted(base, given, TranscriptionSession, TranscriptionSession(), "session")
-        heard = _heard(written.audio.input, abilities)
+        transcription = _converted(base, changes, TranscriptionSession, TranscriptionSession(), "session")
+        heard = _heard(transcription.audio.input, abilities)
         if heard.transcription is None:
             heard = msgspec.structs.replace(heard, transcription=TranscriptionConfig())
-        return msgspec.structs.replace(written, audio=TranscriptionAudio(input=heard))
+        return msgspec.structs.replace(transcription, audio=TranscriptionAudio(input=heard))
     start = initial_config(abilities)
     base_ = config if isinstance(config, SessionConfig) else start
-    made = _converted(base_, given, SessionConfig, start, "session")
-    if made.model not in (abilities.model, ""):
+    session = _converted(base_, changes, SessionConfig, start, "session")
+    if session.model not in (abilities.model, ""):
         raise fault(
             f"session.model: this session is of {abilities.model!r} and cannot change to "
-            f"{shortened(made.model)!r}",
+            f"{shortened(session.model)!r}",
             "session.model",
         )
-    audio = msgspec.structs.replace(made.audio, input=_heard(made.audio.input, abilities))
-    made = msgspec.structs.replace(made, model=abilities.model, audio=audio)
-    return _generation(made, abilities, "session")
+    audio = msgspec.structs.replace(session.audio, input=_heard(session.audio.input, abilities))
+    session = msgspec.structs.replace(session, model=abilities.model, audio=audio)
+    return _generation(session, abilities, "session")
 
 
-def response_config(session: SessionConfig, given: Mapping[str, Any], abilities: Abilities) -> ResponseConfig:
+def response_config(
+    session: SessionConfig, changes: Mapping[str, Any], abilities: Abilities
+) -> ResponseConfig:
     """Return the values of one response. Raises InvalidArgument naming the field."""
     names = Generation.__struct_fields__
     base = ResponseConfig(**{name: getattr(session, name) for name in names})
-    made = _converted(base, given, ResponseConfig, base, "response")
-    return _generation(made, abilities, "response")
+    config = _converted(base, changes, ResponseConfig, base, "response")
+    return _generation(config, abilities, "response")
 
 
 G = TypeVar("G", bound=Generation)
@@ -298,14 +300,14 @@ def _tool(tool: Part, index: int) -> Part:
     return function_tool(tool, f"session.tools[{index}]")
 
 
-def _converted(base: Checked, given: Mapping[str, Any], kind: type[S], initial: Checked, where: str) -> S:
-    """Return `base` with the fields of `given`. A null where none is allowed restores the first value."""
-    merged = _merged(msgspec.to_builtins(base), given, msgspec.to_builtins(initial))
+def _converted(base: Checked, changes: Mapping[str, Any], kind: type[S], initial: Checked, where: str) -> S:
+    """Return `base` with the fields of `changes`. A null where none is allowed restores the first value."""
+    merged = _merged(msgspec.to_builtins(base), changes, msgspec.to_builtins(initial))
     try:
         return msgspec.convert(merged, kind)
     except msgspec.ValidationError as error:
         text = str(error)
-        path = found["path"] if (found := _PATH.search(text)) else ""
+        path = match["path"] if (match := _PATH.search(text)) else ""
         reason = _PATH.sub("", text)
         if unknown := _UNKNOWN.search(reason):
             path = f"{path}.{unknown['field']}" if path else unknown["field"]
@@ -322,9 +324,9 @@ NULLABLE = frozenset(
 )
 
 
-def _merged(old: Any, given: Mapping[str, Any], initial: Any) -> dict[str, Any]:
+def _merged(old: Any, changes: Mapping[str, Any], initial: Any) -> dict[str, Any]:
     merged = dict(old)
-    for name, value in given.items():
+    for name, value in changes.items():
         before = merged.get(name)
         first = initial.get(name) if isinstance(initial, dict) else None
         if value is None and (name not in NULLABLE or (name == "model" and isinstance(before, str))):

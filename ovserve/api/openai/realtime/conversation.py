@@ -66,7 +66,7 @@ class Item:
         texts = [part.get("text") or part.get("transcript") or "" for part in parts]
         return sum(map(len, texts)) + len(self.value.get("arguments", "")) + len(self.value.get("output", ""))
 
-    def shown(self) -> Json:
+    def with_audio(self) -> Json:
         """Return the item with its audio, for `conversation.item.retrieved`."""
         if not self.audio:
             return self.value
@@ -78,20 +78,20 @@ class Item:
     def cut(self, end_ms: int) -> None:
         """Keep what was heard in the first `end_ms` of a spoken answer: whole sentences, and of the one that
         was interrupted as many words as its share of time."""
-        kept: list[Heard] = []
+        sentences: list[Heard] = []
         for sentence in self.sentences:
             if sentence.end <= end_ms:
-                kept.append(sentence)
+                sentences.append(sentence)
                 continue
             words = _WORD.findall(sentence.text)
             share = max(0, end_ms - sentence.start) / max(1, sentence.end - sentence.start)
             if text := "".join(words[: int(share * len(words))]):
-                kept.append(Heard(text, sentence.start, end_ms))
+                sentences.append(Heard(text, sentence.start, end_ms))
             break
         del self.audio[round(len(self.audio) * end_ms / max(1, self.audio_ms)) & ~1 :]
-        self.sentences, self.audio_ms = kept, end_ms
+        self.sentences, self.audio_ms = sentences, end_ms
         if (part := self.speech) is not None:
-            part["transcript"] = "".join(sentence.text for sentence in kept).strip()
+            part["transcript"] = "".join(sentence.text for sentence in sentences).strip()
 
 
 class Conversation:
@@ -146,8 +146,8 @@ class Conversation:
         else:
             before = None if previous == "root" else previous
             ordered: dict[str, Item] = {} if before else {item.id: item}
-            for id_, known in self._items.items():
-                ordered[id_] = known
+            for id_, existing in self._items.items():
+                ordered[id_] = existing
                 if id_ == before:
                     ordered[item.id] = item
             self._items = ordered
@@ -158,8 +158,8 @@ class Conversation:
     def previous_of(self, id_: str) -> str | None:
         """Return the id before an item; it is nearly always the last."""
         ids = reversed(self._items)
-        for known in ids:
-            if known == id_:
+        for other in ids:
+            if other == id_:
                 return next(ids, None)
         return None
 
@@ -213,31 +213,31 @@ class Conversation:
                 "audio_end_ms",
             )
         end = min(end, item.audio_ms)
-        before, kept = item.size, len(item.audio)
+        before, remaining = item.size, len(item.audio)
         item.cut(end)
         self._characters += item.size - before
-        self._audio += len(item.audio) - kept
+        self._audio += len(item.audio) - remaining
         return item, end
 
 
-def client_item(given: Any, param: str = "item") -> Item:
+def client_item(fields: Any, param: str = "item") -> Item:
     """Return the item that a client creates. Raises EventError naming the field."""
-    if not isinstance(given, dict):
-        raise fault(f"{param}: expected an object, got {shortened(repr(given))}", param)
-    id_ = given.get("id") or new_id("item")
+    if not isinstance(fields, dict):
+        raise fault(f"{param}: expected an object, got {shortened(repr(fields))}", param)
+    id_ = fields.get("id") or new_id("item")
     if not isinstance(id_, str) or not _ID.fullmatch(id_):
         raise fault(
             f"{param}.id: expected 1 to 128 letters, digits, _ . : or -, got {shortened(repr(id_))}",
             f"{param}.id",
         )
-    value: Json = {"id": id_, "object": "realtime.item", "type": given.get("type"), "status": "completed"}
-    match given.get("type"):
+    value: Json = {"id": id_, "object": "realtime.item", "type": fields.get("type"), "status": "completed"}
+    match fields.get("type"):
         case "message":
-            value |= _message(given, param)
+            value |= _message(fields, param)
         case "function_call":
-            value |= _strings({"call_id": new_id("call"), **given}, param, "name", "arguments", "call_id")
+            value |= _strings({"call_id": new_id("call"), **fields}, param, "name", "arguments", "call_id")
         case "function_call_output":
-            value |= _strings(given, param, "call_id", "output")
+            value |= _strings(fields, param, "call_id", "output")
         case other:
             raise fault(
                 f"{param}.type: expected message, function_call or function_call_output, "
@@ -254,18 +254,18 @@ def client_item(given: Any, param: str = "item") -> Item:
     return item
 
 
-def _strings(given: Json, param: str, *names: str) -> Json:
+def _strings(fields: Json, param: str, *names: str) -> Json:
     for name in names:
-        if not isinstance(given.get(name), str):
+        if not isinstance(fields.get(name), str):
             raise fault(
-                f"{param}.{name}: expected a string, got {shortened(repr(given.get(name)))}",
+                f"{param}.{name}: expected a string, got {shortened(repr(fields.get(name)))}",
                 f"{param}.{name}",
             )
-    return {name: given[name] for name in names}
+    return {name: fields[name] for name in names}
 
 
-def _message(given: Json, param: str) -> Json:
-    role, content = given.get("role"), given.get("content")
+def _message(fields: Json, param: str) -> Json:
+    role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or role not in _TEXT_PARTS:
         raise fault(
             f"{param}.role: expected system, user or assistant, got {shortened(repr(role))}", f"{param}.role"

@@ -38,12 +38,12 @@ class InputBuffer:
         self._audio.clear()
         self.begin = self.end
 
-    def append(self, given: Any, room: float = MOST_SECONDS) -> bytes:
+    def append(self, encoded: Any, room: float = MOST_SECONDS) -> bytes:
         """Add base64; return the audio that is new. `room`: the seconds that fit. Raises EventError."""
-        if not isinstance(given, str):
+        if not isinstance(encoded, str):
             raise fault("audio: expected a string of base64", "audio")
         try:
-            raw = base64.b64decode(given, validate=True)
+            raw = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             raise fault("audio: not valid base64", "audio") from None
         if isinstance(self._format, Pcm) and len(raw) % 2:

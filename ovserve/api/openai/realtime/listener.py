@@ -313,20 +313,20 @@ class Listener:
         )
 
     def _transcribed(self, speech: _Speech) -> None:
-        known: Json = {"item_id": speech.item_id, "content_index": 0}
+        common: Json = {"item_id": speech.item_id, "content_index": 0}
         text = speech.text.strip()
         error = public(speech.error) if speech.error is not None else None
         if self._input.transcription is not None and error is not None:
-            shown = {
+            error_fields = {
                 "type": error.kind,
                 "code": error.code or error.kind,
                 "message": str(error),
                 "param": None,
             }
-            self._host.emit(f"{TRANSCRIPTION}failed", **known, error=shown)
+            self._host.emit(f"{TRANSCRIPTION}failed", **common, error=error_fields)
         elif self._input.transcription is not None:
             usage = {"type": "duration", "seconds": round(speech.seconds, 3)}
-            self._host.emit(f"{TRANSCRIPTION}completed", **known, transcript=text, usage=usage)
+            self._host.emit(f"{TRANSCRIPTION}completed", **common, transcript=text, usage=usage)
         elif error is not None and speech.responds:
             self._host.fail(error)
         item = self._host.conversation.find(speech.item_id)

@@ -42,7 +42,7 @@ class Response:
         self._heard_ms = heard_ms  # of user audio since the last response
         self._open: Item | None = None  # the message that is being written
         self._text: list[str] = []  # of it
-        self._emit("response.created", response=self._shown("in_progress"))
+        self._emit("response.created", response=self._as_dict("in_progress"))
 
     # -- what the model makes
 
@@ -82,16 +82,16 @@ class Response:
         value: Json = {"id": new_id("item"), "object": "realtime.item", "type": "function_call"}
         value |= {"status": "in_progress", "name": call.name, "call_id": call.id, "arguments": ""}
         item = self._add(Item(value))
-        known = {"call_id": call.id}
-        self._at(item, "response.function_call_arguments.delta", **known, delta=call.arguments)
+        common = {"call_id": call.id}
+        self._at(item, "response.function_call_arguments.delta", **common, delta=call.arguments)
         self._at(
-            item, "response.function_call_arguments.done", **known, name=call.name, arguments=call.arguments
+            item, "response.function_call_arguments.done", **common, name=call.name, arguments=call.arguments
         )
         self._finish(item, "completed", arguments=call.arguments)
 
     # -- its end
 
-    def done(
+    def finish(
         self,
         status: str,
         *,
@@ -105,20 +105,20 @@ class Response:
             details["reason"] = reason
         if error is not None:
             details["error"] = {"type": error.kind, "code": error.code or error.kind, "message": str(error)}
-        shown = self._shown(status)
-        shown |= {"status_details": details, "usage": self._usage()}
-        self._emit("response.done", response=shown)
+        response = self._as_dict(status)
+        response |= {"status_details": details, "usage": self._usage()}
+        self._emit("response.done", response=response)
 
     def _usage(self) -> Json:
         """Tokens of text are the model's, those of audio are counted by its length."""
         heard = -(-self._heard_ms * INPUT_TOKENS_A_SECOND // 1000)
         spoken = -(-self.audio_ms * OUTPUT_TOKENS_A_SECOND // 1000)
         tokens = self.tokens
-        read, written = tokens.read + heard, tokens.written + spoken
+        num_input, num_output = tokens.read + heard, tokens.written + spoken
         return {
-            "total_tokens": read + written,
-            "input_tokens": read,
-            "output_tokens": written,
+            "total_tokens": num_input + num_output,
+            "input_tokens": num_input,
+            "output_tokens": num_output,
             "input_token_details": {
                 "text_tokens": tokens.read,
                 "audio_tokens": heard,
@@ -187,7 +187,7 @@ class Response:
     def _at(self, item: Item, type_: str, **fields: Any) -> None:
         self._emit(type_, response_id=self.id, item_id=item.id, output_index=self._index, **fields)
 
-    def _shown(self, status: str) -> Json:
+    def _as_dict(self, status: str) -> Json:
         config = self.config
         format_ = msgspec.to_builtins(config.audio.output.format)
         output = {"format": format_, "voice": config.audio.output.voice}

@@ -105,11 +105,11 @@ class RealtimeSession:
 
     # -- what comes in
 
-    def begin(self, given: Mapping[str, Any]) -> None:
-        """Send `session.created`. `given` is a configuration that was bound to the client's key."""
-        if given:
-            self._set_config(updated(self.config, given, self.abilities))
-        self.emit("session.created", session=self._shown())
+    def begin(self, changes: Mapping[str, Any]) -> None:
+        """Send `session.created`. `changes` are a configuration that was bound to the client's key."""
+        if changes:
+            self._set_config(updated(self.config, changes, self.abilities))
+        self.emit("session.created", session=self._as_dict())
 
     def on_event(self, data: bytes) -> None:
         """Handle one message of the client. What is wrong with it becomes an `error` event."""
@@ -132,15 +132,15 @@ class RealtimeSession:
 
     def handle(self, event: Json) -> None:
         """Handle an event of the client."""
-        given = event.get("event_id")
-        self._event_id = given if isinstance(given, str) and len(given) <= 512 else None
+        event_id = event.get("event_id")
+        self._event_id = event_id if isinstance(event_id, str) and len(event_id) <= 512 else None
         kind = event.get("type")
         handler = self._handlers.get(kind) if isinstance(kind, str) else None
         try:
             if handler is None:
-                known = ", ".join(self._handlers)
+                types = ", ".join(self._handlers)
                 raise fault(
-                    f"type: {shortened(repr(kind))} is not a client event; there are {known}",
+                    f"type: {shortened(repr(kind))} is not a client event; there are {types}",
                     "type",
                     "invalid_event",
                 )
@@ -249,13 +249,13 @@ class RealtimeSession:
     def _fail(self, error: OvserveError) -> None:
         code = error.event_code if isinstance(error, EventError) else error.code or error.kind
         kind = "invalid_request_error" if isinstance(error, InvalidArgument) else "server_error"
-        shown = {"type": kind, "code": code, "message": str(error), "param": error.param}
-        self.emit("error", error={**shown, "event_id": self._event_id})
+        details = {"type": kind, "code": code, "message": str(error), "param": error.param}
+        self.emit("error", error={**details, "event_id": self._event_id})
 
-    def _shown(self) -> Json:
-        known: Json = {"id": self.id, "object": f"realtime.{'transcription_' * self.only_writes}session"}
+    def _as_dict(self) -> Json:
+        fields: Json = {"id": self.id, "object": f"realtime.{'transcription_' * self.only_writes}session"}
         config: Json = msgspec.to_builtins(self.config)
-        return known | config | {"expires_at": self._expires}
+        return fields | config | {"expires_at": self._expires}
 
     # -- configuration
 
@@ -265,10 +265,10 @@ class RealtimeSession:
         return not isinstance(self.config, SessionConfig)
 
     def _update(self, event: Json) -> None:
-        given = event.get("session")
-        if not isinstance(given, dict):
+        changes = event.get("session")
+        if not isinstance(changes, dict):
             raise fault("session: expected an object", "session")
-        config = updated(self.config, given, self.abilities)
+        config = updated(self.config, changes, self.abilities)
         old = self.config
         if isinstance(config, SessionConfig) and isinstance(old, SessionConfig):
             if self._spoke and config.audio.output.voice != old.audio.output.voice:
@@ -280,7 +280,7 @@ class RealtimeSession:
         elif self.responses:
             raise fault("session.type: it cannot change during a response", "session.type")
         self._set_config(config)
-        self.emit("session.updated", session=self._shown())
+        self.emit("session.updated", session=self._as_dict())
 
     def _set_config(self, config: AnyConfig) -> None:
         before, self.config = self.config.audio.input, config
@@ -308,7 +308,9 @@ class RealtimeSession:
             self._listener.hear_item(item, audio)
 
     def _retrieve(self, event: Json) -> None:
-        self.emit("conversation.item.retrieved", item=self.conversation.get(event.get("item_id")).shown())
+        self.emit(
+            "conversation.item.retrieved", item=self.conversation.get(event.get("item_id")).with_audio()
+        )
 
     def _delete(self, event: Json) -> None:
         item = self.conversation.delete(event.get("item_id"))
@@ -322,17 +324,17 @@ class RealtimeSession:
     # -- responses
 
     def _create_response(self, event: Json) -> None:
-        given = event.get("response")
-        if given is not None and not isinstance(given, dict):
+        options = event.get("response")
+        if options is not None and not isinstance(options, dict):
             raise fault("response: expected an object", "response")
-        self._respond(given or {})
+        self._respond(options or {})
 
-    def _respond(self, given: Json) -> None:
+    def _respond(self, options: Json) -> None:
         if not isinstance(self.config, SessionConfig):
             raise fault(
                 "a transcription session has no responses", "type", "unsupported_in_transcription_session"
             )
-        config = response_config(self.config, given, self.abilities)
+        config = response_config(self.config, options, self.abilities)
         apart = config.conversation == "none"
         if not apart and self.active is not None:
             raise fault(
@@ -361,12 +363,12 @@ class RealtimeSession:
         if config.input is None:
             return self.conversation.items
         items = []
-        for at, given in enumerate(config.input):
+        for at, entry in enumerate(config.input):
             where = f"response.input[{at}]"
-            if given.get("type") == "item_reference":
-                items.append(self.conversation.get(given.get("id"), f"{where}.id"))
+            if entry.get("type") == "item_reference":
+                items.append(self.conversation.get(entry.get("id"), f"{where}.id"))
                 continue
-            item = client_item(given, where)
+            item = client_item(entry, where)
             if item.pending:
                 raise fault(f"{where}.content: audio needs an item of the conversation", f"{where}.content")
             items.append(item)
@@ -432,7 +434,7 @@ class RealtimeSession:
         del self.responses[response.id]
         if self.active is response:
             self.active = None
-        response.done(status, reason=reason, error=error)
+        response.finish(status, reason=reason, error=error)
         self._count(f"responses_{status}")
         if status == "completed":
             self._listener.wait_for_user(response.audio_ms)

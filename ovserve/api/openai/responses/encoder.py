@@ -199,8 +199,8 @@ def _empty(item: OutputItem) -> dict[str, Any]:
             begun = msgspec.structs.replace(
                 begun, status="in_progress", arguments="", output=None, error=None
             )
-        shown: dict[str, Any] = msgspec.to_builtins(begun)
-        return shown
+        item_fields: dict[str, Any] = msgspec.to_builtins(begun)
+        return item_fields
     shared = {"id": item.id, "status": "in_progress"}
     if isinstance(item, FunctionCall | CustomToolCall):
         type_, field = ("function_call", "arguments")

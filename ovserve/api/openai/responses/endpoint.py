@@ -70,7 +70,7 @@ class Responses:
             id=decoded.context.id,
             prompts=(),
             conversation=model.template.conversation(
-                messages, kwargs, tools=policy.shown if policy is not None else None, param="input"
+                messages, kwargs, tools=policy.prompt_tools if policy is not None else None, param="input"
             ),
             add_special_tokens=False,  # the template writes them
             sampling=to_sampling(

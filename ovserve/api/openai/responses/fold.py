@@ -185,9 +185,9 @@ class ResponseFold:
             case "mcp_list_tools":
                 output.append(McpListTools(event.id, event.namespace))
             case "mcp_call":
-                made = McpCall(event.id, "in_progress", event.namespace, event.name)
-                made.approval_request_id = event.call_id or None
-                output.append(made)
+                mcp_call = McpCall(event.id, "in_progress", event.namespace, event.name)
+                mcp_call.approval_request_id = event.call_id or None
+                output.append(mcp_call)
             case "mcp_approval_request":
                 output.append(McpApprovalRequest(event.id, event.namespace, event.name))
 

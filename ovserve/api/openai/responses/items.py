@@ -167,24 +167,24 @@ def _is_foreign(item: Any) -> bool:
 def _listed(item: Item) -> dict[str, Any]:
     status = item.status or "completed"
     if item.kind.startswith("mcp_"):
-        given: dict[str, Any] = msgspec.to_builtins(item)
-        return given | {"id": item.id or new_id(f"{item.kind}_")}
+        fields: dict[str, Any] = msgspec.to_builtins(item)
+        return fields | {"id": item.id or new_id(f"{item.kind}_")}
     if item.kind == "message":
-        shown: list[dict[str, Any]] = []
+        content: list[dict[str, Any]] = []
         parts = [ContentPart("text", item.content)] if isinstance(item.content, str) else item.content
         for part in parts or ():
             if part.type == IMAGE_PART:
-                shown.append(msgspec.to_builtins(part) | {"detail": part.detail or "auto"})
+                content.append(msgspec.to_builtins(part) | {"detail": part.detail or "auto"})
             elif part.type in (FILE_PART, chat.AUDIO_PART):
-                shown.append(msgspec.to_builtins(part))
+                content.append(msgspec.to_builtins(part))
             elif part.type == "refusal":
-                shown.append({"type": "refusal", "refusal": part.refusal or ""})
+                content.append({"type": "refusal", "refusal": part.refusal or ""})
             elif item.role == "assistant":
-                shown.append({"type": "output_text", "text": part.text, "annotations": [], "logprobs": []})
+                content.append({"type": "output_text", "text": part.text, "annotations": [], "logprobs": []})
             else:
-                shown.append({"type": "input_text", "text": part.text})
+                content.append({"type": "input_text", "text": part.text})
         id_ = item.id or new_id("msg_")
-        return {"id": id_, "type": "message", "role": item.role, "status": status, "content": shown}
+        return {"id": id_, "type": "message", "role": item.role, "status": status, "content": content}
     if item.kind == "reasoning":
         summary = [{"type": "summary_text", "text": p.text or ""} for p in item.summary or ()]
         plain: dict[str, Any] = {"id": item.id or new_id("rs_"), "type": "reasoning", "summary": summary}
@@ -302,8 +302,12 @@ def _mcp_output(item: Item) -> str:
 
 
 def _arguments(item: Item) -> str | None:
-    given = item.arguments
-    return given if given is None or isinstance(given, str) else msgspec.json.encode(given).decode()
+    arguments = item.arguments
+    return (
+        arguments
+        if arguments is None or isinstance(arguments, str)
+        else msgspec.json.encode(arguments).decode()
+    )
 
 
 def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
@@ -379,5 +383,5 @@ def _missing(param: str) -> InvalidArgument:
     return InvalidArgument(f"{param}: required, but missing", param=param)
 
 
-def _wrong(param: str, expected: str, got: str | None) -> InvalidArgument:
-    return InvalidArgument(f"{param}: expected {expected}, got {got!r}", param=param)
+def _wrong(param: str, expected: str, actual: str | None) -> InvalidArgument:
+    return InvalidArgument(f"{param}: expected {expected}, got {actual!r}", param=param)

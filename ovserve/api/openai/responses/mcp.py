@@ -54,8 +54,8 @@ class _Filter(msgspec.Struct, forbid_unknown_fields=True):
     read_only: bool | None = None
 
     def matches(self, tool: ListedTool) -> bool:
-        named = self.tool_names is None or tool.name in self.tool_names
-        return named and (self.read_only is None or self.read_only == tool.read_only)
+        has_name = self.tool_names is None or tool.name in self.tool_names
+        return has_name and (self.read_only is None or self.read_only == tool.read_only)
 
 
 class _Approval(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,33 +80,33 @@ class McpRequest(msgspec.Struct, frozen=True):
     def offer(self, tools: Iterable[ListedTool]) -> McpOffer:
         """Return what the entry gives of the tools of its server."""
         where = f"tools[{self.index}]"
-        chosen = [tool for tool in tools if self.allowed is None or self.allowed.matches(tool)]
-        unknown = set(self.allowed.tool_names or () if self.allowed else ()) - {tool.name for tool in chosen}
+        offered = [tool for tool in tools if self.allowed is None or self.allowed.matches(tool)]
+        unknown = set(self.allowed.tool_names or () if self.allowed else ()) - {tool.name for tool in offered}
         ignored = [*self.ignored, *(f"{where}.allowed_tools={name}" for name in sorted(unknown))]
         functions = []
-        for tool in chosen:
+        for tool in offered:
             function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
             try:
                 functions.append(function_tool({"type": "function", **function}, where))
             except InvalidArgument:  # the server's fault: its other tools can be called
                 ignored.append(f"{where}:{tool.name}")
-        names = frozenset(tool.name for tool in chosen if self.approval.needed(tool))
+        names = frozenset(tool.name for tool in offered if self.approval.needed(tool))
         return McpOffer(self.index, self.label, tuple(functions), names, tuple(ignored))
 
 
 def mcp_requests(tools: Any, labels: Collection[str]) -> list[McpRequest]:
     """Return the entries of type `mcp`. Raises InvalidArgument, naming the field."""
     entries = tools if isinstance(tools, list) else []
-    found = [
+    requests = [
         _request(tool, i, labels)
         for i, tool in enumerate(entries)
         if isinstance(tool, dict) and tool.get("type") == MCP
     ]
-    for i, one in enumerate(found):
-        if one.label in [other.label for other in found[:i]]:
+    for i, one in enumerate(requests):
+        if one.label in [other.label for other in requests[:i]]:
             where = f"tools[{one.index}].server_label"
             raise InvalidArgument(f"{where}: {one.label!r} is given twice", param=where)
-    return found
+    return requests
 
 
 def _request(tool: dict[str, Any], index: int, labels: Collection[str]) -> McpRequest:
@@ -116,17 +116,20 @@ def _request(tool: dict[str, Any], index: int, labels: Collection[str]) -> McpRe
             why = "the servers are listed in the graph; name one by server_label"
             raise InvalidArgument(f"{where}.{name}: {why}", param=f"{where}.{name}")
     if label not in labels:
-        known, got = ", ".join(labels), shortened(repr(label))
+        listed, shortened_value = ", ".join(labels), shortened(repr(label))
         raise InvalidArgument(
-            f"{where}.server_label: expected one of {known}, got {got}", param=f"{where}.server_label"
+            f"{where}.server_label: expected one of {listed}, got {shortened_value}",
+            param=f"{where}.server_label",
         )
     allowed, approval = tool.get("allowed_tools"), tool.get("require_approval")
     if isinstance(allowed, list):
         allowed = {"tool_names": allowed}
     if isinstance(approval, str):
         if approval not in ("always", "never"):
-            at, got = f"{where}.require_approval", shortened(repr(approval))
-            raise InvalidArgument(f"{at}: expected always, never or an object, got {got}", param=at)
+            at, shortened_value = f"{where}.require_approval", shortened(repr(approval))
+            raise InvalidArgument(
+                f"{at}: expected always, never or an object, got {shortened_value}", param=at
+            )
         approval = {approval: {}}
     ignored = [f"{where}.{n}" for n, value in tool.items() if n not in (*READ, *OPERATORS) and value]
     return McpRequest(
@@ -153,32 +156,32 @@ def add_offers(
     A name that is taken is shown with the label before it.
     """
     ignored: list[str] = []
-    taken = {function["function"]["name"] for function in functions}
+    used_names = {function["function"]["name"] for function in functions}
     for offer in offers:
         ignored += offer.ignored
-        for made in offer.functions:
-            name = made["function"]["name"]
-            shown = shown_name(offer.label, name) if name in taken else name
-            if shown in taken:
+        for definition in offer.functions:
+            name = definition["function"]["name"]
+            visible_name = shown_name(offer.label, name) if name in used_names else name
+            if visible_name in used_names:
                 ignored.append(f"tools[{offer.index}]:{name}")
                 continue
-            taken.add(shown)
-            functions.append({**made, "function": {**made["function"], "name": shown}})
-            names[shown] = ClientTool(name, server_label=offer.label, approval=name in offer.approvals)
+            used_names.add(visible_name)
+            functions.append({**definition, "function": {**definition["function"], "name": visible_name}})
+            names[visible_name] = ClientTool(name, server_label=offer.label, approval=name in offer.approvals)
     return ignored
 
 
 def chosen_names(choice: dict[str, Any], names: dict[str, ClientTool]) -> list[dict[str, Any]]:
     """Return the functions that an entry of type `mcp` in tool_choice stands for. Raises InvalidArgument."""
     label, name = choice.get("server_label"), choice.get("name")
-    found = [
-        {"type": "function", "name": shown}
-        for shown, tool in names.items()
+    functions = [
+        {"type": "function", "name": visible_name}
+        for visible_name, tool in names.items()
         if tool.server_label and tool.server_label == label and name in (None, tool.name)
     ]
-    if not found:
+    if not functions:
         what = f"tool {name!r} of server {label!r}" if name is not None else f"server {label!r}"
         raise InvalidArgument(
             f"tool_choice: {shortened(what)} is not among tools, or has none", param="tool_choice"
         )
-    return found
+    return functions

@@ -114,7 +114,7 @@ def lost(body: bytes, log: bytes | None, message: str) -> tuple[bytes, bytes | N
         return failed(body, message), None
     frames = log.split(_END)[:-1]
     if frames[-1] + _END == DONE:  # all was written down but that it had ended
-        return encode(_seen.decode(_data(frames[-2])).response), log
+        return encode(_ITEM_EVENT.decode(_data(frames[-2])).response), log
     response = _response.decode(body)
     output, open_ = _fold(frames)
     response.output = [output[index] for index in sorted(output)]
@@ -132,7 +132,7 @@ def _fail(response: Response, message: str) -> None:
     response.status, response.error = "failed", Failure("server_error", message)
 
 
-class _Seen(msgspec.Struct):
+class _ItemEvent(msgspec.Struct):
     """The fields that are read of an event."""
 
     type: str
@@ -143,7 +143,7 @@ class _Seen(msgspec.Struct):
     response: dict[str, Any] | None = None
 
 
-_seen = msgspec.json.Decoder(_Seen)
+_ITEM_EVENT = msgspec.json.Decoder(_ItemEvent)
 
 
 def _data(frame: bytes) -> bytes:
@@ -155,27 +155,27 @@ def _fold(frames: list[bytes]) -> tuple[dict[int, OutputItem], set[int]]:
     items: dict[int, OutputItem] = {}
     open_: set[int] = set()
     for frame in frames:
-        event = _seen.decode(_data(frame))
+        event = _ITEM_EVENT.decode(_data(frame))
         if event.item is not None:
             items[event.output_index] = _item(event.item)
-            done = event.type == "response.output_item.done"
-            open_ = open_ - {event.output_index} if done else open_ | {event.output_index}
+            is_last = event.type == "response.output_item.done"
+            open_ = open_ - {event.output_index} if is_last else open_ | {event.output_index}
         elif event.delta:
             _grow(items[event.output_index], event)
     return items, open_
 
 
-def _item(seen: dict[str, Any]) -> OutputItem:
+def _item(fields: dict[str, Any]) -> OutputItem:
     """An item as its event shows it; one that begins has no part yet."""
-    if seen["type"] == "message" and not seen["content"]:
-        seen["content"] = [OutputText()]
-    if seen["type"] == "reasoning" and not seen["summary"]:
-        seen["summary"] = [SummaryText()]
-    item: OutputItem = msgspec.convert(msgspec.to_builtins(seen), OutputItem)
+    if fields["type"] == "message" and not fields["content"]:
+        fields["content"] = [OutputText()]
+    if fields["type"] == "reasoning" and not fields["summary"]:
+        fields["summary"] = [SummaryText()]
+    item: OutputItem = msgspec.convert(msgspec.to_builtins(fields), OutputItem)
     return item
 
 
-def _grow(item: OutputItem, event: _Seen) -> None:
+def _grow(item: OutputItem, event: _ItemEvent) -> None:
     if isinstance(item, FunctionCall | McpCall | McpApprovalRequest):
         item.arguments += event.delta
     elif isinstance(item, CustomToolCall):

@@ -76,16 +76,16 @@ class _Found:
             self.ignored.append(f"{where}.type={type_}")
             return False
         custom = type_ == "custom"
-        made = custom_function(tool, where, self.ignored) if custom else function_tool(tool, where)
-        function = made["function"]
+        definition = custom_function(tool, where, self.ignored) if custom else function_tool(tool, where)
+        function = definition["function"]
         own = ClientTool(function["name"], namespace, custom)
-        shown = shown_name(namespace, own.name)
+        visible_name = shown_name(namespace, own.name)
         if about and not function.get("description"):
             function["description"] = about
-        function["name"] = shown
+        function["name"] = visible_name
         if namespace or custom:
-            self.names[shown] = own
-        self.functions.append(made)
+            self.names[visible_name] = own
+        self.functions.append(definition)
         return True
 
 
@@ -99,15 +99,15 @@ def clean_tools(
 
     Raises InvalidArgument for a malformed tool of the client or choice.
     """
-    found = _Found(serves_mcp=mcp is not None)
+    collected = _Found(serves_mcp=mcp is not None)
     for i, tool in enumerate(tools or ()):
-        found.add(tool, f"tools[{i}]")
-    found.ignored += add_offers(mcp or (), found.functions, found.names)
+        collected.add(tool, f"tools[{i}]")
+    collected.ignored += add_offers(mcp or (), collected.functions, collected.names)
     own = OWN if mcp is None else (*OWN, MCP)
-    wanted, dropped = _without_hosted(choice, own, only_hosted=bool(tools) and not found.functions)
-    policy = tool_policy(found.functions, _shown_choice(wanted, found.names), parallel)
-    ignored = (*found.ignored, *dropped, *(policy.unenforced if policy is not None else ()))
-    return Tools(tuple(found.listed), _echo(wanted), policy, ignored, found.names)
+    requested, dropped = _without_hosted(choice, own, only_hosted=bool(tools) and not collected.functions)
+    policy = tool_policy(collected.functions, _shown_choice(requested, collected.names), parallel)
+    ignored = (*collected.ignored, *dropped, *(policy.unenforced if policy is not None else ()))
+    return Tools(tuple(collected.listed), _echo(requested), policy, ignored, collected.names)
 
 
 def _type_of(tool: Any, where: str) -> str:
@@ -125,13 +125,13 @@ def _shown_choice(
         return choice
     listed = choice.get("tools")
     if choice.get("type") == "allowed_tools" and isinstance(listed, list):
-        shown = [one for tool in listed for one in _shown_tools(tool, names)]
-        return choice | {"tools": shown}
+        visible = [one for tool in listed for one in _shown_tools(tool, names)]
+        return choice | {"tools": visible}
     if choice.get("type") in ("namespace", MCP):
         tools = _shown_tools(choice, names)
         return {"type": "allowed_tools", "mode": "required", "tools": tools}
-    named: dict[str, Any] = _shown_tools(choice, names)[0]
-    return named
+    function_choice: dict[str, Any] = _shown_tools(choice, names)[0]
+    return function_choice
 
 
 def _shown_tools(tool: Any, names: dict[str, ClientTool]) -> list[Any]:
@@ -142,8 +142,8 @@ def _shown_tools(tool: Any, names: dict[str, ClientTool]) -> list[Any]:
         return [tool]
     name, space = tool["name"], tool.get("namespace")
     if tool.get("type") == "namespace":
-        own = [shown for shown, one in names.items() if one.namespace == name]
-        return [{"type": "function", "name": shown} for shown in own] or [tool]
+        own = [visible_name for visible_name, one in names.items() if one.namespace == name]
+        return [{"type": "function", "name": visible_name} for visible_name in own] or [tool]
     return [{**tool, "name": shown_name(space if isinstance(space, str) else None, name)}]
 
 
@@ -157,10 +157,10 @@ def _without_hosted(
         return choice, []
     type_ = choice.get("type")
     if type_ == "allowed_tools" and isinstance(choice.get("tools"), list):
-        kept = [t for t in choice["tools"] if not isinstance(t, dict) or t.get("type") in (None, *own)]
-        gone = len(choice["tools"]) - len(kept)
-        if gone and kept:
-            return choice | {"tools": kept}, ["tool_choice.tools"]
+        own_tools = [t for t in choice["tools"] if not isinstance(t, dict) or t.get("type") in (None, *own)]
+        gone = len(choice["tools"]) - len(own_tools)
+        if gone and own_tools:
+            return choice | {"tools": own_tools}, ["tool_choice.tools"]
         if gone:
             return "none", ["tool_choice.tools"]
     elif type_ not in (*own, "allowed_tools", None):

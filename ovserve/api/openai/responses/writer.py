@@ -52,9 +52,9 @@ def usage_of(meter: UsageCounter) -> Usage:
     return Usage(meter.prompt_tokens, cached, meter.completion_tokens, details, total)
 
 
-def new_response(request: GenerateRequest, shown: ResponsePresentation) -> Response:
+def new_response(request: GenerateRequest, presentation: ResponsePresentation) -> Response:
     """Return the object of a response that has begun: what the request set, and no output yet."""
-    decoded, sampling = shown.decoded, request.sampling
+    decoded, sampling = presentation.decoded, request.sampling
     body = decoded.body
     reasoning = body.reasoning
     text: dict[str, Any] = {"format": (body.text and body.text.format) or {"type": "text"}}
@@ -62,9 +62,9 @@ def new_response(request: GenerateRequest, shown: ResponsePresentation) -> Respo
         text["verbosity"] = body.text.verbosity
     return Response(
         id=request.id,
-        created_at=shown.created,
+        created_at=presentation.created,
         status="queued" if body.background else "in_progress",
-        model=shown.model,
+        model=presentation.model,
         output=[],
         background=bool(body.background),
         instructions=body.instructions,
@@ -208,8 +208,8 @@ class ResponseEventWriter:
             self._close(choice, "incomplete")
             self._events.append(ItemRetracted(open_.index))
 
-    def _next_call(self, choice: int, call: int, call_id: str, shown: str) -> None:
-        tool = self._shown.decoded.tools.names.get(shown) or ClientTool(shown)
+    def _next_call(self, choice: int, call: int, call_id: str, visible_name: str) -> None:
+        tool = self._shown.decoded.tools.names.get(visible_name) or ClientTool(visible_name)
         kind: ItemKind = "custom_tool_call" if tool.custom else "function_call"
         if tool.server_label:
             kind = "mcp_approval_request" if tool.approval else "mcp_call"
@@ -268,12 +268,12 @@ class ResponseEventWriter:
             self._events.append(ResponseEnded("completed", completed_at=int(time.time())))
 
     def _logprobs(self, tokens: list[TokenLogprob]) -> list[Logprob]:
-        made = []
+        logprobs = []
         for token in tokens:
             value = MISSING if token.logprob is None else token.logprob
             tops = top_of(token, self._shown.top_logprobs)
             top = [
                 TopLogprob(shown_token(one.text, one.utf8, ""), list(one.utf8), one.logprob) for one in tops
             ]
-            made.append(Logprob(shown_token(token.text, token.utf8, ""), list(token.utf8), value, top))
-        return made
+            logprobs.append(Logprob(shown_token(token.text, token.utf8, ""), list(token.utf8), value, top))
+        return logprobs

@@ -47,16 +47,16 @@ def check_pair(tool: str, reasoning: str, registry: Registry | None = None) -> N
 
     Raises LoadError, whose `field` is the option, for an unknown name or for two that cannot read one answer.
     """
-    known = registry or default()
+    parsers = registry or default()
     for name, find, field in (
-        (tool, known.tool, "tool_parser"),
-        (reasoning, known.reasoning, "reasoning_parser"),
+        (tool, parsers.tool, "tool_parser"),
+        (reasoning, parsers.reasoning, "reasoning_parser"),
     ):
         try:
             find(name)
         except LoadError as exc:
             raise LoadError(exc.reason, field=field) from None
-    framed = known.reasoning(reasoning)
+    framed = parsers.reasoning(reasoning)
     if framed is not None and framed.framed and tool not in ("", NONE, reasoning):
         raise LoadError(
             f"{reasoning!r} reads the whole answer, calls included; it does not go with tool_parser {tool!r}",
@@ -72,22 +72,22 @@ def choose(
 
     `model` is the name of the model's file or directory, which may be more specific than the template.
     """
-    known = registry or default()
-    found_tool, found_reasoning = known.detect(template, model) if template else (None, None)
+    parsers = registry or default()
+    found_tool, found_reasoning = parsers.detect(template, model) if template else (None, None)
     tool_name, tool_from = _pick(tool, found_tool)
     name, source = _pick(reasoning, found_reasoning)
     if source in ("template", "unknown"):
-        dialect, calls = known.reasoning(name), known.tool(tool_name)
-        if calls is not None and calls.framed and tool_name in known.reasoning_names:
+        dialect, calls = parsers.reasoning(name), parsers.tool(tool_name)
+        if calls is not None and calls.framed and tool_name in parsers.reasoning_names:
             name, source = tool_name, tool_from  # it reads the whole answer anyway
         elif dialect is not None and dialect.framed and tool_name not in (None, name):
             name, source = None, "unknown"
     return ParserChoice(tool_name, name, tool_from, source)
 
 
-def _pick(option: str, found: str | None) -> tuple[str | None, Source]:
+def _pick(option: str, name: str | None) -> tuple[str | None, Source]:
     if option == NONE:
         return None, "off"
     if option:
         return option, "graph"
-    return found, "template" if found else "unknown"
+    return name, "template" if name else "unknown"

@@ -62,8 +62,8 @@ class Markers:
 
     def _safe(self, text: str, start: int) -> int:
         at = max(start, len(text) - self._longest + 1)
-        while found := self._first.search(text, at):
-            at = found.start()
+        while match := self._first.search(text, at):
+            at = match.start()
             if text[at:] in self._prefixes:
                 return at
             at += 1
@@ -160,12 +160,12 @@ class Cursor:
 
     def space(self, pattern: re.Pattern[str] = _SPACE) -> Steps[str]:
         """Read white space, if any; `pattern` is the kind."""
-        read = ""
+        space = ""
         while True:
             match = pattern.match(self.buf, self.pos)
-            read += self.advance(match.end() - self.pos) if match else ""
+            space += self.advance(match.end() - self.pos) if match else ""
             if self.pos < len(self.buf) or self.ended:
-                return read
+                return space
             yield
 
     def literal(self, text: str) -> Steps[bool]:

@@ -67,8 +67,8 @@ class Guide(msgspec.Struct, frozen=True):
         try:
             return tag(begin.replace("NAME", name), self.arguments(schema, exact), self.end)
         except InvalidArgument as error:
-            said = error.message.removeprefix(f"{PARAM}: ")
-            raise InvalidArgument(f"{PARAM}: parameters of {name}: {said}", param=PARAM) from None
+            reason = error.message.removeprefix(f"{PARAM}: ")
+            raise InvalidArgument(f"{PARAM}: parameters of {name}: {reason}", param=PARAM) from None
 
 
 def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...] = ()) -> Arguments:
@@ -81,12 +81,12 @@ def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...]
     def piece(key: str, part: Any, must: bool, root: Schema, exact: bool) -> Format:
         bare = bare_text(part, root, without, exact=exact)
         begin = ((text if bare else "") or parameter).replace("NAME", key)
-        made = tag(begin, bare or compact(part, root, PARAM, exact=exact), end)
-        return made if must else optional(made)
+        form = tag(begin, bare or compact(part, root, PARAM, exact=exact), end)
+        return form if must else optional(form)
 
     def arguments(schema: Schema, exact: bool) -> Format:
-        found = parameters(schema, PARAM)
-        pieces = within_limit((piece(key, part, must, schema, exact) for key, part, must in found), PARAM)
+        parts = parameters(schema, PARAM)
+        pieces = within_limit((piece(key, part, must, schema, exact) for key, part, must in parts), PARAM)
         return sequence(*pieces) if pieces else literal("")
 
     return arguments
@@ -106,9 +106,9 @@ def listed(parameter: str, separator: str, quotes: str = "") -> Arguments:
         return sequence(literal(begin), compact(part, root, PARAM, exact=exact))
 
     def arguments(schema: Schema, exact: bool) -> Format:
-        found = parameters(schema, PARAM)
-        forms = within_limit((value(key, part, schema, exact) for key, part, _ in found), PARAM)
-        return members([(form, must) for form, (_, _, must) in zip(forms, found, strict=True)], separator)
+        parts = parameters(schema, PARAM)
+        forms = within_limit((value(key, part, schema, exact) for key, part, _ in parts), PARAM)
+        return members([(form, must) for form, (_, _, must) in zip(forms, parts, strict=True)], separator)
 
     return arguments
 
@@ -127,9 +127,9 @@ def _some(forms: list[Format], separator: str) -> Format:
     """Return one or more of these in their order. Halved recursively, so n of them make n log n of text."""
     if len(forms) == 1:
         return forms[0]
-    left, right = forms[: len(forms) // 2], forms[len(forms) // 2 :]
+    first_half, right = forms[: len(forms) // 2], forms[len(forms) // 2 :]
     following = [optional(sequence(literal(separator), form)) for form in right]
-    return either([sequence(_some(left, separator), *following), _some(right, separator)])
+    return either([sequence(_some(first_half, separator), *following), _some(right, separator)])
 
 
 def bare_text(
@@ -141,33 +141,33 @@ def bare_text(
     none of `without`. Raises InvalidArgument if `exact` and a pattern, format or length is not enforced.
     """
     document = schema if root is None else root
-    todo, seen = [schema], set()
+    todo, visited = [schema], set()
     while todo:
-        found = _resolve(todo.pop(), document)
-        if id(found) in seen:
+        node = _resolve(todo.pop(), document)
+        if id(node) in visited:
             continue
-        seen.add(id(found))
-        values = found["enum"] if isinstance(found.get("enum"), list) else [found.get("const")]
+        visited.add(id(node))
+        values = node["enum"] if isinstance(node.get("enum"), list) else [node.get("const")]
         texts = [value for value in values if isinstance(value, str)]
         if texts:
-            plain = len(texts) == len(values) and len(seen) == 1
+            plain = len(texts) == len(values) and len(visited) == 1
             return either(literal(text) for text in texts) if plain else any_text(without)
-        kind = found.get("type")
+        kind = node.get("type")
         if kind == "string" or (isinstance(kind, list) and "string" in kind):
-            alone = len(seen) == 1 and not todo and kind in ("string", ["string"])
-            return _string(found, without, alone=alone, exact=exact) or any_text(without)
+            alone = len(visited) == 1 and not todo and kind in ("string", ["string"])
+            return _string(node, without, alone=alone, exact=exact) or any_text(without)
         for union in ("anyOf", "oneOf", "allOf"):
-            if isinstance(found.get(union), list):
-                todo += found[union]
+            if isinstance(node.get(union), list):
+                todo += node[union]
     return None
 
 
-def _string(found: Schema, without: tuple[str, ...], *, alone: bool, exact: bool) -> Format | None:
+def _string(node: Schema, without: tuple[str, ...], *, alone: bool, exact: bool) -> Format | None:
     """Return the format of a string with a pattern, format or length; None for any text.
 
     `alone`: other values than strings are not allowed."""
     try:
-        form = bare_string(found, without, PARAM)
+        form = bare_string(node, without, PARAM)
     except InvalidArgument:
         if exact:
             raise
@@ -185,10 +185,10 @@ def _string(found: Schema, without: tuple[str, ...], *, alone: bool, exact: bool
 
 def _resolve(schema: Any, root: Any) -> Schema:
     """Return the schema that it refers to; an empty one if there is none."""
-    found: Any = schema
+    target: Any = schema
     for _ in range(MAX_REFS):
-        ref = found.get("$ref") if isinstance(found, Mapping) else None
+        ref = target.get("$ref") if isinstance(target, Mapping) else None
         if not isinstance(ref, str):
             break
-        found = pointed_at(root, ref)
-    return found if isinstance(found, Mapping) and not isinstance(found.get("$ref"), str) else {}
+        target = pointed_at(root, ref)
+    return target if isinstance(target, Mapping) and not isinstance(target.get("$ref"), str) else {}

@@ -37,9 +37,9 @@ class Registry:
         if not isinstance(getattr(cls, "name", None), str) or cls.name == NONE:
             raise LoadError(f"parser {cls.__module__}.{cls.__qualname__} has no name")
         if issubclass(cls, ToolDialect):
-            _put(self._tools, cls(), "tool")
+            _register(self._tools, cls(), "tool")
         else:
-            _put(self._reasoning, cls(), "reasoning")
+            _register(self._reasoning, cls(), "reasoning")
 
     def add_entry_points(self) -> None:
         """Add third-party dialects, which detection tries before the shipped ones."""
@@ -83,19 +83,19 @@ class Registry:
     def detect(self, template: str, model: str = "") -> tuple[str | None, str | None]:
         """Return (tool parser, reasoning parser) for a template and the model's name; None if not
         detected."""
-        shown = next((d for d in self._tools.values() if _matches(d, template)), None)
-        tool = self._variant(shown, model.lower()).name if shown is not None else None
+        dialect = next((d for d in self._tools.values() if _matches(d, template)), None)
+        tool = self._variant(dialect, model.lower()).name if dialect is not None else None
         reasoning = next((d for d in self._reasoning.values() if _matches(d, template)), None)
         if reasoning is not None and reasoning.framed and reasoning.name != tool:
             reasoning = None  # it cannot be combined with another dialect's calls
         return tool, reasoning.name if reasoning is not None else None
 
-    def _variant(self, shown: ToolDialect, model: str) -> ToolDialect:
+    def _variant(self, default_dialect: ToolDialect, model: str) -> ToolDialect:
         """Return the dialect that extends this one for a model of this name, or this one."""
         for dialect in self._tools.values():
-            if isinstance(dialect, type(shown)) and any(part in model for part in dialect.models):
+            if isinstance(dialect, type(default_dialect)) and any(part in model for part in dialect.models):
                 return dialect
-        return shown
+        return default_dialect
 
 
 def _matches(dialect: ToolDialect | ReasoningDialect, template: str) -> bool:
@@ -105,26 +105,26 @@ def _matches(dialect: ToolDialect | ReasoningDialect, template: str) -> bool:
         raise LoadError(f"parser {dialect.name!r}: matches() raised {described(error)}") from error
 
 
-def _put(known: dict[str, D], dialect: D, kind: str) -> None:
-    if dialect.name in known:
-        there, here = type(known[dialect.name]), type(dialect)
+def _register(dialects: dict[str, D], dialect: D, kind: str) -> None:
+    if dialect.name in dialects:
+        there, here = type(dialects[dialect.name]), type(dialect)
         raise LoadError(
             f"{kind} parser {dialect.name!r} is defined twice: {there.__module__}.{there.__qualname__} "
             f"and {here.__module__}.{here.__qualname__}"
         )
-    known[dialect.name] = dialect
+    dialects[dialect.name] = dialect
 
 
-def _get(known: Mapping[str, D], name: str | None, kind: str) -> D | None:
+def _get(dialects: Mapping[str, D], name: str | None, kind: str) -> D | None:
     if not name or name == NONE:
         return None
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+    if name not in dialects:
+        near = difflib.get_close_matches(name, dialects, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise LoadError(
-            f"{kind} parser {name!r} is not known{hint}; known: {NONE}, {', '.join(sorted(known))}"
+            f"{kind} parser {name!r} is not known{hint}; known: {NONE}, {', '.join(sorted(dialects))}"
         )
-    return known[name]
+    return dialects[name]
 
 
 def _classes(loaded: object) -> Iterable[type[ToolDialect] | type[ReasoningDialect]]:

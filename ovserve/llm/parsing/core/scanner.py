@@ -282,10 +282,10 @@ class TextParser:
 
     def _end_tokens(self) -> Steps[str]:
         """Read end tokens and the white space between them; return "" at the end, else the text unchanged."""
-        read: list[str] = []
+        tokens: list[str] = []
         while token := (yield from self._cur.either(self._erase)):
-            read += token, (yield from self._cur.space())
-        return "".join(read) if (yield from self._cur.peek()) else ""
+            tokens += token, (yield from self._cur.space())
+        return "".join(tokens) if (yield from self._cur.peek()) else ""
 
 
 def _markup(tool: ToolDialect | None, frame: ToolDialect | None) -> tuple[str, ...]:

@@ -59,15 +59,15 @@ class Tools:
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """Return the JSON types that the parameter may have; empty if undeclared."""
-        found: set[str] = set()
+        types: set[str] = set()
         todo: list[object] = [self.parameters(tool).get(parameter)]
-        seen: set[int] = set()
+        visited: set[int] = set()
         while todo:  # each schema once: unions of references could name one a million times
             schema = self._resolve(tool, todo.pop())
-            if id(schema) not in seen:
-                seen.add(id(schema))
-                found |= _types(schema, todo)
-        return frozenset(found)
+            if id(schema) not in visited:
+                visited.add(id(schema))
+                types |= _types(schema, todo)
+        return frozenset(types)
 
     def _resolve(self, tool: str, schema: object) -> Mapping[str, Any]:
         for _ in range(_MAX_REFS):
@@ -87,16 +87,16 @@ class Tools:
 
 def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
     """Return the types that it names; branches of its unions go to `todo`."""
-    found: set[str] = set()
+    types: set[str] = set()
     kind = schema.get("type")
     if isinstance(kind, str):
-        found.add(kind)
+        types.add(kind)
     elif isinstance(kind, list):
-        found.update(k for k in kind if isinstance(k, str))
+        types.update(k for k in kind if isinstance(k, str))
     elif isinstance(schema.get("enum"), list):
-        found.update(_JSON_TYPES.get(type(v), "") for v in schema["enum"])
+        types.update(_JSON_TYPES.get(type(v), "") for v in schema["enum"])
     elif "const" in schema:
-        found.add(_JSON_TYPES.get(type(schema["const"]), ""))
+        types.add(_JSON_TYPES.get(type(schema["const"]), ""))
     else:
         unions = [
             schema[union] for union in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(union), list)
@@ -104,12 +104,12 @@ def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
         for branches in unions:
             todo += branches
         if not any(unions) and ("properties" in schema or "additionalProperties" in schema):
-            found.add("object")
+            types.add("object")
         if not any(unions) and "items" in schema:
-            found.add("array")
-    if schema.get("nullable") is True and found:
-        found.add("null")
-    return found - {""}
+            types.add("array")
+    if schema.get("nullable") is True and types:
+        types.add("null")
+    return types - {""}
 
 
 def to_json(text: str, types: frozenset[str]) -> str:

@@ -97,7 +97,7 @@ def _another(cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
 def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) -> Steps[None]:
     """Read `[{...}, {...}]`. A broken item does not affect the good ones; without a good one it is not a list
     of calls."""
-    read = item or call_object
+    read_item = item or call_object
     good = 0
     yield from cur.expect("[")
     try:
@@ -107,7 +107,7 @@ def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) ->
                 raise NotACall
             return
         while True:
-            good += yield from _item(cur, out, keys, read)
+            good += yield from _item(cur, out, keys, read_item)
             yield from cur.space()
             if (yield from cur.literal("]")):
                 break
@@ -124,12 +124,12 @@ def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) ->
         raise NotACall
 
 
-def _item(cur: Cursor, out: Output, keys: Keys, read: Read) -> Steps[bool]:
+def _item(cur: Cursor, out: Output, keys: Keys, read_item: Read) -> Steps[bool]:
     """Read one item of a list; False for a broken one, which is skipped if a marker announced it."""
     yield from cur.space()
     if (yield from cur.peek()) not in ("{", ""):
         raise NotACall
-    if (yield from attempt(cur, out, read(cur, out, keys))):
+    if (yield from attempt(cur, out, read_item(cur, out, keys))):
         return True
     if not keys.marked:
         raise NotACall
@@ -195,7 +195,7 @@ class _Call:
         """Return whether arguments of it were passed on."""
         return self._started and self._has_arguments
 
-    def named(self, name: str) -> None:
+    def set_name(self, name: str) -> None:
         if not name.strip() or self._name or not self.keys.good_name(name.strip()):
             raise NotACall
         self._name = name.strip()
@@ -253,7 +253,7 @@ def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
         yield from cur.space()
         char = yield from cur.peek()
         if key in keys.name or (key == "function" and char in ('"', "'")):
-            call.named((yield from string(cur)))
+            call.set_name((yield from string(cur)))
             cur.sure = True
         elif key in keys.arguments:
             yield from _arguments(cur, call, char, keys.outer + nested)
@@ -284,12 +284,12 @@ def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:
     else:
         parts: list[str] = []
         yield from value(cur, parts.append, closers, outer=outer)
-        written = "".join(parts)
-        if written.startswith('"'):  # JSON inside a string: decoded once
-            text = unquote(written).strip()
+        text_of_parts = "".join(parts)
+        if text_of_parts.startswith('"'):  # JSON inside a string: decoded once
+            text = unquote(text_of_parts).strip()
             decoded = (as_json(text, "{") or repaired(text)) if text else "{}"
         else:
-            decoded = "{}" if written == "null" else None
+            decoded = "{}" if text_of_parts == "null" else None
         if decoded is None:
             raise NotACall
         call.arguments_begin()

@@ -238,9 +238,9 @@ class _Reader:
 
     def _gap(self) -> Steps[str]:
         """Read white space and comments; return the white space."""
-        cur, read = self._cur, ""
+        cur, gap = self._cur, ""
         while True:
-            read += yield from cur.space()
+            gap += yield from cur.space()
             char = yield from cur.peek()
             if char == "#" or (char == "/" and (yield from self._ahead(2)) == "//"):
                 yield from cur.matching(_LINE)
@@ -248,7 +248,7 @@ class _Reader:
                 yield from cur.until(Markers(("*/",)), _nowhere)
                 yield from cur.expect("*/")
             else:
-                return read
+                return gap
 
     # -- what follows
 

@@ -93,9 +93,9 @@ def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps
     mark = cur.mark()
     tag = yield from cur.either(form.inner)
     cur.rollback(mark)
-    known = not tools.lacks(name)
+    is_defined = not tools.lacks(name)
     call = _Call(cur, tools, form, name)
-    if not tag and not (known and (yield from cur.peek()) == "{"):
+    if not tag and not (is_defined and (yield from cur.peek()) == "{"):
         rest = cur.buf[cur.pos :]
         if not cur.ended or not any(text.startswith(rest) for text in form.inner):
             raise NotACall
@@ -103,19 +103,19 @@ def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps
             out.start_call(name)
             out.arguments("{")
         raise EndOfText
-    if known:
+    if is_defined:
         out.start_call(name)
     try:
         yield from call.read()
-        if not (call.ended_by or (known and call.arguments)):
+        if not (call.ended_by or (is_defined and call.arguments)):
             raise EndOfText
     except EndOfText:
         if cur.cut:  # send the partial value, visibly incomplete
-            if not known:
+            if not is_defined:
                 out.start_call(name)
             out.arguments(call.partial())
         raise
-    if not known:
+    if not is_defined:
         out.start_call(name)
     text = "".join(call.text).strip()
     instead = as_json(text, "{") or repaired(text) if not call.arguments else None
@@ -243,7 +243,7 @@ class _Call:
             return (yield from self._closes("" if stop == form.parameter_end else stop))
         key = yield from self._next_key()
         if self._known:
-            missing = key in self._known and key not in self._taken
+            missing = key in self._known and key not in self._keys
         else:
             text = "".join(self._parts)
             missing = (
@@ -268,7 +268,7 @@ class _Call:
                 key = yield from self._next_key()
                 if not self._quoted:
                     return bool(key)
-                return key not in self._taken and not (yield from self._nested(key))
+                return key not in self._keys and not (yield from self._nested(key))
             if tag == form.call:
                 return not self._quotes or not (yield from self._goes_on())
             if (yield from cur.peek()) == "" or (cur.cut and self._cut_tag()):
@@ -288,11 +288,11 @@ class _Call:
         cur, form = self._cur, self._form
         tags = markers_of(frozenset((form.parameter_end, form.parameter, form.call)))
         inside = False
-        left = _MAX_TEXT_AFTER_CALL
-        while left > 0:
+        remaining = _MAX_TEXT_AFTER_CALL
+        while remaining > 0:
             start = cur.offset
             try:
-                tag = yield from cur.until(tags, _nowhere, left)
+                tag = yield from cur.until(tags, _nowhere, remaining)
             except NotACall:
                 return False
             if tag == form.parameter_end and not inside:
@@ -302,7 +302,7 @@ class _Call:
             if tag != form.call:
                 inside = tag == form.parameter
             cur.advance(len(tag))
-            left -= cur.offset - start
+            remaining -= cur.offset - start
         return False
 
     def _nested(self, key: str) -> Steps[bool]:
@@ -312,7 +312,7 @@ class _Call:
             return True
         self._look_aheads -= 1
         cur, form = self._cur, self._form
-        seen = {*self._taken, key}
+        keys = {*self._keys, key}
         end = markers_of(frozenset((form.parameter_end,)))
         while (yield from cur.until(end, _nowhere)):
             cur.advance(len(form.parameter_end))
@@ -329,13 +329,13 @@ class _Call:
                 return (yield from self._goes_on())
             if tag == form.parameter:
                 key = yield from self._next_key()
-                if key in seen:
+                if key in keys:
                     return True
-                seen.add(key)
+                keys.add(key)
         return False
 
     @property
-    def _taken(self) -> Set[str]:
+    def _keys(self) -> Set[str]:
         return {*self.arguments, self._key}
 
     def _next_key(self) -> Steps[str]:

@@ -49,10 +49,10 @@ class Onyx(FramedDialect):
 
     def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
         prose: list[str] = []
-        found = yield from cur.until(Markers((_OPEN, _FORM.call, *stops.strings)), prose.append)
-        if not found:
+        marker = yield from cur.until(Markers((_OPEN, _FORM.call, *stops.strings)), prose.append)
+        if not marker:
             raise EndOfText
-        if found in stops.strings:
+        if marker in stops.strings:
             raise NotACall
         yield from cur.literal(_OPEN)
         yield from calls(cur, out, tools, _FORM)
