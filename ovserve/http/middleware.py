@@ -47,11 +47,11 @@ NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 def patience(headers: Mapping[str, str]) -> float | None:
     """Return the seconds; None where no header says so in a form that is known."""
-    given = [headers[name].strip() for name in SECONDS if name in headers]
-    found = [float(text) for text in given if NUMBER.fullmatch(text)]
+    values = [headers[name].strip() for name in SECONDS if name in headers]
+    seconds = [float(text) for text in values if NUMBER.fullmatch(text)]
     if PREFER in headers:
-        found += [float(found[1]) for found in WAIT.finditer(headers[PREFER])]
-    return min(found, default=None)
+        seconds += [float(match[1]) for match in WAIT.finditer(headers[PREFER])]
+    return min(seconds, default=None)
 
 
 REQUEST_ID = "x-request-id"
@@ -90,12 +90,12 @@ log = logging.getLogger(__name__)
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Take the client's request id or make one; it is on every log line and on every answer."""
-    given = _given_id(request.headers)
-    usable = given and len(given) <= 128 and given.isprintable() and given.isascii()
-    id_ = given if usable else f"{getrandbits(128):032x}"  # it protects nothing, and urandom() takes 2 us
+    client_id = _given_id(request.headers)
+    usable = client_id and len(client_id) <= 128 and client_id.isprintable() and client_id.isascii()
+    id_ = client_id if usable else f"{getrandbits(128):032x}"  # it protects nothing, and urandom() takes 2 us
     token = request_id.set(id_)
     status = CLIENT_LEFT_STATUS
-    sent: int | None = None
+    sent_status: int | None = None
     connection = request.transport.get_protocol() if request.transport is not None else None
     if isinstance(connection, Connection):
         connection.request_begins()
@@ -113,8 +113,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         if (
             call.failure is not None and status != CLIENT_LEFT_STATUS
         ):  # it was already sent: the log has the failure's
-            sent, status = status, style.answer(call.failure).status
-        request.app[METRICS].responses[sent or status] += 1
+            sent_status, status = status, style.answer(call.failure).status
+        request.app[METRICS].responses[sent_status or status] += 1
         request.app[ACCESS_LOG].log(
             call,
             request.method,
@@ -124,7 +124,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
             quiet=_is_quiet(request, status),
             request_id=id_,
             headers=request.headers,
-            sent_status=sent,
+            sent_status=sent_status,
         )
         request_id.reset(token)
         if isinstance(connection, Connection):
@@ -137,8 +137,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 
 def _given_id(headers: Mapping[str, str]) -> str:
     for name in ID_HEADERS:
-        if given := headers.get(name):
-            return given
+        if header := headers.get(name):
+            return header
     return ""
 
 
@@ -234,9 +234,9 @@ def finish_headers(
             cors.add(request, response)
         call = request.get(CALL)
         if call is not None and call.caller.limited:
-            for what, (limit, left) in call.caller.remaining().items():
+            for what, (limit, remaining) in call.caller.remaining().items():
                 headers[f"x-ratelimit-limit-{what}"] = str(limit)
-                headers[f"x-ratelimit-remaining-{what}"] = str(left)
+                headers[f"x-ratelimit-remaining-{what}"] = str(remaining)
         if stopping():
             response.force_close()
             headers["Connection"] = "close"

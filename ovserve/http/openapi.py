@@ -39,17 +39,17 @@ PREFIX = "#/components/schemas/"
 RESERVED = {"Response": "ResponseObject"}  # a generated client has a class of this name already
 
 
-def named(document: dict[str, Any]) -> dict[str, Any]:
+def with_own_names(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with every component under a name of its own, and its references changed to it."""
     schemas: dict[str, Any] = document["components"]["schemas"]
     names = _names(list(schemas))
-    made: dict[str, Any] = _changed(document, {PREFIX + old: PREFIX + new for old, new in names.items()})
-    components = made["components"]["schemas"]
-    made["components"]["schemas"] = {
+    renamed: dict[str, Any] = _changed(document, {PREFIX + old: PREFIX + new for old, new in names.items()})
+    components = renamed["components"]["schemas"]
+    renamed["components"]["schemas"] = {
         names[old]: schema | ({"title": names[old]} if "title" in schema else {})
         for old, schema in components.items()
     }
-    return made
+    return renamed
 
 
 def exactly(value: Any) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def _changed(value: Any, references: dict[str, str]) -> Any:
         return [_changed(one, references) for one in value]
     if not isinstance(value, dict):
         return references.get(value, value) if isinstance(value, str) else value
-    made = {key: _changed(one, references) for key, one in value.items()}
-    if made.get("type") == "array" and not made.keys() & {"items", "prefixItems"}:
-        made["items"] = {}
-    return made
+    converted = {key: _changed(one, references) for key, one in value.items()}
+    if converted.get("type") == "array" and not converted.keys() & {"items", "prefixItems"}:
+        converted["items"] = {}
+    return converted
 
 
 OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, Any])
@@ -159,21 +159,21 @@ class PlainError(msgspec.Struct):
 
 def paths_of(routes: Iterable[Route], operations: Iterable[Operation]) -> dict[Operation, list[str]]:
     """Return the paths of each operation: its own first, then the same under other prefixes."""
-    found: dict[Operation, list[str]] = {}
+    paths: dict[Operation, list[str]] = {}
     routes, operations = list(routes), list(operations)
     exact = {(o.method, o.path) for o in operations}
     for operation in operations:
         for path in _spellings(operation.path):
             mine = path == operation.path or (operation.method, path) not in exact
             if mine and any(_leads(route, operation.method, path) for route in routes):
-                found.setdefault(operation, []).append(path)
-    return found
+                paths.setdefault(operation, []).append(path)
+    return paths
 
 
 def undocumented(routes: Iterable[Route], operations: Iterable[Operation]) -> list[str]:
     """Routes that match no spelling of any operation."""
-    known = [(o.method, path) for o in operations for path in _spellings(o.path)]
-    return [f"{r[0]} {r[1].pattern}" for r in routes if not any(_leads(r, m, p) for m, p in known)]
+    documented = [(o.method, path) for o in operations for path in _spellings(o.path)]
+    return [f"{r[0]} {r[1].pattern}" for r in routes if not any(_leads(r, m, p) for m, p in documented)]
 
 
 def _leads(route: Route, method: str, path: str) -> bool:
@@ -194,10 +194,10 @@ def document(routes: Iterable[Route], operations: Iterable[Operation] = OPERATIO
     for one in (t for o in served for t in (o.request, o.answer, o.event, o.error) if t is not None):
         types += one if isinstance(one, tuple) else [one]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF + "{name}")
-    known = dict(zip(types, schemas, strict=True))
+    by_type = dict(zip(types, schemas, strict=True))
 
     def schema_of(type_: Any) -> dict[str, Any]:
-        return {"anyOf": [known[t] for t in type_]} if isinstance(type_, tuple) else known[type_]
+        return {"anyOf": [by_type[t] for t in type_]} if isinstance(type_, tuple) else by_type[type_]
 
     paths: dict[str, Any] = {}
     for operation, (path, *also) in served.items():
@@ -206,7 +206,7 @@ def document(routes: Iterable[Route], operations: Iterable[Operation] = OPERATIO
         item[operation.method.lower()] = described
         if operation.method == "GET":
             item["head"] = _head(described)
-    return named(
+    return with_own_names(
         {
             "openapi": "3.1.0",
             "info": {"title": "ovserve", "version": __version__, "description": DESCRIPTION},
@@ -249,8 +249,8 @@ def _describe(
             "content": {"application/json": {"schema": error}},
         }
     variables = [_parameter(name, "path", "") for name in re.findall(r"\{(\w+)\}", path)]
-    if found := variables + [_parameter(name, "query", text) for name, text in operation.query.items()]:
-        described["parameters"] = found
+    if parameters := variables + [_parameter(name, "query", text) for name, text in operation.query.items()]:
+        described["parameters"] = parameters
     if operation.request is not None:
         body = _body(operation, schema_of(operation.request), components)
         media = {"schema": body, "examples": _examples(operation)} if operation.example else {"schema": body}
@@ -275,10 +275,10 @@ def _event(event: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
 
 
 def _examples(operation: Operation) -> dict[str, Any]:
-    found = {"whole": {"value": dict(operation.example)}}
+    examples = {"whole": {"value": dict(operation.example)}}
     if operation.event is not None:
-        found["streamed"] = {"value": {**operation.example, "stream": True}}
-    return found
+        examples["streamed"] = {"value": {**operation.example, "stream": True}}
+    return examples
 
 
 def _identifier(name: str) -> str:
@@ -290,11 +290,11 @@ def _identifier(name: str) -> str:
 def _statuses(operation: Operation, style: ApiStyle) -> dict[int, str]:
     """Return the errors an operation may give: 405 belongs to other methods, 413 and 415 to bodies."""
     never = {405} if operation.request is not None else {405, 413, 415}
-    found: dict[int, str] = dict.fromkeys(operation.statuses, "rejected")
+    statuses: dict[int, str] = dict.fromkeys(operation.statuses, "rejected")
     for kind, row in style.rows.items():
         if row.status not in never:
-            found[row.status] = f"{found[row.status]}, {kind}" if row.status in found else kind
-    return dict(sorted(found.items()))
+            statuses[row.status] = f"{statuses[row.status]}, {kind}" if row.status in statuses else kind
+    return dict(sorted(statuses.items()))
 
 
 def _body(operation: Operation, root: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class EventStream:
 
     async def write(self, piece: bytes) -> None:
         assert self._response is not None, "begin() comes first"
-        await self._response.write(self._taken() + piece)
+        await self._response.write(self._take_pieces() + piece)
         self._last = self._loop.time()
 
     def put(self, piece: bytes) -> bool:
@@ -151,7 +151,7 @@ class EventStream:
         assert self._response is not None, "begin() comes first"
         self._stop_pings()  # one that came while this waits for the client would follow the end of the body
         self._request[ANSWERED] = self._response.status
-        await self._response.write_eof(self._taken())
+        await self._response.write_eof(self._take_pieces())
         return self._response
 
     def abort(self) -> web.StreamResponse:
@@ -181,25 +181,25 @@ class EventStream:
             return  # they went with something else
         assert self._response is not None, "begin() comes first"
         with suppress(ConnectionError):  # the handler is cancelled, or learns it from `drain`
-            self._response.write_now(self._taken())
+            self._response.write_now(self._take_pieces())
         self._last = self._loop.time()
 
-    def _taken(self) -> bytes:
+    def _take_pieces(self) -> bytes:
         pieces = self._pieces
         if not pieces:
             return b""
-        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        joined = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        return taken
+        return joined
 
     def _look_again(self, seconds: float) -> None:
         if self._seconds:
             self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        left = self._last + self._seconds - self._loop.time()
-        if left > 0:
-            self._look_again(left)
+        remaining = self._last + self._seconds - self._loop.time()
+        if remaining > 0:
+            self._look_again(remaining)
         elif self._response is not None and self._response.room() < MOST_UNSENT:
             self._look_again(self._seconds)  # the client is silent; a ping would look as if it had read
         else:

@@ -110,8 +110,8 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     texts = [_header_text(name) for name in names]
     listed = ",".join(texts)
     if len(listed) > HEADER_LENGTH:
-        kept = listed[: HEADER_LENGTH + 1].rpartition(",")[0]
-        listed = f"{kept},... and {len(texts) - kept.count(',') - 1} more"
+        fitting = listed[: HEADER_LENGTH + 1].rpartition(",")[0]
+        listed = f"{fitting},... and {len(texts) - fitting.count(',') - 1} more"
     return {IGNORED_HEADER: listed} if listed else {}
 
 

@@ -46,14 +46,14 @@ def plugin_config(node: Node, text: str) -> dict[str, Any]:
     return renamed
 
 
-def with_properties(text: str, wanted: Mapping[str, Any]) -> str:
+def with_properties(text: str, properties: Mapping[str, Any]) -> str:
     """A plugin_config that is right, with these values; None takes a property out. The rest stays as written,
     but for old names of what is set here."""
     config: dict[str, Any] = json.loads(text) if text.strip() else {}
-    for old in [key for key, value in config.items() if _rewritten(key, value)[0] in wanted]:
-        if old not in wanted:
+    for old in [key for key, value in config.items() if _rewritten(key, value)[0] in properties]:
+        if old not in properties:
             del config[old]
-    config |= wanted
+    config |= properties
     return json.dumps({key: value for key, value in config.items() if value is not None})
 
 

@@ -73,9 +73,9 @@ class Cors:
             if self.credentials:
                 response.headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
         if self.is_preflight(request):
-            asked = request.headers
-            methods = _answer(self.methods, asked.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, ""))
-            headers = _answer(self.headers, asked.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, ""))
+            request_headers = request.headers
+            methods = _answer(self.methods, request_headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, ""))
+            headers = _answer(self.headers, request_headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, ""))
             if methods:
                 response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = methods
             if headers:
@@ -85,8 +85,8 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
 
 
-def _answer(configured: str, asked: str) -> str:
-    return asked if "*" in _split(configured) else ", ".join(_split(configured))
+def _answer(configured: str, requested: str) -> str:
+    return requested if "*" in _split(configured) else ", ".join(_split(configured))
 
 
 def _split(listed: str) -> list[str]:

@@ -30,8 +30,8 @@ class Listener:
         loop = asyncio.get_running_loop()
         context = self._certificate.context if self._certificate else None
         for one in sockets.tcp:
-            made = await loop.create_server(self._protocol, sock=one, ssl=context, backlog=LISTEN_BACKLOG)
-            self._servers.append(made)
+            server = await loop.create_server(self._protocol, sock=one, ssl=context, backlog=LISTEN_BACKLOG)
+            self._servers.append(server)
         for one in sockets.unix:
             self._servers.append(
                 await loop.create_unix_server(self._protocol, sock=one, backlog=LISTEN_BACKLOG)

@@ -30,20 +30,20 @@ def codings() -> tuple[str, ...]:
     return (
         "gzip",
         "deflate",
-        *(c for c, known in optional.items() if getattr(compression_utils, known, False)),
+        *(c for c, flag in optional.items() if getattr(compression_utils, flag, False)),
     )
 
 
-def unknown_coding(given: str) -> UnsupportedMediaType:
+def unknown_coding(coding: str) -> UnsupportedMediaType:
     return UnsupportedMediaType(
-        f"content-encoding: expected one of {', '.join(codings())}, got {given[:40]!r}"
+        f"content-encoding: expected one of {', '.join(codings())}, got {coding[:40]!r}"
     )
 
 
-def check_coding(given: str) -> None:
+def check_coding(coding: str) -> None:
     """Raise UnsupportedMediaType for an unsupported coding, or for several."""
-    if given and given.strip().lower() not in ("", "identity", *codings()):
-        raise unknown_coding(given)
+    if coding and coding.strip().lower() not in ("", "identity", *codings()):
+        raise unknown_coding(coding)
 
 
 class Protocol(web.RequestHandler):
@@ -64,8 +64,8 @@ class Protocol(web.RequestHandler):
         It does so for `lingering_time`, without a turn of the event loop as long as there is data.
         """
         if isinstance(resp, web.HTTPExpectationFailed):  # raised before any middleware
-            given = request.headers.get("expect", "")[:LONGEST_REASON]
-            resp = self.handle_error(request, 400, message=f"expect: expected 100-continue, got {given!r}")
+            expect = request.headers.get("expect", "")[:LONGEST_REASON]
+            resp = self.handle_error(request, 400, message=f"expect: expected 100-continue, got {expect!r}")
         finished = await super().finish_response(request, resp, start_time)
         if not request.content.is_eof() and request.headers.get("content-encoding"):
             connection = self.transport.get_protocol() if self.transport is not None else None
@@ -122,6 +122,6 @@ class Runner(web.AppRunner):
     """An AppRunner that uses our connections."""
 
     async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        made.__class__ = _Server  # aiohttp has no option for the class of its protocols
-        return made
+        server = await super()._make_server()
+        server.__class__ = _Server  # aiohttp has no option for the class of its protocols
+        return server

@@ -36,22 +36,22 @@ class Sockets:
         With port 0 the first address gets a free one and the others the same. A name means all its addresses
         that this machine has.
         """
-        made = cls()
-        made.port = port
+        sockets = cls()
+        sockets.port = port
         try:
             for address in addresses:
                 if address.startswith(UNIX):
-                    made._bind_unix(address.removeprefix(UNIX))
+                    sockets._bind_unix(address.removeprefix(UNIX))
                 else:
-                    made._bind_tcp(address.strip("[]"))
-                made._addresses.append(address)
+                    sockets._bind_tcp(address.strip("[]"))
+                sockets._addresses.append(address)
         except OSError as exc:
             # getaddrinfo has its own numbers, which strerror does not know
             why = exc.strerror if isinstance(exc, socket.gaierror) else os.strerror(exc.errno or 0)
-            where = address if address.startswith(UNIX) else f"{address}:{made.port}"
-            made.close()
+            where = address if address.startswith(UNIX) else f"{address}:{sockets.port}"
+            sockets.close()
             raise LoadError(f"cannot listen on {where}: {why}") from exc
-        return made
+        return sockets
 
     def urls(self, *, tls: bool) -> list[str]:
         """Return the URLs, in the order of the addresses."""
@@ -67,20 +67,20 @@ class Sockets:
         self._paths.clear()
 
     def _bind_tcp(self, host: str) -> None:
-        found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
+        infos = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        places = list(dict.fromkeys((family, place) for family, _, _, _, place in infos))
         missing: OSError | None = None
         bound = len(self.tcp)
         for family, place in places:
             try:
-                made = _listening(family, (place[0], self.port, *place[2:]))
+                listener = _listening(family, (place[0], self.port, *place[2:]))
             except OSError as exc:
                 if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 missing = exc
             else:
-                self.tcp.append(made)
-                self.port = made.getsockname()[1]
+                self.tcp.append(listener)
+                self.port = listener.getsockname()[1]
         if missing is not None and len(self.tcp) == bound:
             raise missing
 
@@ -91,18 +91,18 @@ class Sockets:
 
 
 def _listening(family: int, place: tuple[Any, ...] | str) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family != socket.AF_UNIX:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(place)
-        made.listen(LISTEN_BACKLOG)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(place)
+        listener.listen(LISTEN_BACKLOG)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def _remove_dead_socket(path: str) -> None:

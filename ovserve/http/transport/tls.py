@@ -72,8 +72,8 @@ class Certificate:
         stamps: list[tuple[int, int, int] | None] = []
         for path in self._files:
             try:
-                found = path.stat()
-                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+                status = path.stat()
+                stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
             except OSError:
                 stamps.append(None)
         return stamps

@@ -119,53 +119,53 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
 
     async def _embed(self, payload: HttpPayload, embedder: EmbeddingsResource) -> HttpResponse:
         if payload.head.large:
-            asked = await embedder.bodies.run(True, decode_embeddings, payload.body)
+            request = await embedder.bodies.run(True, decode_embeddings, payload.body)
         else:
-            asked = decode_embeddings(payload.body)
-        item = await embedder.one(EMBED, arguments(asked, embedder), (asked.inputs,))
+            request = decode_embeddings(payload.body)
+        item = await embedder.one(EMBED, arguments(request, embedder), (request.inputs,))
         answer: EmbedAnswer = item.decode(EmbedAnswer)
         embedder.count(answer.tokens, answer.truncated, answer.batches)
-        embedder.metrics.inputs += asked.count
+        embedder.metrics.inputs += request.count
         vectors = bytes(item.blobs[0]).split(SEPARATOR)
-        ignored = asked.ignored
-        if asked.input_type in SIDES and not _by_input_type(asked, embedder.embedder):
+        ignored = request.ignored
+        if request.input_type in SIDES and not _by_input_type(request, embedder.embedder):
             ignored = tuple(sorted((*ignored, "input_type")))
         headers = ignored_header(ignored)
         if answer.truncated:
             headers |= {TRUNCATED_HEADER: str(answer.truncated)}
-        return HttpResponse(embeddings_body(vectors, asked.model, answer.tokens), headers=headers)
+        return HttpResponse(embeddings_body(vectors, request.model, answer.tokens), headers=headers)
 
 
-def arguments(asked: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
+def arguments(request: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     """Return what the engine gets besides the inputs. Raises InvalidArgument for an unknown prompt."""
     facts = embedder.embedder
-    wanted = embedder.truncate if asked.truncate is None else asked.truncate
-    truncate: int | None = 0 if wanted else None
-    if asked.truncate_to is not None:
-        truncate = max(0, asked.truncate_to)
-    prompt = "" if asked.tokens else _prompt(asked, facts)
-    whole = asked.truncate is False
-    return EmbedArguments(prompt, asked.tokens, truncate, whole, asked.dimensions, asked.encoding)
+    truncates = embedder.truncate if request.truncate is None else request.truncate
+    truncate: int | None = 0 if truncates else None
+    if request.truncate_to is not None:
+        truncate = max(0, request.truncate_to)
+    prompt = "" if request.tokens else _prompt(request, facts)
+    whole = request.truncate is False
+    return EmbedArguments(prompt, request.tokens, truncate, whole, request.dimensions, request.encoding)
 
 
-def _by_input_type(asked: Embed, facts: EmbeddingFacts) -> bool:
+def _by_input_type(request: Embed, facts: EmbeddingFacts) -> bool:
     """Return whether `input_type` decides what is before each input."""
-    other = asked.tokens or asked.instruction is not None or asked.prompt_name is not None
-    return not other and asked.input_type in facts.prompts
+    other = request.tokens or request.instruction is not None or request.prompt_name is not None
+    return not other and request.input_type in facts.prompts
 
 
-def _prompt(asked: Embed, facts: EmbeddingFacts) -> str:
+def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
     """The text before each input: what the request says, else the model's default prompt."""
-    if asked.instruction is not None:
-        return asked.instruction
-    if asked.prompt_name is not None:
-        if asked.prompt_name not in facts.prompts:
-            known = ", ".join(facts.prompts) or "none"
+    if request.instruction is not None:
+        return request.instruction
+    if request.prompt_name is not None:
+        if request.prompt_name not in facts.prompts:
+            names_of_prompts = ", ".join(facts.prompts) or "none"
             raise InvalidArgument(
-                f"prompt_name: the model has {known}, got {encode(asked.prompt_name).decode()}",
+                f"prompt_name: the model has {names_of_prompts}, got {encode(request.prompt_name).decode()}",
                 param="prompt_name",
             )
-        return facts.prompts[asked.prompt_name]
-    if _by_input_type(asked, facts):
-        return facts.prompts[str(asked.input_type)]
+        return facts.prompts[request.prompt_name]
+    if _by_input_type(request, facts):
+        return facts.prompts[str(request.input_type)]
     return facts.prompts.get(facts.default_prompt, "")

@@ -138,27 +138,27 @@ def decode_embeddings(body: bytes) -> Embed:
     )
 
 
-def inputs_of(given: str | list[Any]) -> tuple[Sequence[Any], bool]:
+def inputs_of(inputs: str | list[Any]) -> tuple[Sequence[Any], bool]:
     """Return the inputs as a list, and whether they are token ids. The sentences begin as OVMS's do."""
-    if isinstance(given, str):
-        return [given], False
-    if not given:
+    if isinstance(inputs, str):
+        return [inputs], False
+    if not inputs:
         raise InvalidArgument("input array should not be empty", param="input")
-    kinds = set(map(type, given))
+    kinds = set(map(type, inputs))
     if kinds == {int}:
-        return [given], True
+        return [inputs], True
     if kinds == {str}:
-        return given, False
+        return inputs, False
     if len(kinds) > 1:
         names = {str: "texts", int: "token ids", list: "lists of token ids"}
-        found = " and ".join(names[kind] for kind in names if kind in kinds)
-        raise InvalidArgument(f"input must be homogeneous: got {found}", param="input")
-    if [] in given:
-        at = given.index([])
+        described = " and ".join(names[kind] for kind in names if kind in kinds)
+        raise InvalidArgument(f"input must be homogeneous: got {described}", param="input")
+    if [] in inputs:
+        at = inputs.index([])
         raise InvalidArgument(
             f"inner arrays in input should not be empty: input[{at}] is", param=f"input[{at}]"
         )
-    return given, True
+    return inputs, True
 
 
 def embeddings_body(vectors: Sequence[bytes], model: str, tokens: int) -> bytes:

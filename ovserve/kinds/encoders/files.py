@@ -95,8 +95,8 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
 
 
 def labels_of(config: dict[str, Any]) -> dict[str, str]:
-    named = config.get("id2label")
-    return {str(key): str(label) for key, label in named.items()} if isinstance(named, dict) else {}
+    labels = config.get("id2label")
+    return {str(key): str(label) for key, label in labels.items()} if isinstance(labels, dict) else {}
 
 
 def _activation(config: dict[str, Any]) -> str:
@@ -112,28 +112,28 @@ def model_file(directory: Path) -> Path:
 
 def missing_files(directory: Path) -> list[str]:
     """Return what an encoder in OpenVINO IR form lacks, one sentence each."""
-    found = []
+    faults = []
     if not model_file(directory).is_file():
-        found.append(f"{directory} has no {MODEL} and no {ONNX[0]}")
+        faults.append(f"{directory} has no {MODEL} and no {ONNX[0]}")
     elif model_file(directory).name == MODEL and not (directory / MODEL).with_suffix(".bin").is_file():
-        found.append(f"{directory} has no {MODEL.replace('.xml', '.bin')}")
+        faults.append(f"{directory} has no {MODEL.replace('.xml', '.bin')}")
     if not any((directory / name).is_file() for name in (TOKENIZER, TOKENIZER_IR)):
-        found.append(f"{directory} has no {FAST}")
-    return found
+        faults.append(f"{directory} has no {FAST}")
+    return faults
 
 
 def _pooling(flags: dict[str, Any], there: bool) -> tuple[Pooling, str]:
-    chosen = [name for name, value in flags.items() if name.startswith("pooling_mode_") and value is True]
-    if len(chosen) == 1 and chosen[0] in MODES:
-        return MODES[chosen[0]], ""
+    modes = [name for name, value in flags.items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) == 1 and modes[0] in MODES:
+        return MODES[modes[0]], ""
     mode = flags.get("pooling_mode")  # newer releases of sentence-transformers write one word
     by_word: dict[object, Pooling] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
-    if not chosen and isinstance(mode, str) and mode in by_word:
+    if not modes and isinstance(mode, str) and mode in by_word:
         return by_word[mode], ""
     if not there:
         return "CLS", "1_Pooling/config.json does not exist"
-    named = " and ".join(chosen) or str(mode or "no mode")
-    return "CLS", f"1_Pooling/config.json asks for {named}, and one of {', '.join(MODES)} is supported"
+    described = " and ".join(modes) or str(mode or "no mode")
+    return "CLS", f"1_Pooling/config.json asks for {described}, and one of {', '.join(MODES)} is supported"
 
 
 def _max_length(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
@@ -186,8 +186,8 @@ def encoder_task(directory: Path) -> str:
         return RERANK
     if any(kind.endswith("ForSequenceClassification") for kind in kinds):
         labels = labels_of(config)
-        named = len(labels) == 2 and not all(map(UNNAMED.fullmatch, labels.values()))
-        return CLASSIFICATION if named or len(labels) > 2 else RERANK
+        has_names = len(labels) == 2 and not all(map(UNNAMED.fullmatch, labels.values()))
+        return CLASSIFICATION if has_names or len(labels) > 2 else RERANK
     pools = any("Pooling" in module for module in modules)
     return EMBEDDINGS if pools or set(kinds) & set(EMBEDDERS) else ""
 
@@ -195,7 +195,7 @@ def encoder_task(directory: Path) -> str:
 def _read(file: Path, empty: Any) -> Any:
     """Return a JSON value of the type of `empty`, which stands for any other; loading reports a bad file."""
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return empty
-    return found if isinstance(found, type(empty)) else empty
+    return content if isinstance(content, type(empty)) else empty

@@ -115,29 +115,29 @@ class RerankCalculatorOV(EncoderCalculator):
 
     async def _rank(self, payload: HttpPayload, reranker: RerankResource) -> HttpResponse:
         if payload.head.large:
-            asked = await reranker.bodies.run(True, decode_rerank, payload.body)
+            request = await reranker.bodies.run(True, decode_rerank, payload.body)
         else:
-            asked = decode_rerank(payload.body)
+            request = decode_rerank(payload.body)
         most = reranker.max_allowed_chunks
-        if asked.count > most:
+        if request.count > most:
             raise InvalidArgument(
-                f"Number of documents exceeds max_allowed_chunks: {asked.count} of at most {most}",
+                f"Number of documents exceeds max_allowed_chunks: {request.count} of at most {most}",
                 param="documents",
             )
         arguments = RerankArguments(
-            asked.query, most, asked.max_chunks, asked.max_tokens, asked.instruction, asked.raw
+            request.query, most, request.max_chunks, request.max_tokens, request.instruction, request.raw
         )
-        item = await reranker.one(RERANK, arguments, (asked.texts,))
+        item = await reranker.one(RERANK, arguments, (request.texts,))
         answer: RerankAnswer = item.decode(RerankAnswer)
         reranker.count(answer.tokens, answer.documents_cut, answer.batches)
-        reranker.metrics.documents += asked.count
+        reranker.metrics.documents += request.count
         reranker.metrics.chunks += answer.chunks
-        scores = struct.unpack(f"<{asked.count}f", item.blobs[0])
-        ignored = asked.ignored
-        if asked.instruction and reranker.form != CAUSAL:
+        scores = struct.unpack(f"<{request.count}f", item.blobs[0])
+        ignored = request.ignored
+        if request.instruction and reranker.form != CAUSAL:
             ignored = tuple(sorted((*ignored, "instruction")))
         headers = ignored_header(ignored)
         cut = ["query"] * answer.query_cut + [str(answer.documents_cut)] * bool(answer.documents_cut)
         if cut:
             headers |= {TRUNCATED_HEADER: ", ".join(cut)}
-        return HttpResponse(rerank_body(asked, scores, answer.tokens), headers=headers)
+        return HttpResponse(rerank_body(request, scores, answer.tokens), headers=headers)

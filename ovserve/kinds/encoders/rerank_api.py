@@ -139,29 +139,31 @@ def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | No
             where = f"documents[{index}].{name}"
             raise InvalidArgument(f"{where}: document {name} field is missing", param=where)
     if fields:
-        return "\n".join(f"{name}: {_written(document[name])}" for name in fields)
+        return "\n".join(f"{name}: {_as_text(document[name])}" for name in fields)
     if not isinstance(document[TEXT], str):
         where = f"documents[{index}].{TEXT}"
-        raise InvalidArgument(f"{where}: expected text, got {_written(document[TEXT])[:64]}", param=where)
+        raise InvalidArgument(f"{where}: expected text, got {_as_text(document[TEXT])[:64]}", param=where)
     return str(document[TEXT])
 
 
-def _written(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else encode(value).decode()
 
 
-def rerank_body(asked: Ranked, scores: Sequence[float], tokens: int) -> bytes:
+def rerank_body(request: Ranked, scores: Sequence[float], tokens: int) -> bytes:
     """Return the response: the best documents first, equal ones in their order."""
-    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.top_n]
-    results = [RerankResult(i, scores[i], _shown(asked, i)) for i in order]
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n]
+    results = [RerankResult(i, scores[i], _document_of(request, i)) for i in order]
     meta = RerankMeta({"version": "2"}, {"search_units": 1})
-    return encode(RerankResponse(new_id("rerank-"), asked.model, results, meta, RerankUsage(tokens, tokens)))
+    return encode(
+        RerankResponse(new_id("rerank-"), request.model, results, meta, RerankUsage(tokens, tokens))
+    )
 
 
-def _shown(asked: Ranked, index: int) -> dict[str, Any] | UnsetType:
-    if asked.shown is None:
+def _document_of(request: Ranked, index: int) -> dict[str, Any] | UnsetType:
+    if request.shown is None:
         return UNSET
-    document = asked.shown[index]
+    document = request.shown[index]
     return {TEXT: document} if isinstance(document, str) else dict(document)
 
 

@@ -42,9 +42,9 @@ class EncoderResource:
     special: bool = True
 
     def facts(self) -> Mapping[str, object]:
-        known: dict[str, object] = msgspec.to_builtins(self.model)
-        known["max_model_len"] = known.pop("max_length", None)
-        return {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
+        fields: dict[str, object] = msgspec.to_builtins(self.model)
+        fields["max_model_len"] = fields.pop("max_length", None)
+        return {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
 
     async def one(self, method: str, arguments: Any, blobs: Sequence[bytes] = ()) -> CallItem:
         """Call and return the one item. The call is cancelled when the caller is."""
@@ -136,7 +136,7 @@ class EncoderCalculator(EngineCalculator, HttpCalculator):
     @classmethod
     def get_contract(cls, node: Node) -> Contract:
         """Return the ports of the pair of tags that the node has; of OVMS's pair if it has neither."""
-        given = super().get_contract(node)
+        contract = super().get_contract(node)
         http = any(e.tag == cls.http_request.tag for e in node.inputs)
         into, out_of = (cls.http_request, cls.http_response) if http else (cls.request, cls.response)
-        return replace(given, inputs=(into,), outputs=(out_of,))
+        return replace(contract, inputs=(into,), outputs=(out_of,))

@@ -102,8 +102,8 @@ class Drawing:
     @property
     def texts(self) -> dict[str, str]:
         """Return the texts besides the prompt that the request has."""
-        found = ((name, getattr(self.request, name)) for name in TEXTS[1:])
-        return {name: text for name, text in found if text is not None}
+        fields = ((name, getattr(self.request, name)) for name in TEXTS[1:])
+        return {name: text for name, text in fields if text is not None}
 
     @property
     def seed_field(self) -> str:
@@ -174,9 +174,9 @@ def _size(request: ImageRequest) -> tuple[int, int] | None:
         return None
     sides = text.split("x")
     if len(sides) != 2 or not all(s.isascii() and s.isdigit() and len(s) < 7 and int(s) for s in sides):
-        shown = text if len(text) < 40 else text[:40] + "..."
+        shortened = text if len(text) < 40 else text[:40] + "..."
         raise InvalidArgument(
-            f"size: expected auto or WIDTHxHEIGHT such as 512x512, got {shown!r}", param="size"
+            f"size: expected auto or WIDTHxHEIGHT such as 512x512, got {shortened!r}", param="size"
         )
     return int(sides[0]), int(sides[1])
 
@@ -217,18 +217,18 @@ def decode_edit(body: bytes, form: bool = False) -> Drawing:
 
 def _of_form(body: bytes) -> bytes:
     """Return the JSON object that the texts of a form stand for."""
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field, raw in decode_fields(body).items():
         value = msgspec.json.decode(raw)
         name = field.removesuffix(BRACKETS) if field.removesuffix(BRACKETS) in (IMAGE, MASK) else field
-        if name in made:
+        if name in fields:
             raise InvalidArgument(f"{name}: expected one, got several", param=name)
         if name in (IMAGE, MASK) and isinstance(value, list):
             if len(value) != 1:
                 raise InvalidArgument(f"{name}: expected one image, got {len(value)}", param=name)
             (value,) = value
-        made[name] = _typed(name, value)
-    return encode(made)
+        fields[name] = _typed(name, value)
+    return encode(fields)
 
 
 def _typed(name: str, value: Any) -> Any:

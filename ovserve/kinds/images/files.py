@@ -45,30 +45,30 @@ def read_index(directory: Path) -> dict[str, Any]:
 def text_encoders(directory: Path) -> dict[str, str]:
     """Return the class of each text encoder by its directory, such as CLIPTextModel. Raises LoadError."""
     index = read_index(directory)
-    found = {}
+    encoders = {}
     for name in TEXT_ENCODERS:
         match index.get(name):
             case [_, str(kind)]:
-                found[name] = kind
-    return found
+                encoders[name] = kind
+    return encoders
 
 
 def missing_files(directory: Path) -> list[str]:
     """Return what a pipeline in OpenVINO IR form lacks, one sentence each."""
     index = read_index(directory)
-    found = []
+    faults = []
     for names in REQUIRED:
         if not any((directory / name).is_dir() for name in names):
-            found.append(f"{directory} has no {' or '.join(names)}")
+            faults.append(f"{directory} has no {' or '.join(names)}")
     for name in NETWORKS:
         part = directory / name
         if not part.is_dir():
             if index.get(name) not in (None, [None, None]) and not name.startswith("vae_"):
-                found.append(f"{directory} has no {name}, which {INDEX} names")
+                faults.append(f"{directory} has no {name}, which {INDEX} names")
             continue
         for file in (part / MODEL, (part / MODEL).with_suffix(".bin")):
             if not file.is_file():
-                found.append(f"{part} has no {file.name}")
+                faults.append(f"{part} has no {file.name}")
             elif pointer := lfs_pointer(str(file)):
-                found.append(f"{pointer} is a Git LFS pointer; `git lfs pull` fetches it")
-    return found
+                faults.append(f"{pointer} is a Git LFS pointer; `git lfs pull` fetches it")
+    return faults

@@ -16,7 +16,7 @@ class ImageMetrics:
         self.steps = 0  # of finished images
         self.step_seconds = Histogram(TO_FIRST_TOKEN)  # the mean of each finished image
 
-    def drawn(self, steps: int, seconds: float, *, edited: bool = False) -> None:
+    def count_image(self, steps: int, seconds: float, *, edited: bool = False) -> None:
         """Count a finished image."""
         self.images += 1
         self.edited += edited

@@ -30,7 +30,7 @@ from ovserve.kinds.images.options import (
     ImageOptions,
     check_image_files,
     parse_image_options,
-    shown,
+    size_text,
 )
 from ovserve.kinds.images.resource import ImageResource
 from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageItem, Raster
@@ -55,7 +55,7 @@ async def _make(node: Node, options: ImageOptions, engine: CallClient, host: Hos
     largest, own = options.limits.max_size, (facts.width, facts.height)
     if options.limits.default_size is None and (own[0] > largest[0] or own[1] > largest[1]):
         raise node.error(
-            f"the model draws {shown(own)}, more than max_resolution, which is {shown(largest)}",
+            f"the model draws {size_text(own)}, more than max_resolution, which is {size_text(largest)}",
             "default_resolution",
         )
     admitted = host.admit_calls(engine, {})
@@ -91,7 +91,7 @@ class ImageGenCalculator(EngineCalculator, HttpCalculator):
         call = await (_edit if payload.endpoint == EDITS else _generation)(images, payload)
         stream = await images.engine.call(GENERATE, call.arguments, call.blobs)
         try:
-            if call.asked.request.stream:
+            if call.drawing.request.stream:
                 await self._events(cc, images, call, stream)
             else:
                 cc.send(self.response, await _whole(images, call, stream))
@@ -101,9 +101,9 @@ class ImageGenCalculator(EngineCalculator, HttpCalculator):
     async def _events(self, cc: Context, images: ImageResource, call: _Call, stream: ItemStream) -> None:
         writer = EventWriter("image_edit" if call.edits else "image_generation", call.arguments.format)
         at = cc.timestamp
-        while (found := await stream.next()) is not None:
-            item: ImageItem = found.decode(ImageItem)
-            event = _event(writer, images, call, item, b"".join(found.blobs))
+        while (message := await stream.next()) is not None:
+            item: ImageItem = message.decode(ImageItem)
+            event = _event(writer, images, call, item, b"".join(message.blobs))
             first = HttpResponse(event, EVENT_STREAM, _headers(call, item.truncated), more=True)
             cc.send(self.response, event if at > cc.timestamp else first, at)
             at += 1
@@ -111,7 +111,7 @@ class ImageGenCalculator(EngineCalculator, HttpCalculator):
 
 
 class _Call(NamedTuple):
-    asked: Drawing
+    drawing: Drawing
     arguments: GenerateArguments
     blobs: tuple[bytes, ...] = ()
 
@@ -123,15 +123,15 @@ class _Call(NamedTuple):
 async def _generation(images: ImageResource, payload: HttpPayload) -> _Call:
     """Raises InvalidArgument."""
     images.require("generate")
-    asked = images.adapted(await images.bodies.run(payload.head.large, decode_drawing, payload.body))
-    return _Call(asked, images.arguments(asked, images.size(asked.size)))
+    drawing = images.adapted(await images.bodies.run(payload.head.large, decode_drawing, payload.body))
+    return _Call(drawing, images.arguments(drawing, images.size(drawing.size)))
 
 
 async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
     """Raises InvalidArgument."""
     decoded = await images.bodies.run(payload.head.large, decode_edit, payload.body, bool(payload.files))
-    asked = images.adapted(decoded)
-    request = asked.request
+    drawing = images.adapted(decoded)
+    request = drawing.request
     assert isinstance(request, ImageEditRequest), "what an edit is decoded to"
     sources: dict[str, str | Path] = {IMAGE: request.image}
     if request.mask is not None:
@@ -139,8 +139,8 @@ async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
     for field, file in payload.files.items():
         sources[field.removesuffix(BRACKETS)] = file.path
     images.require("inpaint" if MASK in sources else "edit")
-    arguments = images.arguments(asked, None, edit=True)  # what is wrong with it costs no decoding
-    image, mask = await images.rasters(asked, sources)
+    arguments = images.arguments(drawing, None, edit=True)  # what is wrong with it costs no decoding
+    image, mask = await images.rasters(drawing, sources)
     raster = Raster(image.width, image.height)
     arguments = msgspec.structs.replace(
         arguments,
@@ -148,7 +148,7 @@ async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
         image=raster,
         mask=None if mask is None else raster,
     )
-    return _Call(asked, arguments, (image.rgb,) if mask is None else (image.rgb, mask.rgb))
+    return _Call(drawing, arguments, (image.rgb,) if mask is None else (image.rgb, mask.rgb))
 
 
 def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageItem, image: bytes) -> bytes:
@@ -159,25 +159,25 @@ def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageI
         case "partial":
             images.metrics.sent_partial()
             return writer.partial(item.index, item.partial, image, size)
-    images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
+    images.metrics.count_image(item.steps, item.seconds, edited=call.edits)
     return writer.completed(item.index, image, size, call.arguments.seeds[item.index])
 
 
 async def _whole(images: ImageResource, call: _Call, stream: ItemStream) -> HttpResponse:
-    drawn: list[tuple[bytes, int]] = []
+    images_and_seeds: list[tuple[bytes, int]] = []
     size, seeds = "", call.arguments.seeds
     truncated: tuple[str, ...] = ()
-    while (found := await stream.next()) is not None:
-        item: ImageItem = found.decode(ImageItem)
-        images.metrics.drawn(item.steps, item.seconds, edited=call.edits)
+    while (message := await stream.next()) is not None:
+        item: ImageItem = message.decode(ImageItem)
+        images.metrics.count_image(item.steps, item.seconds, edited=call.edits)
         size, truncated = f"{item.width}x{item.height}", item.truncated
-        drawn.append((b"".join(found.blobs), seeds[item.index]))
-    if len(drawn) != len(seeds):
-        raise Internal(f"the engine drew {len(drawn)} images of {len(seeds)}")
-    body = images_body(drawn, size, call.arguments.format)
+        images_and_seeds.append((b"".join(message.blobs), seeds[item.index]))
+    if len(images_and_seeds) != len(seeds):
+        raise Internal(f"the engine drew {len(images_and_seeds)} images of {len(seeds)}")
+    body = images_body(images_and_seeds, size, call.arguments.format)
     return HttpResponse(body, headers=_headers(call, truncated))
 
 
 def _headers(call: _Call, truncated: tuple[str, ...]) -> dict[str, str]:
-    headers = ignored_header(call.asked.ignored)
+    headers = ignored_header(call.drawing.ignored)
     return headers | {TRUNCATED_HEADER: ", ".join(truncated)} if truncated else headers

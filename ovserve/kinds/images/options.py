@@ -50,8 +50,8 @@ class ImageOptions:
 
 def parse_size(text: str) -> Size | None:
     """Return width and height of "512x768"; None for another text."""
-    found = _SIZE.fullmatch(text)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _SIZE.fullmatch(text)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def parse_image_options(node: Node) -> ImageOptions:
@@ -116,12 +116,13 @@ def _limits(node: Node, options: ImageGenCalculatorOptions, *, npu: bool) -> Ima
     if options.HasField("default_resolution"):
         default = _size(node, "default_resolution", options.default_resolution)
         if sizes and default not in sizes:
-            raise node.error(f"{shown(default)} is not in resolution", "default_resolution")
+            raise node.error(f"{size_text(default)} is not in resolution", "default_resolution")
     if sizes:
         max_size = max(w for w, _ in sizes), max(h for _, h in sizes)
     elif default is not None and (default[0] > max_size[0] or default[1] > max_size[1]):
         raise node.error(
-            f"{shown(default)} exceeds max_resolution, which is {shown(max_size)}", "default_resolution"
+            f"{size_text(default)} exceeds max_resolution, which is {size_text(max_size)}",
+            "default_resolution",
         )
     images, max_images = _images(node, options, fixed=len(sizes) == 1)
     steps, max_steps = options.default_num_inference_steps, options.max_num_inference_steps
@@ -207,25 +208,25 @@ def _adapters(
                 f"alpha of {entry.alias!r}: expected a number, got {entry.alpha}", "lora_adapters"
             )
         adapters.append(ImageAdapter(entry.alias, str(file), entry.alpha))
-    known = {adapter.alias: adapter.alpha for adapter in adapters}
+    alphas = {adapter.alias: adapter.alpha for adapter in adapters}
     if mode != "DYNAMIC":
         if options.composite_lora_adapters:
             raise node.error("only with adapters of mode DYNAMIC", "composite_lora_adapters")
-        return tuple(adapters), mode, {alias: {} for alias in known}
-    aliases: dict[str, Mapping[str, float]] = {alias: {alias: alpha} for alias, alpha in known.items()}
+        return tuple(adapters), mode, {alias: {} for alias in alphas}
+    aliases: dict[str, Mapping[str, float]] = {alias: {alias: alpha} for alias, alpha in alphas.items()}
     for composite in options.composite_lora_adapters:
         parts = composite.components
         for part in parts:
-            if part.adapter_alias not in known:
+            if part.adapter_alias not in alphas:
                 raise node.error(
                     f"{composite.alias!r} names {part.adapter_alias!r}, which is not in lora_adapters",
                     "composite_lora_adapters",
                 )
         aliases[composite.alias] = {
-            p.adapter_alias: p.alpha if p.HasField("alpha") else known[p.adapter_alias] for p in parts
+            p.adapter_alias: p.alpha if p.HasField("alpha") else alphas[p.adapter_alias] for p in parts
         }
     return tuple(adapters), mode, aliases
 
 
-def shown(size: Size) -> str:
+def size_text(size: Size) -> str:
     return f"{size[0]}x{size[1]}"

@@ -12,7 +12,7 @@ import msgspec
 from ovserve.errors import InvalidArgument, ModelNotFound, UnsupportedParameter
 from ovserve.kinds.images.api import MAX_SEED, Drawing
 from ovserve.kinds.images.metrics import ImageMetrics
-from ovserve.kinds.images.options import ImageLimits, ImageOptions, Size, shown
+from ovserve.kinds.images.options import ImageLimits, ImageOptions, Size, size_text
 from ovserve.kinds.images.spec import PNG, GenerateArguments, ImageFacts, Task
 from ovserve.kinds.resource import Caller
 from ovserve.llm.images import Image, RasterForm
@@ -51,31 +51,33 @@ class ImageResource:
         return self.options.base_name
 
     def facts(self) -> Mapping[str, object]:
-        known: dict[str, object] = msgspec.to_builtins(self.model)
+        fields: dict[str, object] = msgspec.to_builtins(self.model)
         limits = self.limits
-        known = {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
-        known |= {
-            "max_resolution": shown(limits.max_size),
-            "resolution": [shown(size) for size in limits.sizes],
+        fields = {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
+        fields |= {
+            "max_resolution": size_text(limits.max_size),
+            "resolution": [size_text(size) for size in limits.sizes],
             "max_num_images_per_prompt": limits.max_images,
             "max_num_inference_steps": limits.max_steps,
             "default_num_inference_steps": limits.steps,
         }
         if self.options.aliases:
-            known["model_names"] = sorted(self.options.aliases)
-        return known
+            fields["model_names"] = sorted(self.options.aliases)
+        return fields
 
-    def adapted(self, asked: Drawing) -> Drawing:
+    def adapted(self, drawing: Drawing) -> Drawing:
         """Return the request without what has no effect on this model, which `ignored` lists then."""
-        if self.model.max_sequence_length or asked.request.max_sequence_length is None:
-            return asked
-        request = msgspec.structs.replace(asked.request, max_sequence_length=None)
-        return replace(asked, request=request, ignored=tuple(sorted((*asked.ignored, "max_sequence_length"))))
+        if self.model.max_sequence_length or drawing.request.max_sequence_length is None:
+            return drawing
+        request = msgspec.structs.replace(drawing.request, max_sequence_length=None)
+        return replace(
+            drawing, request=request, ignored=tuple(sorted((*drawing.ignored, "max_sequence_length")))
+        )
 
-    def arguments(self, asked: Drawing, size: Size | None, *, edit: bool = False) -> GenerateArguments:
+    def arguments(self, drawing: Drawing, size: Size | None, *, edit: bool = False) -> GenerateArguments:
         """Return the arguments of the call. Raises InvalidArgument naming the field that breaks a limit."""
-        request, limits = asked.request, self.limits
-        count = limits.images if asked.count is None else asked.count
+        request, limits = drawing.request, self.limits
+        count = limits.images if drawing.count is None else drawing.count
         if count > limits.max_images:
             raise InvalidArgument(
                 f"n: expected at most {limits.max_images}, the model's limit, got {count}",
@@ -101,38 +103,42 @@ class ImageResource:
             options["strength"] = request.strength
         return GenerateArguments(
             request.prompt,
-            _seeds(asked, count),
+            _seeds(drawing, count),
             options,
-            adapters=self._adapters(asked),
+            adapters=self._adapters(drawing),
             progress=bool(request.stream),
             partial_images=request.partial_images or 0,
             format=request.output_format or PNG,
             quality=100 if request.output_compression is None else request.output_compression,
         )
 
-    def size(self, asked: Size | None) -> Size | None:
+    def size(self, value: Size | None) -> Size | None:
         """Return the size to draw; None: the library decides. Raises InvalidArgument."""
         limits, multiple = self.limits, self.model.multiple
-        if asked is None:
+        if value is None:
             own = (self.model.width, self.model.height) if self.model.width else None
             return limits.default_size or own
-        if limits.sizes and asked not in limits.sizes:
-            known = ", ".join(map(shown, limits.sizes))
-            raise InvalidArgument(f"size: expected one of {known}, got {shown(asked)}", param="size")
-        if any(side % multiple or not side for side in asked):
-            raise InvalidArgument(f"size: expected multiples of {multiple}, got {shown(asked)}", param="size")
-        if asked[0] > limits.max_size[0] or asked[1] > limits.max_size[1]:
+        if limits.sizes and value not in limits.sizes:
+            allowed = ", ".join(map(size_text, limits.sizes))
+            raise InvalidArgument(f"size: expected one of {allowed}, got {size_text(value)}", param="size")
+        if any(side % multiple or not side for side in value):
             raise InvalidArgument(
-                f"size: expected at most {shown(limits.max_size)}, got {shown(asked)}", param="size"
+                f"size: expected multiples of {multiple}, got {size_text(value)}", param="size"
             )
-        return asked
+        if value[0] > limits.max_size[0] or value[1] > limits.max_size[1]:
+            raise InvalidArgument(
+                f"size: expected at most {size_text(limits.max_size)}, got {size_text(value)}", param="size"
+            )
+        return value
 
-    async def rasters(self, asked: Drawing, sources: Mapping[str, str | Path]) -> tuple[Image, Image | None]:
+    async def rasters(
+        self, drawing: Drawing, sources: Mapping[str, str | Path]
+    ) -> tuple[Image, Image | None]:
         """Return the image to edit and its mask, in the size to draw. Raises InvalidArgument."""
         limits, multiple = self.limits, self.model.multiple
         width, height = limits.default_size or (0, 0)
-        if asked.size is not None:
-            width, height = self.size(asked.size) or (0, 0)
+        if drawing.size is not None:
+            width, height = self.size(drawing.size) or (0, 0)
         form = RasterForm(width, height, limits.max_size, multiple)
         image = await self.images.raster(sources["image"], form, "image")
         if "mask" not in sources:
@@ -149,55 +155,55 @@ class ImageResource:
                 param="mask" if task == "inpaint" else "model",
             )
 
-    def _steps(self, asked: int | None) -> int:
-        if asked is None:
+    def _steps(self, value: int | None) -> int:
+        if value is None:
             return self.limits.steps
-        if asked > self.limits.max_steps:
+        if value > self.limits.max_steps:
             raise InvalidArgument(
-                f"num_inference_steps: expected at most {self.limits.max_steps}, got {asked}",
+                f"num_inference_steps: expected at most {self.limits.max_steps}, got {value}",
                 param="num_inference_steps",
             )
-        return asked
+        return value
 
-    def _guidance(self, asked: float | None) -> float | None:
+    def _guidance(self, value: float | None) -> float | None:
         fixed = self.limits.guidance
-        if fixed is not None and asked is not None and asked != fixed:
+        if fixed is not None and value is not None and value != fixed:
             raise InvalidArgument(
-                f"guidance_scale: this model is loaded for {fixed:g} alone, got {asked:g}",
+                f"guidance_scale: this model is loaded for {fixed:g} alone, got {value:g}",
                 param="guidance_scale",
             )
-        return asked if fixed is None else fixed
+        return value if fixed is None else fixed
 
-    def _adapters(self, asked: Drawing) -> dict[str, float]:
+    def _adapters(self, drawing: Drawing) -> dict[str, float]:
         """Return the alphas of the adapters that the model's name or `lora_alphas` turns on."""
-        if not self.base_name and asked.request.model not in self.options.aliases:
+        if not self.base_name and drawing.request.model not in self.options.aliases:
             names = ", ".join(self.options.aliases)
             raise ModelNotFound(
-                f"model {asked.request.model!r} is only served with its adapters: {names}", param="model"
+                f"model {drawing.request.model!r} is only served with its adapters: {names}", param="model"
             )
-        chosen = dict(self.options.aliases.get(asked.request.model, {}))
-        given = asked.request.lora_alphas
-        if given is None:
-            return chosen
-        known = self.model.adapters if self.options.spec.adapter_mode == "DYNAMIC" else ()
-        if not known:
+        alphas = dict(self.options.aliases.get(drawing.request.model, {}))
+        requested_alphas = drawing.request.lora_alphas
+        if requested_alphas is None:
+            return alphas
+        adapters = self.model.adapters if self.options.spec.adapter_mode == "DYNAMIC" else ()
+        if not adapters:
             raise UnsupportedParameter(
                 "lora_alphas: this model has no adapters that requests can set", param="lora_alphas"
             )
-        for alias in given:
-            if alias not in known:
+        for alias in requested_alphas:
+            if alias not in adapters:
                 raise InvalidArgument(
-                    f"lora_alphas: expected {', '.join(known)}, got {alias[:64]!r}", param="lora_alphas"
+                    f"lora_alphas: expected {', '.join(adapters)}, got {alias[:64]!r}", param="lora_alphas"
                 )
-        return chosen | given
+        return alphas | requested_alphas
 
 
-def _seeds(asked: Drawing, count: int) -> list[int]:
+def _seeds(drawing: Drawing, count: int) -> list[int]:
     """Return a seed per image. Raises InvalidArgument where the last one would be past the largest."""
     most = MAX_SEED - count + 1
-    first = secrets.randbelow(most + 1) if asked.seed is None else asked.seed
+    first = secrets.randbelow(most + 1) if drawing.seed is None else drawing.seed
     if first > most:
-        field = asked.seed_field
+        field = drawing.seed_field
         raise InvalidArgument(
             f"{field}: expected 0 to {most} for {count} images, which have the seeds from it on, got {first}",
             param=field,

@@ -37,8 +37,8 @@ class PythonMetrics:
 
     def _failed(self, node: str, error: OvserveError) -> None:
         kinds = ((InvalidArgument, "exception"), (DeadlineExceeded, "timeout"), (EngineDead, "process_ended"))
-        found = next((name for kind, name in kinds if isinstance(error, kind)), error.code or error.kind)
-        self.errors[node, found] += 1
+        kind_name = next((name for kind, name in kinds if isinstance(error, kind)), error.code or error.kind)
+        self.errors[node, kind_name] += 1
 
 
 FAMILIES: tuple[Family[PythonMetrics], ...] = (

@@ -49,7 +49,7 @@ def parse(node: Node) -> PythonOptions:
     if not 0 <= seconds < float("inf"):
         raise node.error(f"expected seconds, 0 for no timeout, got {seconds:g}", "call_timeout")
     inputs, outputs = _data(node, "input_stream"), _data(node, "output_stream")
-    made = PythonNode(
+    wiring = PythonNode(
         node.name,
         str(path),
         tuple(end.name for end in inputs),
@@ -59,17 +59,17 @@ def parse(node: Node) -> PythonOptions:
         response=_http(node, outputs, RESPONSE),
         call_timeout=round(seconds, 6),
     )
-    into = [(Input(_port(end), HttpPayload if end.name == made.request else Tensor), end) for end in inputs]
+    into = [(Input(_port(end), HttpPayload if end.name == wiring.request else Tensor), end) for end in inputs]
     out_of = [
-        (Output(_port(end), AnswerPacket if end.name == made.response else Tensor), end) for end in outputs
+        (Output(_port(end), AnswerPacket if end.name == wiring.response else Tensor), end) for end in outputs
     ]
     return PythonOptions(
         PythonSpec(
-            str(path), nodes=(made,), threads=threads, interpreter=_interpreter(node, options.interpreter)
+            str(path), nodes=(wiring,), threads=threads, interpreter=_interpreter(node, options.interpreter)
         ),
         tuple((port, end.name) for port, end in into),
         {end.name: port for port, end in out_of},
-        _endpoints(node, options.endpoints, made),
+        _endpoints(node, options.endpoints, wiring),
     )
 
 
@@ -94,9 +94,9 @@ def _http(node: Node, ends: Sequence[Endpoint], tag: str) -> str:
     return names[0] if names else ""
 
 
-def _endpoints(node: Node, given: Iterable[str], made: PythonNode) -> tuple[str, ...]:
-    for endpoint in given:
-        if not made.request:
+def _endpoints(node: Node, endpoints: Iterable[str], wiring: PythonNode) -> tuple[str, ...]:
+    for endpoint in endpoints:
+        if not wiring.request:
             raise node.error(f"only a node with the input {REQUEST} has endpoints", "endpoints", endpoint)
         if not ENDPOINT.fullmatch(endpoint):
             raise node.error(
@@ -104,16 +104,16 @@ def _endpoints(node: Node, given: Iterable[str], made: PythonNode) -> tuple[str,
                 "endpoints",
                 endpoint,
             )
-    return tuple(given)
+    return tuple(endpoints)
 
 
 def _data(node: Node, side: str) -> list[Endpoint]:
     """Return the streams of data, in the alphabetical order of their tags."""
     ends = node.inputs if side == "input_stream" else node.outputs
-    found = sorted((end for end in ends if end.tag != LOOPBACK), key=lambda end: end.key)
-    if not found:
+    data_ends = sorted((end for end in ends if end.tag != LOOPBACK), key=lambda end: end.key)
+    if not data_ends:
         raise node.error(f"at least one is required besides {LOOPBACK}", side)
-    return found
+    return data_ends
 
 
 def _loopback(node: Node) -> tuple[str, ...]:

@@ -163,9 +163,9 @@ class AudioEndpoint:
             if str(msgspec.json.decode(unknown.pop("stream", b"null"))).lower() in ("true", "1"):
                 raise InvalidArgument("stream: streaming is not supported for translations", param="stream")
             return _checked(request, TranscriptionRequest(file="", model=""), unknown, translate=True)
-        asked, unknown = decode_body(body, _transcription)
-        given = {name for name in REPORTED if getattr(asked, name) is not None}
-        return _checked(asked, asked, dict.fromkeys(given, msgspec.Raw()) | unknown, translate=False)
+        decoded, unknown = decode_body(body, _transcription)
+        present = {name for name in REPORTED if getattr(decoded, name) is not None}
+        return _checked(decoded, decoded, dict.fromkeys(present, msgspec.Raw()) | unknown, translate=False)
 
 
 def _checked(
@@ -177,9 +177,9 @@ def _checked(
 ) -> Transcribe:
     for name in REFUSED.keys() & unknown.keys():
         raise InvalidArgument(f"{name}: not supported: {REFUSED[name].why}", param=name)
-    wanted = more.timestamp_granularities or []
+    granularities = more.timestamp_granularities or []
     form = request.response_format or "json"
-    if wanted and form not in ("json", "verbose_json"):
+    if granularities and form not in ("json", "verbose_json"):
         raise InvalidArgument(
             f"timestamp_granularities: only with response_format json or verbose_json, got {form}",
             param="timestamp_granularities",
@@ -194,8 +194,8 @@ def _checked(
         hotwords=more.hotwords or "",
         format=form,
         temperature=request.temperature or 0.0,
-        segments="segment" in wanted,
-        words="word" in wanted,
+        segments="segment" in granularities,
+        words="word" in granularities,
         stream=bool(more.stream),
         ignored=tuple(sorted(unknown)),
     )
@@ -206,18 +206,18 @@ def form_body(fields: dict[str, list[str]], files: dict[str, str]) -> bytes:
 
     Raises InvalidArgument for a name that occurs twice.
     """
-    made: dict[str, Any] = dict(files)
+    members: dict[str, Any] = dict(files)
     for name, values in fields.items():
         bare = name.removesuffix(_BRACKETS)
         if bare in files:
             raise InvalidArgument(f"{bare}: expected a file with a name, got text", param=bare)
         if name != bare or bare in LISTS:
-            made[bare] = [*made.get(bare, []), *values]
+            members[bare] = [*members.get(bare, []), *values]
         elif len(values) > 1:
             raise InvalidArgument(f"{name!r} occurs {len(values)} times in the form", param=name)
         elif values[0] or name == "model":  # forms of a browser send empty fields for absent ones
-            made[bare] = values[0]
-    return msgspec.json.encode(made)
+            members[bare] = values[0]
+    return msgspec.json.encode(members)
 
 
 LISTS = ("timestamp_granularities", "include")

@@ -47,8 +47,8 @@ def read_speech_files(directory: Path) -> SpeechFiles:
 
 def missing_speech_files(directory: Path) -> list[str]:
     """Return what is wrong with a directory's files, a sentence each."""
-    wanted = [CONFIG, *(file for name in NETWORKS for file in (name, name.replace(".xml", ".bin")))]
-    names = [name for name in wanted if not (directory / name).is_file()]
+    required = [CONFIG, *(file for name in NETWORKS for file in (name, name.replace(".xml", ".bin")))]
+    names = [name for name in required if not (directory / name).is_file()]
     return [f"{directory} has no {', '.join(names)}"] if names else []
 
 
@@ -57,9 +57,9 @@ def _object(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot be read: {error}", file=str(file)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise LoadError("is not a JSON object", file=str(file))
-    return found
+    return content

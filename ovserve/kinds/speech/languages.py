@@ -59,14 +59,14 @@ THREE = {
 CODES = {name: code for code, name in NAMES.items()} | OTHER_NAMES | THREE
 
 
-def language_code(text: str, known: Collection[str], *, multilingual: bool) -> str:
+def language_code(text: str, codes: Collection[str], *, multilingual: bool) -> str:
     """Return the model's code of a language: a code, a locale or an English name, in any case.
 
-    `known` are the codes of the model. Raises InvalidArgument, also for another language than English if the
+    `codes` are those of the model. Raises InvalidArgument, also for another language than English if the
     model is not multilingual.
     """
     plain = text.strip().strip("<|>").lower().replace("_", "-")
-    code = next((c for c in (plain, CODES.get(plain, ""), _of_locale(plain)) if c in (known or NAMES)), "")
+    code = next((c for c in (plain, CODES.get(plain, ""), _of_locale(plain)) if c in (codes or NAMES)), "")
     if not multilingual:
         if "en" not in (plain, CODES.get(plain), _of_locale(plain)):
             raise InvalidArgument(f"language: the model knows English only, got {text!r}", param="language")
@@ -74,7 +74,7 @@ def language_code(text: str, known: Collection[str], *, multilingual: bool) -> s
     if not code:
         raise InvalidArgument(
             f"language: {text[:40]!r} is not known to the model; it knows "
-            + ", ".join(sorted(known or NAMES)),
+            + ", ".join(sorted(codes or NAMES)),
             param="language",
         )
     return code

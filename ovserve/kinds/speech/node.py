@@ -107,8 +107,8 @@ class SpeechResource:
     transcripts: OrderedDict[bytes, str] = field(default_factory=OrderedDict)  # of parts of chats, by digest
 
     def facts(self) -> Mapping[str, object]:
-        known: dict[str, object] = msgspec.to_builtins(self.model)
-        return {name: value for name, value in known.items() if name not in ("load_seconds", "max_calls")}
+        fields: dict[str, object] = msgspec.to_builtins(self.model)
+        return {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
 
     async def transcribe(self, data: str, param: str) -> str:
         """Return the text of audio, in base64 or as a data URL. Raises InvalidArgument naming `param`.
@@ -179,13 +179,13 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
     async def process(self, cc: Context) -> None:
         payload = cc[self.http]
         if payload is not None:
-            self.asked = await self._begin(cc, payload)
+            self.request = await self._begin(cc, payload)
         assert self.run is not None, "LOOPBACK only ticks after a request"
-        if not self.asked.stream:
+        if not self.request.stream:
             while await self.run.next() is not None:
                 pass
-            body = writer.whole(self.asked, self.run.transcript)
-            cc.send(self.out, HttpResponse(body, writer.content_type(self.asked), self._headers))
+            body = writer.whole(self.request, self.run.transcript)
+            cc.send(self.out, HttpResponse(body, writer.content_type(self.request), self._headers))
             return
         text = await self.run.next()
         cc.send(self.out, self._packet(self._events(text)))
@@ -201,9 +201,9 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         endpoint = ENDPOINTS.get(payload.endpoint)
         if endpoint is None:
             raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
-        asked = endpoint.decode(payload.body)
-        language = _checked(asked, speech.model)
-        if asked.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
+        request = endpoint.decode(payload.body)
+        language = _checked(request, speech.model)
+        if request.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
             raise InvalidArgument(
                 "stream: streaming is not supported for this graph configuration (LOOPBACK not configured)",
                 param="stream",
@@ -224,19 +224,19 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         except BaseException:
             session.close()
             raise
-        self.run = Transcription(asked, language, recording, session, speech.metrics)
-        self._headers = ignored_header(asked.ignored)
-        return asked
+        self.run = Transcription(request, language, recording, session, speech.metrics)
+        self._headers = ignored_header(request.ignored)
+        return request
 
     def _events(self, text: str | None) -> bytes:
         """Return what is to be sent of a text, and at the end of the recording."""
         assert self.run is not None
-        made = self.run.transcript
+        transcript = self.run.transcript
         events = writer.delta_event(text) if text else b""
-        if self.asked.segments:
-            events += writer.segment_events(self.segments, made.segments[self.segments :])
-            self.segments = len(made.segments)
-        return events + (writer.done_event(self.run.streamed, made) if text is None else b"")
+        if self.request.segments:
+            events += writer.segment_events(self.segments, transcript.segments[self.segments :])
+            self.segments = len(transcript.segments)
+        return events + (writer.done_event(self.run.streamed, transcript) if text is None else b"")
 
     def _packet(self, events: bytes) -> HttpResponse | bytes:
         if self.begun:
@@ -258,16 +258,16 @@ class SpeechModel(EngineCalculator):
         """Never called: there are no streams."""
 
 
-def _checked(asked: Transcribe, model: SpeechFacts) -> str:
+def _checked(request: Transcribe, model: SpeechFacts) -> str:
     """Return the model's code of the language. Raises InvalidArgument for what the model does not have."""
-    if asked.words and not model.word_timestamps:
+    if request.words and not model.word_timestamps:
         raise InvalidArgument(
             "timestamp_granularities: word timestamps are not supported for this model: "
             "its graph has no enable_word_timestamps",
             param="timestamp_granularities",
         )
-    if asked.translate and not model.multilingual:
+    if request.translate and not model.multilingual:
         raise InvalidArgument("model: it knows English only and cannot translate", param="model")
-    if not asked.language:
+    if not request.language:
         return ""
-    return language_code(asked.language, model.languages, multilingual=model.multilingual)
+    return language_code(request.language, model.languages, multilingual=model.multilingual)

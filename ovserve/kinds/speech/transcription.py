@@ -38,7 +38,7 @@ class Transcription:
 
     def __init__(
         self,
-        asked: Transcribe,
+        request: Transcribe,
         language: str,
         recording: Samples,
         session: CallerSession,
@@ -46,7 +46,7 @@ class Transcription:
     ) -> None:
         self.transcript = Transcript(duration=recording.seconds, language=language)
         self.streamed = ""  # what `next` has returned
-        self._asked, self._recording, self._session, self._metrics = asked, recording, session, metrics
+        self._asked, self._recording, self._session, self._metrics = request, recording, session, metrics
         self._at = 0  # samples that have been read
         self._stream: ItemStream | None = None
         self._said = ""  # of the piece at hand
@@ -84,31 +84,31 @@ class Transcription:
 
     async def _send(self) -> ItemStream:
         audio = self._recording.read(self._at, WINDOW)
-        left = self._recording.samples - self._at
-        asked, made = self._asked, self.transcript
-        before = "".join(made.texts)[-PROMPT_CHARACTERS:] or asked.prompt
+        samples_left = self._recording.samples - self._at
+        request, transcript = self._asked, self.transcript
+        before = "".join(transcript.texts)[-PROMPT_CHARACTERS:] or request.prompt
         arguments = TranscribeArguments(
-            last=left <= WINDOW,
-            language=made.language,
-            translate=asked.translate,
+            last=samples_left <= WINDOW,
+            language=transcript.language,
+            translate=request.translate,
             prompt=before,
-            hotwords=asked.hotwords,
-            temperature=asked.temperature,
-            timestamps=asked.timestamps,
-            words=asked.words,
-            stream=asked.stream,
+            hotwords=request.hotwords,
+            temperature=request.temperature,
+            timestamps=request.timestamps,
+            words=request.words,
+            stream=request.stream,
         )
-        seconds = min(left // RATE + 1, PIECE_SECONDS)
+        seconds = min(samples_left // RATE + 1, PIECE_SECONDS)
         return await self._session.call(TRANSCRIBE, arguments, (audio,), cost=seconds)
 
     def _take(self, piece: Piece) -> None:
         if piece.consumed <= 0:
             raise Internal("the engine read nothing of the audio")
-        made, seconds = self.transcript, self._at / RATE
-        made.texts.append(piece.text)
-        made.segments += [_timed(span, seconds) for span in piece.segments]
-        made.words += [_timed(span, seconds) for span in piece.words]
-        made.language = made.language or piece.language
+        transcript, seconds = self.transcript, self._at / RATE
+        transcript.texts.append(piece.text)
+        transcript.segments += [_timed(span, seconds) for span in piece.segments]
+        transcript.words += [_timed(span, seconds) for span in piece.words]
+        transcript.language = transcript.language or piece.language
         self._at += piece.consumed
         self._said = ""
         self._metrics.heard(piece.consumed / RATE, piece.speech)

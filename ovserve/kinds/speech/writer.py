@@ -55,42 +55,43 @@ class Transcript:
         return DurationUsage(math.ceil(self.duration))
 
 
-def content_type(asked: Transcribe) -> str:
-    return PLAIN if asked.format in TEXTS else JSON
+def content_type(request: Transcribe) -> str:
+    return PLAIN if request.format in TEXTS else JSON
 
 
-def whole(asked: Transcribe, made: Transcript) -> bytes:
+def whole(request: Transcribe, transcript: Transcript) -> bytes:
     """Return the body of the answer."""
-    if asked.format == "text":
-        return made.text.encode() + b"\n"
-    if asked.format == "srt":
+    if request.format == "text":
+        return transcript.text.encode() + b"\n"
+    if request.format == "srt":
         return "".join(
             f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{_line(s.text)}\n\n"
-            for i, s in enumerate(made.segments, 1)
+            for i, s in enumerate(transcript.segments, 1)
         ).encode()
-    if asked.format == "vtt":
+    if request.format == "vtt":
         cues = "".join(
-            f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{_line(s.text)}\n\n" for s in made.segments
+            f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{_line(s.text)}\n\n"
+            for s in transcript.segments
         )
         return f"WEBVTT\n\n{cues}".encode()
-    if asked.format == "verbose_json":
+    if request.format == "verbose_json":
         return encode(
             VerboseTranscription(
-                task="translate" if asked.translate else "transcribe",
-                language=language_name(made.language or "en"),
-                duration=round(made.duration, 3),
-                text=made.text,
-                segments=_segments(asked, made),
-                words=_words(made) if asked.words else UNSET,
-                usage=made.usage,
+                task="translate" if request.translate else "transcribe",
+                language=language_name(transcript.language or "en"),
+                duration=round(transcript.duration, 3),
+                text=transcript.text,
+                segments=_segments(request, transcript),
+                words=_words(transcript) if request.words else UNSET,
+                usage=transcript.usage,
             )
         )
     return encode(
         Transcription(
-            text=made.text,
-            segments=_segments(asked, made) if asked.segments else None,
-            words=_words(made) if asked.words else None,
-            usage=made.usage,
+            text=transcript.text,
+            segments=_segments(request, transcript) if request.segments else None,
+            words=_words(transcript) if request.words else None,
+            usage=transcript.usage,
         )
     )
 
@@ -107,12 +108,12 @@ def segment_events(first: int, segments: list[Timed]) -> bytes:
     )
 
 
-def done_event(text: str, made: Transcript) -> bytes:
+def done_event(text: str, transcript: Transcript) -> bytes:
     """`text` is what the deltas have together."""
-    return event(TranscriptDone(text, made.usage))
+    return event(TranscriptDone(text, transcript.usage))
 
 
-def _segments(asked: Transcribe, made: Transcript) -> list[TranscriptSegment]:
+def _segments(request: Transcribe, transcript: Transcript) -> list[TranscriptSegment]:
     return [
         TranscriptSegment(
             id=i,
@@ -120,15 +121,15 @@ def _segments(asked: Transcribe, made: Transcript) -> list[TranscriptSegment]:
             start=round(s.start, 3),
             end=round(s.end, 3),
             text=s.text,
-            temperature=asked.temperature,
+            temperature=request.temperature,
             compression_ratio=_ratio(s.text),
         )
-        for i, s in enumerate(made.segments)
+        for i, s in enumerate(transcript.segments)
     ]
 
 
-def _words(made: Transcript) -> list[TranscriptWord]:
-    return [TranscriptWord(w.text.strip(), round(w.start, 3), round(w.end, 3)) for w in made.words]
+def _words(transcript: Transcript) -> list[TranscriptWord]:
+    return [TranscriptWord(w.text.strip(), round(w.start, 3), round(w.end, 3)) for w in transcript.words]
 
 
 def _ratio(text: str) -> float:

@@ -38,16 +38,16 @@ def model_file(path: Path) -> Path:
     if not path.is_dir():
         raise LoadError(f"{path} does not exist", field="base_path")
     for suffix in SUFFIXES:
-        found = sorted(f for f in path.iterdir() if f.suffix == suffix and f.is_file())
-        if suffix == ".pb" and path / SAVED_MODEL in found:
+        files = sorted(f for f in path.iterdir() if f.suffix == suffix and f.is_file())
+        if suffix == ".pb" and path / SAVED_MODEL in files:
             return path
-        if len(found) > 1:
-            names = ", ".join(f.name for f in found[:5])
-            raise LoadError(f"{path} has {len(found)} models, expected one: {names}", field="base_path")
-        if found:
-            return found[0]
-    known = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
-    raise LoadError(f"{path} has no model file ({known})", field="base_path")
+        if len(files) > 1:
+            names = ", ".join(f.name for f in files[:5])
+            raise LoadError(f"{path} has {len(files)} models, expected one: {names}", field="base_path")
+        if files:
+            return files[0]
+    patterns = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+    raise LoadError(f"{path} has no model file ({patterns})", field="base_path")
 
 
 def unfinished(path: Path) -> str:

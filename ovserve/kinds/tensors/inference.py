@@ -62,13 +62,13 @@ class InferenceCalculator(Calculator):
         wiring: Wiring = cc.contract.options
         session = self.session(cc)
         with session.lease() as model:
-            given: dict[str, Tensor] = {}
+            inputs: dict[str, Tensor] = {}
             for wire in wiring.inputs:
                 names = _names(wire, model.model.inputs, session)
-                given |= zip(names, _values(wire, names, cc[wire.port]), strict=True)
-            wanted = [(wire, _names(wire, model.model.outputs, session)) for wire in wiring.outputs]
-            inferred = await model.infer(given, [name for _, names in wanted for name in names])
-        for wire, names in wanted:
+                inputs |= zip(names, _values(wire, names, cc[wire.port]), strict=True)
+            outputs = [(wire, _names(wire, model.model.outputs, session)) for wire in wiring.outputs]
+            inferred = await model.infer(inputs, [name for _, names in outputs for name in names])
+        for wire, names in outputs:
             tensors = tuple(inferred.outputs[name] for name in names)
             cc.send(wire.port, tensors if wire.plural else tensors[0])
 
@@ -140,8 +140,8 @@ def _wires(
     field = f"tag_to_{side}_tensor_names"
     for tag in tags:
         if tag not in {end.tag for end in ends} and not tag.startswith(WORDS):
-            known = ", ".join(end.tag or "none" for end in ends)
-            raise node.error(f"{tag!r} is not a tag of this node's {side} streams: {known}", field)
+            own_tags = ", ".join(end.tag or "none" for end in ends)
+            raise node.error(f"{tag!r} is not a tag of this node's {side} streams: {own_tags}", field)
     plurals = [end for end in ends if end.tag.startswith(PLURAL)]
     if order and not plurals:
         raise node.error(f"no {side} stream has a plural tag ({', '.join(PLURAL)})", f"{side}_order_list")
@@ -153,7 +153,7 @@ def _wires(
             f"one {side} stream may have a plural tag, got {len(plurals)}", f"{side}_stream", plurals[1].text
         )
     make: Any = Input if side == "input" else Output
-    found = []
+    wires = []
     for end in ends:
         plural = end in plurals
         if end.tag and end.index:
@@ -163,8 +163,8 @@ def _wires(
             tuple(order) if plural else (tags.get(end.tag, end.tag),) if end.tag or end.tag in tags else ()
         )
         port = make(f"{end.tag}:{end.index}", Tensors if plural else Tensor)
-        found.append(Wire(port, names, plural, end, f"{side}_stream"))
-    return tuple(found)
+        wires.append(Wire(port, names, plural, end, f"{side}_stream"))
+    return tuple(wires)
 
 
 def _contract(wiring: Wiring, side_packets: tuple[SidePacket[Any], ...]) -> Contract:
@@ -178,7 +178,7 @@ def _contract(wiring: Wiring, side_packets: tuple[SidePacket[Any], ...]) -> Cont
 
 def check_wiring(node: Node, wiring: Wiring, facts: TensorFacts, model: str) -> None:
     """Raise LoadError for a tensor that the model lacks, and for an input that the node does not give."""
-    given: set[str] = set()
+    connected: set[str] = set()
     for wires, side, among in (
         (wiring.inputs, "input", facts.inputs),
         (wiring.outputs, "output", facts.outputs),
@@ -193,8 +193,8 @@ def check_wiring(node: Node, wiring: Wiring, facts: TensorFacts, model: str) -> 
                         wire.endpoint.text,
                     )
                 if side == "input":
-                    given.add(info.name)
-    if missing := [info for info in facts.inputs if info.name not in given]:
+                    connected.add(info.name)
+    if missing := [info for info in facts.inputs if info.name not in connected]:
         raise node.error(f"model {model!r} also needs {listed(missing)}", "input_stream")
 
 

@@ -70,11 +70,11 @@ class PlainModel:
         Raises InvalidArgument naming the tensor, what was expected and what was given; and what the engine
         and its admission raise.
         """
-        names, wanted = self._wanted(outputs) if outputs else self._all
-        given, blobs = await self._given(inputs)
+        names, indices = self._output_indices(outputs) if outputs else self._all
+        tensors, blobs = await self._given_tensors(inputs)
         self.metrics.active += 1
         try:
-            stream = await self.engine.call(INFER, InferArguments(given, wanted), blobs)
+            stream = await self.engine.call(INFER, InferArguments(tensors, indices), blobs)
             try:
                 item = await stream.next()
                 if item is None:
@@ -87,11 +87,11 @@ class PlainModel:
             self.metrics.active -= 1
         self.metrics.inference_us.observe(result.inference_us)
         self.metrics.wait_us.observe(result.wait_us)
-        made = {
+        tensors_by_name = {
             name: Tensor.unchecked(self.model.outputs[index].datatype, shape, blob)
-            for name, index, shape, blob in zip(names, wanted, result.shapes, item.blobs, strict=True)
+            for name, index, shape, blob in zip(names, indices, result.shapes, item.blobs, strict=True)
         }
-        return Inferred(made, result.inference_us, result.wait_us)
+        return Inferred(tensors_by_name, result.inference_us, result.wait_us)
 
     @cached_property
     def _all(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -102,9 +102,9 @@ class PlainModel:
         """The index of an input by each of its names; the first that has it."""
         return {name: i for i, info in reversed([*enumerate(self.model.inputs)]) for name in info.names}
 
-    def _wanted(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    def _output_indices(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         outputs = tuple(dict.fromkeys(outputs))  # a name that is repeated is not computed and copied again
-        found = []
+        indices = []
         for name in outputs:
             info = self.model.output(name)
             if info is None:
@@ -113,13 +113,13 @@ class PlainModel:
                     f"{listed(self.model.outputs)}",
                     param="outputs",
                 )
-            found.append(self.model.outputs.index(info))
-        return outputs, tuple(found)
+            indices.append(self.model.outputs.index(info))
+        return outputs, tuple(indices)
 
-    async def _given(
+    async def _given_tensors(
         self, inputs: Mapping[str, Tensor]
     ) -> tuple[tuple[GivenTensor, ...], list[bytes | memoryview]]:
-        found: dict[int, tuple[GivenTensor, bytes | memoryview]] = {}
+        tensors: dict[int, tuple[GivenTensor, bytes | memoryview]] = {}
         for name, tensor in inputs.items():
             index = self._inputs.get(name)
             if index is None:
@@ -128,17 +128,17 @@ class PlainModel:
                     f"{listed(self.model.inputs)}",
                     param="inputs",
                 )
-            if index in found:
+            if index in tensors:
                 raise InvalidArgument(f"inputs: {name!r} is given twice, by two of its names", param="inputs")
-            found[index] = await self._one(index, name, self.model.inputs[index], tensor)
-        if len(found) < len(self.model.inputs):
-            missing = [info for i, info in enumerate(self.model.inputs) if i not in found]
+            tensors[index] = await self._one(index, name, self.model.inputs[index], tensor)
+        if len(tensors) < len(self.model.inputs):
+            missing = [info for i, info in enumerate(self.model.inputs) if i not in tensors]
             raise InvalidArgument(
-                f"inputs: model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(found)}; "
+                f"inputs: model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(tensors)}; "
                 f"missing: {listed(missing)}",
                 param="inputs",
             )
-        return tuple(one for one, _ in found.values()), [blob for _, blob in found.values()]
+        return tuple(one for one, _ in tensors.values()), [blob for _, blob in tensors.values()]
 
     async def _one(
         self, index: int, name: str, info: TensorInfo, tensor: Tensor
@@ -196,14 +196,14 @@ def _pixel_form(name: str, info: TensorInfo, *, bgr: bool) -> PixelForm:
 
 
 def _mismatch(name: str, info: TensorInfo, tensor: Tensor) -> InvalidArgument:
-    given = f"{tensor.datatype} [{','.join(map(str, tensor.shape[:16]))}]"
+    actual = f"{tensor.datatype} [{','.join(map(str, tensor.shape[:16]))}]"
     return InvalidArgument(
-        f"inputs: {name!r}: expected {info.datatype} {info.bounds}, got {given}", param="inputs"
+        f"inputs: {name!r}: expected {info.datatype} {info.bounds}, got {actual}", param="inputs"
     )
 
 
 def listed(infos: Iterable[TensorInfo]) -> str:
     """Return names, types and shapes of tensors for a message."""
-    found = [f"{info.name!r} {info.datatype} {info.bounds}" for info in infos]
-    more = f" and {len(found) - MAX_SHOWN_NAMES} more" if len(found) > MAX_SHOWN_NAMES else ""
-    return (", ".join(found[:MAX_SHOWN_NAMES]) or "none") + more
+    descriptions = [f"{info.name!r} {info.datatype} {info.bounds}" for info in infos]
+    more = f" and {len(descriptions) - MAX_SHOWN_NAMES} more" if len(descriptions) > MAX_SHOWN_NAMES else ""
+    return (", ".join(descriptions[:MAX_SHOWN_NAMES]) or "none") + more

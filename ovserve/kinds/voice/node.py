@@ -65,24 +65,24 @@ class Voices:
     facts: TextToSpeechFacts
     default: str  # "": the first one in English, else the first
 
-    def find(self, wanted: str | None) -> str:
+    def find(self, name: str | None) -> str:
         """Return the name of the voice, "" for a model without voices. Raises InvalidArgument."""
         names = self.facts.voices
-        if wanted is None:
+        if name is None:
             return self.default_name
-        if wanted in names:
-            return wanted
-        folded = wanted.casefold()
+        if name in names:
+            return name
+        folded = name.casefold()
         same = [n for n in names if n.casefold() == folded]
-        found = same or [n for n in names if n.casefold().partition("_")[2] == folded]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        matches = same or [n for n in names if n.casefold().partition("_")[2] == folded]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise InvalidArgument(
-                f"voice: {_shown(wanted)} may be {' or '.join(found)}; write one of them", param="voice"
+                f"voice: {_display(name)} may be {' or '.join(matches)}; write one of them", param="voice"
             )
         raise InvalidArgument(
-            f"voice: Requested voice {_shown(wanted)} not found in available voices: {_listed(names)}",
+            f"voice: Requested voice {_display(name)} not found in available voices: {_listed(names)}",
             param="voice",
         )
 
@@ -99,22 +99,22 @@ class Voices:
             return None
         return LANGUAGES.get(voice[:1]) if voice[2:3] == "_" else "en-us"
 
-    def language(self, wanted: str | None, voice: str) -> str:
+    def language(self, requested: str | None, voice: str) -> str:
         """Return the language, "" for a model with one only. Raises InvalidArgument."""
-        known = self.facts.languages
-        if wanted is None:
-            found, field = self.language_of(voice) or "", f"voice: {voice} is"
+        spoken = self.facts.languages
+        if requested is None:
+            code, field = self.language_of(voice) or "", f"voice: {voice} is"
         else:
-            folded = wanted.strip().casefold().replace("_", "-")
-            found = SPELLINGS.get(folded, folded)
-            if found not in known:
-                found = SPELLINGS.get(folded.partition("-")[0], folded.partition("-")[0])
-            field = f"language: {_shown(wanted)} is"
-        if not known or found in known:
-            return found if known else ""
-        param = "voice" if wanted is None else "language"
-        why = f"{field} not a language that the model speaks here; it has {', '.join(known)}"
-        if found in LANGUAGES.values() and found not in ("ja", "zh"):
+            folded = requested.strip().casefold().replace("_", "-")
+            code = SPELLINGS.get(folded, folded)
+            if code not in spoken:
+                code = SPELLINGS.get(folded.partition("-")[0], folded.partition("-")[0])
+            field = f"language: {_display(requested)} is"
+        if not spoken or code in spoken:
+            return code if spoken else ""
+        param = "voice" if requested is None else "language"
+        why = f"{field} not a language that the model speaks here; it has {', '.join(spoken)}"
+        if code in LANGUAGES.values() and code not in ("ja", "zh"):
             why += ". The others need eSpeak NG on the server"
         raise InvalidArgument(why, param=param)
 
@@ -126,7 +126,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _shown(text: str) -> str:
+def _display(text: str) -> str:
     return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
 
 
@@ -172,26 +172,26 @@ class SpeechResource:
             "max_input_characters": self.options.max_input,
         }
 
-    def arguments(self, asked: Speech) -> SpeakArguments:
+    def arguments(self, request: Speech) -> SpeakArguments:
         """Return what the engine gets. Raises InvalidArgument for what this model cannot do."""
-        if len(asked.input) > self.options.max_input:
+        if len(request.input) > self.options.max_input:
             raise InvalidArgument(
-                f"input: expected at most {self.options.max_input} characters, got {len(asked.input)}",
+                f"input: expected at most {self.options.max_input} characters, got {len(request.input)}",
                 param="input",
             )
-        if asked.format not in self.model.formats:
+        if request.format not in self.model.formats:
             raise InvalidArgument(
-                f"response_format: {asked.format} needs the extra `audio` on the server; without it there is "
-                f"{' and '.join(self.model.formats)}",
+                f"response_format: {request.format} needs the extra `audio` on the server; without it there "
+                f"is {' and '.join(self.model.formats)}",
                 param="response_format",
             )
-        voice = self.voices.find(asked.voice)
-        language = self.voices.language(asked.language, voice)
-        return SpeakArguments(asked.input, voice, language, self._speed(asked.speed), asked.format)
+        voice = self.voices.find(request.voice)
+        language = self.voices.language(request.language, voice)
+        return SpeakArguments(request.input, voice, language, self._speed(request.speed), request.format)
 
-    def _speed(self, wanted: float | None) -> float:
+    def _speed(self, requested: float | None) -> float:
         low, high = self.options.speed_min, self.options.speed_max
-        speed = 1.0 if wanted is None else wanted
+        speed = 1.0 if requested is None else requested
         if not low <= speed <= high:
             raise InvalidArgument(
                 f"speed must be between speed_min ({low:g}) and speed_max ({high:g}), got {speed:g}",
@@ -250,9 +250,9 @@ def _check(node: Node, options: SpeechOptions) -> None:
     _check_default(node, options, files | {voice.name for voice in options.spec.voices})
 
 
-def _check_default(node: Node, options: SpeechOptions, known: Collection[str]) -> None:
+def _check_default(node: Node, options: SpeechOptions, voices: Collection[str]) -> None:
     """Raises LoadError for a default voice that the model does not have."""
-    if options.default_voice and options.default_voice not in known:
+    if options.default_voice and options.default_voice not in voices:
         raise node.error(f"{options.default_voice!r} is not a voice of the model", "default_voice")
 
 
@@ -321,15 +321,15 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         self.began, self.spoke = time.monotonic(), False
         speaker = cc[self.speaker]
         self.metrics = speaker.metrics
-        asked = await speaker.bodies.run(payload.head.large, decode_speech, payload.body)
-        arguments = speaker.arguments(asked)
+        request = await speaker.bodies.run(payload.head.large, decode_speech, payload.body)
+        arguments = speaker.arguments(request)
         self.stream = await speaker.engine.call(SPEAK, arguments)
-        await (self._whole if asked.whole else self._parts)(cc, asked, speaker)
+        await (self._whole if request.whole else self._parts)(cc, request, speaker)
 
-    async def _whole(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
+    async def _whole(self, cc: Context, request: Speech, speaker: SpeechResource) -> None:
         """Send a WAV, which begins with its size. A long one waits on disk: minutes of audio come of a short
         text."""
-        kind, headers = CONTENT_TYPES[asked.format], ignored_header(asked.ignored)
+        kind, headers = CONTENT_TYPES[request.format], ignored_header(request.ignored)
         with SpooledTemporaryFile(MOST_KEPT, prefix=PREFIX) as parts:
             while (item := await self._next()) is not None:
                 try:
@@ -350,27 +350,27 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
                 at += 1
                 cc.send(self.response, body, at)
 
-    async def _parts(self, cc: Context, asked: Speech, speaker: SpeechResource) -> None:
-        events = asked.stream == "sse"
-        before = wav_head(speaker.model.sample_rate, None) if asked.format == "wav" else b""
+    async def _parts(self, cc: Context, request: Speech, speaker: SpeechResource) -> None:
+        events = request.stream == "sse"
+        before = wav_head(speaker.model.sample_rate, None) if request.format == "wav" else b""
         audio_seconds, at = 0.0, cc.timestamp
         while (item := await self._next()) is not None:
             spoken, audio = item
             audio_seconds += spoken.audio_seconds
             if before + audio:
                 part = delta_event(before + audio) if events else before + audio
-                self._send(cc, at, part, asked)
+                self._send(cc, at, part, request)
                 at, before = at + 1, b""
                 await cc.flush()
         if events:
-            self._send(cc, at, done_event(len(asked.input), audio_seconds), asked)
+            self._send(cc, at, done_event(len(request.input), audio_seconds), request)
 
-    def _send(self, cc: Context, at: int, part: bytes, asked: Speech) -> None:
+    def _send(self, cc: Context, at: int, part: bytes, request: Speech) -> None:
         if at > cc.timestamp:
             cc.send(self.response, part, at)
             return
-        kind = EVENTS if asked.stream == "sse" else CONTENT_TYPES[asked.format]
-        cc.send(self.response, HttpResponse(part, kind, ignored_header(asked.ignored), more=True))
+        kind = EVENTS if request.stream == "sse" else CONTENT_TYPES[request.format]
+        cc.send(self.response, HttpResponse(part, kind, ignored_header(request.ignored), more=True))
 
     async def _next(self) -> tuple[Spoken, bytes] | None:
         assert self.stream is not None

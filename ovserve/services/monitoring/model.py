@@ -62,8 +62,8 @@ class Model(NamedTuple):
         return sum(getattr(e.stats(), name) for e in self.servable.engines.values()) if self.servable else 0
 
 
-def by_call(read: Callable[[Model], Counter[Call]]) -> Callable[[Model], Iterable[Sample]]:
-    return lambda model: [(tuple(call), count) for call, count in read(model).items()]
+def by_call(read_counts: Callable[[Model], Counter[Call]]) -> Callable[[Model], Iterable[Sample]]:
+    return lambda model: [(tuple(call), count) for call, count in read_counts(model).items()]
 
 
 def node_events(model: Model) -> list[Sample]:

@@ -28,9 +28,9 @@ def calls(of_graph: Callable[[Model], Counter[Call]], name: str) -> Read:
     return read
 
 
-def _each(read: Callable[[TensorMetrics], float | Histogram]) -> Read:
+def _each(read_value: Callable[[TensorMetrics], float | Histogram]) -> Read:
     return lambda model: [
-        ({"version": str(version)}, read(metrics.of(TensorMetrics)))
+        ({"version": str(version)}, read_value(metrics.of(TensorMetrics)))
         for version, metrics in model.metrics.versions.items()
     ]
 

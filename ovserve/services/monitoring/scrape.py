@@ -88,24 +88,24 @@ class Scraper:
                     yield f"{name}{{{inside}}} {number}"
 
     def _histogram(self, model: str, name: str, inside: str, histogram: Histogram) -> str:
-        kept = self._histograms.setdefault(model, {})
-        found, count = kept.get((name, inside)), histogram.count
-        if found is None or found.of is not histogram:
-            kept[name, inside] = found = _Kept(histogram, _heads(name, inside, histogram.bounds))
-        if found.count != count:
-            found.count = count
+        cached = self._histograms.setdefault(model, {})
+        entry, count = cached.get((name, inside)), histogram.count
+        if entry is None or entry.of is not histogram:
+            cached[name, inside] = entry = _Kept(histogram, _heads(name, inside, histogram.bounds))
+        if entry.count != count:
+            entry.count = count
             numbers = (*histogram.cumulated(), histogram.sum, count)
-            found.text = "\n".join(
-                [f"{head} {number}" for head, number in zip(found.heads, numbers, strict=True)]
+            entry.text = "\n".join(
+                [f"{head} {number}" for head, number in zip(entry.heads, numbers, strict=True)]
             )
-        return found.text
+        return entry.text
 
     def _of_processes(self, metrics: Metrics, models: Iterable[Model]) -> list[str]:
         """Return the lines of processes, which are read in /proc once a second: that takes 0.3 ms."""
         engines = tuple((_inside(labels), pid) for labels, pid in _engine_processes(models))
         now = time.monotonic()
-        read, lines = self._processes.get(engines, (0.0, []))
-        if now - read >= PROCESS_SECONDS:
+        read_at, lines = self._processes.get(engines, (0.0, []))
+        if now - read_at >= PROCESS_SECONDS:
             lines = list(_processes(metrics, models))
             self._processes = {engines: (now, lines)}
         return lines
@@ -139,8 +139,10 @@ def _models(manager: Manager) -> Iterator[Model]:
     for status in ({s.name: s for s in manager.statuses()} | newest).values():
         if not may(status.name):
             continue
-        found = tuple(versions.get(status.name, ()))
-        yield Model(status.name, manager.metrics.of(status.name), found[-1] if found else None, status, found)
+        of_name = tuple(versions.get(status.name, ()))
+        yield Model(
+            status.name, manager.metrics.of(status.name), of_name[-1] if of_name else None, status, of_name
+        )
 
 
 def _server(manager: Manager) -> Iterator[str]:
@@ -190,13 +192,13 @@ def _processes(metrics: Metrics, models: Iterable[Model]) -> Iterator[str]:
             yield from (_sample(s.name, s.labels, s.value) for s in family.samples)
     if ENGINE_PROCESS not in metrics.enabled:
         return
-    found: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     for labels, pid in _engine_processes(models):
         for family in ProcessCollector("ovserve_engine", partial(int, pid), registry=None).collect():
             name = family.samples[0].name
-            lines = found.setdefault(name, [*_head(name, family.type, family.documentation)])
+            lines = families.setdefault(name, [*_head(name, family.type, family.documentation)])
             lines += [_sample(name, s.labels | labels, s.value) for s in family.samples]
-    for lines in found.values():
+    for lines in families.values():
         yield from lines
 
 

@@ -59,16 +59,16 @@ class DailyUsage:
             return
         for caller in callers:
             caller.day.current()
-        written = [(caller.name, caller.day.unsaved) for caller in callers]
+        unsaved = [(caller.name, caller.day.unsaved) for caller in callers]
         try:
-            totals = await self._store.run(lambda db: _add(db, written))
+            totals = await self._store.run(lambda db: _add(db, unsaved))
         except StoreError as error:
             if str(error) != self._fault:
                 log.error("the daily usage of keys is not kept: %s", error)
             self._fault = str(error)
             return
         self._fault = ""
-        for caller, (_, usage), total in zip(callers, written, totals, strict=True):
+        for caller, (_, usage), total in zip(callers, unsaved, totals, strict=True):
             caller.day.saved(usage, total)
 
     def _limited(self) -> list[Caller]:
@@ -80,15 +80,15 @@ class DailyUsage:
             await self.sync()
 
 
-def _add(db: sqlite3.Connection, written: Sequence[tuple[str, Usage]]) -> list[Usage]:
+def _add(db: sqlite3.Connection, unsaved: Sequence[tuple[str, Usage]]) -> list[Usage]:
     """Add each, and return the sums in the same order."""
     db.execute(TABLE)
     totals = []
-    for name, used in written:
-        if used.requests or used.tokens:
-            db.execute(ADD, (name, *used))
+    for name, usage in unsaved:
+        if usage.requests or usage.tokens:
+            db.execute(ADD, (name, *usage))
         query = "SELECT day, requests, tokens FROM daily_usage WHERE key = ? AND day = ?"
-        row = db.execute(query, (name, used.day)).fetchone()
-        totals.append(Usage(*row) if row else Usage(used.day))
-    db.execute("DELETE FROM daily_usage WHERE day < ?", (written[0][1].day - KEPT_DAYS,))
+        row = db.execute(query, (name, usage.day)).fetchone()
+        totals.append(Usage(*row) if row else Usage(usage.day))
+    db.execute("DELETE FROM daily_usage WHERE day < ?", (unsaved[0][1].day - KEPT_DAYS,))
     return totals

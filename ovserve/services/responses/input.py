@@ -78,26 +78,26 @@ class ResolvedRequest:
         history: Iterable[Raw] | None = None,
         input_: Iterable[Raw] | None = None,
         mcp: tuple[McpOffer, ...] | None = None,
-        done: Iterable[Raw] = (),
+        call_items: Iterable[Raw] = (),
         replaced: Mapping[str, Raw] | None = None,
     ) -> HttpPayload:
         """Return the graph's payload, with all of the conversation or the part that is given.
 
-        `mcp` are the tools of MCP servers, `done` the items of the same response that the conversation has
+        `mcp` are the tools of MCP servers, `call_items` those of the same response that the conversation has
         by now, and `replaced` fields in place of those of the body.
         """
         body, context = self.body, self.context
         if history is not None:
             context = msgspec.structs.replace(context, history=tuple(history))
         if mcp is not None:
-            context = msgspec.structs.replace(context, mcp=mcp, done=tuple(done))
+            context = msgspec.structs.replace(context, mcp=mcp, done=tuple(call_items))
         if input_ is not None or replaced:
             assert self.fields is not None, "read where the body may be rewritten"
-            given = {} if input_ is None else {"input": list(input_)}
-            body = encode({**self.fields, **given, **(replaced or {})})
+            input_fields = {} if input_ is None else {"input": list(input_)}
+            body = encode({**self.fields, **input_fields, **(replaced or {})})
         items = (*context.history, *context.done)
-        read = b",".join([body, *items]) if items else body
-        head = Head(not is_light(read), self.model, self.stream)
+        whole = b",".join([body, *items]) if items else body
+        head = Head(not is_light(whole), self.model, self.stream)
         return HttpPayload("responses", body, headers, head, context)
 
 
@@ -138,9 +138,9 @@ async def prepare(
     history: list[Raw] = []
     if peek.previous_response_id is not None:
         history = await _history(owner, peek.previous_response_id, store)
-    given, truncate, fields = bytes(peek.input), peek.truncation == "auto", None
-    refers = given.startswith(b"[") and b'"item_reference"' in given
-    uses_mcp = b'"mcp"' in bytes(peek.tools) or b'"mcp_approval_response"' in given
+    raw_input, truncate, fields = bytes(peek.input), peek.truncation == "auto", None
+    refers = raw_input.startswith(b"[") and b'"item_reference"' in raw_input
+    uses_mcp = b'"mcp"' in bytes(peek.tools) or b'"mcp_approval_response"' in raw_input
     if refers or truncate or uses_mcp:
         fields = await bodies.run(head.large, _read_fields, body)
     if refers and fields is not None:
@@ -205,9 +205,9 @@ async def _resolve(owner: str, item: Raw, index: int, store: ResponseStore | Non
     raise InvalidArgument(f"{param}: item {reference.id!r} is not stored here", param=param)
 
 
-async def _read(asked: Any) -> Any:
+async def _read(operation: Any) -> Any:
     try:
-        return await asked
+        return await operation
     except StoreError as exc:
         raise Unavailable("the response store cannot be read now") from exc
 

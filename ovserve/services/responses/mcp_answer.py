@@ -100,15 +100,15 @@ class McpSession:
         return await self.servers.call(label, call, self.count)
 
 
-async def session_of(servable: Servable, asked: ResolvedRequest, *, runs: bool = True) -> McpSession | None:
+async def session_of(servable: Servable, request: ResolvedRequest, *, runs: bool = True) -> McpSession | None:
     """Return the request's use of the graph's MCP servers, if any. Raises InvalidArgument."""
     if servable.mcp is None:
         return None
-    return await _open_session(asked, servable.mcp, servable.count_mcp, servable.bodies, runs=runs)
+    return await _open_session(request, servable.mcp, servable.count_mcp, servable.bodies, runs=runs)
 
 
 async def _open_session(
-    asked: ResolvedRequest,
+    resolved: ResolvedRequest,
     servers: McpServers,
     count: Callable[[str], None],
     bodies: Bodies,
@@ -119,21 +119,21 @@ async def _open_session(
 
     Raises InvalidArgument.
     """
-    if asked.fields is None:
+    if resolved.fields is None:
         return None
-    tools = msgspec.json.decode(asked.fields.get("tools", Raw(b"null")))
+    tools = msgspec.json.decode(resolved.fields.get("tools", Raw(b"null")))
     requests = mcp_requests(tools, servers.labels)
-    own = own_items(asked)
-    past = [_read(raw) for raw in asked.context.history]
-    given = [_read(raw) for raw in own]
-    approved = _approved(past, given, requests)
+    own = own_items(resolved)
+    past = [_read(raw) for raw in resolved.context.history]
+    items = [_read(raw) for raw in own]
+    approved = _approved(past, items, requests)
     if not requests:
         return None
     session = McpSession(servers, count)
-    listed = {i.server_label for i in (*past, *given) if i.type == "mcp_list_tools" and i.error is None}
-    found = await asyncio.gather(*(_listed(servers, request) for request in requests))
-    session.offers = tuple(offer for offer, _ in found)
-    for request, (offer, events) in zip(requests, found, strict=True):
+    listed = {i.server_label for i in (*past, *items) if i.type == "mcp_list_tools" and i.error is None}
+    listings = await asyncio.gather(*(_listed(servers, request) for request in requests))
+    session.offers = tuple(offer for offer, _ in listings)
+    for request, (offer, events) in zip(requests, listings, strict=True):
         if request.label not in listed or any(e.error for e in events):
             _begin(
                 session,
@@ -142,7 +142,7 @@ async def _open_session(
             )
     if not runs or not approved:
         return session
-    await bodies.run(asked.large, _check, asked.body)  # nothing is run for a body that is wrong
+    await bodies.run(resolved.large, _check, resolved.body)  # nothing is run for a body that is wrong
     await _run_approved(session, approved)
     return session
 
@@ -164,8 +164,8 @@ async def _run_approved(session: McpSession, approved: list[tuple[_Item, str]]) 
     for (item, _), (label, call), result in zip(approved, calls, results, strict=True):
         added = ItemAdded(session.items, "mcp_call", new_id("mcp_"), item.id or "", call.name, label)
         _begin(session, added, [ItemDelta(0, call.arguments), ArgumentsDone(0)], result)
-        made = McpCall(added.id, "completed", label, call.name, call.arguments, result.output)
-        session.done.append(Raw(encode(made)))
+        call_item = McpCall(added.id, "completed", label, call.name, call.arguments, result.output)
+        session.done.append(Raw(encode(call_item)))
 
 
 def _begin(
@@ -177,23 +177,23 @@ def _begin(
     session.items += 1
 
 
-def _approved(past: list[_Item], given: list[_Item], requests: list[McpRequest]) -> list[tuple[_Item, str]]:
+def _approved(past: list[_Item], items: list[_Item], requests: list[McpRequest]) -> list[tuple[_Item, str]]:
     """Return the calls that this request approves of, with the field that does. Raises InvalidArgument."""
-    asked = {item.id: item for item in (*past, *given) if item.type == "mcp_approval_request"}
-    ran = {item.approval_request_id for item in (*past, *given) if item.type == "mcp_call"}
+    approvals = {item.id: item for item in (*past, *items) if item.type == "mcp_approval_request"}
+    ran = {item.approval_request_id for item in (*past, *items) if item.type == "mcp_call"}
     labels, approved = {request.label for request in requests}, []
-    for i, item in enumerate(given):
+    for i, item in enumerate(items):
         if item.type != "mcp_approval_response" or item.approval_request_id is None:
             continue
         where, id_ = f"input[{i}].approval_request_id", item.approval_request_id
-        if id_ not in asked:
+        if id_ not in approvals:
             raise InvalidArgument(f"{where}: there is no mcp_approval_request {id_!r}", param=where)
-        if asked[id_].server_label not in labels:
-            label = asked[id_].server_label
+        if approvals[id_].server_label not in labels:
+            label = approvals[id_].server_label
             raise InvalidArgument(f"{where}: its server {label!r} is not among tools", param=where)
         if item.approve and id_ not in ran:
             ran.add(id_)
-            approved.append((asked[id_], where))
+            approved.append((approvals[id_], where))
     return approved
 
 
@@ -204,8 +204,8 @@ async def _listed(servers: McpServers, request: McpRequest) -> tuple[McpOffer, l
         return McpOffer(request.index, request.label), [ToolEnded(0, error=str(error))]
     offer = request.offer(tools)
     names = {function["function"]["name"] for function in offer.functions}
-    shown = tuple(msgspec.to_builtins(tool) for tool in tools if tool.name in names)
-    return offer, [ToolEnded(0, tools=shown)]
+    visible = tuple(msgspec.to_builtins(tool) for tool in tools if tool.name in names)
+    return offer, [ToolEnded(0, tools=visible)]
 
 
 def _ended(index: int, result: ToolResult) -> list[ResponseEvent]:
@@ -285,9 +285,9 @@ class McpAnswer:
 
     def _add(self, events: list[ResponseEvent], usage: Usage) -> ResponseEvents:
         assert self._fold is not None, "the first packet made it"
-        made = ResponseEvents(tuple(events), usage)
-        self._fold.add(made)
-        return made
+        response_events = ResponseEvents(tuple(events), usage)
+        self._fold.add(response_events)
+        return response_events
 
     def _is_call(self, new: list[ResponseEvent], index: int) -> bool:
         """Return whether an item is an MCP call; it may be among the new events."""
@@ -313,13 +313,13 @@ class McpAnswer:
             self._finish(end)
             return
         self._before, self._offset, self._end = fold.usage, len(output), None
-        left = self._number("max_output_tokens")
-        if left is not None and left <= fold.usage.output_tokens:
+        remaining = self._number("max_output_tokens")
+        if remaining is not None and remaining <= fold.usage.output_tokens:
             self._finish(ResponseEnded("incomplete", incomplete_details=Incomplete("max_output_tokens")))
             return
         fields = {"tool_choice": self._choice()}
-        if left is not None:
-            fields["max_output_tokens"] = Raw(encode(left - fold.usage.output_tokens))
+        if remaining is not None:
+            fields["max_output_tokens"] = Raw(encode(remaining - fold.usage.output_tokens))
         items = [Raw(encode(item)) for item in fold.items()]
         await self._stack.aclose()
         try:
@@ -350,12 +350,12 @@ class McpAnswer:
 
     def _choice(self) -> Raw:
         """Return the tool_choice of a further round, in which nothing is required any more."""
-        given = msgspec.json.decode(self._fields.get("tool_choice", Raw(b"null")))
+        choice = msgspec.json.decode(self._fields.get("tool_choice", Raw(b"null")))
         spent = self._most is not None and self._session.calls >= self._most
-        if not self._rounds.may_call or spent or given == "none":
+        if not self._rounds.may_call or spent or choice == "none":
             return Raw(b'"none"')
-        if isinstance(given, dict) and given.get("type") == "allowed_tools":
-            return Raw(encode({**given, "mode": "auto"}))
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            return Raw(encode({**choice, "mode": "auto"}))
         return Raw(b'"auto"')
 
     def _number(self, name: str) -> int | None:

@@ -79,18 +79,18 @@ class Run:
 
     async def follow(self, after: int | None = None) -> AsyncIterator[bytes]:
         """The events after number `after`, those to come included."""
-        seen = 0
+        num_sent = 0
         skip = -1 if after is None else after
         while True:
             news = self._news
-            fresh = b"".join(self._chunks[seen:])
-            seen = len(self._chunks)
+            fresh = b"".join(self._chunks[num_sent:])
+            num_sent = len(self._chunks)
             if fresh and skip >= 0:
                 here = fresh.count(b"\n\n")
                 fresh, skip = (resume(fresh, skip) if skip < here else b""), skip - here
             if fresh:
                 yield fresh
-            elif self.ended and seen == len(self._chunks):
+            elif self.ended and num_sent == len(self._chunks):
                 return
             else:
                 await news.wait()

@@ -85,15 +85,15 @@ def _turns(items: list[Raw]) -> list[list[int]]:
 
 @asynccontextmanager
 async def start_fitting(
-    start: Start, asked: ResolvedRequest
+    start: Start, request: ResolvedRequest
 ) -> AsyncIterator[tuple[Answer, HttpResponse, int]]:
     """A running answer, how it begins, and how many items were left out to make it fit."""
     async with start(None, None) as answer:
-        first = await _first(answer, asked.truncate)
+        first = await _first(answer, request.truncate)
         if first is not None:
             yield answer, first, 0
             return
-    past, own, dropped = await _shorten(start, asked)
+    past, own, dropped = await _shorten(start, request)
     async with start(past, own) as answer:
         yield answer, await answer.first(), dropped
 
@@ -113,9 +113,9 @@ async def _fits(start: Start, past: Items, own: Items) -> bool:
         return await _first(answer, truncate=True) is not None
 
 
-async def _shorten(start: Start, asked: ResolvedRequest) -> tuple[Items, Items, int]:
-    own = own_items(asked)
-    past = list(asked.context.history)
+async def _shorten(start: Start, request: ResolvedRequest) -> tuple[Items, Items, int]:
+    own = own_items(request)
+    past = list(request.context.history)
     turns = _turns([*past, *own])
 
     def without(count: int) -> tuple[Items, Items, int]:
@@ -142,13 +142,13 @@ async def count_tokens(
     manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
 ) -> TokenizeResult:
     """Count the tokens of the prompt of such a response; `model` and `input` may be left out."""
-    named = head.model if head.large or head.model is not None else peek_optional_model(body)
-    name = manager.only(named).name
+    model = head.model if head.large or head.model is not None else peek_optional_model(body)
+    name = manager.only(model).name
     completed = await manager.bodies.run(head.large, _completed, body, name)
-    asked = await prepare(owner, completed, store, manager.bodies, head)
-    servable = manager.get(asked.model)
-    session = await session_of(servable, asked, runs=False)
-    payload = asked.payload({}, mcp=None if session is None else session.offers)
+    request = await prepare(owner, completed, store, manager.bodies, head)
+    servable = manager.get(request.model)
+    session = await session_of(servable, request, runs=False)
+    payload = request.payload({}, mcp=None if session is None else session.offers)
     return await tokens_of(servable).count_response(payload)
 
 
@@ -228,8 +228,8 @@ class Checkpoints:
                 failed = True
             else:
                 failed = False
-                for run, (_, written) in fresh.items():
-                    run.written = written
+                for run, (_, length) in fresh.items():
+                    run.written = length
 
 
 NOT_STORED = "x-ovserve-not-stored"
@@ -285,26 +285,26 @@ class ResponsesService:
         self, owner: str, body: bytes, headers: Mapping[str, str], head: Head
     ) -> AsyncIterator[ResponseReply]:
         """Leaving the block ends a foreground answer. Raises OvserveError before anything is answered."""
-        asked = await prepare(owner, body, self._store, self._manager.bodies, head)
-        if asked.background:
-            yield await self._create_background(asked, headers)
+        request = await prepare(owner, body, self._store, self._manager.bodies, head)
+        if request.background:
+            yield await self._create_background(request, headers)
             return
-        async with self._answer(asked, headers) as (answer, first, notes):
+        async with self._answer(request, headers) as (answer, first, notes):
             if first.events is None:  # the graph writes its own responses, so there is nothing to fold
-                if asked.store:
+                if request.store:
                     notes[NOT_STORED] = "this graph writes its own responses"
                 events = through(answer, first) if first.more else None
                 yield ResponseReply(first.body, events, notes, first.content_type)
-            elif not asked.stream:
-                yield await self._whole(asked, answer, first.events, notes)
+            elif not request.stream:
+                yield await self._whole(request, answer, first.events, notes)
             else:
-                run = Run(first.events, asked.owner, keeps=asked.store)
+                run = Run(first.events, request.owner, keeps=request.store)
                 try:
-                    await self._begin(asked, run, notes)
+                    await self._begin(request, run, notes)
                     yield ResponseReply(events=stream_of(run, answer, first.events), headers=notes)
                 finally:  # also when the client leaves in the middle, or before the first event
                     run.cancel()
-                    self._done(asked, run)
+                    self._done(request, run)
 
     async def count(self, owner: str, body: bytes, head: Head) -> TokenizeResult:
         """Count the tokens of the prompt of such a response."""
@@ -312,26 +312,26 @@ class ResponsesService:
 
     @asynccontextmanager
     async def _answer(
-        self, asked: ResolvedRequest, headers: Mapping[str, str]
+        self, request: ResolvedRequest, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[Answer, HttpResponse, dict[str, str]]]:
-        with named_once(asked.body, large=asked.large):
-            servable = self._manager.get(asked.model)
+        with named_once(request.body, large=request.large):
+            servable = self._manager.get(request.model)
 
         session: McpSession | None = None
 
         def start(history: list[Raw] | None, input_: list[Raw] | None) -> Answer:
-            if session is None or asked.fields is None:
-                return servable.start(asked.payload(headers, history, input_))
+            if session is None or request.fields is None:
+                return servable.start(request.payload(headers, history, input_))
             offers = session.offers
 
-            def start_round(done: list[Raw], replaced: dict[str, Raw]) -> GraphResponse:
-                return servable.start(asked.payload(headers, history, input_, offers, done, replaced))
+            def start_round(call_items: list[Raw], replaced: dict[str, Raw]) -> GraphResponse:
+                return servable.start(request.payload(headers, history, input_, offers, call_items, replaced))
 
-            return McpAnswer(session, start_round, asked.fields)
+            return McpAnswer(session, start_round, request.fields)
 
         with servable.lease():
-            session = await session_of(servable, asked)
-            async with start_fitting(start, asked) as (answer, first, dropped):
+            session = await session_of(servable, request)
+            async with start_fitting(start, request) as (answer, first, dropped):
                 notes = dict(first.headers)
                 if CLAMPED in notes:
                     notes[CLAMPED] = notes[CLAMPED].replace("max_tokens", "max_output_tokens")
@@ -340,34 +340,34 @@ class ResponsesService:
                 yield answer, first, notes
 
     async def _whole(
-        self, asked: ResolvedRequest, answer: Answer, first: ResponseEvents, notes: dict[str, str]
+        self, request: ResolvedRequest, answer: Answer, first: ResponseEvents, notes: dict[str, str]
     ) -> ResponseReply:
         fold = await fold_all(answer, first)
         why_incomplete = fold.response.incomplete_details
         if why_incomplete is not None and why_incomplete.stop_reason is not UNSET:
             notes[REPETITION] = "0"
-        if asked.store and (why := await self._within(self._stored.save(asked, fold))):
+        if request.store and (why := await self._within(self._stored.save(request, fold))):
             fold.response.store = False
             notes[NOT_STORED] = why
         return ResponseReply(fold.snapshot(), headers=notes)
 
-    async def _begin(self, asked: ResolvedRequest, run: Run, notes: dict[str, str]) -> None:
+    async def _begin(self, request: ResolvedRequest, run: Run, notes: dict[str, str]) -> None:
         """Make a stream known before its first event: to the store, so that a crash leaves a trace of it."""
-        if asked.store:
+        if request.store:
             self._runs[run.id] = run
-            if why := await self._within(self._first_save(asked, run)):
+            if why := await self._within(self._first_save(request, run)):
                 notes[NOT_STORED] = why
 
-    async def _first_save(self, asked: ResolvedRequest, run: Run) -> str | None:
-        why = await self._stored.save(asked, run.fold)
+    async def _first_save(self, request: ResolvedRequest, run: Run) -> str | None:
+        why = await self._stored.save(request, run.fold)
         run.stored = why is None
         return why
 
-    def _done(self, asked: ResolvedRequest, run: Run) -> None:
+    def _done(self, request: ResolvedRequest, run: Run) -> None:
         """The response has ended: let followers go, and keep it."""
         run.end()
-        if asked.store and not run.deleted:
-            saving = asyncio.create_task(self._stored.save(asked, run.fold, run))
+        if request.store and not run.deleted:
+            saving = asyncio.create_task(self._stored.save(request, run.fold, run))
             self._saving.add(saving)
             saving.add_done_callback(lambda task: self._saved(run, task))
 
@@ -377,15 +377,15 @@ class ResponsesService:
             self._runs.pop(run.id, None)
             return
         # Its client was promised to find it here: keep it as long as there are few of them.
-        kept = [id_ for id_, other in self._runs.items() if other.ended]
-        for id_ in kept[:-MAX_UNSTORED_RESPONSES]:
+        ended = [id_ for id_, other in self._runs.items() if other.ended]
+        for id_ in ended[:-MAX_UNSTORED_RESPONSES]:
             del self._runs[id_]
 
     # -- background
 
-    async def _create_background(self, asked: ResolvedRequest, headers: Mapping[str, str]) -> ResponseReply:
+    async def _create_background(self, request: ResolvedRequest, headers: Mapping[str, str]) -> ResponseReply:
         started: Beginning = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._background(asked, headers, started))
+        task = asyncio.create_task(self._background(request, headers, started))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -395,23 +395,23 @@ class ResponsesService:
                 task.cancel()  # no one knows its id
             raise
         run.task = task
-        if asked.stream:
+        if request.stream:
             return ResponseReply(events=run.follow(), headers=notes)
         return ResponseReply(body, headers=notes)
 
     async def _background(
-        self, asked: ResolvedRequest, headers: Mapping[str, str], started: Beginning
+        self, request: ResolvedRequest, headers: Mapping[str, str], started: Beginning
     ) -> None:
         run: Run | None = None
         error: OvserveError = Internal("unexpected end")
         try:
-            async with self._answer(asked, headers) as (answer, first, notes):
+            async with self._answer(request, headers) as (answer, first, notes):
                 if first.events is None:
                     raise InvalidArgument(
                         "background: this graph writes its own responses", param="background"
                     )
-                begun = Run(first.events, asked.owner, keeps=True)
-                if why := await self._first_save(asked, begun):
+                begun = Run(first.events, request.owner, keeps=True)
+                if why := await self._first_save(request, begun):
                     raise Unavailable(f"background: the response cannot be kept: {why}")
                 run = self._runs[begun.id] = begun
                 run.received(first.events)
@@ -431,7 +431,7 @@ class ResponsesService:
                     run.cancel()
                 elif not run.fold.ended:
                     run.fail(failure_of(error))
-                self._done(asked, run)
+                self._done(request, run)
 
     # -- the other verbs
 
@@ -495,5 +495,5 @@ class ResponsesService:
         task = asyncio.ensure_future(saving)
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
-        done, _ = await asyncio.wait({task}, timeout=STORE_SECONDS)
-        return task.result() if done else None
+        finished, _ = await asyncio.wait({task}, timeout=STORE_SECONDS)
+        return task.result() if finished else None

@@ -71,8 +71,8 @@ class ResponseStore:
         stays away if it was deleted since, here or through another server."""
 
         def put(db: sqlite3.Connection) -> None:
-            known = "SELECT 1 FROM responses WHERE id = ?"
-            if not again or db.execute(known, (record.id,)).fetchone():
+            query = "SELECT 1 FROM responses WHERE id = ?"
+            if not again or db.execute(query, (record.id,)).fetchone():
                 self._put(db, record, item_ids)
 
         await self._call(put)
@@ -128,10 +128,10 @@ class ResponseStore:
         def take(db: sqlite3.Connection) -> list[str]:
             mine = "SELECT id FROM responses WHERE server = ?"
             query = f"SELECT response FROM cancels WHERE response IN ({mine})"
-            found = [row[0] for row in db.execute(query, (self.instance,))]
-            if found:
-                db.executemany("DELETE FROM cancels WHERE response = ?", [(id_,) for id_ in found])
-            return found
+            ids = [row[0] for row in db.execute(query, (self.instance,))]
+            if ids:
+                db.executemany("DELETE FROM cancels WHERE response = ?", [(id_,) for id_ in ids])
+            return ids
 
         return await self._call(take)
 
@@ -219,9 +219,9 @@ class ResponseStore:
         if now - self._purged >= PURGE_SECONDS:
             self._purged = now
             db.execute("DELETE FROM responses WHERE expires <= ? AND server = ''", (now,))
-        if self._used(db) <= self.max_bytes:
+        if self._num_bytes(db) <= self.max_bytes:
             return
-        while self._used(db) > self.max_bytes * ROOM_RATIO:
+        while self._num_bytes(db) > self.max_bytes * ROOM_RATIO:
             owners = db.execute("SELECT owner FROM usage ORDER BY bytes DESC").fetchall()
             if not any(self._evict(db, owner) for (owner,) in owners):
                 break
@@ -238,7 +238,7 @@ class ResponseStore:
         oldest = "SELECT id FROM responses WHERE owner = ? AND server = '' ORDER BY expires LIMIT 4"
         return db.execute(f"DELETE FROM responses WHERE id IN ({oldest})", (owner,)).rowcount > 0
 
-    def _used(self, db: sqlite3.Connection) -> int:
+    def _num_bytes(self, db: sqlite3.Connection) -> int:
         pages, free, size = (
             int(db.execute(f"PRAGMA {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")
@@ -252,17 +252,17 @@ class ResponseStore:
         return None if row is None else _record(row)
 
     def _chain(self, db: sqlite3.Connection, owner: str, id_: str) -> list[Record]:
-        found: list[Record] = []
+        records: list[Record] = []
         next_: str | None = id_
-        while next_ is not None and len(found) < MAX_CHAIN:
+        while next_ is not None and len(records) < MAX_CHAIN:
             record = self._get(db, owner, next_)
             if record is None:
                 break
-            found.append(record)
+            records.append(record)
             next_ = record.previous
         expires = time.time() + self.ttl
-        db.executemany("UPDATE responses SET expires = ? WHERE id = ?", [(expires, r.id) for r in found])
-        return found[::-1]
+        db.executemany("UPDATE responses SET expires = ? WHERE id = ?", [(expires, r.id) for r in records])
+        return records[::-1]
 
     def _orphans(self, db: sqlite3.Connection) -> list[Record]:
         servers = {row[0] for row in db.execute("SELECT DISTINCT server FROM responses WHERE server != ''")}

@@ -34,16 +34,16 @@ async def cancel_elsewhere(store: ResponseStore, record: Record) -> Record | Non
     """The response as it ended; None if it was deleted meanwhile. Raises Unavailable, StoreError."""
     await store.request_cancel(record.owner, record.id)
     deadline = time.monotonic() + MOST_SECONDS
-    found: Record | None = record
-    while found is not None and found.server:
+    current: Record | None = record
+    while current is not None and current.server:
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"response {record.id!r} runs on another server, which has not cancelled it yet",
                 retry_after=1.0,
             )
         await asyncio.sleep(LOOK_SECONDS)
-        found = await store.get(record.owner, record.id)
-    return found
+        current = await store.get(record.owner, record.id)
+    return current
 
 
 SERVER_GONE = "the server ended while this response was being generated"
@@ -78,16 +78,18 @@ class StoredResponses:
         """Return a background response as it ended; one that runs on another server is cancelled there."""
         if not record.server:
             return record
-        found = await _read(cancel_elsewhere(self._required(), record))
-        if found is None:
+        current = await _read(cancel_elsewhere(self._required(), record))
+        if current is None:
             raise unknown(record.id)
-        return found
+        return current
 
     async def delete(self, owner: str, id_: str) -> bool:
         """Delete a response; return whether there was one. Raises NotFound, Unavailable."""
         return await _read(self._required().delete(owner, id_))
 
-    async def save(self, asked: ResolvedRequest, fold: ResponseFold, ended: Run | None = None) -> str | None:
+    async def save(
+        self, request: ResolvedRequest, fold: ResponseFold, ended: Run | None = None
+    ) -> str | None:
         """Write a response as it is now, unless it was deleted while it ran.
 
         Returns None, or why that failed.
@@ -96,10 +98,10 @@ class StoredResponses:
         assert fold.input is not None, "the graph sends it for a response that is stored"
         record = Record(
             id=fold.response.id,
-            owner=asked.owner,
+            owner=request.owner,
             created=fold.response.created_at,
             server="" if fold.ended else self.store.instance,
-            previous=asked.previous,
+            previous=request.previous,
             body=fold.snapshot(),
             input=fold.input.json,
             log=ended.log if ended else None,
@@ -129,9 +131,9 @@ class StoredResponses:
         return self.store
 
 
-async def _read(asked: Awaitable[T]) -> T:
+async def _read(operation: Awaitable[T]) -> T:
     try:
-        return await asked
+        return await operation
     except StoreError as exc:
         log.error("the response store cannot be read: %s", exc)
         raise Unavailable("the response store cannot be read now") from exc

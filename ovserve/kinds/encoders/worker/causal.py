@@ -85,6 +85,6 @@ def _weights(head: Any, answers: list[int]) -> NDArray[np.float32]:
     axis = op.constant(np.int64(0 if by_row else 1))
     rows = op.gather(head.input_value(1), op.constant(np.array(answers, np.int64)), axis)
     small = ov.Model([op.result(op.convert(rows, ov.Type.f32))], [], "answers")
-    (made,) = ov.Core().compile_model(small, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({}).to_tuple()
-    found: NDArray[np.float32] = made.T.copy() if by_row else made.copy()
-    return found
+    (product,) = ov.Core().compile_model(small, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({}).to_tuple()
+    weights: NDArray[np.float32] = product.T.copy() if by_row else product.copy()
+    return weights

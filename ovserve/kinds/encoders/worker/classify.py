@@ -20,7 +20,7 @@ from ovserve.kinds.encoders.spec import (
     ClassifyArguments,
 )
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.embed import written
+from ovserve.kinds.encoders.worker.embed import encode_vectors
 from ovserve.kinds.encoders.worker.encoder_backend import (
     EncoderBackend,
     Left,
@@ -88,7 +88,7 @@ class ClassificationBackend(EncoderBackend):
             truncated=truncated,
             batches=self.runner.counts(),
         )
-        yield Result(answer, (written(values, FLOAT),))
+        yield Result(answer, (encode_vectors(values, FLOAT),))
 
 
 def activated(logits: NDArray[np.float32], problem_type: str) -> NDArray[np.float32]:

@@ -89,44 +89,44 @@ class EmbeddingBackend(EncoderBackend):
             return
         if invocation.method != EMBED:
             raise InvalidArgument(f"an engine of embeddings has no method {invocation.method!r}")
-        asked = self._asked(invocation)
-        job = Job(asked.rows)
+        request = self._decode(invocation)
+        job = Job(request.rows)
         try:
             self.wait(invocation, job)
         except Left:
             return
-        yield self._result(asked, job)
+        yield self._result(request, job)
 
     def begin(self, invocation: Invocation, deliver: Deliver) -> bool:
         """Begin a call with little text here: two switches between threads cost as much as the rest."""
         if invocation.method != EMBED or len(invocation.blobs[0]) > SMALL_BYTES:
             return False
-        asked = self._asked(invocation)
+        request = self._decode(invocation)
 
         def then(job: Job) -> tuple[Invocation, Outcome]:
             try:
-                return invocation, self._result(asked, job)
+                return invocation, self._result(request, job)
             except OvserveError as error:
                 return invocation, error
 
         self.runner.deliver = deliver
-        self._begun.append(Job(asked.rows, then=then, arrived=invocation.arrived))
+        self._begun.append(Job(request.rows, then=then, arrived=invocation.arrived))
         return True
 
     def began(self) -> None:
         begun, self._begun = self._begun, []
         self.runner.run(*begun)
 
-    def _asked(self, invocation: Invocation) -> _Asked:
-        asked = invocation.arguments(EmbedArguments)
-        dimensions = self._dimensions(asked.dimensions)
-        return _Asked(*self._rows(asked, invocation), dimensions, asked.encoding)
+    def _decode(self, invocation: Invocation) -> _Asked:
+        arguments = invocation.arguments(EmbedArguments)
+        dimensions = self._dimensions(arguments.dimensions)
+        return _Asked(*self._rows(arguments, invocation), dimensions, arguments.encoding)
 
-    def _result(self, asked: _Asked, job: Job) -> Result:
+    def _result(self, request: _Asked, job: Job) -> Result:
         """Raises the job's error."""
-        answer = EmbedAnswer(sum(map(len, asked.rows)), asked.truncated, self.runner.counts())
-        values = cut(self.results(job), asked.dimensions)
-        return Result(answer, (written(values, asked.encoding),), last=True)
+        answer = EmbedAnswer(sum(map(len, request.rows)), request.truncated, self.runner.counts())
+        values = cut(self.results(job), request.dimensions)
+        return Result(answer, (encode_vectors(values, request.encoding),), last=True)
 
     def _score(self, invocation: Invocation) -> Iterator[Any]:
         """The cosine of each pair of texts, as of the vectors that EMBED gives of them."""
@@ -166,22 +166,22 @@ class EmbeddingBackend(EncoderBackend):
         fitting = [self.framed.fit(row, longest) for row in rows]
         return fitting, sum(len(a) < len(b) for a, b in zip(fitting, whole, strict=True))
 
-    def _dimensions(self, wanted: int | None) -> int | None:
-        if wanted is None or wanted == self.dimensions:
+    def _dimensions(self, dimensions: int | None) -> int | None:
+        if dimensions is None or dimensions == self.dimensions:
             return None
         sizes = self.files.matryoshka
-        if wanted > self.dimensions or (sizes and wanted not in sizes):
-            known = f"one of {', '.join(map(str, sizes))}" if sizes else f"1 to {self.dimensions}"
-            raise InvalidArgument(f"dimensions: expected {known}, got {wanted}", param="dimensions")
-        return wanted
+        if dimensions > self.dimensions or (sizes and dimensions not in sizes):
+            allowed = f"one of {', '.join(map(str, sizes))}" if sizes else f"1 to {self.dimensions}"
+            raise InvalidArgument(f"dimensions: expected {allowed}, got {dimensions}", param="dimensions")
+        return dimensions
 
-    def _rows(self, asked: EmbedArguments, invocation: Invocation) -> tuple[list[Row], int]:
+    def _rows(self, arguments: EmbedArguments, invocation: Invocation) -> tuple[list[Row], int]:
         """Return the ids of each input within the limit, and how many were cut."""
         own = self.sequence_length
-        most = min(asked.truncate or own, self.limit)
-        longest = own if asked.whole else self.limit
-        rows = self.input_rows(invocation.blobs[0], tokens=asked.tokens, prompt=asked.prompt)
-        if asked.truncate is None:
+        most = min(arguments.truncate or own, self.limit)
+        longest = own if arguments.whole else self.limit
+        rows = self.input_rows(invocation.blobs[0], tokens=arguments.tokens, prompt=arguments.prompt)
+        if arguments.truncate is None:
             check_lengths(rows, longest)
         return self.fitting(rows, most)
 
@@ -190,13 +190,13 @@ def cut(values: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float
     """Return the first `dimensions` of each vector, of unit length again."""
     if dimensions is None:
         return values
-    kept = np.ascontiguousarray(values[:, :dimensions])
-    norms = np.linalg.norm(kept, axis=1, keepdims=True)
-    made: NDArray[np.float32] = (kept / np.maximum(norms, models.SMALLEST_NORM)).astype(np.float32)
-    return made
+    leading = np.ascontiguousarray(values[:, :dimensions])
+    norms = np.linalg.norm(leading, axis=1, keepdims=True)
+    normalized: NDArray[np.float32] = (leading / np.maximum(norms, models.SMALLEST_NORM)).astype(np.float32)
+    return normalized
 
 
-def written(values: NDArray[np.float32], encoding: str) -> bytes:
+def encode_vectors(values: NDArray[np.float32], encoding: str) -> bytes:
     """Return the vectors as JSON values, divided by SEPARATOR. Raises Internal for one that is not finite."""
     if not np.isfinite(values).all():
         raise Internal("the model answered with a vector that is not finite")

@@ -131,8 +131,8 @@ class _Builder:
     def _attention_mask(self) -> Node:
         """Zero where a token may be attended to, else a large negative number: [batch, 1 or heads, 1 or
         tokens, tokens]."""
-        shown = op.unsqueeze(op.convert(self._mask, ov.Type.f32), op.constant(np.array([1, 2])))
-        hidden = op.multiply(op.subtract(op.constant(np.float32(1)), shown), op.constant(np.float32(-1e4)))
+        visible = op.unsqueeze(op.convert(self._mask, ov.Type.f32), op.constant(np.array([1, 2])))
+        hidden = op.multiply(op.subtract(op.constant(np.float32(1)), visible), op.constant(np.float32(-1e4)))
         if not self._family.relative:
             return hidden
         positions = self._range()
@@ -179,9 +179,9 @@ class _Builder:
     # ---- small ones
 
     def _input(self, name: str) -> Node:
-        made = op.parameter([-1, -1], ov.Type.i64, name)
-        made.output(0).set_names({name})
-        return made
+        parameter = op.parameter([-1, -1], ov.Type.i64, name)
+        parameter.output(0).set_names({name})
+        return parameter
 
     def _tensor(self, name: str) -> NDArray[np.float32]:
         return self._tensors.float32(self._prefix + name)

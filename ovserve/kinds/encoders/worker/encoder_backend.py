@@ -61,23 +61,28 @@ class EncoderBackend:
     def token_call(self, invocation: Invocation) -> Iterator[Any] | None:
         """Return the answer to a method that needs no inference; None for another method."""
         if invocation.method == TOKENIZE:
-            asked = invocation.arguments(TokenizeArguments)
+            arguments = invocation.arguments(TokenizeArguments)
             return iter(
-                [[row.tolist() for row in self.tokenizer.encode(asked.texts, asked.add_special_tokens)]]
+                [
+                    [
+                        row.tolist()
+                        for row in self.tokenizer.encode(arguments.texts, arguments.add_special_tokens)
+                    ]
+                ]
             )
         if invocation.method == DETOKENIZE:
-            wanted = invocation.arguments(DetokenizeArguments)
-            for row in (np.array(row, np.int64) for row in wanted.rows):
+            detokenize = invocation.arguments(DetokenizeArguments)
+            for row in (np.array(row, np.int64) for row in detokenize.rows):
                 if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
                     raise InvalidArgument(
                         f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
                         param="tokens",
                     )
-            texts = self.tokenizer.decode(wanted.rows, wanted.skip_special_tokens)
-            return iter([self._shown(wanted.rows, texts) if wanted.escaped else texts])
+            texts = self.tokenizer.decode(detokenize.rows, detokenize.skip_special_tokens)
+            return iter([self._token_texts(detokenize.rows, texts) if detokenize.escaped else texts])
         return None
 
-    def _shown(self, rows: list[list[int]], texts: list[str]) -> list[str]:
+    def _token_texts(self, rows: list[list[int]], texts: list[str]) -> list[str]:
         """Return these texts of rows of one token, or the bytes of those that are parts of characters."""
         values = (
             token_bytes(text, self.tokenizer.vocabulary_bytes(id_))
@@ -161,8 +166,8 @@ def check_lengths(rows: Sequence[Row], longest: int, param: str = "input") -> No
 
 def sigmoid(values: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # of a large negative value, whose sigmoid is 0
-        made: NDArray[np.float32] = (1 / (1 + np.exp(-values))).astype(np.float32, copy=False)
-    return made
+        probabilities: NDArray[np.float32] = (1 / (1 + np.exp(-values))).astype(np.float32, copy=False)
+    return probabilities
 
 
 def decoded(blob: memoryview, type_: Any) -> Any:

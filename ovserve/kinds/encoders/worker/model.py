@@ -33,8 +33,8 @@ def read(directory: Path) -> ov.Model:
     except RuntimeError as error:
         raise LoadError(f"cannot be read: {_first_line(error)}", file=str(file)) from error
     names = [next(iter(sorted(i.get_names())), "") for i in model.inputs]
-    known = [next((n for n in KNOWN_INPUTS if n in i.get_names()), None) for i in model.inputs]
-    if None in known or not set(REQUIRED) <= set(known):
+    known_names = [next((n for n in KNOWN_INPUTS if n in i.get_names()), None) for i in model.inputs]
+    if None in known_names or not set(REQUIRED) <= set(known_names):
         raise LoadError(
             f"expected the inputs {' and '.join(REQUIRED)}, with {', '.join(KNOWN_INPUTS[2:])} if it has "
             f"them, got {', '.join(names)}",
@@ -63,18 +63,18 @@ def pool(model: ov.Model, mode: str, normalize: bool) -> ov.Model:
         square = op.reduce_sum(op.multiply(result, result), op.constant(np.array([1])), True)
         norm = op.maximum(op.sqrt(square), op.constant(np.float32(SMALLEST_NORM)))
         result = op.divide(result, norm)
-    made = op.result(result)
+    output = op.result(result)
     parameters = [i.get_node() for i in model.inputs]
-    return ov.Model([made], model.get_sinks(), parameters, "encoder")
+    return ov.Model([output], model.get_sinks(), parameters, "encoder")
 
 
 def _pooled(x: Any, mask: Any, mode: str) -> Any:
-    shown = op.convert(mask, ov.Type.f32)
+    weights = op.convert(mask, ov.Type.f32)
     if mode == "MEAN":
         weighted = op.reduce_sum(
-            op.multiply(x, op.unsqueeze(shown, op.constant(2))), op.constant(np.array([1]))
+            op.multiply(x, op.unsqueeze(weights, op.constant(2))), op.constant(np.array([1]))
         )
-        count = op.reduce_sum(shown, op.constant(np.array([1])), True)
+        count = op.reduce_sum(weights, op.constant(np.array([1])), True)
         return op.divide(weighted, op.maximum(count, op.constant(np.float32(SMALLEST_NORM))))
     if mode == "CLS":
         return op.gather(x, op.constant(np.int64(0)), op.constant(np.int64(1)))
@@ -88,16 +88,16 @@ def _pooled(x: Any, mask: Any, mode: str) -> Any:
 def logits(model: ov.Model, most: int | None = None) -> ov.Model:
     """Return the model with its logits alone, [rows, labels]. Raises LoadError for another output, and for
     more labels than `most`."""
-    found = next((o for o in model.outputs if "logits" in o.get_names()), model.outputs[0])
-    shape = found.get_partial_shape()
+    output = next((o for o in model.outputs if "logits" in o.get_names()), model.outputs[0])
+    shape = output.get_partial_shape()
     labels = shape[1].get_length() if len(shape) == 2 and shape[1].is_static else 0
     if len(shape) != 2 or (most is not None and not 0 < labels <= most):
-        wanted = "labels" if most is None else " or ".join(map(str, range(1, most + 1)))
+        columns = "labels" if most is None else " or ".join(map(str, range(1, most + 1)))
         hint = "; --task classification serves it" if labels else ""
         raise LoadError(
-            f"expected an output logits [rows, {wanted}], got {found.get_any_name()} {shape}{hint}"
+            f"expected an output logits [rows, {columns}], got {output.get_any_name()} {shape}{hint}"
         )
-    result = op.result(found.get_node().input_value(0))
+    result = op.result(output.get_node().input_value(0))
     return ov.Model([result], model.get_sinks(), [i.get_node() for i in model.inputs], "classifier")
 
 
@@ -108,8 +108,8 @@ class Compiled:
         """`count` of requests; 0: as many as the device works on at once. Raises LoadError."""
         try:
             compiled = ov.Core().compile_model(model, device, dict(properties))
-            wanted = count or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
-            self.requests = [compiled.create_infer_request() for _ in range(wanted)]
+            num_requests = count or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+            self.requests = [compiled.create_infer_request() for _ in range(num_requests)]
         except RuntimeError as error:
             raise LoadError(
                 _first_line(error), field="plugin_config" if properties else "target_device"
@@ -140,17 +140,17 @@ class Compiled:
             inputs["beam_idx"] = np.arange(len(rows), dtype=np.int32)
         if self._stateful:
             inferring.reset_state()
-        given = {name: inputs[name].astype(type_, copy=False) for name, type_ in self._types.items()}
-        inferring.infer(given, share_inputs=True)
+        tensors = {name: inputs[name].astype(type_, copy=False) for name, type_ in self._types.items()}
+        inferring.infer(tensors, share_inputs=True)
         result: Output = inferring.get_output_tensor(0).data.astype(np.float32, copy=True)
         return result
 
 
 def token_types(mask: NDArray[np.int64], types: Sequence[int]) -> NDArray[np.int64]:
-    made = np.zeros_like(mask)
+    types_of_tokens = np.zeros_like(mask)
     for i, start in enumerate(types):
-        made[i, start:] = mask[i, start:]
-    return made
+        types_of_tokens[i, start:] = mask[i, start:]
+    return types_of_tokens
 
 
 def weight_bytes(model: ov.Model) -> int:
@@ -161,11 +161,11 @@ def weight_bytes(model: ov.Model) -> int:
 
 def matrix_bytes(model: ov.Model) -> int:
     """Return the bytes of constants without tables of embeddings, of which each inference reads little."""
-    read = 0
+    num_bytes = 0
     for node in model.get_ops():
         if node.get_type_name() == "Constant" and not _is_table(node):
-            read += node.get_byte_size()
-    return read
+            num_bytes += node.get_byte_size()
+    return num_bytes
 
 
 def _is_table(node: Any) -> bool:

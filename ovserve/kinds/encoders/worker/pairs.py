@@ -57,8 +57,8 @@ JOINED = PairForm((), (), (), typed=False)  # the texts are concatenated before 
 
 def pair_form(directory: Path, tokenizer: TextTokenizer, model_type: str) -> PairForm:
     """Raises LoadError when the special tokens are not found."""
-    if isinstance(tokenizer, FastTokenizer) and (found := _of_template(tokenizer)) is not None:
-        return found
+    if isinstance(tokenizer, FastTokenizer) and (template_form := _of_template(tokenizer)) is not None:
+        return template_form
     roberta = model_type in POSITIONS_BEHIND_PADDING
     first = _special(directory, tokenizer, ("bos", "cls") if roberta else ("cls", "bos"))
     last = _special(directory, tokenizer, ("eos", "sep") if roberta else ("sep", "eos"))
@@ -85,16 +85,16 @@ def _special(directory: Path, tokenizer: TextTokenizer, names: Sequence[str]) ->
     config = _read(directory / "config.json")
     files = [_read(directory / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
     for name in names:
-        for found in files:
-            token = found.get(f"{name}_token")
+        for fields in files:
+            token = fields.get(f"{name}_token")
             text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str) and (id_ := tokenizer.id_of(text)) is not None:
                 return id_
         if isinstance(config.get(f"{name}_token_id"), int):
             return int(config[f"{name}_token_id"])
-    wanted = " and no ".join(f"{name}_token" for name in names)
+    listed = " and no ".join(f"{name}_token" for name in names)
     raise LoadError(
-        f"has no {wanted} in special_tokens_map.json, tokenizer_config.json and config.json",
+        f"has no {listed} in special_tokens_map.json, tokenizer_config.json and config.json",
         file=str(directory),
     )
 

@@ -120,25 +120,25 @@ class Pool:
         longest = first.waiting[-1][0]
         room = max(1, min(self._budget // max(1, longest), most))
         shortest = min(int(longest * MIN_LENGTH_RATIO), longest - SLACK_TOKENS)
-        taken: list[Place] = []
+        places: list[Place] = []
         for job in tuple(self._jobs):
-            taken += _take(job, shortest, longest, room - len(taken))
-            if len(taken) == room:
+            places += _take(job, shortest, longest, room - len(places))
+            if len(places) == room:
                 break
-        self.rows -= len(taken)
-        self.tokens -= sum(len(place.row) for place in taken)
+        self.rows -= len(places)
+        self.tokens -= sum(len(place.row) for place in places)
         self._jobs.rotate(-1)
         self._jobs = deque(job for job in self._jobs if job.waiting)
         now = time.monotonic()
-        for place in taken:
+        for place in places:
             place.job.started = place.job.started or now
-        return taken
+        return places
 
 
 def _take(job: Job, shortest: int, longest: int, room: int) -> list[Place]:
     """Take up to `room` rows of these lengths out of a job, the longest first."""
     end = bisect_right(job.waiting, (longest, len(job.rows)))
     begin = max(bisect_right(job.waiting, (shortest - 1, len(job.rows))), end - room)
-    taken = job.waiting[begin:end]
+    slice_of_job = job.waiting[begin:end]
     del job.waiting[begin:end]
-    return [Place(job, index) for _, index in taken]
+    return [Place(job, index) for _, index in slice_of_job]

@@ -102,12 +102,15 @@ class RerankBackend(EncoderBackend):
             return
         if invocation.method != RERANK:
             raise InvalidArgument(f"a reranker has no method {invocation.method!r}")
-        asked = invocation.arguments(RerankArguments)
+        arguments = invocation.arguments(RerankArguments)
         documents = decoded(invocation.blobs[0], list[str])
-        chunks = self._joined(asked, documents) if self.form is JOINED else self._chunks(asked, documents)
-        if len(chunks.rows) > asked.max_chunks:
+        chunks = (
+            self._joined(arguments, documents) if self.form is JOINED else self._chunks(arguments, documents)
+        )
+        if len(chunks.rows) > arguments.max_chunks:
             raise InvalidArgument(
-                f"Chunking failed: exceeding max_allowed_chunks after chunking limit: {asked.max_chunks}; "
+                "Chunking failed: exceeding max_allowed_chunks after chunking limit: "
+                f"{arguments.max_chunks}; "
                 f"actual: {len(chunks.rows)}",
                 param="documents",
             )
@@ -117,7 +120,7 @@ class RerankBackend(EncoderBackend):
             return
         best = np.full(len(documents), -np.inf, np.float32)
         np.maximum.at(best, chunks.owners, self._logits(values))
-        scores = _scores(best, raw=asked.raw)
+        scores = _scores(best, raw=arguments.raw)
         answer = RerankAnswer(
             tokens=sum(map(len, chunks.rows)),
             chunks=len(chunks.rows),
@@ -206,46 +209,48 @@ class RerankBackend(EncoderBackend):
             pairs = pairs._replace(cut=pairs.cut + (len(cut) < len(row)))
         return pairs
 
-    def _chunks(self, asked: RerankArguments, documents: list[str]) -> Chunks:
+    def _chunks(self, arguments: RerankArguments, documents: list[str]) -> Chunks:
         """Split documents so that each piece fits together with the query and the special tokens."""
-        form, query, cut = self._question(asked)
+        form, query, cut = self._question(arguments)
         room = self.limit - form.special - len(query)
         if room < 1:
             raise ContextLengthExceeded(
                 f"query: {form.special} tokens with the template leave no room within {self.limit}",
                 param="query",
             )
-        made = Chunks([], [], [], query_cut=cut)
+        chunks = Chunks([], [], [], query_cut=cut)
         shortened = 0
         if self._template is not None:
             documents = [causal.LEAD + text for text in documents]
         for owner, ids in enumerate(
-            self.tokenized(documents, asked.max_chunks * room, "documents", special=False)
+            self.tokenized(documents, arguments.max_chunks * room, "documents", special=False)
         ):
-            given = ids[: asked.max_tokens_per_document]
-            pieces = [given[i : i + room] for i in range(0, max(1, len(given)), room)]
-            kept = pieces[: asked.max_chunks_per_document]
-            shortened += len(given) < len(ids) or len(kept) < len(pieces)
-            for piece in kept:
+            limited = ids[: arguments.max_tokens_per_document]
+            pieces = [limited[i : i + room] for i in range(0, max(1, len(limited)), room)]
+            used_pieces = pieces[: arguments.max_chunks_per_document]
+            shortened += len(limited) < len(ids) or len(used_pieces) < len(pieces)
+            for piece in used_pieces:
                 row, start = form.row(query, piece)
-                made.rows.append(row)
-                made.types.append(start)
-                made.owners.append(owner)
-        return made._replace(documents_cut=shortened)
+                chunks.rows.append(row)
+                chunks.types.append(start)
+                chunks.owners.append(owner)
+        return chunks._replace(documents_cut=shortened)
 
-    def _question(self, asked: RerankArguments) -> tuple[PairForm, Row, bool]:
+    def _question(self, arguments: RerankArguments) -> tuple[PairForm, Row, bool]:
         """Return the form of the pairs, the tokens of the query, and whether it was cut to half the limit."""
         if self._template is not None:
-            self.tokenized([asked.query], self.limit, "query", special=False, listed=False)  # not too large
-            return self._template.form(asked.instruction, asked.query), np.zeros(0, np.int32), False
+            self.tokenized(
+                [arguments.query], self.limit, "query", special=False, listed=False
+            )  # not too large
+            return self._template.form(arguments.instruction, arguments.query), np.zeros(0, np.int32), False
         most = self.limit // 2
-        (query,) = self.tokenized([asked.query], most, "query", special=False, listed=False)
+        (query,) = self.tokenized([arguments.query], most, "query", special=False, listed=False)
         return self.form, query[:most], len(query) > most
 
-    def _joined(self, asked: RerankArguments, documents: list[str]) -> Chunks:
+    def _joined(self, arguments: RerankArguments, documents: list[str]) -> Chunks:
         """The form of `add_bos_token: false`: the client has written the model's template."""
         rows = self.tokenized(
-            [asked.query + text for text in documents], self.limit, "documents", special=False
+            [arguments.query + text for text in documents], self.limit, "documents", special=False
         )
         for i, row in enumerate(rows):
             if not 0 < len(row) <= self.limit:

@@ -121,11 +121,11 @@ class Runner:
     def counts(self) -> BatchCounts:
         """Return what has run since the last call."""
         with self._changed:
-            made = BatchCounts(list(self._padded), self._tokens, list(self._waited))
+            counts = BatchCounts(list(self._padded), self._tokens, list(self._waited))
             self._padded.clear()
             self._waited.clear()
             self._tokens = 0
-        return made
+        return counts
 
     def close(self) -> None:
         """End the threads, which otherwise keep the model in memory. Rows that wait are not run."""
@@ -179,10 +179,10 @@ class Runner:
             return 0.0
         if pool.jobs + 0.5 >= self._expected():
             return 0.0
-        left = min(self._newest + LINGER_SECONDS, pool.oldest + LONGEST_LINGER) - time.monotonic()
-        if left <= 0:  # in vain, so that a client which is left alone waits a few times only
+        remaining = min(self._newest + LINGER_SECONDS, pool.oldest + LONGEST_LINGER) - time.monotonic()
+        if remaining <= 0:  # in vain, so that a client which is left alone waits a few times only
             self._present = (self._present + pool.jobs + self._running_jobs) / 2
-        return left
+        return remaining
 
     def _expected(self) -> float:
         """Return how many requests each idle stream gets, if those that were here a moment ago come again."""

@@ -68,15 +68,15 @@ class FixedShape:
             if types:
                 second[0, types[0] : size] = 1
         self._request.infer()
-        made: Output = self._request.get_output_tensor(0).data.astype(np.float32)
-        return made
+        output: Output = self._request.get_output_tensor(0).data.astype(np.float32)
+        return output
 
-    def agrees(self, made: Output, known: Output) -> bool:
-        """Return whether it answers like the model that has made `known`.
+    def agrees(self, output: Output, expected: Output) -> bool:
+        """Return whether it answers like the model that has computed `expected`.
 
         The library may compute what it folds into constants otherwise: MPNet differed by 1e-4.
         """
-        return bool(np.abs(made - known).max() <= EQUAL_TOLERANCE * np.abs(known).max())
+        return bool(np.abs(output - expected).max() <= EQUAL_TOLERANCE * np.abs(expected).max())
 
 
 class Shapes:
@@ -84,8 +84,8 @@ class Shapes:
 
     def __init__(self, model: ov.Model, properties: Mapping[str, Any]) -> None:
         """`properties` are those of the device."""
-        known = all(any(n in i.get_names() for n in INPUTS) for i in model.inputs)
-        self._open = known and not model.get_sinks() and matrix_bytes(model) <= MEMORY
+        has_inputs = all(any(n in i.get_names() for n in INPUTS) for i in model.inputs)
+        self._open = has_inputs and not model.get_sinks() and matrix_bytes(model) <= MEMORY
         self._model, self._properties = model, properties
         self._made: FixedShape | None = None
         self._making = False
@@ -112,16 +112,16 @@ class Shapes:
 
         No other inference may run.
         """
-        known, all_cores = _fastest(there)
-        made, seconds = _fastest(here)
-        if not shape.agrees(made, known):
+        expected, all_cores = _fastest(there)
+        output, seconds = _fastest(here)
+        if not shape.agrees(output, expected):
             self.close()
         elif shape.one_core and seconds > MAX_SLOWDOWN * all_cores:
             self._one_core[shape.tokens] = False
             self._made = None
         else:
             shape.proven = True
-        return known
+        return expected
 
     def close(self) -> None:
         """Have no model from now on."""
@@ -131,13 +131,13 @@ class Shapes:
     def _make(self, size: int) -> None:
         one_core = self._one_core.get(size, True)
         try:
-            made = FixedShape(self._model, self._properties, size, one_core=one_core)
+            shape = FixedShape(self._model, self._properties, size, one_core=one_core)
         except RuntimeError as error:
             print(f"no model for {size} tokens alone: {error}")  # noqa: T201  stdout is this process's log
             self.close()
             return
         if self._open:
-            self._made = made
+            self._made = shape
         self._making = False
 
 
@@ -146,6 +146,6 @@ def _fastest(infer: Callable[[], Output]) -> tuple[Output, float]:
     seconds = []
     for _ in range(TIMED_INFERENCES):
         began = time.perf_counter()
-        made = infer()
+        output = infer()
         seconds.append(time.perf_counter() - began)
-    return made, min(seconds)
+    return output, min(seconds)

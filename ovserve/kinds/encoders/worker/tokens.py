@@ -82,8 +82,8 @@ class FastTokenizer:
         return token.encode()
 
     def id_of(self, token: str) -> int | None:
-        found: int | None = self._inner.token_to_id(token)
-        return found
+        token_id: int | None = self._inner.token_to_id(token)
+        return token_id
 
 
 class IRTokenizer:
@@ -119,8 +119,8 @@ class IRTokenizer:
         return {id_: token for token, id_ in self._inner.get_vocab().items()}
 
     def id_of(self, token: str) -> int | None:
-        found = self._inner.get_vocab().get(token)
-        return None if found is None else int(found)
+        token_id = self._inner.get_vocab().get(token)
+        return None if token_id is None else int(token_id)
 
 
 def open_tokenizer(directory: Path) -> TextTokenizer:

@@ -59,15 +59,15 @@ class Drawing:
     def __init__(
         self,
         pipeline: Any,
-        asked: GenerateArguments,
+        arguments: GenerateArguments,
         adapters: dict[str, Any],
         invocation: Invocation,
         truncated: tuple[str, ...] = (),
     ) -> None:
         """`truncated` is repeated in every item."""
-        self._pipeline, self._asked, self._invocation = pipeline, asked, invocation
-        self._options, self._truncated = asked.options | adapters, truncated
-        rasters = [raster for raster in (asked.image, asked.mask) if raster is not None]
+        self._pipeline, self._asked, self._invocation = pipeline, arguments, invocation
+        self._options, self._truncated = arguments.options | adapters, truncated
+        rasters = [raster for raster in (arguments.image, arguments.mask) if raster is not None]
         self._inputs = [tensor_of(b, r) for b, r in zip(invocation.blobs, rasters, strict=True)]
         self._items: SimpleQueue[Result | BaseException | None] = SimpleQueue()
         self._left = threading.Event()
@@ -105,13 +105,13 @@ class Drawing:
         began = time.monotonic()
         steps = _Steps(self, index)
         # One run per image: with num_images_per_prompt the first image differs from that of a single one.
-        drawn = self._pipeline.generate(
+        tensor = self._pipeline.generate(
             self._asked.prompt, *self._inputs, rng_seed=seed, callback=steps, **self._options
         )
         if self._stopped:
             return
         steps.end()
-        image = pixels_of(drawn)
+        image = pixels_of(tensor)
         height, width = image.shape[:2]
         seconds = round(time.monotonic() - began, 4)
         self.put(
@@ -147,16 +147,20 @@ class _Steps:
             traceback.print_exc()
         return False
 
-    def _report(self, done: int, steps: int, latent: Any) -> None:
+    def _report(self, step: int, steps: int, latent: Any) -> None:
         if self._asked.progress:
-            self._drawing.report(ImageItem("step", self._index, done, steps))
-            self._done = done
-        wanted = self._asked.partial_images
+            self._drawing.report(ImageItem("step", self._index, step, steps))
+            self._done = step
+        partials = self._asked.partial_images
         # The k-th of n is due at k/(n+1) of the way, so that the last one is not the image itself.
-        if self._partials < wanted and done * (wanted + 1) >= (self._partials + 1) * steps and done < steps:
+        if (
+            self._partials < partials
+            and step * (partials + 1) >= (self._partials + 1) * steps
+            and step < steps
+        ):
             image = pixels_of(self._pipeline.decode(latent))
             item = ImageItem(
-                "partial", self._index, done, steps, self._partials, image.shape[1], image.shape[0]
+                "partial", self._index, step, steps, self._partials, image.shape[1], image.shape[0]
             )
             self._partials += 1
             self._drawing.put(image, item)

@@ -17,8 +17,8 @@ def refused(text: str) -> InvalidArgument:
 
 def of_request(error: RuntimeError) -> InvalidArgument | None:
     """Return the client's error if the library rejected an option, such as prompt_2 of a model without it."""
-    found = _CHECK.search(str(error))
-    if found is None or _OF_REQUESTS not in found[1]:
+    match = _CHECK.search(str(error))
+    if match is None or _OF_REQUESTS not in match[1]:
         return None
     return InvalidArgument(f"the model rejects the request: {sentence(error)}")
 
@@ -29,6 +29,6 @@ def load_error(error: RuntimeError, directory: str) -> LoadError:
 
 def sentence(error: RuntimeError) -> str:
     """Return the last line of the library's text, without the places in its source."""
-    found = _CHECK.search(str(error))
-    text = found[2] if found is not None and found[2].strip() else str(error)
+    match = _CHECK.search(str(error))
+    text = match[2] if match is not None and match[2].strip() else str(error)
     return next((line for line in reversed(text.strip().splitlines()) if line.strip()), "no reason").strip()

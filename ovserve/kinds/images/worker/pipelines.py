@@ -58,18 +58,18 @@ class Prompts:
         self._sequence_length = sequence_length
         self._encoders = list(_encoders(directory))
 
-    def cut(self, asked: GenerateArguments) -> tuple[str, ...]:
+    def cut(self, arguments: GenerateArguments) -> tuple[str, ...]:
         """Return the fields whose texts are cut, in the order of the alphabet."""
-        options = asked.options
+        options = arguments.options
         length = int(options.get(LENGTH, self._sequence_length))
-        found = set()
+        fields = set()
         for encoder in self._encoders:
             for base in ("prompt", "negative_prompt"):
                 field = base + encoder.suffix if base + encoder.suffix in options else base
-                text = asked.prompt if field == "prompt" else str(options.get(field, ""))
-                if field not in found and encoder.cuts(text, encoder.tokens or length):
-                    found.add(field)
-        return tuple(sorted(found))
+                text = arguments.prompt if field == "prompt" else str(options.get(field, ""))
+                if field not in fields and encoder.cuts(text, encoder.tokens or length):
+                    fields.add(field)
+        return tuple(sorted(fields))
 
 
 def _encoders(directory: Path) -> Iterator[_Encoder]:
@@ -118,7 +118,7 @@ class Adapters:
             pairs = [(self._read[a.alias], a.alpha) for a in spec.adapters]
             self.properties["adapters"] = ov_genai.AdapterConfig(pairs, MODES[spec.adapter_mode])
 
-    def chosen(self, alphas: Mapping[str, float]) -> dict[str, Any]:
+    def options_for(self, alphas: Mapping[str, float]) -> dict[str, Any]:
         """Return the options of a call with these adapters, and no others."""
         if not self._read or not self._dynamic:
             return {}
@@ -162,13 +162,15 @@ class ImageBackend:
     def call(self, invocation: Invocation) -> Iterator[Any]:
         if invocation.method != GENERATE:
             raise InvalidArgument(f"an image engine has no method {invocation.method!r}")
-        asked = invocation.arguments(GenerateArguments)
-        task: Task = "generate" if asked.image is None else "edit" if asked.mask is None else "inpaint"
+        arguments = invocation.arguments(GenerateArguments)
+        task: Task = (
+            "generate" if arguments.image is None else "edit" if arguments.mask is None else "inpaint"
+        )
         pipeline = self._pipelines.get(task)
         if pipeline is None:
             raise refused(f"this model has no pipeline to {task} images")
-        adapters, cut = self._adapters.chosen(asked.adapters), self._prompts.cut(asked)
-        drawing = Drawing(pipeline, asked, adapters, invocation, cut)
+        adapters, cut = self._adapters.options_for(arguments.adapters), self._prompts.cut(arguments)
+        drawing = Drawing(pipeline, arguments, adapters, invocation, cut)
         yield from drawing.items()
 
 
@@ -183,23 +185,23 @@ def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
     tasks: tuple[Task, ...] = ("inpaint", "edit", "generate")
     if not (directory / "vae_encoder").is_dir():
         tasks = ("generate",)
-    found: dict[Task, Any] = {}
+    pipelines: dict[Task, Any] = {}
     source, failure = None, None
     for task in tasks:
         try:
             if source is None:
-                source = found[task] = _read(KINDS[task], spec, adapters)
+                source = pipelines[task] = _read(KINDS[task], spec, adapters)
                 continue
         except RuntimeError as error:
             failure = error
             continue
         with suppress(RuntimeError):  # an architecture that has no such pipeline
-            found[task] = KINDS[task](source)
-            source = found[task]
-    if not found:
+            pipelines[task] = KINDS[task](source)
+            source = pipelines[task]
+    if not pipelines:
         assert failure is not None, "a pipeline that is not there has failed"
         raise load_error(failure, str(directory))
-    return found
+    return pipelines
 
 
 def _read(kind: Any, spec: ImageSpec, adapters: Adapters) -> Any:

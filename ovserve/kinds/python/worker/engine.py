@@ -55,8 +55,8 @@ class PythonEngine:
     def call(self, invocation: Invocation) -> Iterator[Result]:
         if invocation.method != EXECUTE:
             raise NotFound(f"a Python node has no method {invocation.method!r}")
-        asked = invocation.arguments(ExecuteArguments)
-        yield from self._handlers[asked.node].run(invocation, asked)
+        arguments = invocation.arguments(ExecuteArguments)
+        yield from self._handlers[arguments.node].run(invocation, arguments)
 
     def close(self) -> None:
         """Finalise the handlers, the last one first."""

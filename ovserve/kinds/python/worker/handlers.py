@@ -83,9 +83,9 @@ class Answers:
         return False
 
     def _tensor(self, tensor: pyovms.Tensor) -> Values:
-        known = [name for name in self._node.outputs if name != self._node.response]
-        if tensor.name not in known:
-            raise WrongAnswer(f"{tensor.name[:64]!r} is not an output; the node has {', '.join(known)}")
+        names = [name for name in self._node.outputs if name != self._node.response]
+        if tensor.name not in names:
+            raise WrongAnswer(f"{tensor.name[:64]!r} is not an output; the node has {', '.join(names)}")
         if any(size < 0 for size in tensor.shape):
             raise WrongAnswer(f"output {tensor.name!r} has shape {list(tensor.shape)}")
         return TensorValue(tensor.name, tensor.datatype, tensor.shape), pyovms.raw(tensor)
@@ -156,10 +156,10 @@ class Handler:
         except BaseException as error:
             log_exception(error)
             raise self._error(f"{path.name} cannot be imported: {last_line(error)}") from error
-        made = getattr(module, MODEL_CLASS, None)
-        if not isinstance(made, type):
+        model_class = getattr(module, MODEL_CLASS, None)
+        if not isinstance(model_class, type):
             raise self._error(f"{path.name} defines no class {MODEL_CLASS}")
-        if not callable(getattr(made, "execute", None)):
+        if not callable(getattr(model_class, "execute", None)):
             raise self._error(f"{MODEL_CLASS} of {path.name} has no method execute")
         about = {
             "input_names": [*self.node.inputs, *self.node.loopback[:1]],
@@ -168,7 +168,7 @@ class Handler:
             "base_path": str(path.parent),
         }
         try:
-            model = made()
+            model = model_class()
             if callable(initialize := getattr(model, "initialize", None)):
                 initialize(about)
         except BaseException as error:
@@ -189,12 +189,14 @@ class Handler:
                 sys.stderr.write(f"finalize failed: {last_line(error)}\n")
                 log_exception(error)
 
-    def run(self, invocation: Invocation, asked: ExecuteArguments) -> Iterator[Result]:
+    def run(self, invocation: Invocation, arguments: ExecuteArguments) -> Iterator[Result]:
         """Raises InvalidArgument with OVMS's text and the exception of the handler."""
-        given = [_given(value, blob) for value, blob in zip(asked.values, invocation.blobs, strict=True)]
-        answer = self._call(invocation, asked.request, partial(self._model.execute, given))
+        inputs = [
+            _received(value, blob) for value, blob in zip(arguments.values, invocation.blobs, strict=True)
+        ]
+        answer = self._call(invocation, arguments.request, partial(self._model.execute, inputs))
         if isinstance(answer, Iterator):
-            yield from self._generated(invocation, asked.request, answer)
+            yield from self._generated(invocation, arguments.request, answer)
         elif isinstance(answer, list) or self.node.response:
             yield self._result(Answers(self.node), answer, generated=False)
         else:
@@ -247,7 +249,7 @@ class Handler:
         return self._failed(reason)
 
 
-def _given(value: Given, blob: memoryview) -> pyovms.Tensor | HttpRequest:
+def _received(value: Given, blob: memoryview) -> pyovms.Tensor | HttpRequest:
     if isinstance(value, RequestValue):
         return HttpRequest(value.name, value.method, value.path, value.query, value.headers, blob.tobytes())
     return pyovms.given(value.name, value.datatype, value.shape, blob)

@@ -38,13 +38,13 @@ class Modules:
             sys.path.remove(str(directory))
         sys.path.insert(0, str(directory))
         for name in [*_tops(directory)]:
-            known = sys.modules.get(name)
+            module = sys.modules.get(name)
             if (
-                known is not None
-                and _directory(known) in self._directories
-                and _directory(known) != directory
+                module is not None
+                and _directory(module) in self._directories
+                and _directory(module) != directory
             ):
-                text = f"module {name!r} exists in {_directory(known)} and in {directory}: each has its own"
+                text = f"module {name!r} exists in {_directory(module)} and in {directory}: each has its own"
                 sys.stderr.write(f"{text}\n")
                 for each in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
                     del sys.modules[each]
@@ -57,8 +57,8 @@ class _Loader(SourceFileLoader):
 
 
 def _imported(path: Path) -> ModuleType:
-    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
-    name = f"{path.stem}_of_{path.parent.name}" if taken else path.stem
+    is_taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
+    name = f"{path.stem}_of_{path.parent.name}" if is_taken else path.stem
     while name in sys.modules:
         name += "_"
     spec = ModuleSpec(name, _Loader(name, str(path)), origin=str(path))

@@ -60,13 +60,13 @@ class Tensor(_Array):  # type: ignore[misc]
         if code[:1] in FOREIGN and len(code) > 1:
             array = array.astype(array.dtype.newbyteorder("="))
         # A copy where the memory is not in order: what is sent are the bytes from the first one on.
-        made: Any = np.ascontiguousarray(array).reshape(view.shape).view(cls)
-        made.flags.writeable = False
-        made._name, made._ref = name, buffer
-        made._shape = view.shape if shape is None else tuple(map(_size, shape))
+        view_of_array: Any = np.ascontiguousarray(array).reshape(view.shape).view(cls)
+        view_of_array.flags.writeable = False
+        view_of_array._name, view_of_array._ref = name, buffer
+        view_of_array._shape = view.shape if shape is None else tuple(map(_size, shape))
         code = code.lstrip(ORDERS)
-        made._datatype = NAMES.get(code, code) if datatype is None else datatype
-        tensor: Tensor = made
+        view_of_array._datatype = NAMES.get(code, code) if datatype is None else datatype
+        tensor: Tensor = view_of_array
         return tensor
 
     @property

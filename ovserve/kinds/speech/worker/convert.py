@@ -87,10 +87,10 @@ def convert(source: Path, directory: Path, *, int8: bool) -> None:
         (directory / name).write_text(json.dumps(content, indent=1) + "\n")
     config = files[CONFIG]
     tokenizers = build_tokenizer(source, int(config["vocab_size"]))
-    for name, made in zip((TOKENIZER, DETOKENIZER), tokenizers, strict=True):
-        ov.save_model(made, directory / name, compress_to_fp16=False)
-    for name, made in zip((ENCODER, DECODER), build(weights, config, int8=int8), strict=True):
-        ov.save_model(made, directory / name, compress_to_fp16=True)
+    for name, network in zip((TOKENIZER, DETOKENIZER), tokenizers, strict=True):
+        ov.save_model(network, directory / name, compress_to_fp16=False)
+    for name, network in zip((ENCODER, DECODER), build(weights, config, int8=int8), strict=True):
+        ov.save_model(network, directory / name, compress_to_fp16=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -58,32 +58,32 @@ class Cut:
 
 def cut(probabilities: Samples, samples: int, *, last: bool) -> Cut:
     """Return the first piece of a window of `samples`. `last`: no audio follows it."""
-    found = _padded(_speech(probabilities), samples)
-    if not found:
+    ranges = _padded(_speech(probabilities), samples)
+    if not ranges:
         return Cut((), samples if last else max(samples - UNSURE, FRAME))
-    taken: list[Range] = []
+    complete: list[Range] = []
     room = MOST
-    for speech in found:
+    for speech in ranges:
         unfinished = not last and speech.end >= samples - FRAME and speech.begin > 0
         if unfinished and room == MOST:
             return Cut((), speech.begin)  # alone, and the next window has more of it
         whole = speech.end - speech.begin
         if unfinished and whole <= room:
-            return Cut(tuple(taken), speech.begin)
+            return Cut(tuple(complete), speech.begin)
         if whole > room:
             if room <= MOST - ENOUGH:
-                return Cut(tuple(taken), speech.begin)
+                return Cut(tuple(complete), speech.begin)
             end = _quietest(probabilities, speech.begin, speech.begin + room)
-            return Cut((*taken, Range(speech.begin, end)), end)
+            return Cut((*complete, Range(speech.begin, end)), end)
         room -= whole
-        taken.append(speech)
-    quiet = samples if last else max(samples - UNSURE, taken[-1].end)
-    return Cut(tuple(taken), quiet)
+        complete.append(speech)
+    quiet = samples if last else max(samples - UNSURE, complete[-1].end)
+    return Cut(tuple(complete), quiet)
 
 
 def _speech(probabilities: Samples) -> list[Range]:
     """Return ranges of frames with speech, at least SHORTEST long, with pauses of at least PAUSE between."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     begin: int | None = None
     quiet = 0
     for i, probability in enumerate(probabilities.tolist()):
@@ -92,24 +92,24 @@ def _speech(probabilities: Samples) -> list[Range]:
         elif begin is not None and probability < ENDS:
             quiet += 1
             if quiet >= PAUSE_FRAMES:
-                found.append(Range(begin, i + 1 - quiet))
+                ranges.append(Range(begin, i + 1 - quiet))
                 begin, quiet = None, 0
     if begin is not None:
-        found.append(Range(begin, len(probabilities) - quiet))
-    return [speech for speech in found if speech.end - speech.begin >= MIN_SPEECH_FRAMES]
+        ranges.append(Range(begin, len(probabilities) - quiet))
+    return [speech for speech in ranges if speech.end - speech.begin >= MIN_SPEECH_FRAMES]
 
 
 def _padded(frames: list[Range], samples: int) -> list[Range]:
     """Return ranges of samples, with PADDING, joined where the pause between them is short."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     for begin, end in frames:
         padded = Range(max(begin * FRAME - PADDING, 0), min(end * FRAME + PADDING, samples))
-        near = found and padded.begin - found[-1].end <= KEPT_PAUSE
-        if near and padded.end - found[-1].begin <= MOST:
-            found[-1] = Range(found[-1].begin, padded.end)
+        near = ranges and padded.begin - ranges[-1].end <= KEPT_PAUSE
+        if near and padded.end - ranges[-1].begin <= MOST:
+            ranges[-1] = Range(ranges[-1].begin, padded.end)
         else:
-            found.append(Range(max(padded.begin, found[-1].end) if found else padded.begin, padded.end))
-    return found
+            ranges.append(Range(max(padded.begin, ranges[-1].end) if ranges else padded.begin, padded.end))
+    return ranges
 
 
 def _quietest(probabilities: Samples, begin: int, end: int) -> int:

@@ -79,16 +79,16 @@ class SpeechBackend:
     def call(self, invocation: Invocation) -> Iterator[Any]:
         if invocation.method != TRANSCRIBE:
             raise InvalidArgument(f"method: expected {TRANSCRIBE}, got {invocation.method}")
-        asked = invocation.arguments(TranscribeArguments)
+        arguments = invocation.arguments(TranscribeArguments)
         audio = np.frombuffer(invocation.blobs[0], "<i2").astype(np.float32) / np.float32(32768)
-        found = cut(self._voice.probabilities(audio), audio.size, last=asked.last)
-        if not found.ranges or invocation.cancelled:
-            yield Piece(found.consumed)
+        cuts = cut(self._voice.probabilities(audio), audio.size, last=arguments.last)
+        if not cuts.ranges or invocation.cancelled:
+            yield Piece(cuts.consumed)
             return
         with self._pipeline() as pipeline:
             if invocation.cancelled:
                 return
-            yield from self._recognize(pipeline, invocation, asked, found, found.joined(audio))
+            yield from self._recognize(pipeline, invocation, arguments, cuts, cuts.joined(audio))
 
     @contextmanager
     def _pipeline(self) -> Iterator[Any]:
@@ -99,57 +99,62 @@ class SpeechBackend:
             self._pipelines.put(pipeline)
 
     def _recognize(
-        self, pipeline: Any, invocation: Invocation, asked: TranscribeArguments, found: Cut, speech: Samples
+        self,
+        pipeline: Any,
+        invocation: Invocation,
+        arguments: TranscribeArguments,
+        cuts: Cut,
+        speech: Samples,
     ) -> Iterator[Any]:
-        config = self._config(pipeline, asked)
-        if asked.stream:
+        config = self._config(pipeline, arguments)
+        if arguments.stream:
             result = yield from _streamed(pipeline, speech, config, Listener(invocation))
         else:
             result = _generate(pipeline, speech, config, Listener(invocation))
-            if repeats(_text(result)) and not asked.temperature and not invocation.cancelled:
+            if repeats(_text(result)) and not arguments.temperature and not invocation.cancelled:
                 # The text before may have led it astray; drawn words lead out of a loop.
-                again = msgspec.structs.replace(asked, prompt="", temperature=SECOND_TEMPERATURE)
+                again = msgspec.structs.replace(arguments, prompt="", temperature=SECOND_TEMPERATURE)
                 other = _generate(pipeline, speech, self._config(pipeline, again), Listener(invocation))
                 result = result if repeats(_text(other)) else other
-        yield self._piece(result, asked, found, speech)
+        yield self._piece(result, arguments, cuts, speech)
 
-    def _config(self, pipeline: Any, asked: TranscribeArguments) -> Any:
+    def _config(self, pipeline: Any, arguments: TranscribeArguments) -> Any:
         config = pipeline.get_generation_config()
         config.max_length = MOST_TOKENS
         if self._files.is_whisper:
             if self._files.multilingual:
-                config.task = "translate" if asked.translate else "transcribe"
-                if asked.language:
-                    config.language = f"<|{asked.language}|>"
-            prompt = _tail(pipeline.get_tokenizer(), asked.prompt)
+                config.task = "translate" if arguments.translate else "transcribe"
+                if arguments.language:
+                    config.language = f"<|{arguments.language}|>"
+            prompt = _tail(pipeline.get_tokenizer(), arguments.prompt)
             if prompt:
                 config.initial_prompt = prompt
-            if asked.hotwords:
-                config.hotwords = _tail(pipeline.get_tokenizer(), asked.hotwords)
-            config.return_timestamps = asked.timestamps
-            config.word_timestamps = asked.words and self._words
+            if arguments.hotwords:
+                config.hotwords = _tail(pipeline.get_tokenizer(), arguments.hotwords)
+            config.return_timestamps = arguments.timestamps
+            config.word_timestamps = arguments.words and self._words
         else:
-            if asked.language:
-                config.language = asked.language
-            if asked.prompt:
-                config.context = asked.prompt
-        if asked.temperature:
+            if arguments.language:
+                config.language = arguments.language
+            if arguments.prompt:
+                config.context = arguments.prompt
+        if arguments.temperature:
             config.do_sample = True
-            config.temperature = asked.temperature
+            config.temperature = arguments.temperature
             config.rng_seed = int.from_bytes(os.urandom(4), "little") % SEEDS
         return config
 
-    def _piece(self, result: Any, asked: TranscribeArguments, found: Cut, speech: Samples) -> Piece:
+    def _piece(self, result: Any, arguments: TranscribeArguments, cuts: Cut, speech: Samples) -> Piece:
         seconds = speech.size / RATE
         chunks = (result.chunks or [[]])[0]
         words = (result.words or [[]])[0]
         return Piece(
-            found.consumed,
+            cuts.consumed,
             _text(result),
-            result.languages[0].strip("<|>") if result.languages else asked.language,
+            result.languages[0].strip("<|>") if result.languages else arguments.language,
             seconds,
-            [_span(chunk, found, seconds) for chunk in chunks] if asked.timestamps else [],
-            [_span(word, found, seconds) for word in words] if asked.words else [],
+            [_span(chunk, cuts, seconds) for chunk in chunks] if arguments.timestamps else [],
+            [_span(word, cuts, seconds) for word in words] if arguments.words else [],
         )
 
 
@@ -170,10 +175,10 @@ def _text(result: Any) -> str:
     return result.texts[0] if result.texts else ""
 
 
-def _span(chunk: Any, found: Cut, seconds: float) -> Span:
+def _span(chunk: Any, cuts: Cut, seconds: float) -> Span:
     """The library ends an unfinished chunk at -1."""
     end = seconds if chunk.end_ts < 0 else min(chunk.end_ts, seconds)
-    return Span(found.seconds(min(chunk.start_ts, end)), found.seconds(end), chunk.text)
+    return Span(cuts.seconds(min(chunk.start_ts, end)), cuts.seconds(end), chunk.text)
 
 
 def _generate(pipeline: Any, speech: Samples, config: Any, say: Say) -> Any:
@@ -221,8 +226,8 @@ def _tail(tokenizer: Any, text: str) -> str:
     if len(text) <= PROMPT_TOKENS:  # a token has at least a character, nearly always
         return text
     ids = tokenizer.encode(text[-8 * PROMPT_TOKENS :], add_special_tokens=False).input_ids.data
-    kept = ids.reshape(-1)[-PROMPT_TOKENS:].tolist()
-    return str(tokenizer.decode(kept)).strip("\N{REPLACEMENT CHARACTER}").strip()
+    tail = ids.reshape(-1)[-PROMPT_TOKENS:].tolist()
+    return str(tokenizer.decode(tail)).strip("\N{REPLACEMENT CHARACTER}").strip()
 
 
 def repeats(text: str) -> bool:

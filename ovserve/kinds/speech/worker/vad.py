@@ -57,9 +57,9 @@ class VoiceActivity:
         frames[0, :CONTEXT] = before[2 * STATE :]
         frames[1:, :CONTEXT] = body[:-1, -CONTEXT:]
         with self._lock:
-            found = self._request.infer({"input": frames, "h": h, "c": c})
-            values = np.array(found["speech_probs"], np.float32).reshape(-1)
-            parts = (found["hn"].reshape(-1), found["cn"].reshape(-1), body[-1, -CONTEXT:])
+            outputs = self._request.infer({"input": frames, "h": h, "c": c})
+            values = np.array(outputs["speech_probs"], np.float32).reshape(-1)
+            parts = (outputs["hn"].reshape(-1), outputs["cn"].reshape(-1), body[-1, -CONTEXT:])
             return values, np.concatenate(parts).astype(np.float32).tobytes()
 
 

@@ -73,12 +73,12 @@ def model_files(source: Path, weights: Weights) -> dict[str, dict[str, Any]]:
 def token_ids(source: Path) -> Mapping[str, int]:
     """Return the ids of the tokens that were added to the vocabulary. Raises LoadError."""
     added = _read(source / "tokenizer.json").get("added_tokens", [])
-    found = {token["content"]: int(token["id"]) for token in added}
-    wanted = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>")
-    for text in (*wanted, "<|transcribe|>", "<|translate|>"):
-        if text not in found:
+    ids = {token["content"]: int(token["id"]) for token in added}
+    required = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>")
+    for text in (*required, "<|transcribe|>", "<|translate|>"):
+        if text not in ids:
             raise LoadError(f"has no token {text}", file=str(source / "tokenizer.json"))
-    return found
+    return ids
 
 
 def _sizes(weights: Weights) -> tuple[int, int, int, dict[str, int], int]:
@@ -98,9 +98,9 @@ def _layers(weights: Weights, side: str) -> int:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot be read: {error}", file=str(file)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise LoadError("is not a JSON object", file=str(file))
-    return found
+    return content

@@ -114,12 +114,14 @@ class _Encoder(_Builder):
             values = self._split(self._dense(normed, attention + ".v_proj"))
             x = op.add(x, self._attended(normed, attention, keys, values, None))
             x = self._feed_forward(x, layer)
-        return _model([_named(self._norm(x, "layer_norm"), "last_hidden_state")], [], [features], "encoder")
+        return _model(
+            [_with_name(self._norm(x, "layer_norm"), "last_hidden_state")], [], [features], "encoder"
+        )
 
     def _convolved(self, x: Node, name: str, stride: int) -> Node:
         kernel = op.constant(self._tensor(name + ".weight"))
-        made = op.convolution(x, kernel, [stride], [1], [1], [1])
-        return op.gelu(op.add(made, op.constant(self._tensor(name + ".bias")[None, :, None])), "ERF")
+        convolved = op.convolution(x, kernel, [stride], [1], [1], [1])
+        return op.gelu(op.add(convolved, op.constant(self._tensor(name + ".bias")[None, :, None])), "ERF")
 
 
 class _Decoder(_Builder):
@@ -149,7 +151,7 @@ class _Decoder(_Builder):
             x = self._layer(x, layer, pasts, mask)
         logits = op.matmul(self._norm(x, "layer_norm"), words, False, True)
         inputs = [ids, self._audio, self._beams]
-        return _model([_named(logits, "logits")], self._sinks, inputs, "decoder")
+        return _model([_with_name(logits, "logits")], self._sinks, inputs, "decoder")
 
     def _layer(self, x: Node, layer: str, pasts: list[tuple[Node, str]], mask: Node) -> Node:
         attention = layer + "self_attn"
@@ -181,14 +183,14 @@ class _Decoder(_Builder):
     def _past(self, variable: str) -> tuple[Node, str]:
         """The cache of one attention block, in the order of the beams, and its name."""
         shape = ov.PartialShape([-1, self._heads, -1, self._size])
-        read = op.read_value(self._nothing, variable, ov.Type.f32, shape)
-        return op.gather(read, self._beams, op.constant(0)), variable
+        state = op.read_value(self._nothing, variable, ov.Type.f32, shape)
+        return op.gather(state, self._beams, op.constant(0)), variable
 
     def _remembered(self, name: str) -> Node:
         """Keys or values of the audio: the first step after a reset computes them."""
-        read = op.read_value(self._split(self._dense(self._audio, name)), name)
-        self._sinks.append(op.assign(read, name))
-        return read
+        state = op.read_value(self._split(self._dense(self._audio, name)), name)
+        self._sinks.append(op.assign(state, name))
+        return state
 
     def _range(self, begin: Node, end: Node) -> Node:
         begin, end = (op.squeeze(value, op.constant(0)) for value in (begin, end))
@@ -203,12 +205,12 @@ class _Decoder(_Builder):
 
 
 def _input(name: str, shape: ov.PartialShape, kind: ov.Type) -> Node:
-    made = op.parameter(shape, kind, name)
-    made.output(0).set_names({name})
-    return made
+    parameter = op.parameter(shape, kind, name)
+    parameter.output(0).set_names({name})
+    return parameter
 
 
-def _named(node: Node, name: str) -> Node:
+def _with_name(node: Node, name: str) -> Node:
     node.output(0).set_names({name})
     return node
 

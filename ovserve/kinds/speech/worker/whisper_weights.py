@@ -60,8 +60,8 @@ class _Reader:
         end = self._at + length
         if end > len(self._data):
             raise ValueError("the file ends early")
-        taken, self._at = self._data[self._at : end], end
-        return taken
+        part, self._at = self._data[self._at : end], end
+        return part
 
 
 class CTranslate2Weights:
@@ -152,7 +152,7 @@ def _tensors(reader: _Reader) -> dict[str, NDArray[Any]]:
     if spec != "WhisperSpec":
         raise ValueError(f"it holds a {spec}")
     reader.number("I")  # revision of the specification
-    found: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     for _ in range(reader.number("I")):
         name = reader.text()
         rank = reader.number("B")
@@ -160,8 +160,8 @@ def _tensors(reader: _Reader) -> dict[str, NDArray[Any]]:
             raise ValueError(f"{name} has {rank} dimensions")
         shape = [reader.number("I") for _ in range(rank)]
         kind = TYPES[reader.number("B")]
-        found[name] = np.frombuffer(reader.take(reader.number("I")), kind).reshape(shape)
+        tensors[name] = np.frombuffer(reader.take(reader.number("I")), kind).reshape(shape)
     for _ in range(reader.number("I")):
         alias = reader.text()
-        found[alias] = found[reader.text()]
-    return found
+        tensors[alias] = tensors[reader.text()]
+    return tensors

@@ -36,7 +36,7 @@ Run = Callable[[list[tuple[int, ov.Tensor]], Callable[[ov.InferRequest, float], 
 
 class _Waiting(NamedTuple):
     invocation: Invocation
-    asked: InferArguments
+    arguments: InferArguments
     arrays: tuple[NDArray[Any], ...]
     rows: int
     alike: tuple[Any, ...]  # equal for calls that can be joined
@@ -81,21 +81,21 @@ class Batcher:
         """Let the call wait for a batch; return False for one that has to run alone."""
         if invocation.method != INFER:
             return False
-        asked = invocation.arguments(InferArguments)
-        rows = {tensor.shape[0] for tensor in asked.inputs if tensor.shape}
-        if len(rows) != 1 or any(tensor.form != "raw" for tensor in asked.inputs):
+        arguments = invocation.arguments(InferArguments)
+        rows = {tensor.shape[0] for tensor in arguments.inputs if tensor.shape}
+        if len(rows) != 1 or any(tensor.form != "raw" for tensor in arguments.inputs):
             return False
         (count,) = rows
         if not 0 < count < self._most:
             return False
         arrays = tuple(
             numbers(self._inputs[tensor.input], tensor, blob)
-            for tensor, blob in zip(asked.inputs, invocation.blobs, strict=True)
+            for tensor, blob in zip(arguments.inputs, invocation.blobs, strict=True)
         )
-        alike = (asked.outputs, *((tensor.input, tensor.shape[1:]) for tensor in asked.inputs))
+        alike = (arguments.outputs, *((tensor.input, tensor.shape[1:]) for tensor in arguments.inputs))
         self._deliver = deliver
         with self._changed:
-            self._waiting.append(_Waiting(invocation, asked, arrays, count, alike, time.monotonic()))
+            self._waiting.append(_Waiting(invocation, arguments, arrays, count, alike, time.monotonic()))
         return True
 
     def began(self) -> None:
@@ -110,13 +110,13 @@ class Batcher:
 
     def _work(self) -> None:
         while batch := self._take():
-            left = [w for w in batch if w.invocation.cancelled]
-            if left:
-                self._deliver([(w.invocation, Unavailable("the call was cancelled")) for w in left])
+            cancelled = [w for w in batch if w.invocation.cancelled]
+            if cancelled:
+                self._deliver([(w.invocation, Unavailable("the call was cancelled")) for w in cancelled])
                 batch = [w for w in batch if not w.invocation.cancelled]
             if batch:
                 self._infer(batch)
-            del batch, left  # they hold the tensors of requests
+            del batch, cancelled  # they hold the tensors of requests
 
     def _take(self) -> list[_Waiting]:
         """Wait for a batch; return an empty one when the batcher is closed."""
@@ -126,17 +126,17 @@ class Batcher:
                     self._changed.wait()
                     continue
                 batch = self._next()
-                left = batch[0].arrived + self._delay - time.monotonic()
+                remaining = batch[0].arrived + self._delay - time.monotonic()
                 rows = sum(w.rows for w in batch)
-                if left <= 0 or rows == self._most:
+                if remaining <= 0 or rows == self._most:
                     if rows < self._most and self._few_sizes():
                         batch = _power_of_two(batch, rows)
-                    taken = {id(w) for w in batch}
-                    self._waiting = deque(w for w in self._waiting if id(w) not in taken)
+                    batched = {id(w) for w in batch}
+                    self._waiting = deque(w for w in self._waiting if id(w) not in batched)
                     if self._waiting:
                         self._changed.notify()
                     return batch
-                self._changed.wait(left)
+                self._changed.wait(remaining)
         return []
 
     def _next(self) -> list[_Waiting]:
@@ -156,8 +156,8 @@ class Batcher:
 
         try:
             joined = [np.concatenate(arrays) for arrays in zip(*(w.arrays for w in batch), strict=True)]
-            given = zip(batch[0].asked.inputs, joined, strict=True)
-            self._run([(t.input, ov.Tensor(array, shared_memory=True)) for t, array in given], answer)
+            tensors = zip(batch[0].arguments.inputs, joined, strict=True)
+            self._run([(t.input, ov.Tensor(array, shared_memory=True)) for t, array in tensors], answer)
         except Exception:  # noqa: BLE001  whichever call it is, each gets its own result or error
             for waiting in batch:
                 self._one(waiting.invocation)
@@ -176,12 +176,12 @@ class Batcher:
 
 def _power_of_two(batch: list[_Waiting], rows: int) -> list[_Waiting]:
     """Return the first calls with the largest power of two of rows; all calls if none sum up to one."""
-    most, found, count = 1 << (rows.bit_length() - 1), 0, 0
+    most, length, count = 1 << (rows.bit_length() - 1), 0, 0
     for number, waiting in enumerate(batch, 1):
         count += waiting.rows
         if count <= most and count.bit_count() == 1:
-            found = number
-    return batch[:found] or batch
+            length = number
+    return batch[:length] or batch
 
 
 def _split(
@@ -189,7 +189,7 @@ def _split(
 ) -> Iterator[tuple[Invocation, Outcome]]:
     """Yield the part of each call. Raises Internal for outputs that do not have a row for each one."""
     total = sum(w.rows for w in batch)
-    outputs = [request.get_output_tensor(index) for index in batch[0].asked.outputs]
+    outputs = [request.get_output_tensor(index) for index in batch[0].arguments.outputs]
     shaped = [shape_of(tensor) for tensor in outputs]
     for shape in shaped:
         if shape[0] != total:

@@ -15,15 +15,15 @@ def devices() -> dict[str, str]:
 
     A device that fails when it is asked has the error instead.
     """
-    core, found = openvino.Core(), {}
+    core, descriptions = openvino.Core(), {}
     for device in core.available_devices:
         try:
             formats = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
-            shown = ", ".join(sorted(name for name in formats if name[-1:].isdigit()))
-            found[device] = f"{core.get_property(device, 'FULL_DEVICE_NAME')}; {shown}"
+            formats_text = ", ".join(sorted(name for name in formats if name[-1:].isdigit()))
+            descriptions[device] = f"{core.get_property(device, 'FULL_DEVICE_NAME')}; {formats_text}"
         except RuntimeError as error:
-            found[device] = str(error).strip().splitlines()[-1]
-    return found
+            descriptions[device] = str(error).strip().splitlines()[-1]
+    return descriptions
 
 
 if __name__ == "__main__":

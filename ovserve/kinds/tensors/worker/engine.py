@@ -23,7 +23,7 @@ from ovserve.kinds.tensors.worker.batching import Batcher, check_ports
 from ovserve.kinds.tensors.worker.compiled import Broken, Compiled, Given, Shapes, shapes_of
 from ovserve.kinds.tensors.worker.fixed_shapes import FixedShapes
 from ovserve.kinds.tensors.worker.model import Model
-from ovserve.kinds.tensors.worker.values import given, result, shape_of
+from ovserve.kinds.tensors.worker.values import input_tensor, result, shape_of
 
 MOST_BATCH_SIZES = 4  # that have a compilation of their own
 MOST_KNOWN_SHAPES = 1000
@@ -75,15 +75,15 @@ class TensorEngine:
     def call(self, invocation: Invocation) -> Iterator[Result]:
         if invocation.method != INFER:
             raise NotFound(f"a plain model has no method {invocation.method!r}")
-        asked = invocation.arguments(InferArguments)
+        arguments = invocation.arguments(InferArguments)
         tensors = [
-            (one.input, given(self._model.inputs[one.input], one, blob))
-            for one, blob in zip(asked.inputs, invocation.blobs, strict=True)
+            (one.input, input_tensor(self._model.inputs[one.input], one, blob))
+            for one, blob in zip(arguments.inputs, invocation.blobs, strict=True)
         ]
         wait = time.monotonic()
         compiled, request, seconds = self._infer(tensors)
         try:
-            outputs = [request.get_output_tensor(i) for i in asked.outputs]
+            outputs = [request.get_output_tensor(i) for i in arguments.outputs]
             shapes = tuple(map(shape_of, outputs))
             waited = (wait - invocation.arrived) * 1e6
             yield Result(InferResult(shapes, seconds * 1e6, waited), tuple(map(result, outputs)), last=True)
@@ -170,5 +170,5 @@ class TensorEngine:
 def _refused(error: RuntimeError) -> InvalidArgument:
     """Return the error of a request whose tensors fit one by one, and not together."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(line for line in lines if not line.startswith(("Exception from", "Check '")))
-    return InvalidArgument(f"inputs: the model rejects them: {said[:600]}", param="inputs")
+    reason = " ".join(line for line in lines if not line.startswith(("Exception from", "Check '")))
+    return InvalidArgument(f"inputs: the model rejects them: {reason[:600]}", param="inputs")

@@ -59,14 +59,14 @@ class FixedShapes:
         if not self.open:
             return None
         shapes = shapes_of(tensors)
-        made = self._made.get(shapes)
-        if made is None:
+        variant = self._made.get(shapes)
+        if variant is None:
             self._count_call(tensors, shapes)
             return None
-        made.uses += 1
-        if not made.proven and not self._prove(made, shapes, tensors, own):
+        variant.uses += 1
+        if not variant.proven and not self._prove(variant, shapes, tensors, own):
             return None
-        return made.compiled
+        return variant.compiled
 
     def drop(self) -> None:
         """Have no such compilations from now on; also called when the model is closed."""
@@ -78,7 +78,7 @@ class FixedShapes:
             calls = self._calls
             calls[shapes] = calls.get(shapes, 0) + 1
             if len(calls) > MAX_COUNTED_SHAPES:  # all lose one, so that shapes that come no more make room
-                calls = self._calls = {known: n - 1 for known, n in calls.items() if n > 1}
+                calls = self._calls = {key: n - 1 for key, n in calls.items() if n > 1}
             if calls.get(shapes, 0) < self._often or self._making or not self.open:
                 return
             count = calls.pop(shapes)
@@ -87,22 +87,22 @@ class FixedShapes:
                 return
             instead = None
             if len(self._made) >= self._most:
-                uses = {known: made.uses for known, made in self._made.items()}
+                uses = {key: variant.uses for key, variant in self._made.items()}
                 instead = min(uses, key=uses.__getitem__)
-                for made in self._made.values():
-                    made.uses = 0
+                for variant in self._made.values():
+                    variant.uses = 0
                 if uses[instead] >= count:
                     return
                 self._often *= REPLACEMENT_FACTOR
             self._making = True
-        name = f"fixed {_shown(shapes)}"
+        name = f"fixed {_shapes_text(shapes)}"
         threading.Thread(target=self._make, args=(shapes, instead), name=name, daemon=True).start()
 
     def _make(self, shapes: Shapes, instead: Shapes | None) -> None:
         try:
-            made = _Made(Compiled(self._model.compile(shapes), self._count, fixed=True))
+            variant = _Made(Compiled(self._model.compile(shapes), self._count, fixed=True))
         except (LoadError, RuntimeError) as error:
-            print(f"not compiled for {_shown(shapes)}: {error}")  # noqa: T201  stdout is this process's log
+            print(f"not compiled for {_shapes_text(shapes)}: {error}")  # noqa: T201  stdout is this process's log
             with self._lock:  # one client's odd shapes are not the others' fault
                 self._making, self._often = False, self._often * REPLACEMENT_FACTOR
             return
@@ -110,32 +110,32 @@ class FixedShapes:
             self._making = False
             if not self.open:
                 return
-            kept = {known: other for known, other in self._made.items() if known != instead}
-            self._made = {**kept, shapes: made}
+            others = {key: other for key, other in self._made.items() if key != instead}
+            self._made = {**others, shapes: variant}
 
-    def _prove(self, made: _Made, shapes: Shapes, tensors: Given, own: Compiled) -> bool:
+    def _prove(self, variant: _Made, shapes: Shapes, tensors: Given, own: Compiled) -> bool:
         """Run both once, and return whether the new one answers like the other; else drop it."""
-        mine, other = own.idle.get(), made.compiled.idle.get()
+        mine, other = own.idle.get(), variant.compiled.idle.get()
         try:
             try:
                 own.infer(mine, tensors)
             except RuntimeError:
                 return False  # the call's fault; the caller reports it
             try:
-                made.compiled.infer(other, tensors)
-                made.proven = all(
+                variant.compiled.infer(other, tensors)
+                variant.proven = all(
                     alike(port, mine.get_output_tensor(i), other.get_output_tensor(i), own.precision)
                     for i, port in enumerate(self._model.outputs)
                 )
             except RuntimeError:
-                made.proven = False
+                variant.proven = False
         finally:
             own.idle.put(mine)
-            made.compiled.idle.put(other)
-        if not made.proven:
-            print(f"compiled for {_shown(shapes)}, the model answers otherwise: not used")  # noqa: T201
+            variant.compiled.idle.put(other)
+        if not variant.proven:
+            print(f"compiled for {_shapes_text(shapes)}, the model answers otherwise: not used")  # noqa: T201
             self.drop()
-        return made.proven
+        return variant.proven
 
 
 def alike(port: Port, one: ov.Tensor, other: ov.Tensor, precision: str) -> bool:
@@ -165,5 +165,5 @@ def _dynamic(model: Model) -> bool:
     return any(low != high for info in infos for low, high in info.dims or ())
 
 
-def _shown(shapes: Sequence[Sequence[int]]) -> str:
+def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
     return ", ".join(f"[{','.join(map(str, shape))}]" for shape in shapes)

@@ -40,8 +40,8 @@ def dimension(text: str, field: str) -> ov.Dimension:
             raise ValueError
         return ov.Dimension(*bounds)
     except ValueError:
-        wanted = "a number, -1 for any, a range such as 1:8, or auto"
-        raise LoadError(f"expected {wanted}, got {text!r}", field=field) from None
+        expected = "a number, -1 for any, a range such as 1:8, or auto"
+        raise LoadError(f"expected {expected}, got {text!r}", field=field) from None
 
 
 def partial_shape(text: str, own: Any) -> ov.PartialShape:
@@ -125,12 +125,12 @@ class Model:
         return model
 
     def _ports(self) -> tuple[list[Port], list[Port]]:
-        found = ports(self._model, self.mapping)
-        for kind, given in (("input", found[0]), ("output", found[1])):
-            names = [port.info.name for port in given]
+        both = ports(self._model, self.mapping)
+        for kind, ports_of_side in (("input", both[0]), ("output", both[1])):
+            names = [port.info.name for port in ports_of_side]
             if len({*names}) < len(names):
                 raise LoadError(f"two {kind}s have one name: {', '.join(sorted(names))}")
-        return found
+        return both
 
     def _preprocessed(self, model: ov.Model) -> ov.Model:
         """Return the model with what the configuration says of its inputs: layouts, which may transpose,
@@ -151,7 +151,7 @@ class Model:
         layouts: dict[int, str] = {}  # of the model's inputs, by index
         for field, name, text in steps:
             both = field == "layout" and name
-            port = self._named([*inputs, *outputs] if both else inputs, name, field)
+            port = self._port_named([*inputs, *outputs] if both else inputs, name, field)
             try:
                 if field == "layout":
                     of_client, of_model = layout_pair(text)
@@ -200,51 +200,51 @@ class Model:
 
     def _reshape(self, model: ov.Model) -> None:
         inputs, _ = ports(model, self.mapping)
-        wanted: dict[int, ov.PartialShape] = {}
+        shapes: dict[int, ov.PartialShape] = {}
         for name, text in self._spec.shapes:
-            port = self._named(inputs, name, "shape")
-            wanted[port.index] = partial_shape(text, port.shape)
+            port = self._port_named(inputs, name, "shape")
+            shapes[port.index] = partial_shape(text, port.shape)
         batch_size = self._spec.batch_size or (ANY if self._spec.max_batch_size else "")
-        if batch_size and not wanted:
+        if batch_size and not shapes:
             size = dimension(batch_size, "batch_size")
             for port in inputs:
                 at = max(0, port.info.layout.find("N"))
                 if port.shape.rank.is_dynamic or port.shape.rank.get_length() <= at:
                     raise LoadError(f"input {port.info.name!r} has no batch dimension", field="batch_size")
-                wanted[port.index] = ov.PartialShape(list(port.shape))
-                wanted[port.index][at] = size
-        if not wanted:
+                shapes[port.index] = ov.PartialShape(list(port.shape))
+                shapes[port.index][at] = size
+        if not shapes:
             return
         try:
-            model.reshape(wanted)
+            model.reshape(shapes)
         except RuntimeError as error:
             field = "shape" if self._spec.shapes else "batch_size"
             raise LoadError(f"the model cannot be reshaped: {_short(error)}", field=field) from error
 
-    def _named(self, among: list[Port], name: str, field: str) -> Port:
+    def _port_named(self, among: list[Port], name: str, field: str) -> Port:
         if not name and len(among) == 1:
             return among[0]
         for port in among:
             if name in port.info.names:
                 return port
-        known = ", ".join(repr(port.info.name) for port in among)
+        names = ", ".join(repr(port.info.name) for port in among)
         if not name:
-            raise LoadError(f"the model has {len(among)} inputs; give each by name: {known}", field=field)
-        raise LoadError(f"{name!r} is not a tensor of the model; known: {known}", field=field)
+            raise LoadError(f"the model has {len(among)} inputs; give each by name: {names}", field=field)
+        raise LoadError(f"{name!r} is not a tensor of the model; known: {names}", field=field)
 
 
 def _info(model: ov.Model, name: str) -> dict[str, str]:
     """Return a part of the file's runtime information, as text; not every converter writes it."""
     if not model.has_rt_info([name]):
         return {}
-    found = model.get_rt_info([name]).value
-    if not isinstance(found, dict):
+    info = model.get_rt_info([name]).value
+    if not isinstance(info, dict):
         return {}
-    return {str(key): str(getattr(value, "value", value))[:MAX_INFO] for key, value in found.items()}
+    return {str(key): str(getattr(value, "value", value))[:MAX_INFO] for key, value in info.items()}
 
 
 def _short(error: Exception) -> str:
     """Return the sentences of the library's error, without the places in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("Exception from src", "Check '"))]
-    return " ".join(kept)[:600] or (lines[0] if lines else type(error).__name__)
+    informative = [line for line in lines if line and not line.startswith(("Exception from src", "Check '"))]
+    return " ".join(informative)[:600] or (lines[0] if lines else type(error).__name__)

@@ -34,9 +34,9 @@ NARROW: MappingOf[str, tuple[float, float]] = {
 }
 
 
-def narrow(found: Iterable[Port]) -> None:
+def narrow(typed_ports: Iterable[Port]) -> None:
     """Note what the CPU device keeps of each input's numbers."""
-    for port in found:
+    for port in typed_ports:
         port.narrow = NARROW.get(port.info.datatype)
 
 
@@ -47,15 +47,15 @@ def ports(model: ov.Model, mapping: Mapping) -> tuple[list[Port], list[Port]]:
     return inputs, outputs
 
 
-def _all(found: list[Any], aliases: MappingOf[str, str], field: str, unnamed: str) -> list[Port]:
-    known = {name for port in found for name in port.get_names()}
+def _all(nodes: list[Any], aliases: MappingOf[str, str], field: str, unnamed: str) -> list[Port]:
+    names = {name for port in nodes for name in port.get_names()}
     for name in aliases:
-        if name not in known:
+        if name not in names:
             raise LoadError(
                 f"mapping_config.json: {field}: {name!r} is not a tensor of the model; known: "
-                f"{', '.join(sorted(known)) or 'none'}"
+                f"{', '.join(sorted(names)) or 'none'}"
             )
-    return [_port(i, port, aliases, f"{unnamed}_{i}") for i, port in enumerate(found)]
+    return [_port(i, port, aliases, f"{unnamed}_{i}") for i, port in enumerate(nodes)]
 
 
 def _port(index: int, port: Any, aliases: MappingOf[str, str], unnamed: str) -> Port:

@@ -21,7 +21,7 @@ MAX_TEXT_BYTES = 256 << 20
 STRING, BF16 = ov.Type.string, ov.Type.bf16
 
 
-def given(port: Port, tensor: GivenTensor, blob: Buffer) -> ov.Tensor:
+def input_tensor(port: Port, tensor: GivenTensor, blob: Buffer) -> ov.Tensor:
     """Return the tensor of an input. It refers to `blob`. Raises InvalidArgument."""
     if port.element_type == STRING:
         return _texts(port.info.name, blob, tensor.shape)
@@ -80,12 +80,12 @@ def _texts(name: str, blob: Buffer, shape: Sequence[int]) -> ov.Tensor:
 
 def elements(blob: Buffer) -> list[memoryview]:
     """Return the elements of BYTES: each has 4 bytes of length before it."""
-    view, at, found = memoryview(blob), 0, []
+    view, at, views = memoryview(blob), 0, []
     while at < len(view):
         (size,) = _LENGTH.unpack_from(view, at)
-        found.append(view[at + 4 : at + 4 + size])
+        views.append(view[at + 4 : at + 4 + size])
         at += 4 + size
-    return found
+    return views
 
 
 def _image(port: Port, shape: Sequence[int], blob: Buffer) -> ov.Tensor:

@@ -70,32 +70,32 @@ class TextToSpeechBackend:
         """Yield `Spoken` per sentence. Raises InvalidArgument for a text of which nothing can be spoken."""
         if invocation.method != SPEAK:
             raise InvalidArgument(f"{invocation.method!r} is not a method of this engine; it has {SPEAK!r}")
-        wanted = invocation.arguments(SpeakArguments)
-        encoder = encoder_of(wanted.format, self.facts.sample_rate)
+        arguments = invocation.arguments(SpeakArguments)
+        encoder = encoder_of(arguments.format, self.facts.sample_rate)
         silent = 0
         arrived, spoke = invocation.arrived, False
-        for sentence in sentences(self._pipeline.in_words(wanted.text, wanted.language)):
+        for sentence in sentences(self._pipeline.in_words(arguments.text, arguments.language)):
             with self._turns.turn():
                 if invocation.cancelled:
                     return
                 began = time.monotonic()
-                samples = self._pipeline.speak(sentence, wanted.voice, wanted.language, wanted.speed)
-                took = time.monotonic() - began
+                samples = self._pipeline.speak(sentence, arguments.voice, arguments.language, arguments.speed)
+                duration = time.monotonic() - began
             if not len(samples):
                 silent += 1
                 continue
             spoke = True
             seconds = len(samples) / self.facts.sample_rate
-            spoken = Spoken(sentence, seconds, took, began - arrived)
+            spoken = Spoken(sentence, seconds, duration, began - arrived)
             yield Result(spoken, (encoder.encode(samples),))
             arrived = time.monotonic()
         if not spoke:
             raise InvalidArgument(
-                f"input: the model found nothing to speak in it in the language {wanted.language!r}",
+                f"input: the model found nothing to speak in it in the language {arguments.language!r}",
                 param="input",
             )
         if silent:
-            language = wanted.language
+            language = arguments.language
             sys.stderr.write(f"{silent} sentences had nothing that can be spoken in {language!r}\n")
         if self._pipeline.has_grown:
             threading.Thread(target=self._reload, name="reload", daemon=True).start()

@@ -59,9 +59,9 @@ class _Sink:
         return len(data)
 
     def take(self) -> bytes:
-        taken = b"".join(self._parts)
+        joined = b"".join(self._parts)
         self._parts.clear()
-        return taken
+        return joined
 
 
 class Compressed:

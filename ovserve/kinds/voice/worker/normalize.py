@@ -243,14 +243,14 @@ def _folded(character: str) -> str:
         return character if character in KEPT else ""
     if unicodedata.category(character) == "No" and "/" in (plain := _plain(character)):
         return f" {plain} "
-    made = anyascii(_plain(character))
+    ascii_text = anyascii(_plain(character))
     if character.isspace():
         return " "
     if unicodedata.category(character)[0] == "S":  # emoji, as `:grinning:`; else its name
-        named = made.strip().startswith(":")
-        name = made if named else unicodedata.name(character, made).lower()
+        is_symbol = ascii_text.strip().startswith(":")
+        name = ascii_text if is_symbol else unicodedata.name(character, ascii_text).lower()
         return f" {name.strip(' :').replace('_', ' ').replace('-', ' ')} "
-    return made
+    return ascii_text
 
 
 def _plain(character: str) -> str:
@@ -330,13 +330,13 @@ def _read(piece: str) -> str:
     """Return a piece with its numbers in words."""
     if not any(map(str.isdigit, piece)):
         return piece
-    if len(piece) <= LONGEST and (made := _wetext(piece)) is not None:
+    if len(piece) <= LONGEST and (normalized := _wetext(piece)) is not None:
         before, after = piece[: len(piece) - len(piece.lstrip())], piece[len(piece.rstrip()) :]
-        return f"{before}{made.strip()}{after}"
+        return f"{before}{normalized.strip()}{after}"
     words = []
     for word in piece.split(" "):
-        made = _wetext(word) if any(map(str.isdigit, word)) and len(word) <= LONGEST else word
-        words.append(_LETTER_AND_DIGIT.sub(" ", word) if made is None else made)
+        normalized = _wetext(word) if any(map(str.isdigit, word)) and len(word) <= LONGEST else word
+        words.append(_LETTER_AND_DIGIT.sub(" ", word) if normalized is None else normalized)
     return " ".join(words)
 
 
@@ -351,11 +351,11 @@ def _number(match: re.Match[str]) -> str:
 def _wetext(text: str) -> str | None:
     """Return what `wetext` makes of it; None if it fails."""
     try:
-        made: str = _normalizer().normalize(text)
+        normalized: str = _normalizer().normalize(text)
     except Exception:  # noqa: BLE001  its grammars assert
         return None
-    made = made.replace('\\"', '"')  # it escapes them
-    return made if made.strip() else None
+    normalized = normalized.replace('\\"', '"')  # it escapes them
+    return normalized if normalized.strip() else None
 
 
 @functools.cache

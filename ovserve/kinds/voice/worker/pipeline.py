@@ -132,8 +132,8 @@ class Pipeline:
                 raise
             sys.stderr.write(f"{text[:80]!r} cannot be spoken: {error}\n")  # by the part that makes phonemes
             return np.zeros(0, np.float32)
-        found = [np.array(speech.data, np.float32).reshape(-1) for speech in result.speeches]
-        return found[0] if found else np.zeros(0, np.float32)
+        arrays = [np.array(speech.data, np.float32).reshape(-1) for speech in result.speeches]
+        return arrays[0] if arrays else np.zeros(0, np.float32)
 
     def _read_voices(self, directory: Path, spec: TextToSpeechSpec) -> dict[str, openvino.Tensor]:
         """Raises LoadError for a file of another size than the model's voices have."""

@@ -64,12 +64,12 @@ class Pronunciation:
 
     def __init__(self, directory: Path, language: str) -> None:
         """`directory` holds the dictionaries; without them the library has words of its own."""
-        found: set[str] = set()
+        words: set[str] = set()
         for kind in ("gold", "silver"):
             file = directory / f"{DIALECTS[language]}_{kind}.json"
             if file.is_file():
-                found.update(json.loads(file.read_text("utf-8")))
-        self._words = frozenset(found)
+                words.update(json.loads(file.read_text("utf-8")))
+        self._words = frozenset(words)
 
     def complete(self, sentence: str) -> str:
         """Return the sentence with phonemes for the words that would be left out."""
@@ -78,11 +78,11 @@ class Pronunciation:
         parts = MARKUP.split(sentence)
         return "".join(p if at % 2 else _COMPOUND.sub(self._spoken, p) for at, p in enumerate(parts))
 
-    def _spoken(self, found: re.Match[str]) -> str:
+    def _spoken(self, match: re.Match[str]) -> str:
         """The library leaves out what a hyphen joins to a word with phonemes."""
-        words = found[0].split("-")
-        made = [word if self._is_known(word) else f"[{word}](/{phonemes(word)}/)" for word in words]
-        return found[0] if made == words else " ".join(made)
+        words = match[0].split("-")
+        spoken_words = [word if self._is_known(word) else f"[{word}](/{phonemes(word)}/)" for word in words]
+        return match[0] if spoken_words == words else " ".join(spoken_words)
 
     def _is_known(self, word: str) -> bool:
         if self._is_listed(word):
