@@ -27,8 +27,8 @@ _OF_EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 def command() -> str:
     """Return how to call this ovserve from a shell: by its name where that is on the PATH."""
     script = Path(sys.argv[0])
-    found = shutil.which(NAME)
-    if found is not None and script.exists() and Path(found).samefile(script):
+    path = shutil.which(NAME)
+    if path is not None and script.exists() and Path(path).samefile(script):
         return NAME
     if script.name == NAME and script.exists():
         return shlex.quote(sys.argv[0])
@@ -40,36 +40,36 @@ def extra(name: str) -> str:
     from importlib import metadata  # a third of what a sandbox process would import
 
     try:
-        found = metadata.distribution(NAME)
+        distribution = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:  # its source is on the path
         return f"in the checkout of {NAME}, install it: pip install -e '.[{name}]'"
-    if (checkout := _checkout(found)) is not None:
+    if (checkout := _checkout(distribution)) is not None:
         return f"install it: {_pip()} -e {shlex.quote(f'{checkout}[{name}]')}"
-    if not (wanted := requirements(found.requires or [], name)):
+    if not (packages := requirements(distribution.requires or [], name)):
         return f"this {NAME} has no extra {name!r}; install a newer one"
-    listed = " ".join(map(shlex.quote, wanted))
+    listed = " ".join(map(shlex.quote, packages))
     prefix = Path(sys.prefix).parts
     if "pipx" in prefix:
         return f"install it: pipx inject {NAME} {listed}"
     if "uv" in prefix and "tools" in prefix:
-        return f"install it: uv tool install {NAME} {' '.join(f'--with {shlex.quote(w)}' for w in wanted)}"
+        return f"install it: uv tool install {NAME} {' '.join(f'--with {shlex.quote(w)}' for w in packages)}"
     return f"install it: {_pip()} {listed}"
 
 
 def requirements(requires: list[str], name: str) -> list[str]:
     """Return the requirements of an extra, from the lines of a distribution's metadata."""
-    found = []
+    matching = []
     for line in requires:
         requirement, _, marker = line.partition(";")
         if (of := _OF_EXTRA.search(marker)) and of[1] == name:
-            found.append(requirement.strip())
-    return found
+            matching.append(requirement.strip())
+    return matching
 
 
-def _checkout(found: Distribution) -> Path | None:
+def _checkout(distribution: Distribution) -> Path | None:
     """Return the directory of an editable installation."""
     try:
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     except ValueError:
         return None
     url = urlsplit(str(origin.get("url", "")))
@@ -91,7 +91,7 @@ def masks_grammars() -> bool:
     from importlib import metadata
 
     try:
-        found = metadata.version("xgrammar")
+        version = metadata.version("xgrammar")
     except metadata.PackageNotFoundError:
         return False
-    return found == XGRAMMAR and importlib.util.find_spec("tvm_ffi") is not None
+    return version == XGRAMMAR and importlib.util.find_spec("tvm_ffi") is not None

@@ -253,8 +253,8 @@ class RealtimeThinkCalculator(LlmCalculator):
             await self.out.send(cc, Answer(prompt.run, manner=prompt.manner, last=True, error=error))
 
     async def _answer(self, cc: Context, prompt: Prompt, messages: list[dict[str, Any]]) -> None:
-        done, round_ = Tokens(), Completion()
-        tokens = done
+        total, round_ = Tokens(), Completion()
+        tokens = total
         llm: LlmResources = cc[self.llm]
         sampling = Sampling(
             max_tokens=prompt.max_tokens,
@@ -271,11 +271,11 @@ class RealtimeThinkCalculator(LlmCalculator):
                     await self.out.send(cc, result)
                     continue
                 round_.add(part)
-                tokens = _sum(done, round_)
+                tokens = _sum(total, round_)
                 if text := part.content:
                     await self.out.send(cc, Answer(prompt.run, text, manner=prompt.manner, tokens=tokens))
                 if part.last:
-                    choice, done, round_ = round_.choices[0], tokens, Completion()
+                    choice, total, round_ = round_.choices[0], tokens, Completion()
         names = frozenset(prompt.policy.names) if prompt.policy is not None else frozenset()
         calls = tuple(call for call in choice.tool_calls if call.name in names)
         last = Answer(
@@ -284,16 +284,16 @@ class RealtimeThinkCalculator(LlmCalculator):
             manner=prompt.manner,
             last=True,
             finish_reason=REPETITION if choice.repetitive else choice.finish_reason,
-            tokens=done,
+            tokens=total,
         )
         await self.out.send(cc, last)
 
 
-def _sum(done: Tokens, round_: Completion) -> Tokens:
+def _sum(total: Tokens, round_: Completion) -> Tokens:
     return Tokens(
-        done.read + round_.prompt_tokens,
-        done.cached + (round_.cached_tokens or 0),
-        done.written + round_.completion_tokens,
+        total.read + round_.prompt_tokens,
+        total.cached + (round_.cached_tokens or 0),
+        total.written + round_.completion_tokens,
     )
 
 

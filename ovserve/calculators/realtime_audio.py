@@ -101,18 +101,18 @@ class VoiceActivityCalculator(EngineCalculator):
         frames = len(self.rest) // FRAME_BYTES
         if frames < FEWEST_FRAMES and not sound.last:
             return
-        found: list[float] = []
+        probabilities: list[float] = []
         error: OvserveError | None = None
         try:
             while frames and error is None:
                 count = min(frames, MOST_FRAMES)
-                found += await self._look(cc, bytes(self.rest[: count * FRAME_BYTES]))
+                probabilities += await self._look(cc, bytes(self.rest[: count * FRAME_BYTES]))
                 del self.rest[: count * FRAME_BYTES]
                 frames -= count
         except OvserveError as exc:
             error, self.state, self.rest = exc, b"", bytearray()
         end = sound.end - len(self.rest) // SAMPLE_BYTES
-        cc.send(self.activity, Activity(tuple(found), end, error))
+        cc.send(self.activity, Activity(tuple(probabilities), end, error))
 
     async def _look(self, cc: Context, audio: bytes) -> list[float]:
         stream = await cc[self.voice].engine.call(ACTIVITY, None, (audio, self.state))
@@ -169,14 +169,14 @@ class RealtimeTranscribeCalculator(EngineCalculator):
     async def _write_down(self, cc: Context, utterance: Utterance) -> None:
         ears = cc[self.ears]
         plain = AudioEndpoint(TRANSCRIPTIONS).decode(b'{"model": "", "file": "file", "stream": true}')
-        asked = replace(plain, prompt=utterance.prompt)
+        request = replace(plain, prompt=utterance.prompt)
         if not utterance.audio:
             await self.out.send(cc, Transcript(utterance.run, last=True))
             return
         try:
             audio = utterance.audio
             samples = _Clip(audio) if isinstance(audio, bytes) else audio
-            work = Transcription(asked, utterance.language, samples, ears.engine.session(), ears.metrics)
+            work = Transcription(request, utterance.language, samples, ears.engine.session(), ears.metrics)
             try:
                 while (text := await work.next()) is not None:
                     await self.out.send(cc, Transcript(utterance.run, text))
@@ -250,16 +250,16 @@ class RealtimeSpeakCalculator(EngineCalculator):
         from ovserve.calculators.realtime_codec import without_silence  # numpy, as below
 
         parts = speak(cc[self.mouth], f"{text.rstrip()}," if goes_on else text, manner.voice, manner.speed)
-        shown, rate = text, cc[self.mouth].model.sample_rate
+        caption, rate = text, cc[self.mouth].model.sample_rate
         async with aclosing(parts):
             async for _, audio in parts:
                 if self.joins or goes_on:
                     audio = without_silence(audio, rate, begin=self.joins, end=goes_on)
                 self.joins = goes_on
                 data = self.encode(audio, False)
-                part = Answer(answer.run, shown, audio=data, manner=manner, tokens=answer.tokens)
+                part = Answer(answer.run, caption, audio=data, manner=manner, tokens=answer.tokens)
                 await self.out.send(cc, part)
-                shown = ""
+                caption = ""
 
 
 def _mouth(rate: int, manner: Manner) -> Callable[[bytes, bool], bytes]:

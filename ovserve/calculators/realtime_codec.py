@@ -42,8 +42,8 @@ VALUES = {MuLaw: _mu_law_values(), ALaw: _a_law_values()}
 def _nearest_codes(values: Samples) -> NDArray[np.uint8]:
     """Return the code of the nearest value for each sample, from -32768 on."""
     order = np.argsort(values, kind="stable")
-    known = values[order].astype(np.int32)
-    borders = (known[:-1] + known[1:] + 1) // 2
+    levels = values[order].astype(np.int32)
+    borders = (levels[:-1] + levels[1:] + 1) // 2
     samples = np.arange(-32768, 32768, dtype=np.int32)
     return order[np.searchsorted(borders, samples, side="right")].astype(np.uint8)
 
@@ -61,8 +61,8 @@ class Resampler:
         if self._stream is None or (not samples.size and not last):
             return samples
         parts = [samples[at : at + CHUNK] for at in range(0, samples.size, CHUNK)] or [samples]
-        made = [self._stream.resample_chunk(p, last=last and p is parts[-1]) for p in parts]
-        return np.concatenate(made)
+        chunks = [self._stream.resample_chunk(p, last=last and p is parts[-1]) for p in parts]
+        return np.concatenate(chunks)
 
 
 def decoded(data: bytes, format_: Format) -> Samples:

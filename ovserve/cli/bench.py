@@ -56,9 +56,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.tools.tuning.prompts import read
 
     _check(arguments)
-    given = [name for name in ("prompt", "prompts", "prompt_words") if getattr(arguments, name) is not None]
-    if len(given) > 1:
-        raise InvalidArgument(f"--{given[0]} and --{given[1]}: give only one of them")
+    flags = [name for name in ("prompt", "prompts", "prompt_words") if getattr(arguments, name) is not None]
+    if len(flags) > 1:
+        raise InvalidArgument(f"--{flags[0]} and --{flags[1]}: give only one of them")
     made_up = lengths(arguments.prompt_words, "--prompt_words") if arguments.prompt_words else None
     todo = jobs(
         arguments.requests,
@@ -70,24 +70,24 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     target = Target(arguments.url, arguments.model, os.environ.get("API_KEY", ""))
     answers, seconds = run(target, todo, arguments.concurrency or DEFAULT_CONCURRENCY)
-    asked = {
+    parameters = {
         k: str(v) if isinstance(v, Path) else v
         for k, v in vars(arguments).items()
         if k not in ("run", "command")
     }
-    found = report.document(answers, seconds, asked)
+    document = report.document(answers, seconds, parameters)
     if str(arguments.json) == "-":
-        print(json.dumps(found, indent=1))  # noqa: T201
+        print(json.dumps(document, indent=1))  # noqa: T201
     else:
-        lines, rows = report.text(found)
+        lines, rows = report.text(document)
         print("\n".join(lines))  # noqa: T201
         if rows:
             print("\n" + table(["milliseconds", *report.PARTS], rows))  # noqa: T201
         if arguments.json:
-            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+            arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     if arguments.plot and not plot.draw(answers, f"{arguments.url} {arguments.model}", arguments.plot):
         raise InvalidArgument(f"--plot: matplotlib is not installed; {extra('plot')}")
-    return EXIT_FAILED if found["failed"] else 0
+    return EXIT_FAILED if document["failed"] else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -31,9 +31,9 @@ def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:
 
 def run(argv: list[str], child: Child | None) -> int:
     """Run the command and return its exit code. `child` is a process for the first engine of a server."""
-    asked = argv[0].replace("-", "_") if argv else ""
+    subcommand = argv[0].replace("-", "_") if argv else ""
     # Import only one if that is enough: all of them take 0.1 s.
-    parser = build_parser([asked] if asked in SUBCOMMANDS else SUBCOMMANDS)
+    parser = build_parser([subcommand] if subcommand in SUBCOMMANDS else SUBCOMMANDS)
     arguments = parser.parse_args(argv, argparse.Namespace(child=child))
     try:
         code: int = arguments.run(arguments)

@@ -57,23 +57,25 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _words(given: list[str]) -> list[str]:
+def _words(words: list[str]) -> list[str]:
     """Return what may stand in place of the last word."""
     from ovserve.cli.commands import build_parser
 
-    *before, begun = given or [""]
+    *before, begun = words or [""]
     (commands,) = [a for a in build_parser()._actions if isinstance(a.choices, dict)]
     choices: dict[str, argparse.ArgumentParser] = dict(commands.choices or {})
     command = next((word for word in before if word in choices), "")
     if not command:
         return [word for word in [*choices, "--help", "--version"] if word.startswith(begun)]
     actions = [a for a in choices[command]._actions if a.help != argparse.SUPPRESS]
-    known = {name: action for action in actions for name in action.option_strings}
-    if before[-1] in known and (values := known[before[-1]]).nargs != 0:
-        named = values.metavar.split("|") if isinstance(values.metavar, str) and "|" in values.metavar else ()
-        return [str(value) for value in values.choices or named if str(value).startswith(begun)]
+    flags = {name: action for action in actions for name in action.option_strings}
+    if before[-1] in flags and (values := flags[before[-1]]).nargs != 0:
+        alternatives = (
+            values.metavar.split("|") if isinstance(values.metavar, str) and "|" in values.metavar else ()
+        )
+        return [str(value) for value in values.choices or alternatives if str(value).startswith(begun)]
     if begun.startswith("-"):
-        return [name for name in known if name.startswith(begun)]
+        return [name for name in flags if name.startswith(begun)]
     fixed = [str(v) for a in actions if not a.option_strings for v in a.choices or ()]
     return [name for name in [*fixed, *_models(command)] if name.startswith(begun)]
 

@@ -153,10 +153,10 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     from ovserve.server.settings_check import problem
     from ovserve.server.source import resolve
 
-    given = {o.name: getattr(arguments, o.name) for o in OPTIONS if hasattr(arguments, o.name)}
+    values = {o.name: getattr(arguments, o.name) for o in OPTIONS if hasattr(arguments, o.name)}
     if arguments.source:
-        given["source_model"] = arguments.source
-    settings = Settings(**given)
+        values["source_model"] = arguments.source
+    settings = Settings(**values)
     if fault := problem(settings):
         raise InvalidArgument(fault)
     served = resolve(settings, graph_options(arguments), Shown(sys.stderr), arguments.task or "")
@@ -165,7 +165,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         load_keys(Path(settings.api_keys_file))
         keys = Path(settings.api_keys_file).read_text()
     most = asyncio.run(check(served.repository.read().specs))
-    options = {name: _text(value) for name, value in given.items() if name not in TRAVELS}
+    options = {name: _text(value) for name, value in values.items() if name not in TRAVELS}
     options.setdefault("response_store", "off")
     low = arguments.replicas or arguments.min_replicas or 1
     return Plan(

@@ -45,14 +45,14 @@ def _run(arguments: argparse.Namespace) -> int:
         text,
     )
 
-    given = {name: port for name in PORTS if (port := getattr(arguments, name)) is not None}
-    settings = replace(Settings(**from_environment(os.environ)), **given)
+    ports = {name: port for name in PORTS if (port := getattr(arguments, name)) is not None}
+    settings = replace(Settings(**from_environment(os.environ)), **ports)
     findings = [*check_machine(settings.max_connections), *check_software()]
     findings += check_ports({name: getattr(settings, name) for name in PORTS})
     if settings.response_store == "on":
         findings.append(check_store(Path(settings.response_store_path).expanduser()))
     findings.append(check_models(Path(settings.model_repository_path).expanduser()))
     findings.append(check_cache(settings.cache_dir))
-    made = report(findings)
-    print(msgspec.json.encode(made).decode() if arguments.json else text(made))  # noqa: T201
-    return 0 if made.ok else EXIT_FAILED
+    result = report(findings)
+    print(msgspec.json.encode(result).decode() if arguments.json else text(result))  # noqa: T201
+    return 0 if result.ok else EXIT_FAILED

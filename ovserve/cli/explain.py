@@ -37,30 +37,30 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.tools.explain import svg, text
     from ovserve.tools.explain.diagram import diagram
 
-    found = find(arguments.graph)
-    if len(found.specs) != 1:
-        raise LoadError(f"{arguments.graph} has {len(found.specs)} graphs; name one of them")
+    repository = find(arguments.graph)
+    if len(repository.specs) != 1:
+        raise LoadError(f"{arguments.graph} has {len(repository.specs)} graphs; name one of them")
     registry = Registry(MODULES)
     registry.add_entry_points()
     try:
-        checked = check(found.specs[0], registry)
+        checked = check(repository.specs[0], registry)
     except LoadError as error:
         if any(each.field not in OF_MODELS for each in (error, *error.others)):
             raise
         for each in (error, *error.others):
             sys.stderr.write(f"warning: {each}\n")
-        checked = check(found.specs[0], registry, models=False)
+        checked = check(repository.specs[0], registry, models=False)
     checked.graph.close()
-    drawn = diagram(checked)
+    layout = diagram(checked)
     if arguments.svg is None:
         encoding = sys.stdout.encoding or "ascii"
         plain = arguments.ascii or not encoding.lower().startswith("utf")
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        _say(text.draw(drawn, ascii_only=plain, width=width, coloured=colours(sys.stdout)))
+        _say(text.draw(layout, ascii_only=plain, width=width, coloured=colours(sys.stdout)))
     elif str(arguments.svg) == "-":
-        _say(svg.draw(drawn))
+        _say(svg.draw(layout))
     else:
-        arguments.svg.write_text(svg.draw(drawn), encoding="utf-8")
+        arguments.svg.write_text(svg.draw(layout), encoding="utf-8")
         _say(f"{arguments.svg} is written\n")
     return 0
 

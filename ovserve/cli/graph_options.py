@@ -37,14 +37,14 @@ def add_plain_options(parser: argparse.ArgumentParser) -> None:
 
 def plain_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
     """Return those that were given, by name."""
-    given = vars(arguments)
-    return {name: given[PREFIX + name] for name in FLAGS if PREFIX + name in given}
+    values = vars(arguments)
+    return {name: values[PREFIX + name] for name in FLAGS if PREFIX + name in values}
 
 
 def graph_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
     """Return those that were given, by name."""
-    given = vars(arguments)
-    return {o.name: given[PREFIX + o.name] for o in OPTIONS if PREFIX + o.name in given}
+    values = vars(arguments)
+    return {o.name: values[PREFIX + o.name] for o in OPTIONS if PREFIX + o.name in values}
 
 
 def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:

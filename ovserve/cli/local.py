@@ -13,24 +13,24 @@ DEFAULT = "models"
 VARIABLES = ("OVSERVE_MODEL_REPOSITORY_PATH", "OVMS_MODEL_REPOSITORY_PATH")
 
 
-def repository(given: str = "") -> Path:
+def repository(path: str = "") -> Path:
     """Return the directory of models: as given, of the environment, or ./models."""
-    found = given or next((text for name in VARIABLES if (text := os.environ.get(name))), DEFAULT)
-    return Path(found).expanduser()
+    location = path or next((text for name in VARIABLES if (text := os.environ.get(name))), DEFAULT)
+    return Path(location).expanduser()
 
 
 def names_in(place: Path) -> list[str]:
     """Return the names of models in a repository: folders, or OWNER/NAME of the hub's."""
-    found = {path.parent for name in (GRAPH_FILE, record.FILE) for path in place.glob(f"*/{name}")}
-    found |= {path.parent for name in (GRAPH_FILE, record.FILE) for path in place.glob(f"*/*/{name}")}
-    return sorted(path.relative_to(place).as_posix() for path in found)
+    folders = {path.parent for name in (GRAPH_FILE, record.FILE) for path in place.glob(f"*/{name}")}
+    folders |= {path.parent for name in (GRAPH_FILE, record.FILE) for path in place.glob(f"*/*/{name}")}
+    return sorted(path.relative_to(place).as_posix() for path in folders)
 
 
 def find(place: Path, name: str) -> Path:
     """Return the folder of a model. Raises NotFound that lists what is there, InvalidArgument."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise InvalidArgument(f"expected the name of a model in {place}, got {name!r}")
-    known = names_in(place)
-    if name not in known:
-        raise NotFound(f"{place} has no model {name!r}; it has {', '.join(known) or 'none'}")
+    names = names_in(place)
+    if name not in names:
+        raise NotFound(f"{place} has no model {name!r}; it has {', '.join(names) or 'none'}")
     return place / name

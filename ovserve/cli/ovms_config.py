@@ -42,25 +42,25 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asked(arguments: argparse.Namespace) -> bool:
+def edits_config(arguments: argparse.Namespace) -> bool:
     return any(getattr(arguments, name) for name in FLAGS)
 
 
 def run(arguments: argparse.Namespace, repository: Path, config: str, name: str, path: str) -> None:
     """Do what the flag asks. Raises InvalidArgument, or LoadError for a file that cannot be used."""
-    given = [f"--{flag}" for flag in FLAGS if getattr(arguments, flag)]
-    if len(given) > 1:
-        raise InvalidArgument(f"{' and '.join(given)}: give only one of them")
+    flags = [f"--{flag}" for flag in FLAGS if getattr(arguments, flag)]
+    if len(flags) > 1:
+        raise InvalidArgument(f"{' and '.join(flags)}: give only one of them")
     if arguments.source:
-        raise InvalidArgument(f"{given[0]}: has no SOURCE, got {arguments.source!r}; name --config_path")
+        raise InvalidArgument(f"{flags[0]}: has no SOURCE, got {arguments.source!r}; name --config_path")
     if arguments.list_models:
         _list(repository)
         return
     if not name:
-        raise InvalidArgument(f"{given[0]}: needs --model_name")
+        raise InvalidArgument(f"{flags[0]}: needs --model_name")
     file = Path(config) if config else repository / "config.json"
     if file.suffix != ".json":
-        raise InvalidArgument(f"{given[0]}: only a .json file can be edited, got {file}")
+        raise InvalidArgument(f"{flags[0]}: only a .json file can be edited, got {file}")
     if arguments.add_to_config:
         beside = file.parent / path  # where OVMS looks
         there = repository / name if not path else beside if beside.exists() else Path(path)
@@ -90,34 +90,34 @@ def _add(
     if options and not plain:
         wrong, where = ", ".join(f"--{option}" for option in options), directory / GRAPH_FILE
         raise InvalidArgument(f"{wrong}: not written to {file}; write it into {where}")
-    known = _read(file) if file.exists() else {}
-    if name in _names(known):
+    config = _read(file) if file.exists() else {}
+    if name in _names(config):
         raise InvalidArgument(f"--model_name: {name!r} is in {file} already")
     base = os.path.abspath(directory)
     root = os.path.abspath(file.parent)
     inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
     entry: dict[str, Any] = {"name": name, "base_path": inside, **group, **entry_of(options)}
-    known.setdefault(LISTS[0], []).append({"config": entry})
-    _write(file, known)
+    config.setdefault(LISTS[0], []).append({"config": entry})
+    _write(file, config)
     print(f"{file}: {name} is added")  # noqa: T201
 
 
 def _remove(file: Path, name: str) -> None:
-    known = _read(file)
-    if name not in _names(known):
-        listed = ", ".join(_names(known)) or "nothing"
+    config = _read(file)
+    if name not in _names(config):
+        listed = ", ".join(_names(config)) or "nothing"
         raise InvalidArgument(f"--model_name: {name!r} is not in {file}, which lists {listed}")
     for key in LISTS:
-        if key in known:
-            known[key] = [entry for entry in known[key] if _name(entry) != name]
-    _write(file, known)
+        if key in config:
+            config[key] = [entry for entry in config[key] if _name(entry) != name]
+    _write(file, config)
     print(f"{file}: {name} is removed")  # noqa: T201
 
 
 def _read(file: Path) -> dict[str, Any]:
     ConfigFile(file).value()  # raises with each fault and its line
-    found: dict[str, Any] = json.loads(file.read_bytes())
-    return found
+    config: dict[str, Any] = json.loads(file.read_bytes())
+    return config
 
 
 def _names(config: dict[str, Any]) -> list[str]:

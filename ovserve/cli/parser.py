@@ -23,16 +23,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Reject unknown flags in the subcommand: the main parser does not know its flags."""
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         if unknown:
-            shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
-            message += nearest(unknown, [name for action in shown for name in action.option_strings])
+            visible = [a for a in self._actions if a.help != argparse.SUPPRESS]
+            message += nearest(unknown, [name for action in visible for name in action.option_strings])
         if choice := CHOICE.search(message):
             message += nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
         super().error(message)

@@ -23,28 +23,28 @@ class Shown:
         self._out.flush()
 
     @contextmanager
-    def progress(self, what: str, total: int, done: Measure) -> Iterator[None]:
+    def progress(self, what: str, total: int, measure: Measure) -> Iterator[None]:
         if self._out.isatty():
-            with bar(self._out, what, total, done):
+            with bar(self._out, what, total, measure):
                 yield
             return
-        began, before = time.monotonic(), done()
+        began, before = time.monotonic(), measure()
 
         def line() -> None:
             if total:
-                self(_line(what, done(), total, (done() - before) / (time.monotonic() - began)))
+                self(_line(what, measure(), total, (measure() - before) / (time.monotonic() - began)))
 
         with polling(line, LINE_SECONDS):
             yield
 
 
-def _line(what: str, done: int, total: int, rate: float) -> str:
-    left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
-    return f"{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s{left}"
+def _line(what: str, size: int, total: int, rate: float) -> str:
+    remaining = f", {(total - size) / rate:.0f} s left" if rate > 0 and size < total else ""
+    return f"{what}: {size / 1e6:.0f} of {total / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s{remaining}"
 
 
 @contextmanager
-def bar(out: TextIO, what: str, total: int, done: Measure) -> Iterator[None]:
+def bar(out: TextIO, what: str, total: int, measure: Measure) -> Iterator[None]:
     """Show a bar on a terminal; with total 0 one that only says that it goes on."""
     from rich.console import Console  # takes 50 ms to import, and most commands show no bar
     from rich.progress import (
@@ -59,9 +59,9 @@ def bar(out: TextIO, what: str, total: int, done: Measure) -> Iterator[None]:
 
     how_far = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *(how_far if total else (TimeElapsedColumn(),)))
-    with Progress(*columns, console=Console(file=out), transient=True) as shown:
-        task = shown.add_task(what, total=total or None)
-        with polling(lambda: shown.update(task, completed=min(done(), total))):
+    with Progress(*columns, console=Console(file=out), transient=True) as display:
+        task = display.add_task(what, total=total or None)
+        with polling(lambda: display.update(task, completed=min(measure(), total))):
             yield
 
 

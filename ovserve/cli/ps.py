@@ -64,10 +64,10 @@ def _refresh(connection: Connection, before: dict[str, dict[str, float]]) -> int
     with Live(console=Console(), auto_refresh=False, screen=False) as live:
         while True:
             now, moment = _metrics(connection), time.monotonic()
-            shown = Table(*HEADER, box=None, header_style="bold", pad_edge=False)
+            screen = Table(*HEADER, box=None, header_style="bold", pad_edge=False)
             for name, state, *rest in _rows(connection, before, now, moment - began):
-                shown.add_row(name, f"[{STATES.get(state, 'white')}]{state}[/]", *rest)
-            live.update(shown, refresh=True)
+                screen.add_row(name, f"[{STATES.get(state, 'white')}]{state}[/]", *rest)
+            live.update(screen, refresh=True)
             before, began = now, moment
             time.sleep(SAMPLE_SECONDS)
 
@@ -85,18 +85,18 @@ def _rows(
         counts = now.get(name, {})
         tokens = counts.get("ovserve_generated_tokens_total", 0)
         rate = (tokens - before.get(name, {}).get("ovserve_generated_tokens_total", 0)) / seconds
-        known = bool(counts)
+        has_counts = bool(counts)
         rows.append(
             [
                 name,
                 model.get("state_detail", model.get("state", "")).upper(),
                 str(model.get("max_model_len") or "-"),
                 size(memory[name]) if name in memory else "-",
-                f"{counts.get('ovserve_kv_cache_usage_ratio', 0):.0%}" if known else "-",
-                f"{counts.get('ovserve_requests_running', 0):.0f}" if known else "-",
-                f"{_waiting(counts):.0f}" if known else "-",
-                f"{max(rate, 0):.1f}" if known else "-",
-                f"{tokens:.0f}" if known else "-",
+                f"{counts.get('ovserve_kv_cache_usage_ratio', 0):.0%}" if has_counts else "-",
+                f"{counts.get('ovserve_requests_running', 0):.0f}" if has_counts else "-",
+                f"{_waiting(counts):.0f}" if has_counts else "-",
+                f"{max(rate, 0):.1f}" if has_counts else "-",
+                f"{tokens:.0f}" if has_counts else "-",
             ]
         )
     return rows
@@ -121,7 +121,7 @@ def _metrics(connection: Connection) -> dict[str, dict[str, float]]:
         if getattr(error, "status", 0) == 404:
             return {}
         raise
-    found: dict[str, dict[str, float]] = {}
+    models: dict[str, dict[str, float]] = {}
     for metric, name, value in METRIC.findall(text):
-        found.setdefault(name, {})[metric] = float(value)
-    return found
+        models.setdefault(name, {})[metric] = float(value)
+    return models

@@ -155,8 +155,8 @@ def _recommend() -> None:
     from ovserve.pull.packaged import MODELS, described
     from ovserve.pull.recommend import advice, read_bandwidth
 
-    named = [f"  {name}: {described(model)}" for name, model in MODELS.items()]
-    lines = (*advice(memory(), read_bandwidth()), "models of text with a short name:", *named)
+    listed = [f"  {name}: {described(model)}" for name, model in MODELS.items()]
+    lines = (*advice(memory(), read_bandwidth()), "models of text with a short name:", *listed)
     print(*lines, sep="\n", file=sys.stderr)  # noqa: T201
 
 
@@ -169,7 +169,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _recommend()
     if arguments.source and arguments.source_model:
         raise InvalidArgument("SOURCE and --source_model are the same; give one of them")
-    wanted = Wanted(
+    request = Wanted(
         arguments.source or arguments.source_model,
         arguments.model_repository_path,
         name=arguments.model_name,
@@ -190,7 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     say = JsonLines(sys.stdout) if arguments.json else Shown(sys.stdout)
     try:
-        pull(wanted, say)
+        pull(request, say)
     except KeyboardInterrupt:
         say("interrupted; the same command resumes where it stopped")
         raise

@@ -33,12 +33,12 @@ def _run(arguments: argparse.Namespace) -> int:
     place = repository(arguments.model_repository_path)
     folders = [_checked(find(place, name), force=arguments.force) for name in arguments.model]
     for folder in folders:
-        told = f"{folder} ({size(size_of(folder))})"
-        if not (arguments.yes or _confirmed(told)):
+        description = f"{folder} ({size(size_of(folder))})"
+        if not (arguments.yes or _confirmed(description)):
             print(f"{folder} stays")  # noqa: T201
             return EXIT_FAILED
         _remove(folder, place)
-        print(f"removed {told}")  # noqa: T201
+        print(f"removed {description}")  # noqa: T201
     return 0
 
 
@@ -48,10 +48,10 @@ def _checked(folder: Path, *, force: bool) -> Path:
     return folder
 
 
-def _confirmed(told: str) -> bool:
+def _confirmed(description: str) -> bool:
     if not sys.stdin.isatty():
         raise InvalidArgument("stdin is not a terminal to ask at; --yes removes without asking")
-    return input(f"remove {told}? [y/N] ").strip().lower() in ("y", "yes")
+    return input(f"remove {description}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _remove(folder: Path, place: Path) -> None:

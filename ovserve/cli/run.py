@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
     """Write one answer as it comes; reasoning is left out."""
-    from ovserve.cli.chat.commands import told
+    from ovserve.cli.chat.commands import stats_lines
     from ovserve.cli.chat.terminal import visible
     from ovserve.cli.chat.wrapped import Wrapped
 
@@ -113,21 +113,21 @@ def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
     if stats is not None and stats.cut:
         sys.stderr.write(f"ovserve run: the answer was {stats.cut}\n")
     if stats is not None and verbose:
-        sys.stderr.write("\n".join(told(stats, chat.context)) + "\n")
+        sys.stderr.write("\n".join(stats_lines(stats, chat.context)) + "\n")
     return 0
 
 
-def _prompt(given: str | None) -> str | None:
+def _prompt(prompt: str | None) -> str | None:
     """Return the one prompt there is, or None for a chat."""
     piped = "" if sys.stdin.isatty() else _decoded(sys.stdin.buffer.read(), "stdin")
-    given = given if given is None else _decoded(os.fsencode(given), "--prompt")
-    if given is None:
+    prompt = prompt if prompt is None else _decoded(os.fsencode(prompt), "--prompt")
+    if prompt is None:
         if sys.stdin.isatty():
             return None
         if not piped.strip():
             raise InvalidArgument("stdin is empty, and there is no --prompt")
         return piped
-    return f"{given}\n\n{piped}" if piped.strip() else given
+    return f"{prompt}\n\n{piped}" if piped.strip() else prompt
 
 
 def _decoded(data: bytes, what: str) -> str:
@@ -139,11 +139,11 @@ def _decoded(data: bytes, what: str) -> str:
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort")
-    found = {n: value for n in names if (value := getattr(arguments, n)) is not None}
+    options = {n: value for n in names if (value := getattr(arguments, n)) is not None}
     if arguments.json_schema is not None:
         schema = {"name": "answer", "schema": _schema(arguments.json_schema), "strict": True}
-        found["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return found
+        options["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return options
 
 
 def _schema(text: str) -> Any:
@@ -162,12 +162,12 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
     """Yield a server that is ready, its model, and the model's context."""
     from ovserve.cli.chat.connection import Connection
 
-    given = graph_options(arguments)
+    options = graph_options(arguments)
     elsewhere = bool(arguments.url)
-    for address in (arguments.url,) if elsewhere else () if given else _addresses():
+    for address in (arguments.url,) if elsewhere else () if options else _addresses():
         connection = Connection(address, read_key(arguments.api_key_file))
-        if found := _served(connection, arguments.model, required=elsewhere):
-            yield connection, *found
+        if served := _served(connection, arguments.model, required=elsewhere):
+            yield connection, *served
             return
     from ovserve.cli.chat.child import OwnServer
     from ovserve.cli.progress import Shown, waiting
@@ -175,16 +175,16 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
     from ovserve.server.source import resolve
 
     resolve(
-        Settings(source_model=arguments.model), given, Shown(sys.stderr)
+        Settings(source_model=arguments.model), options, Shown(sys.stderr)
     )  # pulls it, where the user sees it
-    flags = [part for name, value in given.items() for part in (f"--{name}", flag(value))]
+    flags = [part for name, value in options.items() for part in (f"--{name}", flag(value))]
     source = [arguments.model] if arguments.model else []
     with ExitStack() as stack:
         with waiting(sys.stderr, f"loading {arguments.model or 'the default model'}"):
             connection = stack.enter_context(OwnServer([*source, *flags]))
-        found = _served(connection, "", required=True)
-        assert found is not None, "required"
-        yield connection, *found
+        served = _served(connection, "", required=True)
+        assert served is not None, "required"
+        yield connection, *served
 
 
 def _addresses() -> list[str]:

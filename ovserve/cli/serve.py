@@ -75,10 +75,10 @@ def add_to(commands: Commands) -> None:
 
 def add_options(serve: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """Add the flags of Settings, except those named in `without`."""
-    shown = [o for o in OPTIONS if o.metadata["flag"] and o.name not in without]
-    present = {o.metadata["group"] for o in shown}
+    visible = [o for o in OPTIONS if o.metadata["flag"] and o.name not in without]
+    present = {o.metadata["group"] for o in visible}
     groups = {name: serve.add_argument_group(name) for name in GROUPS if name in present}
-    for o in shown:
+    for o in visible:
         note = "" if o.default == "" else f" (default: {o.default})"
         # No default here: a flag that is not given leaves the value to the environment.
         extra: dict[str, Any] = {"type": _reader(o), "default": argparse.SUPPRESS}
@@ -109,15 +109,15 @@ def _reader(option: Field[Any]) -> Callable[[str], Any]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    given = {"source_model": arguments.source} if arguments.source else {}
-    if given and hasattr(arguments, "source_model"):
+    values = {"source_model": arguments.source} if arguments.source else {}
+    if values and hasattr(arguments, "source_model"):
         print("ovserve serve: SOURCE and --source_model are the same; give one", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
-    given |= {name: value for name, value in vars(arguments).items() if name in _NAMES}
+    values |= {name: value for name, value in vars(arguments).items() if name in _NAMES}
     notices = arguments.notices + unknown_variables(os.environ)
     try:
-        settings = Settings(**from_environment(os.environ) | given)
-        problem = None if ovms_config.asked(arguments) else problem_of(settings)
+        settings = Settings(**from_environment(os.environ) | values)
+        problem = None if ovms_config.edits_config(arguments) else problem_of(settings)
     except InvalidArgument as exc:
         problem = str(exc)
     if arguments.group_name and not arguments.add_to_config:
@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
-    if ovms_config.asked(arguments):
+    if ovms_config.edits_config(arguments):
         repository = Path(settings.model_repository_path)
         ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
         return 0

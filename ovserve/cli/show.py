@@ -45,20 +45,20 @@ def _run(arguments: argparse.Namespace) -> int:
         except NotFound:
             if (packaged := MODELS.get(arguments.model)) is None:
                 raise
-            told = f"{packaged.file}, {described(packaged)}; not pulled"
-            print(f"{arguments.model}: {told}")  # noqa: T201
+            description = f"{packaged.file}, {described(packaged)}; not pulled"
+            print(f"{arguments.model}: {description}")  # noqa: T201
             return 0
     model = model_without_graph(path.absolute())  # looked at, and not converted
     if model is not None:
-        found: tuple[ServableSpec, ...] = (replace(model, name=name or model.name),)
+        specs: tuple[ServableSpec, ...] = (replace(model, name=name or model.name),)
     else:
         served = resolve(Settings(source_model=str(path.absolute()), model_name=name), {}, print)
-        found = served.repository.read().specs
-    if len(found) != 1:
+        specs = served.repository.read().specs
+    if len(specs) != 1:
         raise InvalidArgument(
-            f"{path} has several graphs: {', '.join(spec.name for spec in found)}; show one"
+            f"{path} has several graphs: {', '.join(spec.name for spec in specs)}; show one"
         )
-    one = asyncio.run(_report(found[0]))
+    one = asyncio.run(_report(specs[0]))
     if arguments.template:
         print(_template(one), end="")  # noqa: T201
         return 0
@@ -84,8 +84,8 @@ async def _report(spec: ServableSpec) -> Report:
 def _template(one: Report) -> str:
     from ovserve.engine.model.files import read_model_files
 
-    found = [read_model_files(model.spec.model_path).chat_template for model in one.models]
-    return "".join(f"{text}\n" for text in found if text)
+    templates = [read_model_files(model.spec.model_path).chat_template for model in one.models]
+    return "".join(f"{text}\n" for text in templates if text)
 
 
 def _rows(one: Report, path: Path) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from ovserve.errors import InvalidArgument, extra
 from ovserve.tools.tuning.choices import DIMENSIONS
 
 if TYPE_CHECKING:  # imported where needed: --help does not need the engine's client
-    from ovserve.tools.tuning.search import Found
+    from ovserve.tools.tuning.search import TuneResult
 
 GOALS = {"latency": (1,), "throughput": (32,), "balanced": (1, 8, 32)}  # streams at a time
 DEFAULT_BUDGET = "10m"
@@ -89,9 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.tools.tuning.search import Allowed
 
     seconds, streams = _seconds(arguments.budget), _streams(arguments.concurrency, arguments.goal)
-    found = target.find(arguments.graph, arguments.node)
+    tuned = target.find(arguments.graph, arguments.node)
     output = graph_file.check_output(
-        found, arguments.output or found.base / DEFAULT_OUTPUT, force=arguments.force
+        tuned, arguments.output or tuned.base / DEFAULT_OUTPUT, force=arguments.force
     )
     for path in arguments.weights:
         if not path.exists():
@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     progress = Progress(seconds)
     try:
-        result = asyncio.run(tune(found, wish, progress))
+        result = asyncio.run(tune(tuned, wish, progress))
     finally:
         progress.end()
     _tell(
@@ -121,23 +121,23 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(found: Found, output: Path, picture: Path, title: str) -> None:
+def _tell(result: TuneResult, output: Path, picture: Path, title: str) -> None:
     from ovserve.tools.tuning import plot, report
 
-    print(table(report.HEADER, report.rows(found)))  # noqa: T201
-    if untried := report.untried(found):
+    print(table(report.HEADER, report.rows(result)))  # noqa: T201
+    if untried := report.untried(result):
         print(f"not tried for lack of time: {', '.join(untried)}")  # noqa: T201
-    if report.bars(found):
-        print(f"\n{report.plot(found)}\n")  # noqa: T201
-        drawn = plot.draw(found, title, picture)
+    if report.bars(result):
+        print(f"\n{report.plot(result)}\n")  # noqa: T201
+        has_picture = plot.draw(result, title, picture)
         missing = f"no picture: matplotlib is not installed; {extra('plot')}"
-        print(f"picture: {picture}" if drawn else missing)  # noqa: T201
-    if found.options and found.final is not None:
-        for line in report.by_streams(found.final):
+        print(f"picture: {picture}" if has_picture else missing)  # noqa: T201
+    if result.options and result.final is not None:
+        for line in report.by_streams(result.final):
             print(line)  # noqa: T201
-        print(f"{report.texts(found)}\nwritten: {output}")  # noqa: T201
+        print(f"{report.texts(result)}\nwritten: {output}")  # noqa: T201
     else:
-        measured = any(trial.match.pairs for trial in found.trials)
+        measured = any(trial.match.pairs for trial in result.trials)
         why = (
             "nothing is better than the graph as it is"
             if measured
@@ -155,10 +155,11 @@ class Progress:
         self._last = ""
 
     def __call__(self, part: float, text: str) -> None:
-        done, gone = round(part * BAR_CHARACTERS), part * self._seconds
+        num_filled, gone = round(part * BAR_CHARACTERS), part * self._seconds
         if self._terminal:
-            bar = f"[{'#' * done}{'.' * (BAR_CHARACTERS - done)}] {gone:.0f} of {self._seconds:.0f} s  {text}"
-            print(f"\r\x1b[2K{bar[:100]}", end="", file=sys.stderr, flush=True)  # noqa: T201
+            bar = "#" * num_filled + "." * (BAR_CHARACTERS - num_filled)
+            line = f"[{bar}] {gone:.0f} of {self._seconds:.0f} s  {text}"
+            print(f"\r\x1b[2K{line[:100]}", end="", file=sys.stderr, flush=True)  # noqa: T201
         elif (subject := text.partition(":")[0]) != self._last:
             self._last = subject
             print(f"{part:4.0%}  {subject}", file=sys.stderr, flush=True)  # noqa: T201

@@ -128,12 +128,12 @@ def _generate(request: GenerateRequest) -> dict[str, Any]:
 
 def _set(value: msgspec.Struct) -> dict[str, Any]:
     """Return the fields of a struct that differ from their defaults."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for one in msgspec.structs.fields(value):
         content = getattr(value, one.name)
         if content != one.default and one.name != "parts":
-            found[one.name] = msgspec.to_builtins(content)
-    return found
+            fields[one.name] = msgspec.to_builtins(content)
+    return fields
 
 
 def _text(data: bytes | str) -> str:

@@ -51,11 +51,11 @@ class InProgress:
         return await stream(request, self._news(caller(), request.query.get("id", "")))
 
     async def _news(self, who: Caller, id_: str) -> AsyncGenerator[Any]:
-        shown, silent = None, 0.0
+        last_rows, silent = None, 0.0
         while True:
             rows = [_row(one) for one in self.of(who, id_)]
-            if rows or shown != rows:
-                shown, silent = rows, 0.0
+            if rows or last_rows != rows:
+                last_rows, silent = rows, 0.0
                 yield {"running": rows}
             elif silent >= PING_SECONDS:
                 silent = 0.0

@@ -121,14 +121,14 @@ class History:
 
     def _visible(self, who: Caller) -> Iterable[tuple[str, Series]]:
         for head, one in self._series.items():
-            named = MODEL.search(head)
-            if named is not None:
-                seen = who.may_use(ESCAPED.sub(_unescaped, named[1]))
+            match = MODEL.search(head)
+            if match is not None:
+                is_visible = who.may_use(ESCAPED.sub(_unescaped, match[1]))
             else:
-                seen = (
+                is_visible = (
                     who.rights.models is None or 'process="' not in head
                 )  # which models share it is not theirs
-            if seen:
+            if is_visible:
                 yield head, one
 
 

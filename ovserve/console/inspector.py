@@ -79,24 +79,24 @@ class Inspector:
 
     async def capture(self, request: web.Request) -> web.Response:
         """POST: start a capture for some minutes, or end it."""
-        asked = await read(request, _Asked)
+        change = await read(request, _Asked)
         if self._mode == "off":
             raise InvalidArgument("captures are switched off; see --console_capture")
-        if asked.minutes:
-            self._begin(time.time() + asked.minutes * 60)
+        if change.minutes:
+            self._begin(time.time() + change.minutes * 60)
         else:
             self._records.until = 0.0
-        if asked.clear:
+        if change.clear:
             self._records.clear()
         return answer(self._state())
 
     def _state(self) -> dict[str, Any]:
         records = self._records
-        left = max(0.0, records.until - time.time())
+        remaining = max(0.0, records.until - time.time())
         return {
             "mode": self._mode,
             "active": records.active,
-            "seconds_left": left if left < FOREVER_SECONDS / 2 else None,
+            "seconds_left": remaining if remaining < FOREVER_SECONDS / 2 else None,
             "records": len(records.records),
             "bytes": records.size,
         }

@@ -64,10 +64,10 @@ class Pages:
     async def get(self, request: web.Request) -> web.Response:
         """GET /console/ and below. The one page keeps its views behind the #."""
         name = request.match_info.get("path", "") or "index.html"
-        kept = await asyncio.to_thread(self._read, name)
-        if kept is None:
+        page = await asyncio.to_thread(self._read, name)
+        if page is None:
             raise NotFound(f"the console has no file {name!r}")
-        _, tag, plain, packed = kept
+        _, tag, plain, packed = page
         headers = {**HEADERS, "ETag": tag, "Vary": "Accept-Encoding"}
         if request.headers.get("If-None-Match") == tag:
             return web.Response(status=304, headers=headers)
@@ -88,17 +88,17 @@ class Pages:
         if path.suffix not in TYPES or not path.resolve().is_relative_to(self._root.resolve()):
             return None
         try:
-            found = path.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
-            kept = self._kept.get(name)
-            if kept is None or kept[0] != stamp:
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            cached = self._kept.get(name)
+            if cached is None or cached[0] != stamp:
                 plain = path.read_bytes()
                 tag = f'"{hashlib.sha256(plain).hexdigest()[:20]}"'
                 packed = gzip.compress(plain, 6, mtime=0) if len(plain) >= SMALLEST_PACKED else b""
-                kept = self._kept[name] = stamp, tag, plain, packed
+                cached = self._kept[name] = stamp, tag, plain, packed
         except (OSError, ValueError):
             return None
-        return kept
+        return cached
 
 
 def wants_page(request: web.Request) -> bool:

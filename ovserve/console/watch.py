@@ -197,10 +197,10 @@ class Watches:
             if watch is None:
                 continue
             watch.capture = self.capture
-            wanted = watch.viewers or watch.capture is not None
+            is_needed = watch.viewers or watch.capture is not None
             if not watch.viewers:
                 watch.forget()
-            servable.graph.watched.tap = watch if wanted else None
+            servable.graph.watched.tap = watch if is_needed else None
         for name in [n for n, w in self._watches.items() if not w.viewers and w.capture is None]:
             del self._watches[name]
 

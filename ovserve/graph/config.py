@@ -86,28 +86,28 @@ class GraphConfig:
     def options(self, i: int, type_: type[M]) -> M | None:
         """Return the options of this type of node `i`, wherever they stand; None if there are none."""
         name, node = type_.DESCRIPTOR.full_name, self.message.node[i]
-        found: list[M] = []
+        messages: list[M] = []
         for packed in node.node_options:
             if packed.TypeName() == name:
-                found.append(type_())
-                packed.Unpack(found[-1])  # cannot fail: parse_graph has unpacked each one
+                messages.append(type_())
+                packed.Unpack(messages[-1])  # cannot fail: parse_graph has unpacked each one
         for _, value in node.options.ListFields():
             if isinstance(value, type_):
-                found.append(value)
-        if len(found) > 1:
-            raise self.error(f"{name} is given {len(found)} times; give it once", i, "node_options")
-        return found[0] if found else None
+                messages.append(value)
+        if len(messages) > 1:
+            raise self.error(f"{name} is given {len(messages)} times; give it once", i, "node_options")
+        return messages[0] if messages else None
 
     def values(self, i: int, type_name: str) -> Values | None:
         """Return the options of node `i` that have this type as plain values; None if there are none."""
-        found = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
-        if len(found) > 1:
-            raise self.error(f"{type_name} is given {len(found)} times; give it once", i, "node_options")
-        if not found:
+        blocks = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
+        if len(blocks) > 1:
+            raise self.error(f"{type_name} is given {len(blocks)} times; give it once", i, "node_options")
+        if not blocks:
             return None
         if type_name == STRUCT:
-            return read_struct(found[0], self._document)
-        values = read_block(found[0], self._document)
+            return read_struct(blocks[0], self._document)
+        values = read_block(blocks[0], self._document)
         values.value = self._messages.completed(type_name, values.value)
         return values
 
@@ -211,8 +211,8 @@ def _check_packed(entries: list[Entry], packed: Iterable[AnyMessage], name: str,
 
 def _blocks(node: Entry) -> list[Entry]:
     """Return the expanded messages in a node's `node_options`."""
-    found = [options.children for options in node.children if options.name == "node_options"]
-    return [block for children in found for block in children if block.name.startswith("[")]
+    options_of_node = [options.children for options in node.children if options.name == "node_options"]
+    return [block for children in options_of_node for block in children if block.name.startswith("[")]
 
 
 def _type_of(block: Entry) -> str:
@@ -231,18 +231,18 @@ def _fill_structs(document: Document, message: CalculatorGraphConfig) -> None:
 
 
 def _queue_size(document: Document) -> QueueSize:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for offset, comment in document.comments:
         if match := _DIRECTIVE.fullmatch(comment):
-            found.setdefault(match[1], offset)
-    for value, offset in found.items():
+            sizes.setdefault(match[1], offset)
+    for value, offset in sizes.items():
         if value != "AUTO" and not re.fullmatch("[0-9]{1,9}", value):
             raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is AUTO or a number from 0, not {value!r}", offset)
-    if len(found) > 1:
-        raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is given twice: {', '.join(found)}", list(found.values())[1])
-    if not found:
+    if len(sizes) > 1:
+        raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is given twice: {', '.join(sizes)}", list(sizes.values())[1])
+    if not sizes:
         return None
-    value = next(iter(found))
+    value = next(iter(sizes))
     return "AUTO" if value == "AUTO" else int(value)
 
 

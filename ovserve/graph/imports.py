@@ -40,15 +40,15 @@ def author_files(directory: Path) -> list[Path]:
 
 def modules(directory: Path) -> list[Path]:
     """Return the modules of a directory, and those of its packages; no tests."""
-    found = []
+    paths = []
     for path in sorted(directory.iterdir()):
         if path.suffix == ".py" and not path.name.startswith(_TESTS):
-            found.append(path)
+            paths.append(path)
         elif path.is_dir() and path.name.isidentifier() and (path / "__init__.py").is_file():
-            found += modules(path)
-        if len(found) > MAX_FILES:
+            paths += modules(path)
+        if len(paths) > MAX_FILES:
             break
-    return found
+    return paths
 
 
 def import_calculators(directory: Path) -> ModuleType:
@@ -66,7 +66,7 @@ def import_calculators(directory: Path) -> ModuleType:
     try:
         return authors.load(name)
     except BaseException as exc:
-        for half in [known for known in sys.modules if known.partition(".")[0] == package]:
+        for half in [module for module in sys.modules if module.partition(".")[0] == package]:
             del sys.modules[half]
         raise load_error(exc, sources, directory / CALCULATORS_FILE) from exc
 
@@ -105,8 +105,8 @@ class _Authors:
             return
         path = self.find(name)
         if path is None:
-            shown = name.removeprefix(f"{self.package}.")
-            raise ModuleNotFoundError(f"No module named {shown!r} next to {CALCULATORS_FILE}", name=shown)
+            short = name.removeprefix(f"{self.package}.")
+            raise ModuleNotFoundError(f"No module named {short!r} next to {CALCULATORS_FILE}", name=short)
         loader = _Loader(name, str(path), self._sources[path])
         spec = ModuleSpec(name, loader, origin=str(path), is_package=path.name == "__init__.py")
         spec.has_location = True
@@ -148,17 +148,17 @@ def _importer(authors: _Authors) -> Callable[..., ModuleType]:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        wanted = fromlist or ()
+        names = fromlist or ()
         if level:  # relative to the package of the importing module, which is one of ours
             around = str((globals or {}).get("__package__") or authors.package).split(".")
             full = ".".join([*around[: len(around) - level + 1], *([name] if name else [])])
-            authors.load_parts(full, wanted)
+            authors.load_parts(full, names)
             return sys.modules[full]
         top = name.partition(".")[0]
         if not authors.has(top):
-            return builtins.__import__(name, globals, locals, wanted, 0)
+            return builtins.__import__(name, globals, locals, names, 0)
         full = f"{authors.package}.{name}"
-        authors.load_parts(full, wanted)
-        return sys.modules[full if wanted else f"{authors.package}.{top}"]
+        authors.load_parts(full, names)
+        return sys.modules[full if names else f"{authors.package}.{top}"]
 
     return load

@@ -44,29 +44,29 @@ def struct_options(node: Node, type_: type[S]) -> S:
         values = node.config.values(node.position, option_message(node, type_))
     except Fault as fault:
         raise _error(node, fault.message, (), fault.offset) from None
-    given = values or Values(offsets={(): -1})
+    block = values or Values(offsets={(): -1})
     try:
-        value = _listed(given.value, type_)
+        value = _listed(block.value, type_)
         _fits(type_)
     except (TypeError, NameError) as error:
         raise node.error(f"{type_.__name__} cannot be filled from a graph: {error}", "node_options") from None
     for path, name, owner in _unknown(value, type_, ()):
-        known = list(_fields(owner))
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known) or 'none'}"
+        names = list(_fields(owner))
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(names) or 'none'}"
         text = f"{owner.__name__} has no such field{hint}"
-        raise _error(node, text, (*path, name), given.offset((*path, name)))
+        raise _error(node, text, (*path, name), block.offset((*path, name)))
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
         path, text = _explained(str(error), value, type_)
-        raise _error(node, text, path, given.offset(path)) from None
+        raise _error(node, text, path, block.offset(path)) from None
 
 
 def option_message(node: Node, type_: type[msgspec.Struct]) -> str:
     """Return the full name of the message that holds the options: Struct, or one that has the type's name."""
-    given = node.config.option_types(node.position)
-    own = [name for name in given if name.rpartition(".")[2] == type_.__name__]
+    type_names = node.config.option_types(node.position)
+    own = [name for name in type_names if name.rpartition(".")[2] == type_.__name__]
     return own[0] if own else STRUCT
 
 
@@ -89,18 +89,18 @@ def _explained(message: str, value: Any, type_: type[msgspec.Struct]) -> tuple[P
             path = (*path, step["name"] or int(step["index"]))
     if missing := _MISSING.fullmatch(message):
         return (*path, missing["name"]), f"required by {type_.__name__}, but missing"
-    found = value
+    inner = value
     for key in path:
-        found = found[key]
+        inner = inner[key]
     text = message[:1].lower() + message[1:].replace("`", "")
     choices = _choices(_type_at(type_, path))
     if "invalid enum value" in text and choices:
-        near = get_close_matches(str(found), choices, n=1, cutoff=0.5)
+        near = get_close_matches(str(inner), choices, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return path, f"expected one of {', '.join(choices)}, got {found!r}{hint}"
-    if not path or isinstance(found, dict | list):
+        return path, f"expected one of {', '.join(choices)}, got {inner!r}{hint}"
+    if not path or isinstance(inner, dict | list):
         return path, text
-    return path, f"{text.partition(', got')[0]}, got {found!r}"
+    return path, f"{text.partition(', got')[0]}, got {inner!r}"
 
 
 # ---- the author's types
@@ -129,8 +129,8 @@ def _members(type_: Any) -> Iterator[Any]:
 
 
 def _struct_of(type_: Any) -> Any:
-    found = (t for t in _members(type_) if isinstance(t, type) and issubclass(t, msgspec.Struct))
-    return next(found, None)
+    structs = (t for t in _members(type_) if isinstance(t, type) and issubclass(t, msgspec.Struct))
+    return next(structs, None)
 
 
 def _item_of(type_: Any) -> Any:
@@ -181,10 +181,10 @@ def _type_at(type_: Any, path: Path) -> Any:
 
 
 def _choices(type_: Any) -> list[str]:
-    found: list[str] = []
+    choices: list[str] = []
     for each in _members(type_):
         if typing.get_origin(each) is Literal:
-            found += [str(value) for value in typing.get_args(each)]
+            choices += [str(value) for value in typing.get_args(each)]
         elif isinstance(each, type) and issubclass(each, enum.Enum):
-            found += [str(member.value) for member in each]
-    return found
+            choices += [str(member.value) for member in each]
+    return choices

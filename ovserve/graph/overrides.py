@@ -40,8 +40,8 @@ def check_class(cls: type[Calculator]) -> None:
     if options is not None and not (
         isinstance(options, type) and issubclass(options, msgspec.Struct | Message)
     ):
-        shown = getattr(options, "__name__", repr(options))
-        raise TypeError(f"{cls.__name__}.options_type: {shown} is not a class made of msgspec.Struct")
+        text = getattr(options, "__name__", repr(options))
+        raise TypeError(f"{cls.__name__}.options_type: {text} is not a class made of msgspec.Struct")
     for name, own in vars(cls).items():
         for base in cls.__mro__[1:]:
             if not name.startswith("_") and issubclass(base, Calculator) and name in vars(base):
@@ -51,31 +51,31 @@ def check_class(cls: type[Calculator]) -> None:
     if cls.process is Calculator.process and any(isinstance(v, Input) for v in vars(cls).values()):
         missing.append("process")
     for name in missing:
-        others = [n for n, v in vars(cls).items() if inspect.isfunction(v) and not _known(cls, n)]
+        others = [n for n, v in vars(cls).items() if inspect.isfunction(v) and not _overrides_base(cls, n)]
         near = difflib.get_close_matches(name, others, n=1)
         hint = f"; {near[0]}() is not one that the server calls" if near else ""
-        shown = f"{name}{inspect.signature(getattr(cls, name))}".replace("'", "")
-        raise TypeError(f"{cls.__name__} has to define {shown}{hint}")
+        text = f"{name}{inspect.signature(getattr(cls, name))}".replace("'", "")
+        raise TypeError(f"{cls.__name__} has to define {text}{hint}")
 
 
-def _known(cls: type[Calculator], name: str) -> bool:
+def _overrides_base(cls: type[Calculator], name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__[1:])
 
 
-def _check_member(cls: type[Calculator], name: str, own: Any, known: Any) -> None:
-    if type(known) in (int, str, bool):
-        if not hasattr(own, "__get__") and not isinstance(own, type(known)):
-            raise TypeError(f"{cls.__name__}.{name}: expected {type(known).__name__}, got {own!r}")
+def _check_member(cls: type[Calculator], name: str, own: Any, default: Any) -> None:
+    if type(default) in (int, str, bool):
+        if not hasattr(own, "__get__") and not isinstance(own, type(default)):
+            raise TypeError(f"{cls.__name__}.{name}: expected {type(default).__name__}, got {own!r}")
         return
-    function, called = getattr(own, "__func__", own), getattr(known, "__func__", known)
+    function, called = getattr(own, "__func__", own), getattr(default, "__func__", default)
     if not (inspect.isfunction(function) and inspect.isfunction(called)):
         return
-    given = list(inspect.signature(called).parameters)
+    parameters = list(inspect.signature(called).parameters)
     signature = inspect.signature(function)
     try:
-        signature.bind(*given)
+        signature.bind(*parameters)
     except TypeError:
-        takes = f"is called with ({', '.join(given)}), and takes ({', '.join(signature.parameters)})"
+        takes = f"is called with ({', '.join(parameters)}), and takes ({', '.join(signature.parameters)})"
         raise TypeError(f"{cls.__name__}.{name} {takes}") from None
     if name in _EITHER or "Awaitable" in str(inspect.signature(called).return_annotation):
         return

@@ -98,10 +98,10 @@ def _check_option_types(node: Node, cls: type[Calculator]) -> None:
             messages.append(option_message(node, type_))
         elif type_ is not None:
             messages.append(type_.DESCRIPTOR.full_name)
-    for given in node.config.option_types(node.position):
-        if given not in messages:
+    for type_name in node.config.option_types(node.position):
+        if type_name not in messages:
             takes = f"takes {' and '.join(dict.fromkeys(messages))}" if messages else "takes no options"
-            raise node.error(f"{node.calculator} {takes}, got {given}", "node_options")
+            raise node.error(f"{node.calculator} {takes}, got {type_name}", "node_options")
 
 
 P = typing.TypeVar("P", bound=Port[Any])
@@ -137,8 +137,8 @@ def _executor(
     node: Node, cls: type[Calculator], name: str, executors: Mapping[str, ExecutorPlan]
 ) -> str | None:
     if name and name not in executors:
-        known = ", ".join(n for n in executors if n) or "none"
-        raise node.error(f"{name!r} is not declared; declared: {known}", "executor", name)
+        declared = ", ".join(n for n in executors if n) or "none"
+        raise node.error(f"{name!r} is not declared; declared: {declared}", "executor", name)
     if cls.runs_on == "loop" and name:
         raise node.error(
             f"{node.calculator} runs on the event loop; it cannot take an executor", "executor", name
@@ -198,11 +198,11 @@ def check_streams(
                 text = f"no node produces stream {inp.stream!r}{hint}"
                 faults.errors.append(plan.node.error(text, "input_stream", end.text))
                 continue
-            made = producers[inp.stream][1]
-            if not compatible(made, inp.port.type):
+            produced = producers[inp.stream][1]
+            if not compatible(produced, inp.port.type):
                 text = (
                     f"{end.text!r} takes {_type_name(inp.port.type)}, but {producers[inp.stream][0]} "
-                    f"produces {_type_name(made)}"
+                    f"produces {_type_name(produced)}"
                 )
                 faults.errors.append(plan.node.error(text, "input_stream", end.text))
     # A wrong node may be the one that lacks the output.
@@ -228,9 +228,9 @@ def _members(type_: Any) -> tuple[Any, ...]:
     return typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
 
 
-def compatible(made: Any, taken: Any) -> bool:
+def compatible(produced: Any, accepted: Any) -> bool:
     """Could a value of one type be of the other? Wider declarations are checked packet by packet."""
-    pairs = [(m, t) for m in _members(made) for t in _members(taken)]
+    pairs = [(m, t) for m in _members(produced) for t in _members(accepted)]
     return any(issubclass(m, t) or issubclass(t, m) for m, t in pairs)
 
 
@@ -240,12 +240,12 @@ def _type_name(type_: Any) -> str:
 
 def check_cycles(nodes: list[NodePlan]) -> None:
     made_by = {out.stream: plan for plan in nodes for out in plan.outputs}
-    done: set[int] = set()
+    finished: set[int] = set()
 
     def visit(plan: NodePlan, path: list[tuple[NodePlan, str]]) -> None:
         for inp in plan.inputs:
             source = made_by.get(inp.stream)
-            if inp.back_edge or source is None or source.node.position in done:
+            if inp.back_edge or source is None or source.node.position in finished:
                 continue
             step = [*path, (plan, inp.stream)]
             start = next((i for i, (p, _) in enumerate(step) if p is source), None)
@@ -258,7 +258,7 @@ def check_cycles(nodes: list[NodePlan]) -> None:
                     next(e.text for e in plan.node.inputs if e.name == inp.stream),
                 )
             visit(source, step)
-        done.add(plan.node.position)
+        finished.add(plan.node.position)
 
     for plan in nodes:
         visit(plan, [])
@@ -272,44 +272,45 @@ def check_side_packets(
         raise LoadError(wrong, file=config.file, field="input_side_packet")
     outside: dict[str, Any] = dict.fromkeys((e.name for e in declared), object) | dict(provided)
     outside = dict.fromkeys(faults.side_packets, object) | outside
-    made: dict[str, tuple[NodePlan, Any]] = {}
+    produced: dict[str, tuple[NodePlan, Any]] = {}
     for plan in nodes:
         for out, name in plan.side_outputs:
-            if name in made or name in outside:
+            if name in produced or name in outside:
                 text = f"side packet {name!r} is already provided"
                 faults.errors.append(plan.node.error(text, "output_side_packet"))
-            made[name] = (plan, out.type)
+            produced[name] = (plan, out.type)
     needed: set[str] = {e.name for e in declared}
     for plan in nodes:
         for port, name in plan.side_packets:
-            if name in made:
-                given = made[name][1]
+            if name in produced:
+                produced_type = produced[name][1]
             elif name in outside:
-                given = outside[name]
+                produced_type = outside[name]
                 needed.add(name)
             else:
-                known = sorted({*made, *outside})
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+                names = sorted({*produced, *outside})
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
                 text = f"no node provides side packet {name!r}; {hint}"
                 faults.errors.append(plan.node.error(text, "input_side_packet", f"{port.tag}:{name}"))
                 continue
-            if not compatible(given, port.type):
-                text = f"side packet {name!r} is {_type_name(given)}, {port!r} takes {_type_name(port.type)}"
+            if not compatible(produced_type, port.type):
+                takes = f"{port!r} takes {_type_name(port.type)}"
+                text = f"side packet {name!r} is {_type_name(produced_type)}, {takes}"
                 faults.errors.append(plan.node.error(text, "input_side_packet"))
     if not faults.errors:
-        _check_side_cycles(nodes, made)
+        _check_side_cycles(nodes, produced)
     return frozenset(needed)
 
 
-def _check_side_cycles(nodes: list[NodePlan], made: Mapping[str, tuple[NodePlan, Any]]) -> None:
+def _check_side_cycles(nodes: list[NodePlan], produced: Mapping[str, tuple[NodePlan, Any]]) -> None:
     opened: set[int] = set()
     waiting = list(nodes)
     while waiting:
         ready = [
             p
             for p in waiting
-            if all(n not in made or made[n][0].node.position in opened for _, n in p.side_packets)
+            if all(n not in produced or produced[n][0].node.position in opened for _, n in p.side_packets)
         ]
         if not ready:
             names = ", ".join(p.node.name for p in waiting)
@@ -376,20 +377,20 @@ def _refuse_unsupported(config: GraphConfig) -> None:
 def _without_effect(config: GraphConfig) -> list[str]:
     """MediaPipe fields that mean nothing here: a graph that has them works, with a warning."""
     message = config.message
-    found = [
+    ignored = [
         (0, name) for name in ("package", "type", "profiler_config", "options") if message.HasField(name)
     ]
     for i, node in enumerate(message.node):
-        found += [
+        ignored += [
             (config.line_of_node(i), name)
             for name in ("source_layer", "buffer_size_hint", "profiler_config")
             if node.HasField(name)
         ]
     if config.queue_size is not None:
-        found.append((0, "OVMS_GRAPH_QUEUE_MAX_SIZE (graphs are not pooled, a run costs microseconds)"))
+        ignored.append((0, "OVMS_GRAPH_QUEUE_MAX_SIZE (graphs are not pooled, a run costs microseconds)"))
     return [
         f"{config.file}{f':{line}' if line else ''}: {name} has no effect in this server"
-        for line, name in found
+        for line, name in ignored
     ]
 
 

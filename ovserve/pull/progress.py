@@ -21,26 +21,26 @@ class ShowsProgress(Protocol):
 
     def __call__(self, text: str) -> None: ...
 
-    def progress(self, what: str, total: int, done: Measure) -> AbstractContextManager[None]:
+    def progress(self, what: str, total: int, measure: Measure) -> AbstractContextManager[None]:
         """Show it inside: `done()` of `total` bytes; total 0: unknown."""
 
 
-def progress(say: Say, what: str, total: int, done: Measure = lambda: 0) -> AbstractContextManager[None]:
+def progress(say: Say, what: str, total: int, measure: Measure = lambda: 0) -> AbstractContextManager[None]:
     """Enter around the work; nothing is shown by a Say that only prints."""
     if not hasattr(say, "progress"):
         return nullcontext()
-    return cast(ShowsProgress, say).progress(what, total, done)
+    return cast(ShowsProgress, say).progress(what, total, measure)
 
 
 def size_of(directory: Path) -> int:
     """Return the bytes of all files below; files that go away meanwhile do not count."""
-    found = 0
+    total = 0
     for path in directory.rglob("*"):
         try:
-            found += path.stat().st_size if path.is_file() else 0
+            total += path.stat().st_size if path.is_file() else 0
         except OSError:
             continue
-    return found
+    return total
 
 
 @contextmanager
@@ -72,13 +72,15 @@ class JsonLines:
         self._write({"status": text})
 
     @contextmanager
-    def progress(self, what: str, total: int, done: Measure) -> Iterator[None]:
-        with polling(lambda: self._write(self._told(what, total, done)), LINE_SECONDS):
+    def progress(self, what: str, total: int, measure: Measure) -> Iterator[None]:
+        with polling(lambda: self._write(self._status(what, total, measure)), LINE_SECONDS):
             yield
 
-    def _told(self, what: str, total: int, done: Measure) -> dict[str, object]:
+    def _status(self, what: str, total: int, measure: Measure) -> dict[str, object]:
         return (
-            {"status": what, "total": total, "completed": min(done(), total)} if total else {"status": what}
+            {"status": what, "total": total, "completed": min(measure(), total)}
+            if total
+            else {"status": what}
         )
 
     def _write(self, line: dict[str, object]) -> None:

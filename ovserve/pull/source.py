@@ -38,8 +38,8 @@ class Source(Protocol):
     def is_gguf(self) -> bool:
         """Return whether it is a .gguf file; known once it is identified."""
 
-    def identify(self, known: str) -> str:
-        """Return its exact identity, called before `fetch`: a sha256, a commit. `known` was fetched last."""
+    def identify(self, old: str) -> str:
+        """Return its exact identity before `fetch`: a sha256, a commit. `old` was fetched last."""
 
     def fetch(self, directory: Path, *, again: bool, say: Say, changed: Collection[str] = ()) -> Path:
         """Return the .gguf file or the directory to load; downloads go into `directory`, `again` even if
@@ -60,7 +60,7 @@ class Packaged:
     def is_gguf(self) -> bool:
         return True
 
-    def identify(self, known: str) -> str:
+    def identify(self, old: str) -> str:
         return self._model.sha256
 
     def fetch(self, directory: Path, *, again: bool, say: Say, changed: Collection[str] = ()) -> Path:
@@ -88,7 +88,7 @@ class Local:
     def is_gguf(self) -> bool:
         return self._path.is_file()
 
-    def identify(self, known: str) -> str:
+    def identify(self, old: str) -> str:
         if not self.is_gguf:
             return str(self._path)
         files = Fingerprints()  # samples of it: all of a large model is read for half a minute
@@ -104,8 +104,8 @@ def _model_in(path: Path) -> Path:
         if path.suffix != ".gguf":
             raise LoadError("a model is a directory or a .gguf file", file=str(path))
         return path
-    found = model_in(path)
-    if found == path and not any((path / name).is_file() for name in LANGUAGE_MODELS):
+    model = model_in(path)
+    if model == path and not any((path / name).is_file() for name in LANGUAGE_MODELS):
         files = gguf_models(path)
         names = (
             f"several .gguf files, name one: {', '.join(f.name for f in files)}" if files else "no .gguf file"
@@ -115,7 +115,7 @@ def _model_in(path: Path) -> Path:
             "exports a PyTorch model to OpenVINO IR",
             file=str(path),
         )
-    return found
+    return model
 
 
 def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", gguf: str = "") -> Source:
@@ -142,7 +142,7 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         raise NotFound(f"{text} does not exist")
     names = (*models, *OTHER_NAMES)
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
-    meant = f" (did you mean {near[0]}?)" if near else ""
+    hint = f" (did you mean {near[0]}?)" if near else ""
     raise NotFound(
-        f"{text!r} is not a packaged model{meant}; known: {', '.join(names)}. An id on the hub is OWNER/NAME"
+        f"{text!r} is not a packaged model{hint}; known: {', '.join(names)}. An id on the hub is OWNER/NAME"
     )

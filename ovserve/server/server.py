@@ -256,9 +256,9 @@ def _announce(url: str, manager: Manager, form: str) -> None:
     lines += [f"  {name}  context {length or 'unknown'}" for name, length in served.items()]
     lines += [f"  {name}  plain model, version {version}" for name, version in plain.items()]
     lines += [f"  {name}  NOT SERVED: {reason}" for name, reason in failed.items()]
-    tried = [(s, path) for s in manager.servables for path in EXAMPLES if path in s.endpoints]
-    if tried and not url.startswith(UNIX):
-        first, path = tried[0]
+    examples = [(s, path) for s in manager.servables for path in EXAMPLES if path in s.endpoints]
+    if examples and not url.startswith(UNIX):
+        first, path = examples[0]
         body = EXAMPLES[path]
         lines += [
             "",

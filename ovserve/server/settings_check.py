@@ -55,18 +55,18 @@ POSITIVE = (
 
 def problem(settings: Settings) -> str | None:
     """Return what is wrong with the values taken together, or None."""
-    return next((found for check in _CHECKS if (found := check(settings)) is not None), None)
+    return next((message for check in _CHECKS if (message := check(settings)) is not None), None)
 
 
 def _sources(settings: Settings) -> str | None:
     several = ("config_path", "graphs_dir")
-    given = [n for n in ("source_model", "model_path", *several) if getattr(settings, n)]
-    if len(given) > 1:
-        names = " and ".join(f"--{name}" for name in given)
+    sources = [n for n in ("source_model", "model_path", *several) if getattr(settings, n)]
+    if len(sources) > 1:
+        names = " and ".join(f"--{name}" for name in sources)
         return f"{names} exclude each other: one of them says what is served"
-    if settings.model_name and given and given[0] in several:
-        return f"--model_name and --{given[0]} exclude each other: names are in the configuration"
-    if settings.model_name and not given:
+    if settings.model_name and sources and sources[0] in several:
+        return f"--model_name and --{sources[0]} exclude each other: names are in the configuration"
+    if settings.model_name and not sources:
         return "--model_name: needs --model_path or SOURCE, the model that is served under this name"
     seconds = settings.file_system_poll_wait_seconds
     if seconds < 0:

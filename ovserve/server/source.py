@@ -57,7 +57,7 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
         return _directory(Path(settings.graphs_dir), options)
     if settings.model_path:
         path = Path(settings.model_path).expanduser()
-        return _path(path, settings, options, task, say, given="--model_path")
+        return _path(path, settings, options, task, say, source="--model_path")
     source, repository = settings.source_model, Path(settings.model_repository_path).expanduser()
     if not source:
         listed = repository / CONFIG_FILE
@@ -65,9 +65,9 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
             return _configuration(listed, options)
         source = DEFAULT_MODEL
     if source not in SHORT_NAMES and (path := Path(source).expanduser()).exists():
-        return _path(path, settings, options, task, say, given=source)
+        return _path(path, settings, options, task, say, source=source)
     pulled = _pulled(source, repository, say, task)
-    return _path(pulled, settings, options, task, say, given=source, name=source)
+    return _path(pulled, settings, options, task, say, source=source, name=source)
 
 
 def in_memory(
@@ -78,11 +78,11 @@ def in_memory(
 
     Tools reach models whose template has no place for them, unless a parser is given. Raises InvalidArgument.
     """
-    given = dict(options or {})
-    if given.get("tool_parser", "none") == "none":
-        given.setdefault("generic_tool_prompt", True)
+    values = dict(options or {})
+    if values.get("tool_parser", "none") == "none":
+        values.setdefault("generic_tool_prompt", True)
     base = (model if model.is_dir() else model.parent).absolute()
-    text = graph_text(given, str(model.absolute()), draft)
+    text = graph_text(values, str(model.absolute()), draft)
     return ServableSpec(name or name_of(model), base, base / GRAPH_FILE, origin=str(model), text=text)
 
 
@@ -133,16 +133,16 @@ def _path(
     task: str,
     say: Say,
     *,
-    given: str,
+    source: str,
     name: str = "",
 ) -> Served:
     name = settings.model_name or name or name_of(path.parent if path.name == GRAPH_FILE else path)
     if not task and _is_plain(path):
-        spec = ServableSpec.of_directory(name, path, origin=given)  # the loader decides
-        return Served(SingleGraph(spec, entry_of(options)), given, name)
+        spec = ServableSpec.of_directory(name, path, origin=source)  # the loader decides
+        return Served(SingleGraph(spec, entry_of(options)), source, name)
     options, notices = _of_graph(options, path)
-    found = _graph_at(path, settings, options, say, task, given=given, name=name)
-    return replace(found, notices=(*found.notices, *notices))
+    served = _graph_at(path, settings, options, say, task, source=source, name=name)
+    return replace(served, notices=(*served.notices, *notices))
 
 
 def _is_plain(path: Path) -> bool:
@@ -177,18 +177,18 @@ def _graph_at(
     say: Say,
     task: str,
     *,
-    given: str,
+    source: str,
     name: str,
 ) -> Served:
     if task in ENCODER_TASKS and path.exists():
         return _single(encoder_in_memory(path, task, name, options))
     if path.is_file() and path.suffix != ".gguf":
-        return _file(path, options, given=given, name=name)
+        return _file(path, options, source=source, name=name)
     for file in (path / GRAPH_FILE, path / MESH_FOLDER / GRAPH_FILE):  # OVMS looks in both
         if file.is_file():
             return _graph(file, name, options)
-    if not task and (found := encoder_task(path)):
-        return _single(encoder_in_memory(path, found, name, options))
+    if not task and (detected := encoder_task(path)):
+        return _single(encoder_in_memory(path, detected, name, options))
     if path.is_file() or (path.is_dir() and has_model(path)):
         return _single(_model(model_in(path), settings, name, options, say))
     if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
@@ -197,13 +197,13 @@ def _graph_at(
         return _configuration(path / CONFIG_FILE, options)
     if path.is_dir() and (several := sorted(f for f in path.iterdir() if has_versions(f))):
         raise InvalidArgument(
-            f"{given}: {path} holds {len(several)} models; serve one of them, such as {several[0]}, "
+            f"{source}: {path} holds {len(several)} models; serve one of them, such as {several[0]}, "
             "or all by a config.json (docs/plain-models.md)"
         )
     if not path.exists():
-        raise NotFound(f"{given}: {cloud_fault(path) or f'{path} does not exist'}")
+        raise NotFound(f"{source}: {cloud_fault(path) or f'{path} does not exist'}")
     find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
-    raise InvalidArgument(f"{given}: {path} holds neither a {GRAPH_FILE} nor a model")
+    raise InvalidArgument(f"{source}: {path} holds neither a {GRAPH_FILE} nor a model")
 
 
 def _model(
@@ -222,7 +222,7 @@ def _model(
     return in_memory(directory, name or name_of(model), paged)
 
 
-def _file(path: Path, options: Mapping[str, Option], *, given: str, name: str) -> Served:
+def _file(path: Path, options: Mapping[str, Option], *, source: str, name: str) -> Served:
     if path.name.endswith(".pbtxt"):
         return _graph(path, name, options)
     if path.suffix in CONFIG_SUFFIXES:
@@ -230,7 +230,7 @@ def _file(path: Path, options: Mapping[str, Option], *, given: str, name: str) -
     if is_model_file(path):
         raise InvalidArgument(f"--task: {path} is a plain model, which has none")
     raise InvalidArgument(
-        f"{given}: expected a .gguf file, a {GRAPH_FILE}, a model file ({', '.join(SUFFIXES)}) or a "
+        f"{source}: expected a .gguf file, a {GRAPH_FILE}, a model file ({', '.join(SUFFIXES)}) or a "
         f"configuration, got {path.name}"
     )
 
@@ -240,10 +240,10 @@ def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
     if not options:
         spec = ServableSpec.of_directory(name, directory, origin=str(directory))
         return _single(replace(spec, graph=file.absolute()))
-    from ovserve.server.written import written  # its check of a graph imports all calculators
+    from ovserve.server.written import pulled_model  # its check of a graph imports all calculators
 
     first = next(iter(options))
-    if (pulled := written(file, options)) is not None:
+    if (pulled := pulled_model(file, options)) is not None:
         notice = f"{file}, which pull wrote, is used with --{first} of the command line"
         return _single(in_memory(pulled.model, name, pulled.options, pulled.draft), notice)
     if not has_model(directory):

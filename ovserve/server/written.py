@@ -27,8 +27,8 @@ class Written:
     options: Mapping[str, OptionValue]  # by name, those of the command line included
 
 
-def written(file: Path, given: Mapping[str, OptionValue]) -> Written | None:
-    """Return the language model of a graph that pull wrote, with the options `given` in place of its own.
+def pulled_model(file: Path, overrides: Mapping[str, OptionValue]) -> Written | None:
+    """Return the language model of a graph that pull wrote, with `overrides` in place of its own.
 
     The engine is left out if it cannot be used with them. None: pull did not write the graph, or it was
     changed since, or it has no language model.
@@ -40,8 +40,8 @@ def written(file: Path, given: Mapping[str, OptionValue]) -> Written | None:
         return None
     model = Path(os.path.abspath(directory / fields.models_path))
     draft = os.path.abspath(directory / fields.draft_models_path) if fields.draft_models_path else ""
-    options = {**_options(fields, given), **given}
-    if "engine" in options and "engine" not in given:
+    options = {**_options(fields, overrides), **overrides}
+    if "engine" in options and "engine" not in overrides:
         try:
             check_options(graph_text(options, "./", draft))
         except LoadError:
@@ -52,25 +52,25 @@ def written(file: Path, given: Mapping[str, OptionValue]) -> Written | None:
 def _fields(file: Path) -> LLMCalculatorOptions | None:
     config = load_graph(file, file.parent)
     for position in range(len(config.message.node)):
-        if (found := config.options(position, LLMCalculatorOptions)) is not None:
-            return found
+        if (message := config.options(position, LLMCalculatorOptions)) is not None:
+            return message
     return None
 
 
-def _options(fields: LLMCalculatorOptions, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+def _options(fields: LLMCalculatorOptions, overrides: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
     names = {option.field or option.name: option.name for option in OPTIONS if not option.property}
-    found: dict[str, OptionValue] = {}
+    options: dict[str, OptionValue] = {}
     for field, value in fields.ListFields():
         if (name := names.get(field.name)) is not None:
             enum = field.enum_type
-            found[name] = value if enum is None else enum.values_by_number[value].name
-    if "plugin_config" in found:
-        found["plugin_config"] = _without(str(found["plugin_config"]), given)
-    return found
+            options[name] = value if enum is None else enum.values_by_number[value].name
+    if "plugin_config" in options:
+        options["plugin_config"] = _without(str(options["plugin_config"]), overrides)
+    return options
 
 
-def _without(plugin_config: str, given: Mapping[str, OptionValue]) -> str:
+def _without(plugin_config: str, overrides: Mapping[str, OptionValue]) -> str:
     """Leave out the properties that have a flag of their own, where that is given."""
     flags = {option.property: option.name for option in OPTIONS if option.property}
     properties = json.loads(plugin_config or "{}")
-    return json.dumps({key: value for key, value in properties.items() if flags.get(key) not in given})
+    return json.dumps({key: value for key, value in properties.items() if flags.get(key) not in overrides})

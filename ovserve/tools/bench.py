@@ -78,12 +78,12 @@ def jobs(
     `rate` is requests per second, at times as independent clients arrive (a Poisson process).
     """
     chance = random.Random(seed)
-    made, at = [], 0.0
+    scheduled, at = [], 0.0
     for i in range(count):
         text = prompts[i % len(prompts)] if prompt is None else _words(i, prompt.draw(chance), chance)
-        made.append(Job(text, answer.draw(chance), None if rate is None else at))
+        scheduled.append(Job(text, answer.draw(chance), None if rate is None else at))
         at += chance.expovariate(rate) if rate is not None else 0.0
-    return made
+    return scheduled
 
 
 def _words(number: int, count: int, chance: random.Random) -> str:
@@ -144,12 +144,12 @@ def run(target: Target, jobs: Sequence[Job], concurrency: int) -> tuple[list[Sam
         return answer
 
     with ThreadPoolExecutor(len(jobs) if timed else min(concurrency, len(jobs))) as pool:
-        asked = []
+        futures = []
         for job in jobs:
             if job.at is not None and (wait := began + job.at - time.perf_counter()) > 0:
                 time.sleep(wait)
-            asked.append(pool.submit(ask, job))
-        answers = [one.result() for one in asked]
+            futures.append(pool.submit(ask, job))
+        answers = [one.result() for one in futures]
     return answers, time.perf_counter() - began
 
 
@@ -214,8 +214,8 @@ def summary(answers: Sequence[Sample], seconds: float) -> dict[str, Any]:
     }
 
 
-def document(answers: Sequence[Sample], seconds: float, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary, the parameters of the run (`asked`), and each request."""
+def document(answers: Sequence[Sample], seconds: float, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary, the parameters of the run, and each request."""
     requests = [
         {
             "began": round(answer.began, 4),
@@ -227,26 +227,26 @@ def document(answers: Sequence[Sample], seconds: float, asked: dict[str, Any]) -
         }
         for answer in answers
     ]
-    return {"asked": asked, **summary(answers, seconds), "requests": requests}
+    return {"asked": parameters, **summary(answers, seconds), "requests": requests}
 
 
-def text(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def text(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return lines of text, and the rows of the table of times."""
     lines = [
-        f"{found['answers']} answers, {found['failed']} failed, in {found['seconds']:.2f} s",
-        f"{found['answers_per_second']:.2f} answers/s, {found['tokens_per_second']:.1f} tokens/s",
+        f"{result['answers']} answers, {result['failed']} failed, in {result['seconds']:.2f} s",
+        f"{result['answers_per_second']:.2f} answers/s, {result['tokens_per_second']:.1f} tokens/s",
         *(
             f"failed{f' {count} times' if count > 1 else ''}: {error}"
-            for error, count in sorted(found["errors"].items())
+            for error, count in sorted(result["errors"].items())
         ),
     ]
-    if not found["answers"]:
+    if not result["answers"]:
         return lines, []
     rows = []
     for name in ("first_token", "between_tokens", "whole_answer"):
-        times = found[name]
-        shown = ["-" if times is None else f"{times[part]:.1f}" for part in PARTS]
-        rows.append([name.replace("_", " "), *shown])
+        times = result[name]
+        cells = ["-" if times is None else f"{times[part]:.1f}" for part in PARTS]
+        rows.append([name.replace("_", " "), *cells])
     return lines, rows
 
 

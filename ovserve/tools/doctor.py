@@ -50,11 +50,11 @@ def report(findings: Sequence[Finding]) -> Report:
     return Report(all(finding.status != "problem" for finding in findings), findings)
 
 
-def text(made: Report) -> str:
+def text(result: Report) -> str:
     """Return a line per finding, and a second one for its advice."""
-    width = max(len(finding.check) for finding in made.checks)
+    width = max(len(finding.check) for finding in result.checks)
     lines = []
-    for finding in made.checks:
+    for finding in result.checks:
         lines.append(f"{finding.status:<8} {finding.check:<{width}}  {finding.found}")
         if finding.advice:
             lines.append(f"{'':<8} {'':<{width}}  -> {finding.advice}")
@@ -80,8 +80,8 @@ INSTRUCTIONS = (
 
 def check_machine(connections: int, system: Path = Path("/sys")) -> Iterator[Finding]:
     """Yield the findings. `connections` is --max_connections."""
-    found = processor()
-    yield check_processor(found, platform.machine())
+    cpu = processor()
+    yield check_processor(cpu, platform.machine())
     if advice := _governor(system):
         yield Finding("governor", "slow", "powersave", advice)
     yield check_memory(*_memory())
@@ -89,14 +89,14 @@ def check_machine(connections: int, system: Path = Path("/sys")) -> Iterator[Fin
     if (shared := Path("/dev/shm")).is_dir():
         yield check_shared_memory(shutil.disk_usage(shared).free)
     yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections)
-    yield check_load(os.getloadavg()[0], found.logical)
+    yield check_load(os.getloadavg()[0], cpu.logical)
 
 
-def check_processor(found: Processor, architecture: str) -> Finding:
-    shape = f"{found.name}, {found.cores} cores, {found.logical} threads"
+def check_processor(cpu: Processor, architecture: str) -> Finding:
+    shape = f"{cpu.name}, {cpu.cores} cores, {cpu.logical} threads"
     if architecture not in ("x86_64", "AMD64"):
         return Finding("processor", "ok", f"{shape}, {architecture}")
-    best = next(((flag, name) for flag, name in INSTRUCTIONS if flag in found.flags), None)
+    best = next(((flag, name) for flag, name in INSTRUCTIONS if flag in cpu.flags), None)
     if best is None:
         advice = "OpenVINO needs SSE4.2; use another machine, or a virtual machine that passes its flags on"
         return Finding("processor", "problem", f"{shape}, no SSE4.2", advice)
@@ -110,24 +110,24 @@ def check_processor(found: Processor, architecture: str) -> Finding:
             "without VNNI, models in 8 and 4 bits read prompts more slowly; generating is bound by memory"
         )
         return Finding("processor", "slow", shape, advice)
-    if found.cores < 2:
+    if cpu.cores < 2:
         advice = "the server and the engine share one core; give the container two"
         return Finding("processor", "slow", shape, advice)
     return Finding("processor", "ok", shape)
 
 
 def check_memory(available: int, limit: str) -> Finding:
-    shown = f"{available // MEGABYTE} MB available in the {limit}"
+    state = f"{available // MEGABYTE} MB available in the {limit}"
     if not available:
         return Finding("memory", "warning", "unknown", "this system does not say how much memory is left")
     if available < NO_MEMORY:
-        return Finding("memory", "problem", shown, "stop other programs or raise the limit: no model fits")
+        return Finding("memory", "problem", state, "stop other programs or raise the limit: no model fits")
     if available < LITTLE_MEMORY:
         advice = (
             "choose a model in 4 bits, and bound its cache with `cache_size`; `ovserve check` estimates both"
         )
-        return Finding("memory", "warning", shown, advice)
-    return Finding("memory", "ok", shown)
+        return Finding("memory", "warning", state, advice)
+    return Finding("memory", "ok", state)
 
 
 def check_models_of(available: Memory, bandwidth: float) -> Finding:
@@ -149,33 +149,33 @@ def check_models_of(available: Memory, bandwidth: float) -> Finding:
 
 
 def check_shared_memory(free: int) -> Finding:
-    shown = f"{free // MEGABYTE} MB free in /dev/shm"
+    state = f"{free // MEGABYTE} MB free in /dev/shm"
     if free < LITTLE_SHARED:
         advice = (
             "large tensors pass through it: podman run --shm-size 512m, or an emptyDir with medium Memory"
         )
-        return Finding("shared memory", "warning", shown, advice)
-    return Finding("shared memory", "ok", shown)
+        return Finding("shared memory", "warning", state, advice)
+    return Finding("shared memory", "ok", state)
 
 
 def check_files(limit: int, connections: int) -> Finding:
-    shown = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} open files"
+    state = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} open files"
     if limit != resource.RLIM_INFINITY and limit < connections + 100:
         advice = f"--max_connections {connections} needs more: ulimit -n {connections * 2}"
-        return Finding("open files", "warning", shown, advice)
-    return Finding("open files", "ok", shown)
+        return Finding("open files", "warning", state, advice)
+    return Finding("open files", "ok", state)
 
 
 def check_load(load: float, threads: int) -> Finding:
-    shown = f"{load:.1f} running processes for {threads} threads"
+    state = f"{load:.1f} running processes for {threads} threads"
     if load > threads * MAX_LOAD_PER_CORE:
-        return Finding("load", "slow", shown, "other programs take the cores that inference needs")
-    return Finding("load", "ok", shown)
+        return Finding("load", "slow", state, "other programs take the cores that inference needs")
+    return Finding("load", "ok", state)
 
 
 def _memory() -> tuple[int, str]:
-    found = memory()
-    return found.available, found.limit
+    state = memory()
+    return state.available, state.limit
 
 
 def _governor(system: Path) -> str:
@@ -217,15 +217,15 @@ def check_software() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             advice = f"{why}; {installation.extra(extra)}"
             yield Finding(f"extra {extra}", "slow" if status == "slow" else "warning", "missing", advice)
-    found = read_devices()
-    if isinstance(found, str):
-        yield Finding("devices", "problem", found, "OpenVINO cannot be imported; install it again")
+    probe = read_devices()
+    if isinstance(probe, str):
+        yield Finding("devices", "problem", probe, "OpenVINO cannot be imported; install it again")
         return
-    shown = ", ".join(f"{device} ({name})" for device, name in found.devices.items())
-    yield Finding("devices", "ok" if "CPU" in found.devices else "problem", shown or "none")
+    names = ", ".join(f"{device} ({name})" for device, name in probe.devices.items())
+    yield Finding("devices", "ok" if "CPU" in probe.devices else "problem", names or "none")
     for device, folder, pattern, package, group in NODES:
         present = sorted(folder.glob(pattern)) if folder.is_dir() else []
-        if present and not any(name.startswith(device) for name in found.devices):
+        if present and not any(name.startswith(device) for name in probe.devices):
             advice = f"install {package}, and add the user to the group {group}"
             yield Finding(
                 f"{device} driver", "warning", f"{present[0]} is there, but OpenVINO has no {device}", advice
@@ -235,7 +235,7 @@ def check_software() -> Iterator[Finding]:
 def check_versions(versions: dict[str, str]) -> Finding:
     """Libraries of OpenVINO with different minor versions fail when they load each other."""
     missing = [name for name, version in versions.items() if not version]
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if missing:
         return Finding(
             "versions",
@@ -245,22 +245,22 @@ def check_versions(versions: dict[str, str]) -> Finding:
         )
     if len({tuple(version.split(".")[:2]) for version in versions.values()}) > 1:
         advice = "they must be of one release: pip install -U openvino openvino-genai openvino-tokenizers"
-        return Finding("versions", "problem", shown, advice)
-    return Finding("versions", "ok", shown)
+        return Finding("versions", "problem", listed, advice)
+    return Finding("versions", "ok", listed)
 
 
 def read_devices() -> Devices | str:
     """Return what OpenVINO finds, or why it could not be asked."""
     command = [sys.executable, "-m", "ovserve.kinds.tensors.worker.devices"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"OpenVINO did not answer within {PROBE_TIMEOUT_SECONDS:g} s"
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"OpenVINO ended with {done.returncode}"
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"OpenVINO ended with {process.returncode}"
     try:
-        return msgspec.json.decode(done.stdout, type=Devices)
+        return msgspec.json.decode(process.stdout, type=Devices)
     except msgspec.DecodeError as error:
         return f"OpenVINO answered {error}"
 
@@ -303,14 +303,14 @@ def check_store(path: Path) -> Finding:
 def check_models(path: Path) -> Finding:
     folder = _existing(path)
     free = shutil.disk_usage(folder).free
-    shown = f"{path}, {free // 10**9} GB free"
+    state = f"{path}, {free // 10**9} GB free"
     if not os.access(folder, os.W_OK):
         return Finding(
             "models", "warning", f"cannot write {path}", "pulls fail: --model_repository_path names it"
         )
     if free < LITTLE_DISK:
-        return Finding("models", "warning", shown, "a model of 7 B parameters in 4 bits takes 4 GB")
-    return Finding("models", "ok", shown)
+        return Finding("models", "warning", state, "a model of 7 B parameters in 4 bits takes 4 GB")
+    return Finding("models", "ok", state)
 
 
 def check_cache(path: str) -> Finding:

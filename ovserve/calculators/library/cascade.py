@@ -50,8 +50,8 @@ class Cascade(AnswerCheck):
         return not await awaited(self.unsure(cc, answer))
 
     async def reject(self, cc: Context, request: GenerateRequest, answer: Completion) -> None:
-        used = Parsed(tokens=answer.completion_tokens, other_prompt_tokens=answer.prompt_tokens)
-        cc.send(self.checked, used)
+        usage = Parsed(tokens=answer.completion_tokens, other_prompt_tokens=answer.prompt_tokens)
+        cc.send(self.checked, usage)
         cc.send(self.escalated, self._decoded)
 
     async def process(self, cc: Context) -> None:

@@ -66,8 +66,8 @@ class ConversationMemory:
     def turns(self, id_: str) -> tuple[Turn, ...]:
         """Return the turns of a conversation, the oldest first; none of one that is unknown or expired."""
         self._expire()
-        found = self._known.get(_key(id_))
-        return tuple(found.turns) if found is not None else ()
+        conversation = self._known.get(_key(id_))
+        return tuple(conversation.turns) if conversation is not None else ()
 
     def add(self, id_: str, question: str, answer: str) -> None:
         """Append a turn. One longer than `max_characters` is not kept."""

@@ -82,12 +82,12 @@ class McpConnection:
 
     async def tools(self) -> tuple[McpTool, ...]:
         """List the tools; a connection that fails at it is replaced once. Raises McpError."""
-        kept = self._task is not None
+        is_running = self._task is not None
         try:
             return await self._list()
         except McpError:
             await self.close()
-            if not kept:
+            if not is_running:
                 raise
         log.info("MCP server %s: it is started again", self._target.label)
         try:
@@ -267,7 +267,7 @@ async def _stdio(target: Target, ended: Callable[[str], None]) -> AsyncIterator[
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None  # noqa: PT018
     stdin, stdout, stderr = child.stdin, child.stdout, child.stderr
     received, incoming = anyio.create_memory_object_stream[Any](0)
-    outgoing, sent = anyio.create_memory_object_stream[Any](0)
+    outgoing, outgoing_messages = anyio.create_memory_object_stream[Any](0)
 
     def parsed(line: bytes) -> SessionMessage | Exception:
         try:
@@ -292,8 +292,8 @@ async def _stdio(target: Target, ended: Callable[[str], None]) -> AsyncIterator[
 
     async def write() -> None:
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, ConnectionError):
-            async with sent:
-                async for one in sent:
+            async with outgoing_messages:
+                async for one in outgoing_messages:
                     text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
                     stdin.write(text.encode() + b"\n")
                     await stdin.drain()
@@ -305,7 +305,7 @@ async def _stdio(target: Target, ended: Callable[[str], None]) -> AsyncIterator[
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=STOP_SECONDS)
-        for stream in (received, incoming, outgoing, sent):
+        for stream in (received, incoming, outgoing, outgoing_messages):
             stream.close()
         await _stop(child)
         # A pipe with a message that was too long is not read to its end, and nothing public closes it.
@@ -316,8 +316,8 @@ async def _report(label: str, stderr: asyncio.StreamReader) -> None:
     """Log what a child writes to stderr."""
     with suppress(ValueError):  # a line of more than MESSAGE_BYTES
         while line := await stderr.readline():
-            said = line.decode(errors="replace").rstrip()[:LOG_CHARACTERS]
-            log.info("MCP server %s: %s", label, said)
+            text = line.decode(errors="replace").rstrip()[:LOG_CHARACTERS]
+            log.info("MCP server %s: %s", label, text)
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:

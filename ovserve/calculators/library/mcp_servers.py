@@ -148,17 +148,17 @@ def _expanded(server: McpServerOptions, lc: LoadContext, text: str) -> str:
     for name in _VARIABLE.findall(text):
         if name not in os.environ:
             raise _wrong(server, lc, f"the environment has no variable {name}")
-    return _VARIABLE.sub(lambda found: os.environ[found[1]], text)
+    return _VARIABLE.sub(lambda match: os.environ[match[1]], text)
 
 
 def _pairs(server: McpServerOptions, lc: LoadContext, field: str, mark: str) -> dict[str, str]:
-    given = getattr(server, field)
-    if given and (field == "env") == bool(server.url):
+    texts = getattr(server, field)
+    if texts and (field == "env") == bool(server.url):
         raise _wrong(server, lc, f"{field} is of a {'command' if field == 'env' else 'url'}")
     pairs = {}
-    for text in given:
-        name, found, value = text.partition(mark)
-        if not name.strip() or not found:
+    for text in texts:
+        name, separator, value = text.partition(mark)
+        if not name.strip() or not separator:
             raise _wrong(server, lc, f"{field}: expected NAME{mark}value")
         pairs[name.strip()] = _expanded(server, lc, value.strip())
     return pairs

@@ -54,10 +54,12 @@ async def with_system_text(llm: LlmResources, request: GenerateRequest, text: st
     return msgspec.structs.replace(request, prompts=prompts)
 
 
-async def _read(llm: LlmResources, request: GenerateRequest, read: Any) -> str:
+async def _read(llm: LlmResources, request: GenerateRequest, operation: Any) -> str:
     conversation = request.conversation
     if conversation is not None:
-        text: str = await llm.bodies.run(isinstance(conversation, EncodedConversation), read, conversation)
+        text: str = await llm.bodies.run(
+            isinstance(conversation, EncodedConversation), operation, conversation
+        )
         return text
     texts = [
         prompt if isinstance(prompt, str) else await llm.detokenize(prompt) for prompt in request.prompts
@@ -77,8 +79,8 @@ def _messages(conversation: Conversation | EncodedConversation) -> list[dict[str
 
 def _question(conversation: Conversation | EncodedConversation) -> str:
     messages = _decoded(conversation).messages
-    asked = (message for message in reversed(messages) if message.get("role") == "user")
-    return text_of(next(asked, {}))
+    user_messages = (message for message in reversed(messages) if message.get("role") == "user")
+    return text_of(next(user_messages, {}))
 
 
 def _all_text(conversation: Conversation | EncodedConversation) -> str:

@@ -90,13 +90,13 @@ class Toolbox:
         return await run_call(call, self._value(call), self.options, self._count)
 
     async def _value(self, call: ToolCall) -> Any:
-        found = self._tools.get(call.name)
-        if found is None:
+        registered = self._tools.get(call.name)
+        if registered is None:
             raise LookupError(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
-        given = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
-        arguments = {name: getattr(given, name) for name in found.arguments.__struct_fields__}
-        method = getattr(self._owner, found.method)
-        if found.waits:
+        decoded = msgspec.json.decode(call.arguments or "{}", type=registered.arguments, strict=False)
+        arguments = {name: getattr(decoded, name) for name in registered.arguments.__struct_fields__}
+        method = getattr(self._owner, registered.method)
+        if registered.waits:
             return await method(**arguments)
         return await _in_thread(method, arguments)
 
@@ -109,10 +109,10 @@ async def run_call(
     try:
         try:
             async with asyncio.timeout(seconds):
-                made = await value
+                result = await value
         except TimeoutError:
             raise TimeoutError(f"no result within {seconds:g} s") from None
-        output = made if isinstance(made, str) else msgspec.json.encode(made).decode()
+        output = result if isinstance(result, str) else msgspec.json.encode(result).decode()
     except Exception as error:  # the operator's code: the model reads the reason
         output, failed = f"error: {described(error)}", True
         log.warning("tool %r failed: %s", call.name, described(error), exc_info=error)
@@ -135,15 +135,15 @@ class Rounds:
 
     def add(self, results: Iterable[ToolResult]) -> None:
         """Add a round of calls."""
-        found = {(result.call.name, result.output) for result in results}
-        self._left = 0 if found <= self._known else self._left - 1  # else it goes in circles
-        self._known |= found
+        pairs = {(result.call.name, result.output) for result in results}
+        self._left = 0 if pairs <= self._known else self._left - 1  # else it goes in circles
+        self._known |= pairs
 
 
 async def _in_thread(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     if sum(thread.name.startswith(THREAD) for thread in threading.enumerate()) >= MOST_THREADS:
         raise RuntimeError(f"{MOST_THREADS} calls of tools are running")
-    return await on_thread(lambda given: method(**given), arguments, THREAD)
+    return await on_thread(lambda kwargs: method(**kwargs), arguments, THREAD)
 
 
 class ServerTools(Calculator):

@@ -38,8 +38,8 @@ class Switch(Calculator):
             raise node.error("a switch needs outputs OUT:0, OUT:1 and so on", "output_stream")
         own = super().get_contract(node)
         type_: Any = own.inputs[0].type
-        made: tuple[Output[Any], ...] = tuple(Output(f"OUT:{i}", type_) for i in range(max(outputs) + 1))
-        return Contract(own.inputs, made, own.side_packets, own.side_outputs, own.options)
+        out: tuple[Output[Any], ...] = tuple(Output(f"OUT:{i}", type_) for i in range(max(outputs) + 1))
+        return Contract(own.inputs, out, own.side_packets, own.side_outputs, own.options)
 
     @must_override
     def choose(self, cc: Context, value: Any) -> int | Awaitable[int]:

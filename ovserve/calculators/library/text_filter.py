@@ -123,20 +123,20 @@ class _Choice:
             return out
         if self._node.whole:
             return []
-        out, left = [], self._node.window
-        kept: list[Part] = []
+        out, remaining = [], self._node.window
+        held_back: list[Part] = []
         for part in reversed(self._held):
             text = _text_of(part) or ""
-            if left > 0 or (isinstance(part, ToolCallDelta) and self._kind is ToolCallDelta):
-                cut = len(text) - left
+            if remaining > 0 or (isinstance(part, ToolCallDelta) and self._kind is ToolCallDelta):
+                cut = len(text) - remaining
                 if isinstance(part, Content | Reasoning) and cut > 0:
                     out.append(type(part)(text[:cut]))
                     part = type(part)(text[cut:])
-                kept.append(part)
-                left -= len(text)
+                held_back.append(part)
+                remaining -= len(text)
             else:
                 out.append(part)
-        self._held = kept[::-1]
+        self._held = held_back[::-1]
         return out[::-1]
 
 

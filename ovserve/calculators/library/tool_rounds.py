@@ -45,7 +45,7 @@ async def answer_with_tools(
     while True:
         may_call = rounds.may_call
         if results and not may_call:
-            history = _told(messages, results)
+            history = _with_results(messages, results)
         own = tools.policy(allowed=may_call) if tools is not None else None
         policy = _joined(own, client)
         answer = Completion()
@@ -74,9 +74,9 @@ def _joined(own: ToolPolicy | None, client: ToolPolicy | None) -> ToolPolicy | N
     """Return both parties' tools. What the client demands counts; of two with one name, its own is shown."""
     if own is None or client is None or not own.calls:
         return client or own
-    taken = {tool["function"]["name"] for tool in client.tools}
-    added = tuple(tool for tool in own.tools if tool["function"]["name"] not in taken)
-    names = tuple(name for name in own.names if name not in taken) if client.choice == "auto" else ()
+    client_names = {tool["function"]["name"] for tool in client.tools}
+    added = tuple(tool for tool in own.tools if tool["function"]["name"] not in client_names)
+    names = tuple(name for name in own.names if name not in client_names) if client.choice == "auto" else ()
     return msgspec.structs.replace(client, tools=(*client.tools, *added), names=(*client.names, *names))
 
 
@@ -96,7 +96,7 @@ def _turn(choice: FoldedChoice, results: list[ToolResult]) -> list[dict[str, Any
     ]
 
 
-def _told(messages: Messages, results: list[ToolResult]) -> list[Any]:
+def _with_results(messages: Messages, results: list[ToolResult]) -> list[Any]:
     """Return the conversation with the results in its last message."""
     lines = dict.fromkeys(f"{r.call.name}({r.call.arguments or '{}'}): {r.output}" for r in results)
     last = dict(messages[-1])

@@ -86,8 +86,8 @@ class OwnServer:
 def _last_lines(log: Path) -> str:
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     ours = ("ovserve: ", "ovserve serve: ")
-    told = [line.removeprefix(ours[0]) for line in lines if line.startswith(ours)]
-    return "\n".join(told or lines[-SHOWN_LINES:]) or "the server ended without a word"
+    messages = [line.removeprefix(ours[0]) for line in lines if line.startswith(ours)]
+    return "\n".join(messages or lines[-SHOWN_LINES:]) or "the server ended without a word"
 
 
 def _end_with_parent() -> None:

@@ -117,14 +117,14 @@ class Commands:
             raise InvalidArgument(f"/set: {name!r} is not one of {', '.join(OPTIONS)}")
         if name:
             set_option(self._chat.options, name, value.strip())
-        shown = {k: v for k, v in self._chat.options.items() if k in OPTIONS}
-        self._say(", ".join(f"{k} {json.dumps(v)}" for k, v in shown.items()) or "the model's own values")
+        options = {k: v for k, v in self._chat.options.items() if k in OPTIONS}
+        self._say(", ".join(f"{k} {json.dumps(v)}" for k, v in options.items()) or "the model's own values")
 
     def do_stats(self, text: str) -> None:
         """/stats: tokens and times of the last answer, and of the conversation"""
         if self._chat.last is None:
             raise InvalidArgument("/stats: nothing was answered yet")
-        for line in told(self._chat.last, self._chat.context):
+        for line in stats_lines(self._chat.last, self._chat.context):
             self._say(line)
         self._say(f"in all: {self._chat.answers} answers, {self._chat.all_generated} tokens generated")
 
@@ -133,16 +133,16 @@ class Commands:
         raise Ended
 
 
-def told(stats: Stats, context: int = 0) -> list[str]:
+def stats_lines(stats: Stats, context: int = 0) -> list[str]:
     """Return the lines about one answer."""
     cached = f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""
     of = f" of {context}" if context else ""
-    used = stats.prompt_tokens + stats.generated_tokens
+    context_tokens = stats.prompt_tokens + stats.generated_tokens
     return [
         f"prompt {stats.prompt_tokens} tokens{cached}; answer {stats.generated_tokens} tokens "
         f"({stats.finish_reason or 'stopped'})",
         f"first token after {stats.first_seconds:.2f} s, then {stats.rate:.1f} tokens/s; "
-        f"{stats.seconds:.2f} s in all; context {used}{of}",
+        f"{stats.seconds:.2f} s in all; context {context_tokens}{of}",
     ]
 
 

@@ -180,13 +180,13 @@ class Connection:
         return answer
 
 
-def _failed(told: bytes | Mapping[str, Any], status: int) -> RequestFailed:
+def _failed(answer: bytes | Mapping[str, Any], status: int) -> RequestFailed:
     try:
-        body = json.loads(told) if isinstance(told, bytes) else told
+        body = json.loads(answer) if isinstance(answer, bytes) else answer
         error = body["error"]
         if isinstance(error, str):
             return RequestFailed(error, status)
         return RequestFailed(str(error["message"]), status, str(error.get("code") or ""))
     except (ValueError, KeyError, TypeError):
-        text = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+        text = answer.decode("utf-8", "replace") if isinstance(answer, bytes) else str(answer)
         return RequestFailed(f"status {status}: {text[:200]}", status)

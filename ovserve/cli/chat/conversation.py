@@ -103,15 +103,15 @@ class Conversation:
 
     def answer(self) -> Iterator[Chunk]:
         """Yield an answer to what was said last."""
-        said: list[str] = []
+        texts: list[str] = []
         try:
             for chunk in self._streamed():
                 if not chunk.reasoning:
-                    said.append(chunk.text)
+                    texts.append(chunk.text)
                 yield chunk
         finally:
-            if said:
-                self.messages.append({"role": "assistant", "content": "".join(said)})
+            if texts:
+                self.messages.append({"role": "assistant", "content": "".join(texts)})
                 self.answers += 1
             else:
                 self.messages.pop()
@@ -119,9 +119,9 @@ class Conversation:
     def undo(self) -> str | None:
         """Take back the last question with its answer; return its text."""
         while self.messages:
-            taken = self.messages.pop()
-            if taken["role"] == "user":
-                content = taken["content"]
+            message = self.messages.pop()
+            if message["role"] == "user":
+                content = message["content"]
                 return content if isinstance(content, str) else str(content[-1]["text"])
         return None
 
@@ -165,8 +165,8 @@ class Conversation:
         if path.suffix == ".md":
             text = "".join(f"## {m['role']}\n\n{_text(m)}\n\n" for m in self.body()["messages"])
         else:
-            said = {"model": self.model, "system": self.system, "options": self.options}
-            whole = {"format": FORMAT, **said, "messages": self.messages}
+            settings = {"model": self.model, "system": self.system, "options": self.options}
+            whole = {"format": FORMAT, **settings, "messages": self.messages}
             text = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
         try:
             path.expanduser().write_text(text)
@@ -176,16 +176,16 @@ class Conversation:
     def load(self, path: Path) -> None:
         """Go on with a saved conversation. Raises LoadError."""
         try:
-            found = json.loads(path.expanduser().read_text())
+            saved = json.loads(path.expanduser().read_text())
         except OSError as error:
             raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
         except ValueError as error:
             raise LoadError(f"is not JSON: {error}", file=str(path)) from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise LoadError(f"is not a conversation saved by /save ({FORMAT})", file=str(path))
         self.clear()
-        self.system, self.messages = found["system"], found["messages"]
-        self.options = found["options"]
+        self.system, self.messages = saved["system"], saved["messages"]
+        self.options = saved["options"]
 
 
 def _count(stats: Stats, usage: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from ovserve.cli.chat.commands import Commands, Ended, told
+from ovserve.cli.chat.commands import Commands, Ended, stats_lines
 from ovserve.cli.chat.conversation import Chunk, Conversation
 from ovserve.cli.chat.wrapped import Wrapped
 from ovserve.cli.parser import colours
@@ -100,7 +100,7 @@ class Chat:
         if stats is not None and stats.cut:
             _say(f"({stats.cut})")
         if stats is not None and self._verbose and not stopped:
-            for line in told(stats, self._chat.context):
+            for line in stats_lines(stats, self._chat.context):
                 _say(line)
 
 

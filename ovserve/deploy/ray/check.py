@@ -20,16 +20,16 @@ async def check(specs: Sequence[ServableSpec]) -> int:
     plain = [spec.name for spec in specs if spec.plain]
     templates = Templates()
     faults: list[str] = []
-    found: list[int] = []
+    limits: list[int] = []
     try:
         for spec in specs:
             one = await report(spec, registry, templates, None, plain)
             faults += [f"{spec.label}: {error}" for error in one.errors]
-            found += [number for model in one.models if (number := getattr(model.spec, "max_num_seqs", 0))]
+            limits += [number for model in one.models if (number := getattr(model.spec, "max_num_seqs", 0))]
     finally:
         await templates.stop()
     if faults:
         raise LoadError("not deployed: " + "; ".join(faults))
     if not specs:
         raise LoadError("not deployed: nothing is served")
-    return min(found, default=0)
+    return min(limits, default=0)

@@ -94,18 +94,18 @@ def wait() -> None:
 
 def _reason(name: str) -> str:
     """Return why an application does not run, "" if it does."""
-    found = serve.status().applications.get(name)
-    if found is None or found.status in ("RUNNING", "DEPLOYING"):
+    application = serve.status().applications.get(name)
+    if application is None or application.status in ("RUNNING", "DEPLOYING"):
         return ""
-    parts = [found.message, *(one.message for one in found.deployments.values())]
+    parts = [application.message, *(one.message for one in application.deployments.values())]
     return "; ".join(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
 def _check_data_plane(plan: Plan) -> None:
     """Raise LoadError if the cluster was started for another data plane: its processes have read their
     environment."""
-    seen: Any = ray.remote(num_cpus=0)(_variable).remote("RAY_SERVE_ENABLE_HA_PROXY")
-    there = ray.get(seen) == "1"
+    variable: Any = ray.remote(num_cpus=0)(_variable).remote("RAY_SERVE_ENABLE_HA_PROXY")
+    there = ray.get(variable) == "1"
     if there != (plan.data_plane == HAPROXY):
         needed = "with" if plan.data_plane == HAPROXY else "without"
         text = f"--data_plane {plan.data_plane} needs a cluster started {needed} RAY_SERVE_ENABLE_HA_PROXY=1"

@@ -22,8 +22,8 @@ def put(replica: Any, user_config: object) -> None:
 
 def get(replica: Any) -> object:
     """Return the configuration, None if there is none."""
-    found = internal_kv._internal_kv_get(_key(replica), namespace=NAMESPACE)
-    return None if found is None else msgspec.json.decode(found)
+    stored = internal_kv._internal_kv_get(_key(replica), namespace=NAMESPACE)
+    return None if stored is None else msgspec.json.decode(stored)
 
 
 def _key(replica: Any) -> bytes:

@@ -24,13 +24,13 @@ def metrics(pages: Mapping[str, str]) -> str:
         for line in page.splitlines():
             if line.startswith("#"):
                 family = line.split(" ", 3)[2] if line.count(" ") >= 2 else family
-                known = comments.setdefault(family, [])
-                if line not in known:
-                    known.append(line)
-            elif found := _SAMPLE.fullmatch(line):
-                family = family if found["name"].startswith(family) else found["name"]
-                labels = f"{found['labels']}," if found["labels"] else ""
-                text = f'{found["name"]}{{{labels}replica="{replica}"}} {found["rest"]}'
+                lines_of_family = comments.setdefault(family, [])
+                if line not in lines_of_family:
+                    lines_of_family.append(line)
+            elif match := _SAMPLE.fullmatch(line):
+                family = family if match["name"].startswith(family) else match["name"]
+                labels = f"{match['labels']}," if match["labels"] else ""
+                text = f'{match["name"]}{{{labels}replica="{replica}"}} {match["rest"]}'
                 samples.setdefault(family, []).append(text)
     order = dict.fromkeys((*comments, *samples))
     lines = [line for family in order for line in (*comments.get(family, ()), *samples.get(family, ()))]
@@ -44,8 +44,8 @@ def states(documents: Mapping[str, Mapping[str, Any]], faults: Mapping[str, str]
     for replica, document in documents.items():
         for name, model in document.items():
             for version in model["model_version_status"]:
-                known = merged.setdefault(name, {}).setdefault(version["version"], version | {"of": replica})
-                if _rank(version) < _rank(known):
+                best = merged.setdefault(name, {}).setdefault(version["version"], version | {"of": replica})
+                if _rank(version) < _rank(best):
                     merged[name][version["version"]] = version | {"of": replica}
     for name, versions in merged.items():
         for number, version in versions.items():

@@ -194,9 +194,9 @@ class Passthrough:
 
     async def idle(self, seconds: float) -> None:
         """Wait until no request has come or run for some seconds."""
-        seen = (-1, 0)
-        while seen != (self._begun, 0):
-            seen = (self._begun, self._running)
+        previous = (-1, 0)
+        while previous != (self._begun, 0):
+            previous = (self._begun, self._running)
             await asyncio.sleep(seconds)
 
     async def _until_gone(self, request: Request, body: Body, send: Send) -> None:

@@ -76,8 +76,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not 0 < self.min_replicas <= self.max_replicas:
-            given = f"--min_replicas {self.min_replicas} and --max_replicas {self.max_replicas}"
-            raise InvalidArgument(f"expected 1 <= min_replicas <= max_replicas, got {given}")
+            flags = f"--min_replicas {self.min_replicas} and --max_replicas {self.max_replicas}"
+            raise InvalidArgument(f"expected 1 <= min_replicas <= max_replicas, got {flags}")
 
     @property
     def ongoing(self) -> int:
@@ -110,7 +110,7 @@ class Plan:
 
     def deployment(self) -> dict[str, Any]:
         """Return the options of the deployment, with the names that Serve has for them."""
-        made: dict[str, Any] = {
+        deployment: dict[str, Any] = {
             "max_ongoing_requests": self.ongoing,
             "max_queued_requests": self.max_queue,
             "backpressure_config": {"status_code": 503, "retry_after_s": 2.0},
@@ -123,21 +123,21 @@ class Plan:
             "user_config": self.user_config,
         }
         if self.runtime_env:
-            made["ray_actor_options"]["runtime_env"] = dict(self.runtime_env)
+            deployment["ray_actor_options"]["runtime_env"] = dict(self.runtime_env)
         if self.min_replicas == self.max_replicas:
-            made["num_replicas"] = self.min_replicas
+            deployment["num_replicas"] = self.min_replicas
         else:
-            made["autoscaling_config"] = self._autoscaling()
+            deployment["autoscaling_config"] = self._autoscaling()
         if self.affinity == SESSION:
-            made["request_router_config"] = {
+            deployment["request_router_config"] = {
                 "request_router_class": SESSION_ROUTER,
                 "request_routing_stats_period_s": 1.0,
             }
-        return made
+        return deployment
 
     def _autoscaling(self) -> dict[str, Any]:
         look_back = max(1.0, min(10.0, self.upscale_delay))
-        made: dict[str, Any] = {
+        config: dict[str, Any] = {
             "min_replicas": self.min_replicas,
             "max_replicas": self.max_replicas,
             "target_ongoing_requests": self.target,
@@ -148,11 +148,11 @@ class Plan:
             "metrics_interval_s": look_back / 2,
         }
         if self.data_plane == HAPROXY:
-            made["policy"] = {
+            config["policy"] = {
                 "policy_function": POLICY,
                 "policy_kwargs": {"target_requests": self.target},
             }
-        return made
+        return config
 
     def document(self, host: str, port: int) -> dict[str, Any]:
         """Return the configuration that `serve deploy` takes."""

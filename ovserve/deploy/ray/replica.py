@@ -163,7 +163,7 @@ class Replica:
     async def elsewhere(self, request: Request, body: bytes) -> Answer:
         self._has_ended()
         for _ in range(TRIES):
-            parts = await self._taken(request, body)
+            parts = await self._forward(request, body)
             if parts is not None:
                 async for part in parts:
                     yield Head(*part) if isinstance(part, tuple) else part
@@ -174,7 +174,7 @@ class Replica:
 
     # -- parts
 
-    async def _taken(self, request: Request, body: bytes) -> Any:
+    async def _forward(self, request: Request, body: bytes) -> Any:
         """Return the rest of the answer of a replica that takes a request, None if the one asked does not."""
         handle = self._peers().options(method_name="relay", stream=True)
         parts = handle.remote(request.method, request.target, request.headers, body)
@@ -194,12 +194,12 @@ class Replica:
             await self._start(user_config)
             last_good.put(self._id, user_config)
         except (LoadError, InvalidArgument) as error:
-            known = last_good.get(self._id)
+            previous = last_good.get(self._id)
             self._child.end(0)
-            if known is None or known == user_config:
+            if previous is None or previous == user_config:
                 raise
             self._report(f"{error}; the last configuration that could be served is used")
-            await self._start(known)
+            await self._start(previous)
         loop = asyncio.get_running_loop()
 
         def ended(code: int) -> None:
@@ -208,8 +208,8 @@ class Replica:
         self._child.watch(ended)
 
     async def _start(self, user_config: object) -> None:
-        given = rollout.parse(user_config)
-        self._write(given)
+        target = rollout.parse(user_config)
+        self._write(target)
         keys = self._child.directory / rollout.KEYS if self._keys else None
         self._child.start(self._options, self._child.directory / rollout.CONFIG, keys)
         async with asyncio.timeout(self._load):
@@ -217,7 +217,7 @@ class Replica:
                 await asyncio.sleep(LOOK_SECONDS)
         if failures := merged.failures(states):
             raise LoadError("; ".join(failures))
-        if absent := [e.name for e in given.graphs if e.name not in states]:
+        if absent := [e.name for e in target.graphs if e.name not in states]:
             raise LoadError(f"not served: {', '.join(absent)}; the log of the replica says why")
 
     async def _states(self) -> dict[str, Any]:
@@ -241,9 +241,9 @@ class Replica:
         if status not in (200, 201):
             raise LoadError(body.decode(errors="replace"))
 
-    def _write(self, given: rollout.Rollout) -> None:
+    def _write(self, target: rollout.Rollout) -> None:
         """Write the files. Where keys are required, the replica has one of its own. Raises LoadError."""
-        if bool(given.keys) != self._keys:
+        if bool(target.keys) != self._keys:
             raise LoadError(f"keys: expected {'some' if self._keys else 'none'}, as `args: keys` says")
         own = ""
         if self._keys:
@@ -251,7 +251,7 @@ class Replica:
             self._authorization = [(b"authorization", f"Bearer {self._key}".encode())]
         elif key := os.environ.get("OVSERVE_API_KEY") or os.environ.get("API_KEY"):
             self._authorization = [(b"authorization", f"Bearer {key}".encode())]
-        rollout.unpack(given, self._child.directory, own)
+        rollout.unpack(target, self._child.directory, own)
 
     def _report(self, fault: str) -> None:
         self._fault = fault
@@ -266,8 +266,8 @@ class Replica:
     async def _of_all(self, method: str) -> list[Any]:
         """Return what every replica reports; one that does not answer in time is left out."""
         answers = self._peers().broadcast(method)
-        found = await answers.results_async(timeout_s=PEER_SECONDS, return_exceptions=True)
-        return [one for one in found if not isinstance(one, BaseException)]
+        results = await answers.results_async(timeout_s=PEER_SECONDS, return_exceptions=True)
+        return [one for one in results if not isinstance(one, BaseException)]
 
     def _has_ended(self, code: int | None = None) -> None:
         """The server has ended: this process follows, so that Serve starts another replica."""

@@ -113,16 +113,16 @@ def _of_file(file: ConfigFile) -> Iterator[Entry]:
         for item in items(value, "model_config_list")
     ]
     listed += [(item, False) for item in items(value, "mediapipe_config_list")]
-    seen: set[str] = set()
+    names: set[str] = set()
     for item, plain in listed:
-        given: Mapping[str, Any] = item.plain
-        name = given["name"]
-        if name in seen:
+        fields: Mapping[str, Any] = item.plain
+        name = fields["name"]
+        if name in names:
             continue  # of two entries with one name the first counts
-        seen.add(name)
+        names.add(name)
         if plain:
-            base = str(file.path.parent / given.get("base_path", name))
-            yield Entry(name, base, options={k: v for k, v in given.items() if k not in PATH_KEYS})
+            base = str(file.path.parent / fields.get("base_path", name))
+            yield Entry(name, base, options={k: v for k, v in fields.items() if k not in PATH_KEYS})
         else:
             yield _of_graph(specs[name])
 
@@ -131,11 +131,11 @@ def _of_specs(specs: Iterable[ServableSpec]) -> Iterator[Entry]:
     """Yield an entry per name; models that a subconfig lists travel with it."""
     graphs = [spec for spec in specs if not spec.plain and spec.adapter is None]
     of_subconfigs = {name for spec in graphs if spec.subconfig for name in _names(spec.subconfig)}
-    seen: set[str] = set()
+    names: set[str] = set()
     for spec in specs:
-        if spec.adapter is not None or spec.name in seen or (spec.plain and spec.name in of_subconfigs):
+        if spec.adapter is not None or spec.name in names or (spec.plain and spec.name in of_subconfigs):
             continue
-        seen.add(spec.name)
+        names.add(spec.name)
         yield Entry(spec.name, str(spec.base)) if spec.plain else _of_graph(spec)
 
 
@@ -163,9 +163,9 @@ def _names(path: Path) -> list[str]:
 
 def _content(specs: Iterable[ServableSpec]) -> str:
     """Return a digest of all files behind some servables, as the server has it to decide about a reload."""
-    read = Fingerprints()
-    found = [f"{spec.key} {read.of(spec, model_paths(spec))}" for spec in specs]
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
+    fingerprints = Fingerprints()
+    lines = [f"{spec.key} {fingerprints.of(spec, model_paths(spec))}" for spec in specs]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> str:

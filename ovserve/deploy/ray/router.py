@@ -52,7 +52,7 @@ class Router:
             message = await receive()
             chunks.append(message.get("body", b""))
             more = bool(message.get("more_body", False)) and message["type"] == "http.request"
-        session = _given(scope["headers"]) or await _of(b"".join(chunks))
+        session = _session_header(scope["headers"]) or await _of(b"".join(chunks))
         body = json.dumps(await self._pick(session)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -79,10 +79,10 @@ class Router:
 
     def _busy(self, replica: Any) -> float:
         """Return the requests of a replica: those that it reported, and those sent to it since."""
-        sent = self._sent.get(replica.replica_id.to_full_id_str(), deque())
-        while sent and sent[0] < time.monotonic() - RECENT_SECONDS:
-            sent.popleft()
-        return float(replica.routing_stats.get(BUSY, 0.0)) + len(sent)
+        sent_times = self._sent.get(replica.replica_id.to_full_id_str(), deque())
+        while sent_times and sent_times[0] < time.monotonic() - RECENT_SECONDS:
+            sent_times.popleft()
+        return float(replica.routing_stats.get(BUSY, 0.0)) + len(sent_times)
 
 
 def attach(server: Any, most: int) -> Any:
@@ -101,7 +101,7 @@ def attach(server: Any, most: int) -> Any:
     return getattr(server, HOOK)(deployment.bind(server, most))
 
 
-def _given(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def _session_header(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the session that the client names. A proxy may have written the name with underscores."""
     for name, value in headers:
         if name.lower().replace(b"_", b"-") == SESSION_HEADER:

@@ -31,11 +31,11 @@ def session_of(body: bytes) -> str:
     if not body:
         return ""
     try:
-        read = msgspec.json.decode(body, type=_Body)
-        first = _first(read.messages) or _first(read.input)
+        decoded = msgspec.json.decode(body, type=_Body)
+        first = _first(decoded.messages) or _first(decoded.input)
     except msgspec.DecodeError:
         return _digest(body[:HEAD_BYTES])
-    parts = (read.model, read.system, read.instructions, *first, bytes(read.prompt)[:HEAD_BYTES])
+    parts = (decoded.model, decoded.system, decoded.instructions, *first, bytes(decoded.prompt)[:HEAD_BYTES])
     return _digest(b"\0".join(map(bytes, parts)))
 
 

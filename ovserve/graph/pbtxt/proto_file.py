@@ -44,8 +44,8 @@ class Messages:
         for path in files:
             if self._own is None:
                 self._own = DescriptorPool()
-                for known in _KNOWN.values():
-                    self._own.AddSerializedFile(known.serialized_pb)
+                for file in _KNOWN.values():
+                    self._own.AddSerializedFile(file.serialized_pb)
             self._add(self._own, path)
 
     def FindMessageTypeByName(self, name: str) -> Any:
@@ -65,20 +65,20 @@ class Messages:
     def completed(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
         """Return the fields given of a message with its explicit defaults, and with maps as such."""
         message = self.FindMessageTypeByName(name)
-        found = {f.name: f.default_value for f in message.fields if f.has_default_value and not f.enum_type}
-        found |= {
+        fields = {f.name: f.default_value for f in message.fields if f.has_default_value and not f.enum_type}
+        fields |= {
             f.name: f.enum_type.values_by_number[f.default_value].name
             for f in message.fields
             if f.has_default_value and f.enum_type
         }
-        for field_name, given in value.items():
+        for field_name, field_value in value.items():
             field = message.fields_by_name.get(field_name)  # None: an option of an older release
             type_ = field.message_type if field is not None else None
             if type_ is not None and type_.GetOptions().map_entry:
-                entries = given if isinstance(given, list) else [given]
-                given = {entry.get("key", ""): entry.get("value") for entry in entries}
-            found[field_name] = given
-        return found
+                entries = field_value if isinstance(field_value, list) else [field_value]
+                field_value = {entry.get("key", ""): entry.get("value") for entry in entries}
+            fields[field_name] = field_value
+        return fields
 
     def _add(self, pool: DescriptorPool, path: Path) -> None:
         try:

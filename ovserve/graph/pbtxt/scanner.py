@@ -122,7 +122,7 @@ class Document:
 
     def path(self, offset: int) -> list[Entry]:
         """Return the entries around an offset, outermost first."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
         level = self.entries
         while level:
             around = [entry for entry in level if entry.start <= offset < entry.end]
@@ -130,9 +130,9 @@ class Document:
                 break
             # Items of one list overlap by their shared span; the last one that begins is meant.
             begun = [entry for entry in around if entry.at <= offset]
-            found.append(begun[-1] if begun else around[0])
-            level = found[-1].children
-        return found
+            entries.append(begun[-1] if begun else around[0])
+            level = entries[-1].children
+        return entries
 
     def replaced(self, edits: list[Edit]) -> str:
         """Return the text with spans overwritten. The rest keeps its line, and its column if nothing grew."""

@@ -91,8 +91,8 @@ def check(document: Document, messages: Messages | None = None) -> Checked:
 
 def known_options() -> list[str]:
     """Return every message that may stand in node_options, those of out-of-tree calculators included."""
-    found = POOL.FindAllExtensions(calculator_pb2.CalculatorOptions.DESCRIPTOR)
-    return sorted(each.message_type.full_name for each in found if each.message_type)
+    extensions = POOL.FindAllExtensions(calculator_pb2.CalculatorOptions.DESCRIPTOR)
+    return sorted(each.message_type.full_name for each in extensions if each.message_type)
 
 
 class _Checker:
@@ -138,14 +138,14 @@ class _Checker:
         if entry.name.startswith("["):
             return _bracketed(entry, message, calculator, self._messages)
         if entry.name in message.fields_by_name:
-            known = message.fields_by_name[entry.name]
-            if known.enum_type:
-                _check_enum(entry, known.enum_type)
-            if known.type == known.TYPE_STRING and not entry.is_utf8():
+            descriptor = message.fields_by_name[entry.name]
+            if descriptor.enum_type:
+                _check_enum(entry, descriptor.enum_type)
+            if descriptor.type == descriptor.TYPE_STRING and not entry.is_utf8():
                 raise Fault("escapes in this string make bytes that are not UTF-8", entry.at)
             if message.full_name == ANY and entry.name == "type_url":
                 _find_type(entry.text, entry, calculator, self._messages)
-            return known.message_type
+            return descriptor.message_type
         if (message.full_name, entry.name) in REMOVED:
             self._mend(entry, REMOVED[message.full_name, entry.name])
             return None
@@ -183,8 +183,8 @@ def _bracketed(entry: Entry, message: Descriptor, calculator: str, messages: Mes
     except KeyError:
         if message.full_name == calculator_pb2.CalculatorOptions.DESCRIPTOR.full_name:
             raise _unknown_type(name.removesuffix(".ext"), entry, calculator, messages) from None
-        known = [each.full_name for each in POOL.FindAllExtensions(message)]
-        raise Fault(f"unknown extension {name}{_nearest(name, known)}", entry.start) from None
+        extensions = [each.full_name for each in POOL.FindAllExtensions(message)]
+        raise Fault(f"unknown extension {name}{_nearest(name, extensions)}", entry.start) from None
 
 
 def _find_type(url: str, entry: Entry, calculator: str, messages: Messages) -> Descriptor | None:
@@ -192,27 +192,27 @@ def _find_type(url: str, entry: Entry, calculator: str, messages: Messages) -> D
     if not name or "/" not in url:
         return None
     try:
-        found: Descriptor = messages.FindMessageTypeByName(name)
+        descriptor: Descriptor = messages.FindMessageTypeByName(name)
     except KeyError:
         raise _unknown_type(name, entry, calculator, messages) from None
-    return found
+    return descriptor
 
 
 def _unknown_type(name: str, entry: Entry, calculator: str, messages: Messages) -> Fault:
     for old, (options, _, _) in OLD_CALCULATORS.items():
         if name == options:
             return _old_calculator(old, entry)
-    known = [*known_options(), *messages.names]
+    types = [*known_options(), *messages.names]
     # not a misspelling: the calculator is unknown here
     if calculator and name.rpartition(".")[2] == f"{calculator}Options":
         text = f"calculator {calculator} is not available in this server, nor are its options {name}"
         return Fault(f"{text}; {NOT_IN_CPP} (docs/calculators.md)", entry.start)
-    packages = {each.rpartition(".")[0] for each in known}
-    if name.rpartition(".")[0] not in packages and not _nearest(name, known, listing=False, least=0.9):
+    packages = {each.rpartition(".")[0] for each in types}
+    if name.rpartition(".")[0] not in packages and not _nearest(name, types, listing=False, least=0.9):
         text = f"unknown option type {name}: no .proto file next to the graph defines it"
         own = f"options of a calculator of your own may also stand in [type.googleapis.com/{STRUCT}]"
         return Fault(f"{text}; {own}", entry.start)
-    return Fault(f"unknown option type {name}{_nearest(name, known)}", entry.start)
+    return Fault(f"unknown option type {name}{_nearest(name, types)}", entry.start)
 
 
 def _calculator(node: Entry) -> str:
@@ -249,9 +249,9 @@ def _unknown_field(entry: Entry, message: Descriptor, around: list[Descriptor]) 
     return Fault(text, entry.start, entry.name)
 
 
-def _nearest(name: str, known: Iterable[str], *, listing: bool = True, least: float = 0.6) -> str:
+def _nearest(name: str, names: Iterable[str], *, listing: bool = True, least: float = 0.6) -> str:
     """Return the end of a message: the nearest known name, and all of them. Case and package are ignored."""
-    by_key = {each.removesuffix(".ext").rpartition(".")[2].lower(): each for each in known}
+    by_key = {each.removesuffix(".ext").rpartition(".")[2].lower(): each for each in names}
     near = get_close_matches(name.removesuffix(".ext").rpartition(".")[2].lower(), by_key, n=1, cutoff=least)
     tail = f"; did you mean {by_key[near[0]]}?" if near else ""
     return f"{tail}; known: {', '.join(sorted(by_key.values()))}" if listing else tail

@@ -48,16 +48,16 @@ def is_plain(entry: Entry) -> bool:
 
 def read_struct(entry: Entry, document: Document) -> Values:
     """Read a Struct block of either form. Raises Fault at a name that is not one."""
-    made = Values(offsets={(): entry.start})
-    made.value = (_plain if is_plain(entry) else _typed)(entry, (), made.offsets, document)
-    return made
+    values = Values(offsets={(): entry.start})
+    values.value = (_plain if is_plain(entry) else _typed)(entry, (), values.offsets, document)
+    return values
 
 
 def read_block(entry: Entry, document: Document) -> Values:
     """Read the block of any message as plain fields."""
-    made = Values(offsets={(): entry.start})
-    made.value = _plain(entry, (), made.offsets, document)
-    return made
+    values = Values(offsets={(): entry.start})
+    values.value = _plain(entry, (), values.offsets, document)
+    return values
 
 
 def as_struct(values: Values) -> Struct:
@@ -68,10 +68,10 @@ def as_struct(values: Values) -> Struct:
 
 
 def _plain(block: Entry, path: Path, offsets: dict[Path, int], document: Document) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, at in document.empty_lists:
         if block.at <= at < block.end and document.path(at)[-1:] == [block]:
-            found[name], offsets[*path, name] = [], at
+            fields[name], offsets[*path, name] = [], at
     for entry in block.children:
         if not _NAME.fullmatch(entry.name):
             raise Fault(f"{entry.name!r} is not a name of a field", entry.start)
@@ -79,15 +79,15 @@ def _plain(block: Entry, path: Path, offsets: dict[Path, int], document: Documen
         here: Path = (*path, entry.name)
         offsets.setdefault(here, entry.start)
         if several:
-            items = found.setdefault(entry.name, [])
+            items = fields.setdefault(entry.name, [])
             here = (*here, len(items))
             offsets[here] = entry.at
         value = _scalar(entry) if entry.value is not None else _plain(entry, here, offsets, document)
         if several:
             items.append(value)
         else:
-            found[entry.name] = value
-    return found
+            fields[entry.name] = value
+    return fields
 
 
 def _scalar(entry: Entry) -> Any:
@@ -107,13 +107,13 @@ def _scalar(entry: Entry) -> Any:
 
 
 def _typed(block: Entry, path: Path, offsets: dict[Path, int], document: Document) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for entry in block.children:
         key, value = entry.child("key"), entry.child("value")
         if key is not None:
             offsets[*path, key.text] = entry.start
-            found[key.text] = _typed_value(value, (*path, key.text), offsets, document) if value else None
-    return found
+            fields[key.text] = _typed_value(value, (*path, key.text), offsets, document) if value else None
+    return fields
 
 
 def _typed_value(value: Entry, path: Path, offsets: dict[Path, int], document: Document) -> Any:

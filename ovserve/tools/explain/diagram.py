@@ -78,14 +78,14 @@ def _count(n: int, word: str) -> str:
 
 def _layers(plan: GraphPlan) -> list[int]:
     maker = {out.stream: i for i, node in enumerate(plan.nodes) for out in node.outputs}
-    found: dict[int, int] = {}
+    layers: dict[int, int] = {}
 
     def layer(i: int) -> int:
-        if i not in found:
-            found[i] = 0
+        if i not in layers:
+            layers[i] = 0
             sources = [maker.get(p.stream) for p in plan.nodes[i].inputs if not p.back_edge]
-            found[i] = max((layer(s) + 1 for s in sources if s is not None), default=0)
-        return found[i]
+            layers[i] = max((layer(s) + 1 for s in sources if s is not None), default=0)
+        return layers[i]
 
     return [layer(i) for i in range(len(plan.nodes))]
 
@@ -145,12 +145,12 @@ def _options(plan: NodePlan) -> Mapping[str, Any]:
     options = plan.contract.options
     if isinstance(options, msgspec.Struct):
         return {name: getattr(options, name) for name in type(options).__struct_fields__}
-    given: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     config, position = plan.node.config, plan.node.position
     for type_name in config.option_types(position):
         values = config.values(position, type_name)
-        given |= values.value if values is not None else {}
-    return given
+        values_by_name |= values.value if values is not None else {}
+    return values_by_name
 
 
 def _short(value: Any) -> str:

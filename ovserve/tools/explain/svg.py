@@ -92,11 +92,11 @@ def draw(diagram: Diagram) -> str:
     out += [_path(line) for line in lines]
     for box in boxes:
         out += box.draw()
-    named: set[str] = set()
+    labelled: set[str] = set()
     for line in lines:
-        if line.stream not in named:
-            named.add(line.stream)
-            (x, y), below = line.start[0].end(line.start[1]), LINE_PIXELS + 8 * (len(named) % 2)
+        if line.stream not in labelled:
+            labelled.add(line.stream)
+            (x, y), below = line.start[0].end(line.start[1]), LINE_PIXELS + 8 * (len(labelled) % 2)
             out.append(
                 f'<text x="{x + 4:.0f}" y="{y + below:.0f}" class="stream">{escape(line.stream)}</text>'
             )
@@ -107,26 +107,26 @@ def _boxes(diagram: Diagram) -> tuple[list[list[_Box]], list[_Line]]:
     """Return the rows of boxes, the graph's own ends in the first and the last, and the lines between."""
     depth = max((node.layer for node in diagram.nodes), default=-1) + 1
     rows: list[list[_Box]] = [[] for _ in range(depth + 2)]
-    made: dict[str, tuple[int, _Box, PortRow]] = {}
-    taken: list[tuple[int, _Box, PortRow]] = []
+    producers: dict[str, tuple[int, _Box, PortRow]] = {}
+    consumers: list[tuple[int, _Box, PortRow]] = []
     first = [(tag, stream, 0) for tag, stream in diagram.inputs]
     for tag, stream, row in [*first, *((tag, stream, depth + 1) for tag, stream in diagram.outputs)]:
         port = PortRow(tag, "", stream)
         box = _Box((("port", tag),), (port,) if row else (), () if row else (port,))
         rows[row].append(box)
         if row:
-            taken.append((row, box, port))
+            consumers.append((row, box, port))
         else:
-            made[stream] = (row, box, port)
+            producers[stream] = (row, box, port)
     for node in diagram.nodes:
         box = _Box(tuple(_lines(node)), _streams(node.inputs), _streams(node.outputs))
         rows[node.layer + 1].append(box)
-        taken += [(node.layer + 1, box, port) for port in box.takes]
-        made |= {str(port.stream): (node.layer + 1, box, port) for port in box.makes}
+        consumers += [(node.layer + 1, box, port) for port in box.takes]
+        producers |= {str(port.stream): (node.layer + 1, box, port) for port in box.makes}
     lines = []
-    for row, box, port in taken:
-        if port.stream in made:
-            above, maker, output = made[port.stream]
+    for row, box, port in consumers:
+        if port.stream in producers:
+            above, maker, output = producers[port.stream]
             line = _Line(port.stream, (maker, output), (box, port), port.back_edge)
             if not port.back_edge:
                 line.lanes = [_Box(()) for _ in range(above + 1, row)]
@@ -146,8 +146,8 @@ def _place(rows: list[list[_Box]], lines: Sequence[_Line]) -> None:
                 above.setdefault(id(lower), []).append(upper)
 
     def wanted(box: _Box) -> float:
-        read = above.get(id(box), [])
-        return sum(b.x + b.width / 2 for b in read) / len(read) if read else 0.0
+        makers = above.get(id(box), [])
+        return sum(b.x + b.width / 2 for b in makers) / len(makers) if makers else 0.0
 
     y = float(EDGE)
     for row in rows:
@@ -160,10 +160,10 @@ def _place(rows: list[list[_Box]], lines: Sequence[_Line]) -> None:
         for box in row:
             box.passed = height
         y += height + GAP_Y
-    left = min((box.x for row in rows for box in row), default=0) - EDGE
+    leftmost = min((box.x for row in rows for box in row), default=0) - EDGE
     for row in rows:
         for box in row:
-            box.x -= left
+            box.x -= leftmost
 
 
 def _lines(node: NodeBox) -> Iterator[tuple[str, str]]:
@@ -193,8 +193,8 @@ def _streams(ports: Sequence[PortRow]) -> tuple[PortRow, ...]:
 def _path(line: _Line) -> str:
     start, end = line.start[0].end(line.start[1]), line.end[0].end(line.end[1])
     if line.back:  # around the left side of the box
-        left = min(line.start[0].x, line.end[0].x) - LANE_PIXELS
-        turns = f"v{LANE_PIXELS} H{left:.0f} V{end[1] - LANE_PIXELS:.0f} H{end[0]:.0f} V{end[1]:.0f}"
+        lane_x = min(line.start[0].x, line.end[0].x) - LANE_PIXELS
+        turns = f"v{LANE_PIXELS} H{lane_x:.0f} V{end[1] - LANE_PIXELS:.0f} H{end[0]:.0f} V{end[1]:.0f}"
         path, kind = f"M{start[0]:.0f},{start[1]:.0f} {turns}", ' class="back"'
     else:
         path, kind = f"M{start[0]:.0f},{start[1]:.0f}", ""

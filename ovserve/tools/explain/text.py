@@ -53,8 +53,8 @@ class _Line:
     def coloured(self, width: int) -> str:
         text, lane = self.plain(width), self.lane
         gutter, rest = text[: len(self.gutter)], text[len(self.gutter) :]
-        left = gutter if lane is None else gutter[:lane]
-        painted = "".join(_paint(char, LANES[i % len(LANES)]) for i, char in enumerate(left))
+        visible_lanes = gutter if lane is None else gutter[:lane]
+        painted = "".join(_paint(char, LANES[i % len(LANES)]) for i, char in enumerate(visible_lanes))
         if lane is not None:
             painted += _paint(gutter[lane:] + rest[:2], LANES[lane % len(LANES)])
             rest = rest[2:]
@@ -84,8 +84,8 @@ def draw(diagram: Diagram, *, ascii_only: bool = False, width: int = 0, coloured
         if ends and row.stream in lanes:
             lanes[lanes.index(row.stream)] = None
     lines = [replace(line, gutter=line.gutter.ljust(len(lanes), _fill(line.gutter))) for line in lines]
-    drawn = "\n".join(line.coloured(width) if coloured else line.plain(width) for line in lines)
-    text = f"{diagram.title}\n\n{drawn}\n"
+    picture = "\n".join(line.coloured(width) if coloured else line.plain(width) for line in lines)
+    text = f"{diagram.title}\n\n{picture}\n"
     return text.translate(ASCII) if ascii_only else text
 
 
@@ -97,9 +97,9 @@ def _gutter(lanes: list[str | None], row: _Row, ends: bool) -> str:
     if not row.stream or row.stream not in lanes:
         return "".join("│" if lane else " " for lane in lanes)
     at = lanes.index(row.stream)
-    left = "".join("│" if lane else " " for lane in lanes[:at])
+    lines_before = "".join("│" if lane else " " for lane in lanes[:at])
     corner = "┌" if row.begins else "└" if ends else "├"
-    return left + corner + "".join("┼" if lane else "─" for lane in lanes[at + 1 :])
+    return lines_before + corner + "".join("┼" if lane else "─" for lane in lanes[at + 1 :])
 
 
 def _rows(diagram: Diagram) -> Iterator[_Row]:

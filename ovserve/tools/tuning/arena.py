@@ -49,8 +49,8 @@ async def settled(pid: int, seconds: float = MOST_SETTLING) -> bool:
 
 
 def _wanted_seconds(pid: int) -> float | None:
-    used = cpu_seconds(pid)
-    return None if used is None else used + waiting_seconds(pid)
+    cpu_time = cpu_seconds(pid)
+    return None if cpu_time is None else cpu_time + waiting_seconds(pid)
 
 
 class Benchmark:
@@ -75,16 +75,16 @@ class Benchmark:
 
     async def engine(self, spec: TextSpec) -> TextClient:
         """Return a loaded engine, ready for work. Raises LoadError in the library's words."""
-        found = self._loaded.pop(spec, None)
-        if found is None:
+        engine = self._loaded.pop(spec, None)
+        if engine is None:
             while len(self._loaded) >= self._together:
                 await self._loaded.pop(next(iter(self._loaded))).stop()
             began = time.monotonic()
-            found = await TextClient.start(await convert_spec(spec, self._convert))
-            await settled(found.pid)
+            engine = await TextClient.start(await convert_spec(spec, self._convert))
+            await settled(engine.pid)
             self.load_seconds = time.monotonic() - began
-        self._loaded[spec] = found
-        return found
+        self._loaded[spec] = engine
+        return engine
 
     async def pair(self, first: TextSpec, second: TextSpec) -> tuple[Round, Round]:
         """Run one round of each, the first one first, on the same prompts, which are new to both."""
@@ -100,17 +100,17 @@ class Benchmark:
 
     async def calibrate(self, spec: TextSpec, seconds: float) -> None:
         """Set the length of answers so that a round takes about `seconds`."""
-        took = []
+        durations = []
         for self.tokens in (LEAST_TOKENS, 2 * LEAST_TOKENS):
             requests = [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
             began = time.monotonic()
             await self._round(spec, requests)
-            took.append(time.monotonic() - began)
-            if took[0] >= seconds:
+            durations.append(time.monotonic() - began)
+            if durations[0] >= seconds:
                 self.tokens = LEAST_TOKENS
                 return
-        a_token = max(1e-6, (took[1] - took[0]) / LEAST_TOKENS)
-        fitting = LEAST_TOKENS + int((seconds - took[0]) / a_token)
+        a_token = max(1e-6, (durations[1] - durations[0]) / LEAST_TOKENS)
+        fitting = LEAST_TOKENS + int((seconds - durations[0]) / a_token)
         self.tokens = max(LEAST_TOKENS, min(MOST_TOKENS, fitting))
 
     async def drop(self, spec: TextSpec) -> None:

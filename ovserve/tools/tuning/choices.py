@@ -60,8 +60,8 @@ class Dimension:
 
 
 def label(options: Options) -> str:
-    shown = {k: Path(str(v)).name if k == "models_path" else v for k, v in options.items()}
-    return ", ".join(f"{k}={_shown(v)}" for k, v in shown.items()) or "the graph as it is"
+    short_options = {k: Path(str(v)).name if k == "models_path" else v for k, v in options.items()}
+    return ", ".join(f"{k}={_display(v)}" for k, v in short_options.items()) or "the graph as it is"
 
 
 def is_property(name: str) -> bool:
@@ -96,18 +96,18 @@ def dimensions(
     `may_look_up` false the graph has options that exclude prompt lookup. `only`: names of dimensions, none
     for all.
     """
-    made = [
+    every = [
         Dimension("weights", tuple(Choice({"models_path": path}) for path in weights)),
         *(_of_cpu(processor) if spec.device.startswith("CPU") else _of_others()),
         Dimension("batched_tokens", _each("max_num_batched_tokens", BATCHED_TOKENS)),
     ]
     if spec.decoding != "paged":
-        made.append(Dimension("split_fuse", tuple(_whole_prompts(spec, context))))
+        every.append(Dimension("split_fuse", tuple(_whole_prompts(spec, context))))
     if may_look_up and spec.decoding == "plain":
         price = "beam search, min_tokens"
-        made.append(Dimension("prompt_lookup", (Choice({PROMPT_LOOKUP: True}, price),)))
-    made = [d for d in made if not only or d.name in only]
-    own = [Dimension(d.name, tuple(c for c in d.choices if applied(spec, c.options) != spec)) for d in made]
+        every.append(Dimension("prompt_lookup", (Choice({PROMPT_LOOKUP: True}, price),)))
+    every = [d for d in every if not only or d.name in only]
+    own = [Dimension(d.name, tuple(c for c in d.choices if applied(spec, c.options) != spec)) for d in every]
     return [d for d in own if d.choices]
 
 
@@ -145,5 +145,5 @@ def _each(name: str, values: Sequence[Value]) -> tuple[Choice, ...]:
     return tuple(Choice({name: value}) for value in values)
 
 
-def _shown(value: Value) -> str:
+def _display(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

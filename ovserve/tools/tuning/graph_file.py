@@ -51,14 +51,14 @@ def write(target: Target, options: Options, evidence: Sequence[str], output: Pat
     part.write_text(tuned_text(target, options, evidence, output), encoding="utf-8")
     os.replace(part, output)
     name = target.node.name
-    found, wanted = find(output, name).spec, applied(target.spec, options)
-    if found != wanted:
-        raise Internal(f"{output} was written, but means {found} and not {wanted}")
+    actual, expected = find(output, name).spec, applied(target.spec, options)
+    if actual != expected:
+        raise Internal(f"{output} was written, but means {actual} and not {expected}")
 
 
 def _moved(target: Target, options: Options, directory: Path) -> dict[str, str]:
-    written = set(target.node.config.paths())
+    paths = set(target.node.config.paths())
     if "models_path" in options:
-        written.add(os.path.relpath(str(options["models_path"]), target.base))
-    relative = (path for path in written if not os.path.isabs(path))
+        paths.add(os.path.relpath(str(options["models_path"]), target.base))
+    relative = (path for path in paths if not os.path.isabs(path))
     return {path: os.path.relpath(target.base / path, directory) for path in relative}

@@ -46,20 +46,20 @@ async def play(
     async def one_stream() -> None:
         nonlocal tokens
         while waiting:
-            sent, first, gained = time.perf_counter(), 0.0, 0
+            sent_at, first, num_tokens = time.perf_counter(), 0.0, 0
             stream = await engine.generate(_greedy(waiting.popleft(), max_tokens))
             try:
                 while True:
                     delta = await stream.next()
-                    gained += delta.tokens
-                    if gained and not first:
-                        first = time.perf_counter() - sent
+                    num_tokens += delta.tokens
+                    if num_tokens and not first:
+                        first = time.perf_counter() - sent_at
                     if delta.last:
                         break
             finally:
                 stream.abort_if_running()
             firsts.append(first)
-            tokens += gained
+            tokens += num_tokens
 
     began = time.perf_counter()
     try:

@@ -6,27 +6,27 @@ from pathlib import Path
 from statistics import median
 
 from ovserve.tools.tuning.report import bars
-from ovserve.tools.tuning.search import Found
+from ovserve.tools.tuning.search import TuneResult
 
 
-def draw(found: Found, title: str, file: Path) -> bool:
+def draw(result: TuneResult, title: str, file: Path) -> bool:
     """Write a PNG; return False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    drawn = list(reversed(bars(found)))
-    figure = Figure(figsize=(9, 1.2 + 0.3 * len(drawn)), layout="constrained")
+    reversed_bars = list(reversed(bars(result)))
+    figure = Figure(figsize=(9, 1.2 + 0.3 * len(reversed_bars)), layout="constrained")
     axes = figure.subplots()
-    axes.axvspan(1 - found.noise, 1 + found.noise, color="0.9", label="noise")
-    for y, (_, ratios) in enumerate(drawn):
+    axes.axvspan(1 - result.noise, 1 + result.noise, color="0.9", label="noise")
+    for y, (_, ratios) in enumerate(reversed_bars):
         middle = median(ratios)
-        better = middle > 1 + found.noise
+        better = middle > 1 + result.noise
         axes.plot([min(ratios), max(ratios)], [y, y], color="0.5", linewidth=2)
         axes.plot(ratios, [y] * len(ratios), "|", color="0.3")
         axes.plot([middle], [y], "o", color="tab:green" if better else "tab:gray")
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(drawn)), [name for name, _ in drawn])
+    axes.set_yticks(range(len(reversed_bars)), [name for name, _ in reversed_bars])
     axes.set_xlabel("tokens per second against the best before it (pairs of rounds, median)")
     axes.set_title(title)
     axes.legend(loc="lower right")

@@ -70,10 +70,10 @@ def read(file: Path) -> list[str]:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"--prompts: {file} cannot be read: {error}") from error
-    found = [_line(line, f"--prompts: {file}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    prompts = [_line(line, f"--prompts: {file}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         raise InvalidArgument(f"--prompts: {file} has no prompt")
-    return found
+    return prompts
 
 
 def _line(line: str, where: str) -> str:

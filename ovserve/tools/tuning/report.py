@@ -6,58 +6,58 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ovserve.tools.tuning.choices import label
-from ovserve.tools.tuning.search import Comparison, Found, Trial
+from ovserve.tools.tuning.search import Comparison, Trial, TuneResult
 from ovserve.tools.tuning.texts import Difference
 
 HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
 PLOT_CHARACTERS = 48  # characters of the plot
 
 
-def rows(found: Found) -> list[list[str]]:
+def rows(result: TuneResult) -> list[list[str]]:
     """Return one row per trial, in order, under HEADER; without those of `untried`."""
-    made = [["the graph as it is", "itself", *_figures(found.control), "noise"]]
-    for trial in (t for t in found.trials if t.outcome != "no time"):
-        made.append([trial.choice.label, label(trial.baseline), *_figures(trial.match), outcome(trial)])
-    if found.final is not None:
-        verdict = label(found.options) if found.options else "not better after all"
-        made.append(["all taken together", "the graph as it is", *_figures(found.final), verdict])
-    return made
+    table = [["the graph as it is", "itself", *_figures(result.control), "noise"]]
+    for trial in (t for t in result.trials if t.outcome != "no time"):
+        table.append([trial.choice.label, label(trial.baseline), *_figures(trial.match), outcome(trial)])
+    if result.final is not None:
+        verdict = label(result.options) if result.options else "not better after all"
+        table.append(["all taken together", "the graph as it is", *_figures(result.final), verdict])
+    return table
 
 
 def outcome(trial: Trial) -> str:
-    said = {
-        "failed": f"failed: {' '.join(trial.said.split())}",
+    verdict = {
+        "failed": f"failed: {' '.join(trial.message.split())}",
         "other text": f"not taken: {trial.difference}",
         "loses features": f"not taken: no more {trial.choice.price}",
     }.get(trial.outcome, trial.outcome)
-    return f"{said}; {trial.difference}" if trial.outcome == "taken" and trial.difference else said
+    return f"{verdict}; {trial.difference}" if trial.outcome == "taken" and trial.difference else verdict
 
 
-def untried(found: Found) -> list[str]:
+def untried(result: TuneResult) -> list[str]:
     """Return the names of choices that were skipped for lack of time."""
-    return [trial.choice.label for trial in found.trials if trial.outcome == "no time"]
+    return [trial.choice.label for trial in result.trials if trial.outcome == "no time"]
 
 
-def bars(found: Found) -> list[tuple[str, list[float]]]:
+def bars(result: TuneResult) -> list[tuple[str, list[float]]]:
     """Return the content of a plot: each name with the ratios of its pairs."""
-    control = [("the graph against itself", found.control.ratios)] if found.control.pairs else []
-    tried = [(t.choice.label, t.match.ratios) for t in found.trials if t.match.pairs]
-    final = [("all taken together", found.final.ratios)] if found.final is not None else []
-    return [*control, *tried, *final]
+    control = [("the graph against itself", result.control.ratios)] if result.control.pairs else []
+    trials = [(t.choice.label, t.match.ratios) for t in result.trials if t.match.pairs]
+    final = [("all taken together", result.final.ratios)] if result.final is not None else []
+    return [*control, *trials, *final]
 
 
-def plot(found: Found) -> str:
+def plot(result: TuneResult) -> str:
     """Return lines with `-` from the least ratio to the most, `o` at the median, `:` at 1."""
-    drawn = bars(found)
-    every = [one for _, ratios in drawn for one in ratios]
+    rows_of_plot = bars(result)
+    every = [one for _, ratios in rows_of_plot for one in ratios]
     low, high = min([0.95, *every]), max([1.05, *every])
-    wide = max((len(name) for name, _ in drawn), default=0)
+    wide = max((len(name) for name, _ in rows_of_plot), default=0)
 
     def at(value: float) -> int:
         return round((value - low) / (high - low) * (PLOT_CHARACTERS - 1))
 
     lines = []
-    for name, ratios in drawn:
+    for name, ratios in rows_of_plot:
         cells = [" "] * PLOT_CHARACTERS
         cells[at(1.0)] = ":"
         for i in range(at(min(ratios)), at(max(ratios)) + 1):
@@ -81,33 +81,33 @@ def by_streams(match: Comparison) -> Iterator[str]:
         )
 
 
-def texts(found: Found) -> str:
-    text = _of_texts(found.difference)
-    if not found.deterministic:
+def texts(result: TuneResult) -> str:
+    text = _of_texts(result.difference)
+    if not result.deterministic:
         text += "; but the graph as it was did not repeat its own answers either"
     return text
 
 
-def evidence(found: Found, heading: Sequence[str]) -> list[str]:
+def evidence(result: TuneResult, heading: Sequence[str]) -> list[str]:
     """Return the comments above the new graph."""
-    if found.final is None:
+    if result.final is None:
         return list(heading)
     return [
         *heading,
         "Ratios of tokens per second of pairs of rounds: median (least..most, pairs; streams: their median).",
-        f"The graph as it was against itself: {_short(found.control)};",
+        f"The graph as it was against itself: {_short(result.control)};",
         "no gain within that noise was taken.",
         "",
         *(
             f"  {t.choice.label}: {_short(t.match)}, {outcome(t)}"
-            for t in found.trials
+            for t in result.trials
             if t.outcome != "no time"
         ),
-        *(f"  {name}: not tried, the budget was used up" for name in untried(found)),
+        *(f"  {name}: not tried, the budget was used up" for name in untried(result)),
         "",
-        f"{label(found.options)} against the graph as it was: {_short(found.final)}",
-        *(f"  at {line}" for line in by_streams(found.final)),
-        f"  {texts(found)}",
+        f"{label(result.options)} against the graph as it was: {_short(result.final)}",
+        *(f"  at {line}" for line in by_streams(result.final)),
+        f"  {texts(result)}",
     ]
 
 

@@ -27,7 +27,7 @@ from ovserve.tools.tuning.choices import Dimension, dimensions
 from ovserve.tools.tuning.graph_file import write
 from ovserve.tools.tuning.prompts import Prompts
 from ovserve.tools.tuning.report import evidence
-from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Found, Search, Tell
+from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Search, Tell, TuneResult
 from ovserve.tools.tuning.target import Target
 
 
@@ -48,8 +48,8 @@ class Asker:
         """Return the request without sampling, which the round sets."""
         prompt, plain = text, self._template is None
         if self._template is not None:
-            said = self._template.conversation([{"role": "user", "content": text}])
-            prompt = await self._templates.render(self._template, said)
+            conversation = self._template.conversation([{"role": "user", "content": text}])
+            prompt = await self._templates.render(self._template, conversation)
         return GenerateRequest("tune", (prompt,), plain, Sampling())
 
 
@@ -74,7 +74,7 @@ class Wish:
     convert: Convert | None = None
 
 
-async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
+async def tune(target: Target, wish: Wish, tell: Tell) -> TuneResult:
     """Run it. The new graph is written if anything is better than the current one (`options` of the result).
 
     Raises LoadError and EngineDead of the graph's own engine, OSError when the file cannot be written.
@@ -111,14 +111,14 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> Found:
         search = Search(
             arena, target.spec, began=began, seconds=wish.seconds, allowed=wish.allowed, tell=tell
         )
-        found = await search.run(choices)
+        result = await search.run(choices)
     finally:
         await arena.close()
         await templates.stop()
-    if found.options:
-        heading = _heading(wish, facts, arena.tokens, found)
-        write(target, found.options, evidence(found, heading), wish.output)
-    return found
+    if result.options:
+        heading = _heading(wish, facts, arena.tokens, result)
+        write(target, result.options, evidence(result, heading), wish.output)
+    return result
 
 
 def _together(spec: TextSpec) -> int:
@@ -135,14 +135,14 @@ def _round_seconds(budget: float, choices: Sequence[Dimension], load_seconds: fl
     return min(ROUND_SECONDS[1], max(ROUND_SECONDS[0], (budget - count * load_seconds) / rounds))
 
 
-def _heading(wish: Wish, facts: TextFacts, tokens: int, found: Found) -> list[str]:
+def _heading(wish: Wish, facts: TextFacts, tokens: int, result: TuneResult) -> list[str]:
     machine = processor()
     streams = ", ".join(map(str, wish.streams))
     requests = ", ".join(str(max(c, LEAST_REQUESTS)) for c in wish.streams)
     source = f"{len(wish.prompts)} prompts of the operator's" if wish.prompts else "the built-in mix of chats"
     return [
         f"Tuned for {wish.goal} by `ovserve tune` (ovserve {__version__}, {facts.engine}) on "
-        f"{time.strftime('%Y-%m-%d')}, in {found.seconds:.0f} s.",
+        f"{time.strftime('%Y-%m-%d')}, in {result.seconds:.0f} s.",
         f"{machine.name}, {machine.cores} cores, {machine.logical} threads.",
         f"A round: {requests} greedy answers of at most {tokens} tokens, {streams} at a time; {source}.",
     ]

@@ -66,19 +66,19 @@ class Comparison:
 class Trial:
     """One candidate: the baseline's options at the time with a choice in their place.
 
-    `said` is the library's message on a failure.
+    `message` is the library's message on a failure.
     """
 
     choice: Choice
     baseline: Options
     match: Comparison = field(default_factory=Comparison)
     outcome: Outcome = "no time"
-    said: str = ""
+    message: str = ""
     difference: Difference | None = None
 
 
 @dataclass
-class Found:
+class TuneResult:
     """The result. `options` are the winner's, none if the graph is best as it is; `final` compares it with
     the graph."""
 
@@ -138,7 +138,7 @@ class Search:
         self._pair_seconds = 0.0
         self._trials: list[Trial] = []
 
-    async def run(self, dimensions: Sequence[Dimension]) -> Found:
+    async def run(self, dimensions: Sequence[Dimension]) -> TuneResult:
         """Search. Raises what the graph's own engine raises; a candidate's failure is a result."""
         self._say("the graph as it is")
         self._own_texts = await self._turns.texts(self._spec)
@@ -157,7 +157,7 @@ class Search:
             if final.median <= 1 + self._noise / 2:  # single gains that add up to none
                 self._options = {}
         seconds = time.monotonic() - self._began
-        return Found(self._options, control, self._trials, final, parted, deterministic, seconds)
+        return TuneResult(self._options, control, self._trials, final, parted, deterministic, seconds)
 
     async def _passes(self, dimensions: Sequence[Dimension]) -> None:
         """Try all choices once; then again those that lost by little to a baseline that was replaced
@@ -192,7 +192,7 @@ class Search:
             most = MOST_PAIRS if self._objection(trial) is None else PAIRS_TO_TELL
             await self._play(trial.match, baseline, candidate, most, choice.label, settle=True)
         except OvserveError as error:
-            trial.outcome, trial.said = "failed", error.message
+            trial.outcome, trial.message = "failed", error.message
             await self._turns.drop(candidate)
             return trial
         trial.outcome = self._judged(trial)

@@ -41,13 +41,13 @@ def find(path: Path, name: str = "") -> Target:
     registry.add_entry_points()
     checked = check(ServableSpec(file.parent.name, file.parent, file, origin=str(path)), registry)
     checked.graph.close()
-    found = [e for e in checked.engines.values() if isinstance(e.options, LlmOptions)]
-    nodes = {engine.node.name: engine for engine in found}
-    known = ", ".join(sorted(nodes)) or "none"
+    engines = [e for e in checked.engines.values() if isinstance(e.options, LlmOptions)]
+    nodes = {engine.node.name: engine for engine in engines}
+    names = ", ".join(sorted(nodes)) or "none"
     if name and name not in nodes:
-        raise InvalidArgument(f"--node: no node {name!r} with an engine in {file}; there are: {known}")
+        raise InvalidArgument(f"--node: no node {name!r} with an engine in {file}; there are: {names}")
     if not name and len(nodes) != 1:
-        raise InvalidArgument(f"{file} has {len(nodes)} nodes with an engine ({known}); choose one by --node")
+        raise InvalidArgument(f"{file} has {len(nodes)} nodes with an engine ({names}); choose one by --node")
     engine = nodes[name] if name else next(iter(nodes.values()))
     options = engine.node.options(LLMCalculatorOptions)
     assert options is not None, "the graph was checked"

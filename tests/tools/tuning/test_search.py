@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ovserve.tools.tuning.choices import Choice, Dimension
-from ovserve.tools.tuning.search import Allowed, Found, Search
+from ovserve.tools.tuning.search import Allowed, Search, TuneResult
 from tests.tools.tuning.conftest import SPEC, Table
 
 
@@ -14,7 +14,7 @@ def dimension(name: str, *values: object, price: str = "") -> Dimension:
     return Dimension(name, tuple(Choice({name: value}, price) for value in values))  # type: ignore[dict-item]
 
 
-async def search(table: Table, *dimensions: Dimension, seconds: float = 3600, **allowed: bool) -> Found:
+async def search(table: Table, *dimensions: Dimension, seconds: float = 3600, **allowed: bool) -> TuneResult:
     told: list[float] = []
     found = await Search(
         table,
@@ -28,7 +28,7 @@ async def search(table: Table, *dimensions: Dimension, seconds: float = 3600, **
     return found
 
 
-def outcomes(found: Found) -> dict[str, str]:
+def outcomes(found: TuneResult) -> dict[str, str]:
     return {trial.choice.label: trial.outcome for trial in found.trials}
 
 
@@ -100,7 +100,7 @@ async def test_who_cannot_load_is_told_in_the_librarys_words_and_passed_over() -
     table = Table({"A=2": 1.3}, broken=frozenset({"A=1"}))
     found = await search(table, dimension("A", 1, 2))
     assert found.trials[0].outcome == "failed"
-    assert found.trials[0].said == "the library says no to A=1"
+    assert found.trials[0].message == "the library says no to A=1"
     assert dict(found.options) == {"A": 2}
 
 
