@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 741,
-    "lines": 100_947,
+    "lines": 100_982,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 20,
@@ -22,7 +22,7 @@ MOST = {
     "base classes with one subclass": 27,
     "depth of inheritance": 5,
     "circles among files": 4,
-    "names that are a bare participle": 1_774,
+    "names that are a bare participle": 1_772,
     "numeric constants of one word": 41,
 }
 # Of a streamed chat with the default model: the first token of a request, and each further one. A timer of the
