@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 741,
-    "lines": 100_982,
+    "lines": 100_995,
     "median lines of a file": 160,
     "folders": 79,
     "top-level packages": 20,
