@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 729,
-    "lines": 100_620,
+    "lines": 100_690,
     "median lines of a file": 160,
     "folders": 77,
     "top-level packages": 20,
@@ -22,7 +22,7 @@ MOST = {
     "base classes with one subclass": 25,
     "depth of inheritance": 5,
     "circles among files": 2,
-    "names that are a bare participle": 480,
+    "names that are a bare participle": 109,
     "numeric constants of one word": 32,
 }
 # Of a streamed chat with the default model: the first token of a request, and each further one. Timers of the

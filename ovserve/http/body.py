@@ -32,6 +32,7 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 REPLACEMENT = rb"\ufffd"
+SEARCH_BYTES = 1 << 20  # of a body, in one turn of the event loop
 CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
 
 
@@ -65,9 +66,21 @@ async def read_body(request: web.Request) -> Body:
     """Raises InvalidArgument for a body past a bound."""
     data = without_mark(await read_bytes(request))
     bodies = request.app[BODIES]
-    if b"\\ud" in data or b"\\uD" in data:
-        data = await bodies.run(len(data) > CHUNK, with_whole_characters, data)
+    large = len(data) > CHUNK
+    if await has_surrogates(data) if large else b"\\ud" in data or b"\\uD" in data:
+        data = await bodies.run(large, with_whole_characters, data)
     return Body(data, await bodies.admit(data))
+
+
+async def has_surrogates(data: bytes) -> bool:
+    """Return whether a large body has escaped surrogates. Each MB takes milliseconds, so other requests have
+    their turns in between."""
+    for at in range(0, len(data), SEARCH_BYTES):
+        end = at + SEARCH_BYTES + 2  # an escape may stand across the border
+        if data.find(b"\\ud", at, end) >= 0 or data.find(b"\\uD", at, end) >= 0:
+            return True
+        await asyncio.sleep(0)
+    return False
 
 
 def with_whole_characters(data: bytes) -> bytes:

@@ -6,6 +6,7 @@ other work on the machine lengthens the wait, but not this.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile import Seen, attack, post, victim
 from benchmarks.hostile_bodies import BODIES, CHAT, INFER, MESSAGES, RESPONSES, TOKENIZE, Hostile
+from ovserve.http.body import SEARCH_BYTES, has_surrogates
 from tests.breadth import examples
 from tests.conftest import Server
 
@@ -169,3 +171,23 @@ def test_a_streamed_answer_to_a_large_body_is_a_stream(server: Server) -> None:
     assert status == 200
     assert answer.startswith(b"data: {")
     assert answer.endswith(b"data: [DONE]\n\n")
+
+
+async def test_others_have_turns_while_a_large_body_is_searched() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    for escape in (b"\\ud83d", b"\\uD83D", b""):
+        at_the_border = SEARCH_BYTES * 20 - 1
+        assert await has_surrogates(b"\\u00e9" * (at_the_border // 6 + 1) + escape) == bool(escape)
+        body = b"d" * at_the_border + escape + b"d" * SEARCH_BYTES
+        turns = 0
+        assert await has_surrogates(body) == bool(escape)
+        assert turns >= 19
+    counting.cancel()

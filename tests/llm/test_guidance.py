@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from ovserve.errors import UnsupportedParameter
+from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import constrain, regex
 from ovserve.llm.grammar.guidance import guided
-from ovserve.llm.parsing.core.guide import bare_text
+from ovserve.llm.parsing import default
+from ovserve.llm.parsing.core.guide import bare_text, json_arguments
 from ovserve.llm.tooling import ToolPolicy
+from tests.bytewise import some_text
+from tests.llm.parsing.cuts import completion, packets
 
 WEATHER = {
     "type": "function",
@@ -106,3 +109,78 @@ def test_what_cannot_be_forced_is_refused() -> None:
 def test_where_text_stands_bare(schema: dict[str, Any], kind: str | None) -> None:
     form = bare_text(schema)
     assert (form and form["type"]) == kind
+
+
+GUIDED = [
+    name for name in sorted(default().tool_names) if (dialect := default().tool(name)) and dialect.guide
+]
+SEPARATE = [  # dialects that write each parameter by itself
+    name
+    for name in GUIDED
+    if (dialect := default().tool(name)) and dialect.guide and dialect.guide.arguments is not json_arguments
+]
+PROPERTY_NAMES = ["n", "a b", "$filter", "x-y", "@type", "a/b", "\u00e4", "a.b", "1", "a\\b"]
+UNTAGGED = ['a"b', "<x>", "it's", "a\nb", " a"]  # no format without quotes has them
+UNLISTED = [*UNTAGGED, "f[x]", "a=b", "a,b", "a(b)", "{a}", "a|b", "a:b"]
+LISTED = ("gemma4", "lfm2", "olmo3", "pythonic")  # write them as lists do, `a=1, b=2`
+
+
+def strict_call(schema: dict[str, Any], dialect: str) -> Any:
+    """The constraint of exactly one call of a strict function, and its tools."""
+    tools: Any = ({"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}},)
+    policy = ToolPolicy(tools, "required", ("f",), parallel=False)
+    constraint = guided(policy, None, tool=dialect, reasoning=None, inside_reasoning=False)
+    assert constraint is not None
+    return constraint, tools
+
+
+@pytest.mark.parametrize("dialect", GUIDED)
+def test_a_forced_call_can_be_read_whatever_its_parameters_are_called(
+    dialect: str, subtests: pytest.Subtests
+) -> None:
+    refused = () if dialect not in SEPARATE else UNLISTED if dialect in LISTED else UNTAGGED
+    for name in (*PROPERTY_NAMES, *UNLISTED):
+        schema = {
+            "type": "object", "properties": {name: {"const": 5}}, "required": [name], "additionalProperties": False,
+        }  # fmt: skip
+        with subtests.test(name):
+            if name in refused:
+                with pytest.raises(InvalidArgument, match="no form for the name"):
+                    strict_call(schema, dialect)
+                optional, _ = strict_call(schema | {"required": []}, dialect)
+                assert json.dumps(name)[1:-1] not in optional.format, "it is left out"
+                continue
+            constraint, tools = strict_call(schema, dialect)
+            text = some_text(constraint)
+            answer = completion(packets([text], dialect, None, list(tools)))
+            assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
+                ("f", {name: 5})
+            ]
+            assert not answer.content
+
+
+RELATIONS: list[dict[str, Any]] = [
+    {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"minProperties": 1},
+    {"maxProperties": 1},
+    {"dependentRequired": {"a": ["b"]}},
+    {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    {"enum": [{"a": True}]},
+]
+
+
+@pytest.mark.parametrize("dialect", GUIDED)
+def test_a_strict_function_is_refused_where_its_parameters_depend_on_each_other_and_stand_apart(
+    dialect: str, subtests: pytest.Subtests
+) -> None:
+    boolean = {"type": "boolean"}
+    base = {"type": "object", "properties": {"a": boolean, "b": boolean}, "additionalProperties": False}
+    for possible in ({}, {"not": {"required": ["a"]}}, {"minProperties": 0, "maxProperties": 2}):
+        strict_call(base | possible, dialect)
+    for relation in RELATIONS:
+        with subtests.test(str(relation)):
+            if dialect not in SEPARATE:
+                strict_call(base | relation, dialect)
+                continue
+            with pytest.raises(InvalidArgument, match="with strict: true"):
+                strict_call(base | relation, dialect)

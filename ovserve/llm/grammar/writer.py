@@ -250,13 +250,33 @@ def _forms(value: Any) -> list[Any]:
     return [value, int(value)] if whole else [value]
 
 
-def parameters(schema: Any, what: str) -> list[tuple[str, Any, bool]]:
+def parameters(schema: Any, what: str, *, exact: bool = False) -> list[tuple[str, Any, bool]]:
     """Return name, schema and required flag of each parameter, for arguments that are written separately.
 
-    A required name without a schema gets that of `additionalProperties`. Raises InvalidArgument.
+    A required name without a schema gets that of `additionalProperties`; a parameter that may not be there is
+    left out. Raises InvalidArgument; if `exact`, also for what the schema says of several together.
     """
     writer = Writer(schema, what)
     conjunction = writer.document.conjunction(schema)
-    members = objects.named_members(writer, conjunction) if conjunction is not None else []
-    writer.rules.spend(PARAMETER_STEPS * len(members))
-    return members
+    triples = objects.named_members(writer, conjunction) if conjunction is not None else []
+    writer.rules.spend(PARAMETER_STEPS * len(triples))
+    triples = [one for one in triples if one[2] or writer.document.conjunction(one[1]) is not None]
+    if exact and (conjunction is None or _relates(writer, conjunction, triples)):
+        raise InvalidArgument(
+            f"{what}: with strict: true a schema may ask only for what can be enforced; this model writes "
+            "each parameter by itself, so nothing may depend on several, as with anyOf, if or minProperties",
+            param=what,
+        )
+    return triples
+
+
+def _relates(writer: Writer, conjunction: Conjunction, triples: list[tuple[str, Any, bool]]) -> bool:
+    """Return whether not every choice of valid parameters is valid, if those that are required are there."""
+    least, most = writer.count(conjunction.plain, "minProperties", "maxProperties")
+    return (
+        bool(conjunction.unions)
+        or not conjunction.complete
+        or any(keyword in node for node in conjunction.plain for keyword in ("enum", "const"))
+        or least > sum(must for _, _, must in triples)
+        or (most is not None and most < len(triples))
+    )

@@ -7,12 +7,13 @@ tag, because the format has no escapes; all others are JSON by their schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.conjunction import pointed_at
 from ovserve.llm.grammar.constraint import (
@@ -34,6 +35,9 @@ Arguments = Callable[[Schema, bool], Format]  # a schema, and whether all that i
 
 PARAM = "tools"
 MAX_REFS = 8
+# Names that parsers read where a format has no quotes and no escapes for them.
+TAGGED_NAME = re.compile(r"(?!\s)[^<>\"'\n]+(?<!\s)")
+LISTED_NAME = re.compile(r"(?!\s)[^=,:()\[\]{}'\"<>|\n]+(?<!\s)")
 
 
 def json_arguments(schema: Schema, exact: bool) -> Format:
@@ -85,8 +89,8 @@ def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...]
         return form if must else optional(form)
 
     def arguments(schema: Schema, exact: bool) -> Format:
-        parts = parameters(schema, PARAM)
-        pieces = within_limit((piece(key, part, must, schema, exact) for key, part, must in parts), PARAM)
+        triples = _writable(TAGGED_NAME, schema, exact)
+        pieces = within_limit((piece(key, part, must, schema, exact) for key, part, must in triples), PARAM)
         return sequence(*pieces) if pieces else literal("")
 
     return arguments
@@ -106,11 +110,22 @@ def listed(parameter: str, separator: str, quotes: str = "") -> Arguments:
         return sequence(literal(begin), compact(part, root, PARAM, exact=exact))
 
     def arguments(schema: Schema, exact: bool) -> Format:
-        parts = parameters(schema, PARAM)
-        forms = within_limit((value(key, part, schema, exact) for key, part, _ in parts), PARAM)
-        return members([(form, must) for form, (_, _, must) in zip(forms, parts, strict=True)], separator)
+        triples = list(_writable(LISTED_NAME, schema, exact))
+        forms = within_limit((value(key, part, schema, exact) for key, part, _ in triples), PARAM)
+        return members([(form, must) for form, (_, _, must) in zip(forms, triples, strict=True)], separator)
 
     return arguments
+
+
+def _writable(name: re.Pattern[str], schema: Schema, exact: bool) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the parameters whose names can be written. Raises InvalidArgument for a required one that
+    cannot."""
+    for key, part, must in parameters(schema, PARAM, exact=exact):
+        if name.fullmatch(key):
+            yield key, part, must
+        elif must:
+            shown = shortened(repr(key))
+            raise InvalidArgument(f"{PARAM}: this model has no form for the name {shown}", param=PARAM)
 
 
 def members(forms: list[tuple[Format, bool]], separator: str) -> Format:

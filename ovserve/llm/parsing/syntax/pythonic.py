@@ -16,6 +16,7 @@ from ovserve.llm.parsing.json.scan import quote
 from ovserve.llm.parsing.syntax.literal import literal
 
 _NAME = re.compile(r"[\w.\-]+")
+_KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than Python, such as `$filter`
 _MAX_NAME = 256
 
 
@@ -37,12 +38,11 @@ def call(cur: Cursor, out: Output, tools: Tools | None = None) -> Steps[None]:
         yield from cur.space()
         if (yield from cur.literal(")")):
             break
-        key = yield from cur.matching(_NAME, _MAX_NAME)
+        key = yield from cur.matching(_KEY, _MAX_NAME)
         if not key:
             raise cur.failure()
-        yield from cur.space()
         yield from cur.expect("=")
-        arguments[key] = yield from literal(cur)
+        arguments[key.rstrip()] = yield from literal(cur)
         yield from cur.space()
         if (yield from cur.peek()) != ")":
             yield from cur.expect(",")
