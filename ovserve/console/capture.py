@@ -17,7 +17,6 @@ import msgspec
 
 from ovserve.access import Caller, RequestContext, current_request
 from ovserve.api.openai.realtime.packets import Answer, Transcript
-from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
@@ -52,7 +51,7 @@ class Capture:
         self.size = 0
         # Clients choose ids, so a record is found by id and key: no key reads what another sent.
         self.records: OrderedDict[tuple[str, Caller], Record] = OrderedDict()
-        self._runs: WeakKeyDictionary[GraphRun, Record] = WeakKeyDictionary()
+        self._runs: WeakKeyDictionary[object, Record] = WeakKeyDictionary()
 
     @property
     def active(self) -> bool:
@@ -63,7 +62,7 @@ class Capture:
         self._runs.clear()
         self.size = 0
 
-    def begin(self, run: GraphRun, model: str) -> None:
+    def begin(self, run: object, model: str) -> None:
         if not self.active:
             return
         call = current_request()
@@ -79,10 +78,10 @@ class Capture:
     def of(self, id_: str, owner: Caller) -> Record | None:
         return self.records.get((id_, owner))
 
-    def end(self, run: GraphRun) -> None:
+    def end(self, run: object) -> None:
         self._runs.pop(run, None)
 
-    def packet(self, run: GraphRun, stream: str, value: Any) -> None:
+    def packet(self, run: object, stream: str, value: Any) -> None:
         record = self._runs.get(run)
         if record is None or record.cut:
             return

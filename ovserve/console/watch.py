@@ -19,8 +19,6 @@ from typing import Any
 from ovserve.api.kserve.tensor import Tensor
 from ovserve.api.openai.realtime import packets as realtime
 from ovserve.console.capture import Capture, describe
-from ovserve.graph.runtime.node_run import NodeRun
-from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.graph.runtime.streams import Stream
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.llm.output import Parsed
@@ -121,11 +119,11 @@ class GraphWatch:
     nodes: dict[str, NodeCount] = field(default_factory=dict)
     streams: dict[str, StreamCount] = field(default_factory=dict)
 
-    def started(self, run: GraphRun) -> None:
+    def started(self, run: object) -> None:
         if self.capture is not None:
             self.capture.begin(run, self.name)
 
-    def ended(self, run: GraphRun) -> None:
+    def ended(self, run: object) -> None:
         if self.capture is not None:
             self.capture.end(run)
 
@@ -141,10 +139,10 @@ class GraphWatch:
         if self.capture is not None:
             self.capture.packet(stream.run, stream.name, value)
 
-    def called(self, node: NodeRun, seconds: float) -> None:
-        self._node(node.plan.node.name).called(seconds)
+    def called(self, node: str, seconds: float) -> None:
+        self._node(node).called(seconds)
 
-    def failed(self, run: GraphRun, node: str) -> None:
+    def failed(self, run: object, node: str) -> None:
         self._node(node).errors += 1
 
     def _node(self, name: str) -> NodeCount:

@@ -14,8 +14,10 @@ from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.planning import plan_graph
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import Pools
-from ovserve.graph.runtime.scheduler import GraphRun
-from ovserve.graph.runtime.tap import TapSlot
+from ovserve.graph.runtime.inline_node import InlineNode
+from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
+from ovserve.graph.runtime.streams import TapSlot
+from ovserve.graph.runtime.task_node import TaskNode, WholeNode
 from ovserve.telemetry.node_events import NodeEvents
 
 
@@ -92,7 +94,17 @@ class Graph:
             missing = self.plan.side_packets - side.keys()
             raise ValueError(f"side packets missing: {', '.join(sorted(missing))}")
         names = [e.name for e in self.plan.outputs] if read is None else read
-        return GraphRun(self.plan, self._pools, side, names, self.states, self.watched, whole=whole)
+        nodes = self._whole if whole and self.plan.whole else self._nodes
+        return GraphRun(self.plan, self._pools, side, names, self.watched, nodes)
+
+    def _nodes(self, run: GraphRun) -> list[NodeRun]:
+        return [
+            (InlineNode if plan.inline else TaskNode)(run, plan, state)
+            for plan, state in zip(self.plan.nodes, self.states, strict=True)
+        ]
+
+    def _whole(self, run: GraphRun) -> list[NodeRun]:
+        return [WholeNode(run, self.plan.nodes[0], self.states[0])]
 
     def close(self) -> None:
         """Release the thread pools; runs under way finish."""

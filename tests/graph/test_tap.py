@@ -9,8 +9,6 @@ import pytest
 from ovserve.errors import NodeError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.graph import Graph
-from ovserve.graph.runtime.node_run import NodeRun
-from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.graph.runtime.streams import Stream
 
 
@@ -44,20 +42,20 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
 
-    def started(self, run: GraphRun) -> None:
+    def started(self, run: object) -> None:
         self.events.append(("started",))
 
-    def ended(self, run: GraphRun) -> None:
+    def ended(self, run: object) -> None:
         self.events.append(("ended",))
 
     def packet(self, stream: Stream, timestamp: int, value: Any) -> None:
         self.events.append((stream.name, timestamp, value))
 
-    def called(self, node: NodeRun, seconds: float) -> None:
+    def called(self, node: str, seconds: float) -> None:
         assert seconds > 0
-        self.events.append(("called", node.plan.node.name))
+        self.events.append(("called", node))
 
-    def failed(self, run: GraphRun, node: str) -> None:
+    def failed(self, run: object, node: str) -> None:
         self.events.append(("failed", node))
 
 

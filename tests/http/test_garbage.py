@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from ovserve.engine.admission.text import AdmittedText
-from ovserve.graph.runtime.node_run import NodeRun
-from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.kinds.text.response_writer import ResponseBuilder
 from ovserve.serving.servable import GraphResponse
 from tests.conftest import eventually

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, NodeState, Port
 from ovserve.graph.plan import NodePlan
-from ovserve.graph.runtime.node_run import NodeRun
+from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import Queue
-
-if TYPE_CHECKING:
-    from ovserve.graph.runtime.scheduler import GraphRun
 
 log = logging.getLogger(__name__)
 

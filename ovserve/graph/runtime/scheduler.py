@@ -27,60 +27,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from ovserve.access.request_context import node_times
+from ovserve.access.request_context import NodeTime, node_times
 from ovserve.errors import NodeError, OvserveError
-from ovserve.graph.calculator import NodeState, Packet
+from ovserve.graph.calculator import Context, NodeState, Output, Packet, Port
 from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.runtime.executors import Pools
-from ovserve.graph.runtime.inline_node import InlineNode
-from ovserve.graph.runtime.node_run import NodeRun
-from ovserve.graph.runtime.streams import END, Queue, Stream, wake
-from ovserve.graph.runtime.tap import TapSlot
-from ovserve.graph.runtime.task_node import TaskNode
-
-
-class WholeNode(TaskNode):
-    """The one node of a graph that answers as a whole: it is called by the task that reads the answer.
-
-    A task of its own would cost a short request two more turns of the event loop and a copy of its context.
-    Nothing could happen between them: the input is complete when the reader comes, and the output when the
-    node returns. Rules, errors and taps are those of any node that waits.
-    """
-
-    __slots__ = ("_stopped",)
-
-    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
-        super().__init__(run, plan, state)
-        self._stopped = False  # by the run, and not by the reader's own end
-
-    def start(self) -> None:
-        """The reader calls `drive`."""
-
-    def stop(self) -> None:
-        if self.task is not None and not self._stopped:
-            self._stopped = True
-            self.task.cancel()
-
-    async def drive(self) -> None:
-        """Run the node to its end, once. What it raises is the run's error."""
-        self.task = reader = asyncio.current_task()
-        assert reader is not None, "a coroutine on the event loop"
-        before = reader.cancelling()
-        try:
-            await self._main()
-        except asyncio.CancelledError:
-            # As in asyncio.timeout: a cancellation that came from elsewhere goes on.
-            if not self._stopped or reader.uncancel() > before:
-                raise
-        else:
-            if self._stopped:  # too late for the node, which has finished
-                reader.uncancel()
-        finally:
-            self.task = None  # the run must not wait for it
+from ovserve.graph.runtime.streams import END, Queue, Stream, TapSlot, wake
 
 
 class SidePackets:
@@ -116,6 +73,135 @@ log = logging.getLogger(__name__)
 LONGEST_ERROR = 2000  # characters of an error that is kept
 
 
+class NodeRun(ABC):
+    """One calculator for one run. `task` is cancelled to stop it, if there is one.
+
+    Slots keep it small: each stream has one of every node, and each step touches all of them.
+    """
+
+    __slots__ = ("outputs", "plan", "port_of", "queues", "run", "sets", "state", "task")
+
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+        self.run = run
+        self.state = state
+        self.plan = plan
+        size = run.plan.max_queue_size
+        self.queues = [Queue(self, size, back_edge=i.back_edge) for i in plan.inputs]
+        self.sets = [[self.queues[i] for i in s] for s in plan.sync_sets]
+        self.port_of = {q: i.port for q, i in zip(self.queues, plan.inputs, strict=True)}
+        self.task: asyncio.Task[None] | None = None
+        self.outputs: dict[Port[Any], Stream] = {}
+
+    def clock(self) -> float:
+        """Return the time before a call if the graph is watched or the request traced, else 0."""
+        timed = self.run.watched.tap is not None or self.run.times is not None
+        return time.perf_counter() if timed else 0.0
+
+    def called(self, began: float) -> None:
+        """Report a call to whoever watched when it began."""
+        if not began:
+            return
+        now = time.perf_counter()
+        if (tap := self.run.watched.tap) is not None:
+            tap.called(self.plan.node.name, now - began)
+        if (times := self.run.times) is not None:
+            name = self.plan.node.name
+            if name not in times:
+                times[name] = NodeTime(began)
+            times[name].add(began, now)
+
+    def ready(self) -> tuple[int, list[Queue]] | None:
+        """Apply rule 1: return the earliest settled timestamp and its set."""
+        best: tuple[int, list[Queue]] | None = None
+        for group in self.sets:
+            first = END
+            for queue in group:
+                if (packets := queue.packets) and (at := packets[0][0]) < first:
+                    first = at
+            if first == END or (best is not None and first >= best[0]):
+                continue
+            for queue in group:
+                if not queue.packets and queue.bound <= first:
+                    break
+            else:
+                best = first, group
+        return best
+
+    def drained(self) -> bool:
+        for queue in self.queues:  # noqa: SIM110  a generator costs two microseconds per token
+            if queue.bound != END or queue.packets:
+                return False
+        return True
+
+    @abstractmethod
+    def start(self) -> None:
+        """Open the calculator, immediately or soon."""
+
+    @abstractmethod
+    def notice(self) -> None:
+        """React to a packet or a new bound: use it, or pass the bound on."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The run is over or has failed: close the calculator if it was opened."""
+
+    def release(self) -> None:
+        """Let go of the run, which is over. Runs that refer to themselves are freed by the garbage collector
+        only, which comes after some hundreds of them: 26 kB each with the default graph."""
+        for queue in self.queues:
+            queue.owner = queue.direct = None
+
+    def pass_bounds(self) -> None:
+        if len(self.sets) == 1:
+            bound = END
+            for queue in self.queues:
+                at = queue.packets[0].timestamp if queue.packets else queue.bound
+                if at < bound:
+                    bound = at
+            if bound != END:
+                for stream in self.outputs.values():
+                    stream.advance(bound)
+
+    def take(self, cc: Context, timestamp: int, group: list[Queue]) -> None:
+        """Move the packets at the timestamp into the context of the next call."""
+        cc.timestamp = timestamp
+        values: dict[Port[Any], Any] = {}
+        for queue in group:
+            if queue.packets and queue.packets[0].timestamp == timestamp:
+                values[self.port_of[queue]] = queue.pop().value
+        cc.values = values
+
+    def advance(self, bound: int) -> None:
+        """Apply rule 1: a node with a single set never sends behind its input."""
+        if len(self.sets) <= 1:
+            for stream in self.outputs.values():
+                if bound > stream.bound:  # a packet at it has already moved the bound
+                    stream.advance(bound)
+
+    def stream_of(self, cc: Context, port: Output[Any]) -> Stream | None:
+        """Return the stream; None for an optional output that the graph does not connect."""
+        stream = self.outputs.get(port)
+        if stream is None and port not in cc.contract.outputs:
+            raise ValueError(f"{port!r} is not an output of this node's contract")
+        return stream
+
+    def publish_sides(self, cc: Context) -> None:
+        for out, name in self.plan.side_outputs:
+            if out not in cc.side_outbox:
+                raise RuntimeError(f"open() did not set the side packet {out!r}")
+            self.run.side_packets.publish(name, cc.side_outbox[out])
+
+    def retire(self) -> None:
+        """Mark the node as finished: it reads and writes nothing any more."""
+        for queue in self.queues:
+            queue.swallow = True
+            queue.packets.clear()
+            queue.wake_writers()
+        for stream in self.outputs.values():
+            stream.advance(END)
+        self.run.retired()
+
+
 class GraphRun:
     """One run of a graph. Use as `async with graph.start(...) as run`; leaving the block ends every node."""
 
@@ -125,14 +211,12 @@ class GraphRun:
         pools: Pools,
         side: Mapping[str, Any],
         read: Iterable[str],
-        states: Sequence[NodeState],
-        watched: TapSlot | None = None,
-        *,
-        whole: bool = False,
+        watched: TapSlot,
+        nodes: Callable[[GraphRun], Sequence[NodeRun]],
     ) -> None:
-        """`whole`: the inputs get one packet and are closed before the first read, by the only reader."""
+        """`nodes` makes the nodes of the plan for this run, in its order."""
         self.plan = plan
-        self.watched = watched or TapSlot()
+        self.watched = watched
         self.times = node_times()
         self.pools = pools
         self.active = len(plan.nodes)  # nodes that are not parked, held or finished
@@ -143,20 +227,12 @@ class GraphRun:
         self._looping = True
         self._unfinished = len(plan.nodes)
         self._finished: asyncio.Future[None] | None = None
-        self._whole: WholeNode | None = None  # to be driven by the reader
-        self.nodes: list[NodeRun]
-        if whole and plan.whole:
-            self._whole = WholeNode(self, plan.nodes[0], states[0])
-            self.nodes = [self._whole]
-        else:
-            self.nodes = [
-                (InlineNode if p.inline else TaskNode)(self, p, state)
-                for p, state in zip(plan.nodes, states, strict=True)
-            ]
-        streams = {e.name: Stream(e.name, self) for e in plan.inputs}
+        self.drive: Callable[[], Awaitable[None]] | None = None  # runs the only node, in the reader's task
+        self.nodes: Sequence[NodeRun] = nodes(self)
+        streams = {e.name: Stream(e.name, self, watched) for e in plan.inputs}
         for node in self.nodes:
             for out in node.plan.outputs:
-                streams[out.stream] = node.outputs[out.port] = Stream(out.stream, self)
+                streams[out.stream] = node.outputs[out.port] = Stream(out.stream, self, watched)
         for node in self.nodes:
             for queue, inp in zip(node.queues, node.plan.inputs, strict=True):
                 streams[inp.stream].queues.append(queue)
@@ -195,7 +271,7 @@ class GraphRun:
                     task.cancel()
         for node in self.nodes:
             node.release()
-        self.nodes, self.inputs = [], {}  # see `release`
+        self.nodes, self.inputs, self.drive = [], {}, None  # see `release`
         if cancelled:
             raise asyncio.CancelledError
 
@@ -235,9 +311,9 @@ class GraphRun:
 
     async def _more(self, queue: Queue) -> bool:
         """Return False at the end of an empty graph output. Raises NodeError if the run failed."""
-        if self.error is None and queue.bound != END and (whole := self._whole) is not None:
-            self._whole = None
-            await whole.drive()
+        if self.error is None and queue.bound != END and (drive := self.drive) is not None:
+            self.drive = None
+            await drive()
         if queue.packets:
             return True
         if self.error is not None:

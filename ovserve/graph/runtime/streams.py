@@ -2,6 +2,10 @@
 
 A stream's *bound* is a promise: no packet below it will come any more. The scheduler decides what readers do
 with packets and bounds (`Reader`).
+
+A `Tap` watches the runs of one graph for a console that shows it at work. A graph has a `TapSlot`, which is
+empty while no one watches; then a packet and a call cost one test each. A tap that is put into the slot sees
+runs that have begun before, from then on.
 """
 
 from __future__ import annotations
@@ -9,12 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ovserve.graph.calculator import Packet
-
-if TYPE_CHECKING:
-    from ovserve.graph.runtime.scheduler import GraphRun
 
 END = 2**63 - 1  # the bound of a closed stream
 
@@ -95,11 +96,12 @@ class Queue:
 class Stream:
     """The writing end: it copies every packet to every queue."""
 
-    __slots__ = ("bound", "name", "queues", "run")
+    __slots__ = ("_watched", "bound", "name", "queues", "run")
 
-    def __init__(self, name: str, run: GraphRun) -> None:
+    def __init__(self, name: str, run: object, watched: TapSlot) -> None:
+        """`run`: what a tap knows the run by."""
         self.name = name
-        self.run = run
+        self.run, self._watched = run, watched
         self.bound = 0
         self.queues: list[Queue] = []
 
@@ -107,7 +109,7 @@ class Stream:
         if timestamp < self.bound:
             raise ValueError(f"stream {self.name!r}: timestamp {timestamp} comes after {self.bound - 1}")
         self.bound = timestamp + 1
-        if (tap := self.run.watched.tap) is not None:
+        if (tap := self._watched.tap) is not None:
             tap.packet(self, timestamp, value)
         for queue in self.queues:
             if (sink := queue.sink) is not None:
@@ -137,6 +139,34 @@ class Stream:
                     queue.owner.notice()
                 elif queue.reader is not None:
                     wake(queue.reader)
+
+
+class Tap(Protocol):
+    """Called on the event loop, in the middle of a run: short, and never raising."""
+
+    def started(self, run: object) -> None:
+        """Called in the context of the request, before any node is opened."""
+
+    def ended(self, run: object) -> None: ...
+
+    def packet(self, stream: Stream, timestamp: int, value: Any) -> None:
+        """Called before the packet is put into the queues of the stream."""
+
+    def called(self, node: str, seconds: float) -> None:
+        """Report one return of `process()`; `seconds` include what it waited for."""
+
+    def failed(self, run: object, node: str) -> None: ...
+
+
+class TapSlot:
+    """The place for the tap of a graph; None while no one watches. `errors` are kept at any time: the last
+    one of each node, with the Unix time in seconds."""
+
+    __slots__ = ("errors", "tap")
+
+    def __init__(self) -> None:
+        self.tap: Tap | None = None
+        self.errors: dict[str, tuple[float, str]] = {}
 
 
 def wake(future: asyncio.Future[None]) -> None:

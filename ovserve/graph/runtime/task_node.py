@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, NodeState, Port
 from ovserve.graph.plan import NodePlan
-from ovserve.graph.runtime.node_run import NodeRun
+from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import Queue, wake
-
-if TYPE_CHECKING:
-    from ovserve.graph.runtime.scheduler import GraphRun
 
 log = logging.getLogger(__name__)
 
@@ -154,3 +151,44 @@ class TaskNode(NodeRun):
         self.pass_bounds()
         self.run.rest()
         await parked
+
+
+class WholeNode(TaskNode):
+    """The one node of a graph that answers as a whole: it is called by the task that reads the answer.
+
+    A task of its own would cost a short request two more turns of the event loop and a copy of its context.
+    Nothing could happen between them: the input is complete when the reader comes, and the output when the
+    node returns. Rules, errors and taps are those of any node that waits.
+    """
+
+    __slots__ = ("_stopped",)
+
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+        super().__init__(run, plan, state)
+        run.drive = self.drive
+        self._stopped = False  # by the run, and not by the reader's own end
+
+    def start(self) -> None:
+        """The reader calls `GraphRun.drive`."""
+
+    def stop(self) -> None:
+        if self.task is not None and not self._stopped:
+            self._stopped = True
+            self.task.cancel()
+
+    async def drive(self) -> None:
+        """Run the node to its end, once. What it raises is the run's error."""
+        self.task = reader = asyncio.current_task()
+        assert reader is not None, "a coroutine on the event loop"
+        before = reader.cancelling()
+        try:
+            await self._main()
+        except asyncio.CancelledError:
+            # As in asyncio.timeout: a cancellation that came from elsewhere goes on.
+            if not self._stopped or reader.uncancel() > before:
+                raise
+        else:
+            if self._stopped:  # too late for the node, which has finished
+                reader.uncancel()
+        finally:
+            self.task = None  # the run must not wait for it
