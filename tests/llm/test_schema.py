@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from functools import partial
 from typing import Any
 
@@ -119,3 +120,73 @@ def test_what_is_no_schema_is_named(schema: Any, says: str) -> None:
         compact(schema, what="guided_json")
     assert says in str(caught.value)
     assert caught.value.param == "guided_json"
+
+
+ODD_VALUES = ([], {}, [[]], [{}], [None], None, True, -1, 1.5, "", "(", {"a": []}, {"a": 1})
+KEYWORDS = [
+    "type",
+    "enum",
+    "const",
+    "format",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "contains",
+    "minContains",
+    "uniqueItems",
+    "properties",
+    "required",
+    "additionalProperties",
+    "propertyNames",
+    "patternProperties",
+    "minProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "not",
+    "if",
+    "then",
+    "else",
+    "oneOf",
+    "anyOf",
+    "allOf",
+    "$ref",
+    "$id",
+    "$anchor",
+    "$defs",
+    "$schema",
+    "$dynamicRef",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "nullable",
+]
+BESIDE: list[dict[str, Any]] = [
+    {"enum": ["", 1, None, [], [1], {}, {"a": 1}]},
+    {"type": "object", "properties": {"a": {}}, "required": ["a"]},
+]
+
+
+def test_a_keyword_with_a_value_of_the_wrong_kind_is_for_the_client() -> None:
+    """Also where a schema is only compared with values, or negated: these had faults of ours, which is a 500."""
+    faults = []
+    for keyword, value, beside in itertools.product(KEYWORDS, ODD_VALUES, BESIDE):
+        part = {**beside, keyword: value}
+        for schema in (
+            part,
+            {"not": part},
+            {"allOf": [{keyword: value}, beside]},
+            {"if": part, "else": False},
+        ):
+            try:
+                write(schema)
+            except InvalidArgument:
+                pass
+            except Exception as error:  # noqa: BLE001  each is listed
+                faults.append(f"{schema}: {error!r}")
+    assert faults == []

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.enums import identity
 from ovserve.llm.grammar.judge import finite_values
+from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import Repeat
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.writer import Writer
 
 CONTAINS = ("contains", "minContains", "maxContains")
 MAX_STATES = 256  # rules of an array whose items are counted
@@ -21,7 +19,7 @@ REST = ("items", "additionalItems", "unevaluatedItems")
 Tokens = list["str | int | Repeat"]
 
 
-def body(writer: Writer, conjunction: Conjunction) -> list[Tokens]:
+def body(writer: RuleWriter, conjunction: Conjunction) -> list[Tokens]:
     plain = conjunction.plain
     items = Items(writer, conjunction)
     least, most = writer.count(plain, "minItems", "maxItems")
@@ -58,7 +56,7 @@ def body(writer: Writer, conjunction: Conjunction) -> list[Tokens]:
     return _prefixed(writer, firsts, tokens, needed)
 
 
-def _containing(writer: Writer, plain: tuple[Schema, ...]) -> list[Schema]:
+def _containing(writer: RuleWriter, plain: tuple[Schema, ...]) -> list[Schema]:
     """Return the schemas whose `contains` says something."""
     nodes = []
     for node in plain:
@@ -69,13 +67,13 @@ def _containing(writer: Writer, plain: tuple[Schema, ...]) -> list[Schema]:
     return nodes
 
 
-def _matches(writer: Writer, node: Schema) -> tuple[int, int | None]:
+def _matches(writer: RuleWriter, node: Schema) -> tuple[int, int | None]:
     fewest, greatest = writer.count((node,), "minContains", "maxContains")
     return (fewest if "minContains" in node else 1), greatest
 
 
 def _with_matches(
-    writer: Writer, items: Items, containing: list[Schema], least: int, most: int | None
+    writer: RuleWriter, items: Items, containing: list[Schema], least: int, most: int | None
 ) -> list[Tokens] | None:
     """Return arrays in which enough items, and not too many, match each `contains`; None if that is too much.
 
@@ -115,7 +113,7 @@ def _with_matches(
     return [['"["', rules[0, (0,) * len(caps)]]]
 
 
-def _distinct(writer: Writer, items: Items, least: int, most: int | None) -> list[Tokens] | None:
+def _distinct(writer: RuleWriter, items: Items, least: int, most: int | None) -> list[Tokens] | None:
     """Return arrays of different constants; None for other items. Many come in their order."""
     if items.length:
         return None
@@ -150,7 +148,7 @@ def _distinct(writer: Writer, items: Items, least: int, most: int | None) -> lis
     return [['"["', rules[start]]]
 
 
-def _prefixed(writer: Writer, firsts: list[int], rest: Tokens, needed: int) -> list[Tokens]:
+def _prefixed(writer: RuleWriter, firsts: list[int], rest: Tokens, needed: int) -> list[Tokens]:
     """Return arrays of at least `needed` of the first items; `rest` follows only all of them."""
     tail = rest
     for i in reversed(range(len(firsts))):
@@ -170,9 +168,9 @@ def _with_rest(tokens: Tokens, item: int, least: int, most: int | None) -> list[
 class Items:
     """The schemas of an array's items."""
 
-    def __init__(self, writer: Writer, conjunction: Conjunction) -> None:
+    def __init__(self, writer: RuleWriter, conjunction: Conjunction) -> None:
         plain = conjunction.plain
-        self._prefixes = [_prefix(writer, node) for node in plain]
+        self._prefixes = [writer.prefix(node) for node in plain]
         self._rests: list[tuple[str, Any] | None] = []
         self._evaluated: list[float] = []  # how many first items are evaluated, for unevaluatedItems
         self._unless: list[list[Any]] = []  # schemas of `contains`, which evaluate the items that match
@@ -181,7 +179,7 @@ class Items:
             self._rests.append(None if not keyword else (keyword, node[keyword]))
             evaluators = conjunction.evaluated_by(node) if keyword == "unevaluatedItems" else []
             counts = [
-                float("inf") if _rest(one) and one is not node else len(_prefix(writer, one))
+                float("inf") if _rest(one) and one is not node else len(writer.prefix(one))
                 for one in evaluators
             ]
             self._evaluated.append(max(counts, default=0))
@@ -203,14 +201,6 @@ class Items:
     def rest(self) -> list[Any]:
         """Return the schemas of the items after all that have their own."""
         return self.at(self.length)
-
-
-def _prefix(writer: Writer, node: Schema) -> list[Any]:
-    """Return the schemas of the first items; drafts before 2020 write them as an array in `items`."""
-    prefix = node.get("prefixItems", node.get("items") if isinstance(node.get("items"), list) else [])
-    if not isinstance(prefix, list):
-        raise writer.document.fault(node, "prefixItems", "expected an array", prefix)
-    return prefix
 
 
 def _rest(node: Schema) -> str:

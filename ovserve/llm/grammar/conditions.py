@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.llm.grammar import patterns
+from ovserve.llm.grammar.conjunction import CONDITIONS, Conjunction, Document, Schema
 from ovserve.llm.grammar.enums import identity, is_kind
 
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
-
-CONDITIONS = frozenset(("not", "if", "dependentRequired", "dependentSchemas", "dependencies"))
 # Keywords of our own, for what a negation needs. No client spells them, because half a surrogate pair is
 # malformed JSON.
 WITHOUT = "\ud800without"  # strings that are excluded
@@ -265,9 +262,11 @@ class Alternatives:
         return ways
 
     def _unlike(self, pattern: Any) -> Found:
+        if not isinstance(pattern, str):
+            return None
         try:
             patterns.read(pattern)
-        except (patterns.Malformed, patterns.Unsupported, TypeError):
+        except (patterns.Malformed, patterns.Unsupported):
             return None
         return [{"type": "string", UNLIKE: [pattern]}]
 
@@ -417,7 +416,7 @@ def _count(keyword: str, value: Any) -> Found:
 def _required(value: Any) -> Found:
     if isinstance(value, bool):
         return []
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         return None
     return [{"type": "object", "properties": {name: False}} for name in value]
 

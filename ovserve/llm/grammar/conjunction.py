@@ -9,19 +9,17 @@ conjunction, recursion ends at a known one, and a reference used a million times
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Protocol
 from urllib.parse import unquote, urljoin
 
 import msgspec
 
 from ovserve.errors import InvalidArgument, shortened
-from ovserve.llm.grammar.conditions import CONDITIONS, Alternatives
 from ovserve.llm.grammar.rules import Rules
 
 Schema = Mapping[str, Any]
-Enforced = Literal["narrowly", "exactly", "not"]  # how conditions are, with partial negations or without
 MAX_NAMED = 20  # keywords in one report
 MAX_ORDER_DEPTH = 8  # of schemas within each other whose properties are put in order
 MAX_ORDERED = 500  # of such schemas
@@ -29,6 +27,7 @@ OWN_SCHEMA_STEPS = 4  # steps that a schema of our own takes
 IDENTIFIER_STEPS = 2  # steps that a schema takes when identifiers are looked for
 MAX_WAYS = 64  # branches that the conditions of one conjunction make, multiplied
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+CONDITIONS = frozenset(("not", "if", "dependentRequired", "dependentSchemas", "dependencies"))
 _LOGIC = frozenset((*REFERENCES, "allOf", "anyOf", "oneOf"))
 # Keywords that a draft does not have: a schema that names the draft may use them for something else.
 _NEW_IN_6 = frozenset(("const", "contains", "propertyNames"))
@@ -60,11 +59,23 @@ class Conjunction(msgspec.Struct, frozen=True, eq=False):
         return [one for one in self.plain if one is node or (id(node), id(one)) in self.scopes]
 
 
+class Negations(Protocol):
+    """The alternatives that conditions become: `conditions.Alternatives`."""
+
+    def is_aside(self, node: Schema) -> bool: ...
+    def with_overlaps(self, branches: list[Any], origin: Schema) -> list[Any]: ...
+    def of(self, node: Schema, *, evaluates: bool) -> list[tuple[str, list[Any] | None]]: ...
+    def negation(self, schema: Any) -> list[Any] | None: ...
+    def exact_negation(self, schema: Any) -> list[Any] | None: ...
+
+
 class Document:
     """The schema that references point into, and the keywords that the grammar leaves out."""
 
-    def __init__(self, root: Any, rules: Rules, what: str, conditions: Enforced = "narrowly") -> None:
-        self.conditions = conditions != "not"
+    def __init__(
+        self, root: Any, rules: Rules, what: str, conditions: bool, negations: Callable[[Document], Negations]
+    ) -> None:
+        self.conditions = conditions  # whether they are enforced
         self._root, self._rules, self._what = root, rules, what
         self._resources: _Resources | None = None
         draft = self._root.get("$schema") if isinstance(self._root, Mapping) else None
@@ -78,7 +89,7 @@ class Document:
         self._kept: list[Schema] = []
         self._orders: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, int]]] = {}
         self._is_quiet = 0
-        self._alternatives = Alternatives(self, narrow=conditions == "narrowly")
+        self._alternatives = negations(self)
 
     @property
     def reported(self) -> list[str]:

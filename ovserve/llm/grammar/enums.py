@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.llm.grammar import text
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.conjunction import Schema
-    from ovserve.llm.grammar.writer import Writer
+from ovserve.llm.grammar.conjunction import Schema
+from ovserve.llm.grammar.rule_writer import RuleWriter
 
 
-def common(writer: Writer, plain: tuple[Schema, ...]) -> list[Any] | None:
+def common(writer: RuleWriter, plain: tuple[Schema, ...]) -> list[Any] | None:
     """Return the values that every `enum` and `const` has, each once, in their order; None without any."""
     lists = []
     for node in plain:

@@ -7,27 +7,21 @@ that overlaps with another one gets the negation of that.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.llm.grammar import numbers
 from ovserve.llm.grammar.arrays import Items
+from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.enums import common, identity
 from ovserve.llm.grammar.objects import named_members
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.conjunction import Conjunction, Schema
-    from ovserve.llm.grammar.writer import Writer
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.conjunction import Conjunction, Schema
-    from ovserve.llm.grammar.writer import Writer
+from ovserve.llm.grammar.rule_writer import RuleWriter
 
 MAX_BRANCHES = 64  # pairs are compared
 MAX_OVERLAPS = 6  # of one branch with others, each a negation
 Facts = dict[str, frozenset[Any]]  # possible values of a property, or of "$" (the value) and "$type"
 
 
-def one_each(writer: Writer, conjunction: Conjunction, origin: Schema) -> list[Any]:
+def one_each(writer: RuleWriter, conjunction: Conjunction, origin: Schema) -> list[Any]:
     """Return the branches of the first union, or others that exclude each other; report if there are none."""
     branches = conjunction.unions[0]
     with writer.document.quiet():
@@ -43,7 +37,7 @@ def one_each(writer: Writer, conjunction: Conjunction, origin: Schema) -> list[A
     return exclusive_branches
 
 
-def _overlaps(writer: Writer, conjunction: Conjunction) -> list[tuple[int, int]] | None:
+def _overlaps(writer: RuleWriter, conjunction: Conjunction) -> list[tuple[int, int]] | None:
     """Return the pairs of branches that may hold together; None if there are too many branches."""
     branches = conjunction.unions[0]
     if len(branches) > MAX_BRANCHES or not (writer.document.conditions or len(branches) == 1):
@@ -64,7 +58,7 @@ def _overlaps(writer: Writer, conjunction: Conjunction) -> list[tuple[int, int]]
 
 
 def _alone(
-    writer: Writer, conjunction: Conjunction, i: int, overlaps: list[tuple[int, int]], origin: Schema
+    writer: RuleWriter, conjunction: Conjunction, i: int, overlaps: list[tuple[int, int]], origin: Schema
 ) -> Any:
     """Return the branch without what others admit; None if that has no schema."""
     others = [sum(pair) - i for pair in overlaps if i in pair]
@@ -89,7 +83,7 @@ def _apart(one: Facts, other: Facts) -> bool:
     return any(not values & other[name] for name, values in one.items() if name in other)
 
 
-def _facts(writer: Writer, conjunction: Conjunction) -> Facts:
+def _facts(writer: RuleWriter, conjunction: Conjunction) -> Facts:
     facts = _values(writer, "$", conjunction.plain)
     if any("type" in node for node in conjunction.plain):
         kinds = writer.kinds(conjunction.plain)
@@ -102,7 +96,7 @@ def _facts(writer: Writer, conjunction: Conjunction) -> Facts:
     return facts
 
 
-def _values(writer: Writer, name: str, plain: tuple[Schema, ...]) -> Facts:
+def _values(writer: RuleWriter, name: str, plain: tuple[Schema, ...]) -> Facts:
     values = common(writer, plain)
     return {} if values is None else {name: frozenset(map(identity, values))}
 
@@ -113,7 +107,7 @@ MAX_DEPTH = 4
 MAX_BRANCHES = 16  # of a union that is looked into
 
 
-def impossible(writer: Writer, conjunction: Conjunction | None, depth: int = MAX_DEPTH) -> bool:
+def impossible(writer: RuleWriter, conjunction: Conjunction | None, depth: int = MAX_DEPTH) -> bool:
     if conjunction is None:
         return True
     writer.comparisons -= 1
@@ -132,7 +126,7 @@ def impossible(writer: Writer, conjunction: Conjunction | None, depth: int = MAX
     return all(impossible(writer, writer.document.branch(conjunction, one), depth - 1) for one in branches)
 
 
-def _kind_is_impossible(writer: Writer, conjunction: Conjunction, kind: str, depth: int) -> bool:
+def _kind_is_impossible(writer: RuleWriter, conjunction: Conjunction, kind: str, depth: int) -> bool:
     plain = conjunction.plain
     if kind == "object":
         return _object_is_impossible(writer, conjunction, depth)
@@ -146,7 +140,7 @@ def _kind_is_impossible(writer: Writer, conjunction: Conjunction, kind: str, dep
     return False
 
 
-def _object_is_impossible(writer: Writer, conjunction: Conjunction, depth: int) -> bool:
+def _object_is_impossible(writer: RuleWriter, conjunction: Conjunction, depth: int) -> bool:
     least, most = writer.count(conjunction.plain, "minProperties", "maxProperties")
     required = [part for _, part, must in named_members(writer, conjunction) if must]
     if most is not None and max(least, len(required)) > most:
@@ -154,7 +148,7 @@ def _object_is_impossible(writer: Writer, conjunction: Conjunction, depth: int) 
     return any(impossible(writer, writer.document.conjunction(part), depth - 1) for part in required)
 
 
-def _array_is_impossible(writer: Writer, conjunction: Conjunction, depth: int) -> bool:
+def _array_is_impossible(writer: RuleWriter, conjunction: Conjunction, depth: int) -> bool:
     least, most = writer.count(conjunction.plain, "minItems", "maxItems")
     if most is not None and least > most:
         return True
@@ -163,7 +157,7 @@ def _array_is_impossible(writer: Writer, conjunction: Conjunction, depth: int) -
     return any(impossible(writer, writer.document.conjunction(*parts), depth - 1) for parts in some)
 
 
-def _range_is_empty(writer: Writer, plain: tuple[Schema, ...], *, integer: bool) -> bool:
+def _range_is_empty(writer: RuleWriter, plain: tuple[Schema, ...], *, integer: bool) -> bool:
     range_ = numbers.Range()
     try:
         writer.bounds(plain, range_)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.llm.grammar import automata, formats, patterns
 from ovserve.llm.grammar.conditions import BEYOND, FRACTION, UNLIKE, UNNAMED, WITHOUT
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.enums import common, identity, is_kind
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.writer import Writer
+from ovserve.llm.grammar.rule_writer import RuleWriter
 
 Verdict = bool | None
 MAX_DEPTH = 8
@@ -38,7 +36,7 @@ _OF_TYPE: dict[type, tuple[str, ...]] = {
 }
 
 
-def admitted(writer: Writer, conjunction: Conjunction, values: list[Any]) -> list[Any]:
+def admitted(writer: RuleWriter, conjunction: Conjunction, values: list[Any]) -> list[Any]:
     """Return which values of `enum` and `const` the other keywords admit; report what is not judged."""
     plain = tuple(
         {keyword: part for keyword, part in node.items() if keyword not in ("enum", "const")}
@@ -51,7 +49,7 @@ def admitted(writer: Writer, conjunction: Conjunction, values: list[Any]) -> lis
     return [value for value, verdict in judged if verdict is not False]
 
 
-def finite_values(writer: Writer, conjunction: Conjunction | None) -> list[Any] | None:
+def finite_values(writer: RuleWriter, conjunction: Conjunction | None) -> list[Any] | None:
     """Return all values of the conjunction if constants name them, else None."""
     if conjunction is None:
         return []
@@ -76,7 +74,7 @@ def finite_values(writer: Writer, conjunction: Conjunction | None) -> list[Any] 
     return candidates
 
 
-def finite_strings(writer: Writer, conjunction: Conjunction | None) -> list[str] | None:
+def finite_strings(writer: RuleWriter, conjunction: Conjunction | None) -> list[str] | None:
     """Return all strings of the conjunction if constants name them, else None."""
     if conjunction is not None and "string" not in writer.kinds(conjunction.plain):
         return []
@@ -91,7 +89,7 @@ def finite_strings(writer: Writer, conjunction: Conjunction | None) -> list[str]
     return None
 
 
-def finite_texts(writer: Writer, pattern: Any) -> list[str] | None:
+def finite_texts(writer: RuleWriter, pattern: Any) -> list[str] | None:
     """Return the texts of an anchored pattern, if it has few."""
     if not isinstance(pattern, str) or pattern[:1] != "^" or pattern[-1:] != "$" or set("*+") & set(pattern):
         return None
@@ -115,12 +113,12 @@ def finite_texts(writer: Writer, pattern: Any) -> list[str] | None:
     return sorted(texts)
 
 
-def fits(writer: Writer, schema: Any, value: Any, depth: int = MAX_DEPTH) -> Verdict:
+def fits(writer: RuleWriter, schema: Any, value: Any, depth: int = MAX_DEPTH) -> Verdict:
     conjunction = writer.document.conjunction(schema)
     return False if conjunction is None else fits_all(writer, conjunction, value, depth)
 
 
-def fits_all(writer: Writer, conjunction: Conjunction, value: Any, depth: int = MAX_DEPTH) -> Verdict:
+def fits_all(writer: RuleWriter, conjunction: Conjunction, value: Any, depth: int = MAX_DEPTH) -> Verdict:
     if depth == 0:
         return None
     writer.rules.spend(len(conjunction.plain) + 1)
@@ -129,7 +127,7 @@ def fits_all(writer: Writer, conjunction: Conjunction, value: Any, depth: int = 
     return _all(verdicts if conjunction.complete else [*verdicts, None])
 
 
-def fits_pattern(writer: Writer, pattern: str, text: str) -> Verdict:
+def fits_pattern(writer: RuleWriter, pattern: str, text: str) -> Verdict:
     """Search the text for the pattern; None if it has no automaton."""
     machine = _searching(writer, pattern)
     writer.rules.spend(MIN_SEARCH_STEPS + len(text))
@@ -144,7 +142,7 @@ def fits_pattern(writer: Writer, pattern: str, text: str) -> Verdict:
     return bool(machine.accepting[state])
 
 
-def _searching(writer: Writer, pattern: str) -> automata.Automaton | None:
+def _searching(writer: RuleWriter, pattern: str) -> automata.Automaton | None:
     """Return the automaton of texts in which the pattern is found; None if there are none, or it has none."""
     cached = writer.rules.made.get(("search", pattern))
     if cached is None:
@@ -161,7 +159,7 @@ def _all(verdicts: Iterable[Verdict]) -> Verdict:
     return False if False in results else None if None in results else True
 
 
-def _by_union(writer: Writer, union: list[Any], value: Any, depth: int) -> Verdict:
+def _by_union(writer: RuleWriter, union: list[Any], value: Any, depth: int) -> Verdict:
     verdicts = [fits(writer, branch, value, depth - 1) for branch in union]
     if id(union) not in writer.document.one_of:
         return True if True in verdicts else None if None in verdicts else False
@@ -170,7 +168,7 @@ def _by_union(writer: Writer, union: list[Any], value: Any, depth: int) -> Verdi
     return None if None in verdicts else True in verdicts
 
 
-def _by_keywords(writer: Writer, node: Schema, value: Any, depth: int) -> Verdict:
+def _by_keywords(writer: RuleWriter, node: Schema, value: Any, depth: int) -> Verdict:
     kinds = [node["type"]] if isinstance(node.get("type"), str) else node.get("type")
     if isinstance(kinds, list) and not any(is_kind(value, kind) for kind in kinds):
         return False
@@ -189,18 +187,20 @@ def _by_keywords(writer: Writer, node: Schema, value: Any, depth: int) -> Verdic
     return value is None or isinstance(value, bool) or _number(writer, node, value)
 
 
-def _string(writer: Writer, node: Schema, value: str) -> Verdict:
+def _string(writer: RuleWriter, node: Schema, value: str) -> Verdict:
     least, most = writer.count((node,), "minLength", "maxLength")
     if len(value) < least or (most is not None and len(value) > most) or value in node.get(WITHOUT, ()):
         return False
-    pattern = node.get("pattern")
+    pattern, format_ = node.get("pattern"), node.get("format")
     verdict = fits_pattern(writer, pattern, value) if isinstance(pattern, str) else True
     matches = [fits_pattern(writer, one, value) for one in node.get(UNLIKE, ())]
     unlike = [None if match is None else not match for match in matches]
-    return _all([verdict, *unlike, None if node.get("format") in formats.EXPRESSIONS else True])
+    return _all(
+        [verdict, *unlike, None if isinstance(format_, str) and format_ in formats.EXPRESSIONS else True]
+    )
 
 
-def _number(writer: Writer, node: Schema, value: float) -> bool:
+def _number(writer: RuleWriter, node: Schema, value: float) -> bool:
     if FRACTION in node and is_kind(value, "integer"):
         return False
     numbers = {keyword: number for keyword in _COMPARED for _, number in _bound(writer, node, keyword)}
@@ -221,16 +221,15 @@ _COMPARED = {
 }
 
 
-def _bound(writer: Writer, node: Schema, keyword: str) -> list[tuple[Schema, Any]]:
+def _bound(writer: RuleWriter, node: Schema, keyword: str) -> list[tuple[Schema, Any]]:
     return [] if isinstance(node.get(keyword), bool) else writer.numbers_of((node,), keyword)
 
 
-def _object(writer: Writer, node: Schema, value: Mapping[str, Any], depth: int) -> Verdict:
+def _object(writer: RuleWriter, node: Schema, value: Mapping[str, Any], depth: int) -> Verdict:
     least, most = writer.count((node,), "minProperties", "maxProperties")
-    required = node.get("required")
     if len(value) < least or (most is not None and len(value) > most):
         return False
-    if isinstance(required, list) and not all(name in value for name in required):
+    if not all(name in value for name in writer.required(node)):
         return False
     verdicts: list[Verdict] = []
     own, by_pattern = writer.mapping(node, "properties"), writer.mapping(node, "patternProperties")
@@ -248,7 +247,7 @@ def _object(writer: Writer, node: Schema, value: Mapping[str, Any], depth: int) 
     return _all(verdicts)
 
 
-def _array(writer: Writer, node: Schema, value: list[Any], depth: int) -> Verdict:
+def _array(writer: RuleWriter, node: Schema, value: list[Any], depth: int) -> Verdict:
     least, most = writer.count((node,), "minItems", "maxItems")
     if len(value) < least or (most is not None and len(value) > most):
         return False
@@ -262,9 +261,9 @@ def _array(writer: Writer, node: Schema, value: list[Any], depth: int) -> Verdic
             return None
         if matches.count(True) < fewest or (greatest is not None and matches.count(True) > greatest):
             return False
-    from_ = node.get("prefixItems", node.get("items") if isinstance(node.get("items"), list) else [])
+    prefix = writer.prefix(node)
     rest = node.get("items") if not isinstance(node.get("items"), list) else node.get("additionalItems")
-    schemas = [from_[i] if i < len(from_) else rest for i in range(len(value))]
+    schemas = [prefix[i] if i < len(prefix) else rest for i in range(len(value))]
     return _all(
         fits(writer, schema, item, depth - 1)
         for schema, item in zip(schemas, value, strict=True)

@@ -7,23 +7,21 @@ property's value by one of another schema; and strings that a negated `enum` exc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ovserve.llm.grammar import strings
 from ovserve.llm.grammar.conditions import UNLIKE, WITHOUT
 from ovserve.llm.grammar.conjunction import Schema
+from ovserve.llm.grammar.rule_writer import RuleWriter
+from ovserve.llm.grammar.rules import Repeat
 from ovserve.llm.grammar.text import complement, in_string
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.rules import Repeat
-    from ovserve.llm.grammar.writer import Writer
 
 _NARROWING = frozenset(("format", "pattern", "minLength", "maxLength", UNLIKE))
 _ESCAPED = '"/\\'  # a slash may be escaped
 _END = ""  # the mark of a name's end in the trie
 
 
-def strings_without(writer: Writer, plain: tuple[Schema, ...]) -> list[list[str | int | Repeat]]:
+def strings_without(writer: RuleWriter, plain: tuple[Schema, ...]) -> list[list[str | int | Repeat]]:
     """Return the strings of these schemas, without those that a negation excludes."""
     excluded = [text for node in plain for text in node.get(WITHOUT, ())]
     if excluded and not any(node.keys() & _NARROWING for node in plain):
@@ -31,7 +29,7 @@ def strings_without(writer: Writer, plain: tuple[Schema, ...]) -> list[list[str 
     return strings.body(writer, plain)
 
 
-def other_keys(writer: Writer, names: Iterable[str]) -> int:
+def other_keys(writer: RuleWriter, names: Iterable[str]) -> int:
     trie: dict[str, Any] = {}
     for name in names:
         writer.rules.spend(len(name))
@@ -62,7 +60,7 @@ def other_keys(writer: Writer, names: Iterable[str]) -> int:
     return writer.rules.add([['"\\""', start]])
 
 
-def _others(writer: Writer, chars: list[str]) -> list[list[str | int | Repeat]]:
+def _others(writer: RuleWriter, chars: list[str]) -> list[list[str | int | Repeat]]:
     """Return the rest of a string that begins with none of these; in short EBNF if they need no escape."""
     if all(" " <= char <= "~" and char not in _ESCAPED for char in chars):
         escaped = writer.rules.name_rule(f'"\\\\" ["\\\\bfnrt] {strings.end(writer)}')

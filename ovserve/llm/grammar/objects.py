@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
@@ -17,10 +17,8 @@ from ovserve.llm.grammar.conditions import BEYOND, UNLIKE, UNNAMED, WITHOUT
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.judge import finite_strings, finite_texts, fits, fits_pattern
 from ovserve.llm.grammar.keys import other_keys
+from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import STEP_BYTES, Repeat
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.writer import Writer
 
 OPEN = ("additionalProperties", "unevaluatedProperties")
 MAX_CHAIN = 4000  # rules spent on the number of properties
@@ -29,7 +27,7 @@ INLINE_TOKENS = 24  # tokens of a run of required properties in one rule
 Tokens = list["str | int | Repeat"]
 
 
-def body(writer: Writer, conjunction: Conjunction) -> list[list[str | int | Repeat]]:
+def body(writer: RuleWriter, conjunction: Conjunction) -> list[list[str | int | Repeat]]:
     plain = conjunction.plain
     beyond = next((node for node in plain if BEYOND in node), None)
     if beyond is not None:
@@ -43,7 +41,7 @@ def body(writer: Writer, conjunction: Conjunction) -> list[list[str | int | Repe
     return _Chain(writer, properties, pairs, least, most, fewest).written()
 
 
-def _with_another(writer: Writer, conjunction: Conjunction, node: Schema) -> list[int]:
+def _with_another(writer: RuleWriter, conjunction: Conjunction, node: Schema) -> list[int]:
     """Return objects with a property that is not among some, which may have a name here or not."""
     document, names = writer.document, node[BEYOND]
     rest = structs.replace(conjunction, plain=tuple(one for one in conjunction.plain if one is not node))
@@ -59,10 +57,10 @@ def _with_another(writer: Writer, conjunction: Conjunction, node: Schema) -> lis
 class Members:
     """The properties that an object may have."""
 
-    def __init__(self, writer: Writer, conjunction: Conjunction) -> None:
+    def __init__(self, writer: RuleWriter, conjunction: Conjunction) -> None:
         self._writer, self._conjunction = writer, conjunction
         plain = conjunction.plain
-        self._required = [_required(writer, node) for node in plain]
+        self._required = [writer.required(node) for node in plain]
         self._nodes = {id(node): _Node(writer, node) for node in plain}
         for node in plain:
             if "unevaluatedProperties" in node:
@@ -113,7 +111,7 @@ class Members:
         if keyword == "unevaluatedProperties" and any(one.evaluates(name) for one in node.evaluators):
             return []
         value = node.schema[keyword]
-        if value is False and name in _required(self._writer, node.schema) and not self._conjunction.chosen:
+        if value is False and name in self._writer.required(node.schema) and not self._conjunction.chosen:
             why = f"{keyword} is false and properties lack this name"
             raise self._writer.document.fault(node.schema, "required", why, name)
         return [value]
@@ -194,7 +192,7 @@ class Members:
 class _Node:
     """The keywords of one schema about properties."""
 
-    def __init__(self, writer: Writer, schema: Schema) -> None:
+    def __init__(self, writer: RuleWriter, schema: Schema) -> None:
         self._writer, self.schema = writer, schema
         self.properties = writer.mapping(schema, "properties")
         self.patterns = writer.mapping(schema, "patternProperties")
@@ -230,23 +228,13 @@ class _Node:
         return bool(self.open)
 
 
-def named_members(writer: Writer, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
+def named_members(writer: RuleWriter, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
     """Return name, schema and required flag of each property."""
     return Members(writer, conjunction).named_members()
 
 
-def _required(writer: Writer, node: Schema) -> dict[str, None]:
-    value = node.get("required", [])
-    if isinstance(value, bool) or value == {}:  # draft 3, inside a property; an empty list of PHP
-        return {}
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise writer.document.fault(node, "required", "expected an array of names", value)
-    writer.rules.spend(len(value))
-    return dict.fromkeys(value)
-
-
 def _bounds(
-    writer: Writer, plain: tuple[Schema, ...], members: dict[str, tuple[int, bool]], others: bool
+    writer: RuleWriter, plain: tuple[Schema, ...], members: dict[str, tuple[int, bool]], others: bool
 ) -> tuple[int, int | None]:
     """Return bounds on the number of properties that are not met anyway."""
     least, most = writer.count(plain, "minProperties", "maxProperties")
@@ -265,7 +253,7 @@ def _bounds(
 class _Chain:
     def __init__(
         self,
-        writer: Writer,
+        writer: RuleWriter,
         members: dict[str, tuple[int, bool]],
         others: list[Tokens] | None,
         least: int,

@@ -6,17 +6,15 @@ one rule per state. Where it would be too large the least important are reported
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ovserve.llm.grammar import automata, formats, patterns, regular, text
 from ovserve.llm.grammar.conditions import UNLIKE, WITHOUT
 from ovserve.llm.grammar.conjunction import Schema
 from ovserve.llm.grammar.regular import Tree
 from ovserve.llm.grammar.repetition import repeated
+from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import Repeat
-
-if TYPE_CHECKING:
-    from ovserve.llm.grammar.writer import Writer
 
 Body = list[list[str | int | Repeat]]
 
@@ -36,7 +34,7 @@ class _Asked(NamedTuple):
     shorter: tuple[Tree, ...] = ()  # formats without the texts that are long in one part
 
 
-def body(writer: Writer, plain: tuple[Schema, ...]) -> Body:
+def body(writer: RuleWriter, plain: tuple[Schema, ...]) -> Body:
     least, most = writer.count(plain, *LENGTHS)
     searches = _patterns(writer, plain)
     meanings = _formats(writer, plain, shortened=bool(searches or least or most))
@@ -59,7 +57,7 @@ def body(writer: Writer, plain: tuple[Schema, ...]) -> Body:
     return result.body
 
 
-def _excluding(writer: Writer, plain: tuple[Schema, ...], needs: _Asked) -> Body | None:
+def _excluding(writer: RuleWriter, plain: tuple[Schema, ...], needs: _Asked) -> Body | None:
     """Return the strings without texts, and without a match of patterns, that negations exclude."""
     trees: dict[Tree, None] = {}
     for node in plain:
@@ -87,23 +85,23 @@ class Made(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def free(writer: Writer) -> int:
+def free(writer: RuleWriter) -> int:
     """Any string."""
     return writer.rules.text(f'"\\"" {end(writer)}')
 
 
-def rest(writer: Writer) -> int:
+def rest(writer: RuleWriter) -> int:
     return writer.rules.text(end(writer))
 
 
-def end(writer: Writer) -> str:
+def end(writer: RuleWriter) -> str:
     """Return the name of the rule for the rest of a string with its closing quote; right-recursive, see
     `text.py`."""
     escape = writer.rules.name_rule(text.ESCAPE)
     return writer.rules.recursive("string", f'"\\"" | {text.PLAIN} string | "\\\\" {escape} string')
 
 
-def _by_length(writer: Writer, least: int, most: int | None) -> Body:
+def _by_length(writer: RuleWriter, least: int, most: int | None) -> Body:
     if most is None and not least:
         return [[free(writer)]]
     if not most and most is not None:
@@ -115,7 +113,7 @@ def _by_length(writer: Writer, least: int, most: int | None) -> Body:
 
 
 def _formats(
-    writer: Writer, plain: tuple[Schema, ...], most: int | None = None, *, shortened: bool
+    writer: RuleWriter, plain: tuple[Schema, ...], most: int | None = None, *, shortened: bool
 ) -> tuple[Tree, ...]:
     trees: dict[Tree, None] = {}
     for node in plain:
@@ -130,7 +128,7 @@ def _formats(
     return tuple(trees)
 
 
-def _patterns(writer: Writer, plain: tuple[Schema, ...]) -> tuple[Tree, ...]:
+def _patterns(writer: RuleWriter, plain: tuple[Schema, ...]) -> tuple[Tree, ...]:
     trees: dict[Tree, None] = {}
     for node in plain:
         pattern = node.get("pattern")
@@ -160,7 +158,7 @@ def _without_implied(needs: _Asked) -> _Asked:
     return needs
 
 
-def _together(writer: Writer, needs: _Asked) -> Made:
+def _together(writer: RuleWriter, needs: _Asked) -> Made:
     """Write as much as can be held, all of it if possible."""
     needs = _without_implied(needs)
     lengths = tuple(
@@ -188,7 +186,7 @@ def _together(writer: Writer, needs: _Asked) -> Made:
     return Made(_by_length(writer, needs.least, needs.most), ("format", "pattern"))
 
 
-def _direct(writer: Writer, needs: _Asked, *, freely: bool = False) -> Body | None:
+def _direct(writer: RuleWriter, needs: _Asked, *, freely: bool = False) -> Body | None:
     """Return EBNF of the only expression; None where there are several, or it has no such form.
 
     `freely`: also a search, which begins and ends with any text, and bounds that parts of the text share."""
@@ -213,7 +211,7 @@ def _direct(writer: Writer, needs: _Asked, *, freely: bool = False) -> Body | No
     return [['"\\""', *([writer.rules.text(expression)] if expression else []), '"\\""']]
 
 
-def _automaton(writer: Writer, needs: _Asked, most: int) -> Body | None:
+def _automaton(writer: RuleWriter, needs: _Asked, most: int) -> Body | None:
     """Return rules of its states; None if they are more than `most`."""
     length: tuple[Tree, ...] = ()
     if needs.least or needs.most is not None:
