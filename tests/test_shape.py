@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 728,
-    "lines": 100_655,
+    "lines": 100_665,
     "median lines of a file": 160,
     "folders": 77,
     "top-level packages": 20,

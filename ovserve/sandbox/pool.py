@@ -251,6 +251,7 @@ class Pool:
                 )
                 if not repeats:
                     raise
+                self._end_idle()
         if isinstance(answer, Text):
             return cast(T, answer.text)
         if isinstance(answer, Returned):
@@ -318,6 +319,12 @@ class Pool:
                 future.set_result(process)
                 return
         self._idle.append(process)
+
+    def _end_idle(self) -> None:
+        """Leave a second try only processes that have just answered or started: the kernel, which killed one
+        for want of memory, may have killed the others while they were idle."""
+        while self._idle:
+            self._idle.pop().kill()
 
     def _grow(self) -> None:
         """Start another process, unless those that are starting are enough for all that wait."""

@@ -141,12 +141,14 @@ async def test_a_killed_process_is_not_noticed(pool: Pool, number: int) -> None:
 async def test_processes_that_are_killed_while_idle_are_replaced() -> None:
     """As the kernel does when memory is short: the second try does not take the other one that has ended."""
     pool = Pool(INITIALIZER, seconds=60.0, memory=MEMORY, most=2)
-    both = {*await asyncio.gather(pool.call(where), pool.call(where))}
-    assert len(both) == 2
-    for pid in both:
-        os.kill(pid, signal.SIGKILL)
-    assert await pool.call(where) not in both
-    await pool.stop()
+    try:
+        both = {*await asyncio.gather(pool.call(where), pool.call(where))}
+        assert len(both) == 2
+        for pid in both:
+            os.kill(pid, signal.SIGKILL)
+        assert await pool.call(where) not in both
+    finally:
+        await pool.stop()
 
 
 async def test_a_process_killed_over_a_call_is_replaced_and_the_call_repeated(
