@@ -22,6 +22,7 @@ import openvino as ov
 import uvloop
 from aiohttp import web
 
+from ovserve.engine.host.device_properties import properties_of
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.tokens import FastTokenizer
 
@@ -36,7 +37,7 @@ class Server:
     def __init__(self, directory: Path) -> None:
         pooled = models.pool(models.read(directory), "MEAN", True)
         self._cores = models.usable_cores()
-        properties = models.properties_of("{}", "CPU")
+        properties = properties_of("{}", "CPU")
         core = ov.Core()
         self._streams = core.compile_model(pooled, "CPU", {**properties, "NUM_STREAMS": self._cores})
         self._alone = core.compile_model(pooled, "CPU", {**properties, "PERFORMANCE_HINT": "LATENCY"})

@@ -65,13 +65,14 @@ class Bare:
     def __init__(self, directory: Path) -> None:
         import openvino as ov
 
+        from ovserve.engine.host.device_properties import properties_of
         from ovserve.kinds.encoders.worker import model as models
         from ovserve.kinds.encoders.worker.tokens import FastTokenizer
 
         pooled = models.pool(models.read(directory), "MEAN", True)
         cores = models.usable_cores()
         core = ov.Core()
-        precision = models.properties_of("{}", "CPU")
+        precision = properties_of("{}", "CPU")
         self._forms = {
             "one stream": self._requests(
                 core.compile_model(pooled, "CPU", {**precision, "PERFORMANCE_HINT": "LATENCY"}), 1
