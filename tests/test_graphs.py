@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.pull.convert import convert
-from ovserve.pull.run import verify
+from ovserve.pull.run import convert_for_serving, verify
 from tests.conftest import ROOT
 
 GRAPHS = sorted(p.parent for p in (ROOT / "graphs").rglob("graph.pbtxt"))
@@ -39,7 +40,8 @@ def test_every_mode_loads_and_generates(
     text = text.replace("../../models/vision", str(vision_model))
     text = text.replace("../../models/qwen2.5-coder-0.5b", str(model))
     graph.write_text(text.replace("../../models/smollm2", str(model.parent)))
-    assert "verified: loaded in" in asyncio.run(verify(tmp_path))
+    converted = partial(convert_for_serving, repository=tmp_path / "models", say=print)
+    assert "verified: loaded in" in asyncio.run(verify(tmp_path, converted))
 
 
 def test_the_reference_lists_every_graph() -> None:
