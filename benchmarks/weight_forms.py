@@ -2,7 +2,8 @@
 
     python -m benchmarks.weight_forms DIRECTORY... [--activation_groups 32,64,128] [--tokens 1500]
 
-With `--activation_groups`, each directory is compiled with each of these sizes of groups of activations. CPU time and not seconds, so that other work on the machine counts little. Directories have a model in OpenVINO IR form;
+With `--activation_groups`, each directory is compiled with each of these sizes of groups of activations: 0 lets the
+engine choose, which is kernels of its own where it can, and any other size is for OpenVINO's kernels. CPU time and not seconds, so that other work on the machine counts little. Directories have a model in OpenVINO IR form;
 the tokenizer is the first one's. The text is LICENSE and docs/operations.md.
 """
 
@@ -33,7 +34,7 @@ Ids = NDArray[np.int64]
 
 def load(directory: Path, group: int | None) -> PagedModel:
     properties: dict[str, Any] = {"KV_CACHE_PRECISION": "bf16"}
-    if group is not None:
+    if group:
         properties[ACTIVATION_GROUP] = group
     model = PagedModel(directory / "openvino_model.xml", "CPU", properties)
     model.compile()
@@ -79,7 +80,7 @@ def main() -> None:
     for directory in chosen.directories:
         for group in chosen.activation_groups or [None]:
             models.append(load(directory, group))
-            of_group = f", activations by {group}" if group is not None else ""
+            of_group = f", OpenVINO's kernels, activations by {group}" if group else ""
             print(f"{directory}{of_group}: perplexity {perplexity(models[-1], ids):.3f}", flush=True)
     for name, (streams, tokens, past) in STEPS.items():
         rows = np.arange(tokens - 1, streams * tokens, tokens)

@@ -71,6 +71,7 @@ ONLY_IMPORTER = {
         "ovserve/kinds/encoders/worker/",
         "ovserve/kinds/text/worker/genai/",
         "ovserve/kinds/text/worker/gguf/",
+        "ovserve/kinds/text/worker/kernels/",
         "ovserve/kinds/images/worker/",
         "ovserve/kinds/text/worker/paged/",
         "ovserve/kinds/speech/worker/",

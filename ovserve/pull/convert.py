@@ -28,7 +28,7 @@ from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull.disk import require
 from ovserve.pull.packaged import NO_SAMPLING
 from ovserve.pull.progress import progress, size_of
-from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES
+from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES, scales_become_f32
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
 CLASSES = {
@@ -120,7 +120,7 @@ def loaded_size(model: GGUFModel, weight_format: str) -> int:
     """Return the memory that an engine with the converted model takes, without its KV cache."""
     tensors = model.gguf.tensors.values()
     copy = converted_size(tensors, unpacked=True) if weight_format else 0
-    return converted_size(tensors, in_memory=True) + copy + PROCESS_BYTES
+    return converted_size(tensors, in_memory=scales_become_f32()) + copy + PROCESS_BYTES
 
 
 def check_memory(size: float, what: str, memory: Memory) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from ovserve import __version__, installation
 from ovserve.engine.host.cpu import Processor, processor
+from ovserve.engine.host.kernels import LIBRARY, find_compiler, kernel_directories
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.pull.recommend import fitting, read_bandwidth
 
@@ -82,6 +83,8 @@ def check_machine(connections: int, system: Path = Path("/sys")) -> Iterator[Fin
     """Yield the findings. `connections` is --max_connections."""
     cpu = processor()
     yield check_processor(cpu, platform.machine())
+    if cpu.has_kernels:
+        yield check_kernels(find_compiler(), kernel_directories())
     if advice := _governor(system):
         yield Finding("governor", "slow", "powersave", advice)
     yield check_memory(*_memory())
@@ -114,6 +117,14 @@ def check_processor(cpu: Processor, architecture: str) -> Finding:
         advice = "the server and the engine share one core; give the container two"
         return Finding("processor", "slow", shape, advice)
     return Finding("processor", "ok", shape)
+
+
+def check_kernels(compiler: str | None, directories: Sequence[Path]) -> Finding:
+    """The kernels for quantised weights are compiled at the first load."""
+    if compiler is not None or any(list(directory.glob(LIBRARY)) for directory in directories):
+        return Finding("kernels", "ok", "for weights in 4 and 8 bits")
+    advice = "install a C++ compiler (apt install g++): quantised models then take less memory and time"
+    return Finding("kernels", "slow", "no C++ compiler", advice)
 
 
 def check_memory(available: int, limit: str) -> Finding:

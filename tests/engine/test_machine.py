@@ -14,6 +14,7 @@ from conftest import Script, Start, eventually, kill_engine, reaches, read_all, 
 
 from ovserve.engine.client.memory_limit import MemoryLimit
 from ovserve.engine.client.state import RestartPolicy
+from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import Memory, memory, oom_kills, resident
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
@@ -189,11 +190,15 @@ def test_a_loaded_model_in_a_container(model_path: str) -> None:
     assert told["limit"] == "container"
     assert told["left"] + told["held"] < limit + (16 << 20), "read one after the other, so a page or so apart"
     assert told["cache"] < 0.6 * told["left"]
-    assert told["before"] > file // 2
+    if processor().has_kernels:  # which give back what they copied, matrix by matrix
+        assert told["before"] < file // 4
+    else:
+        assert told["before"] > file // 2
     assert told["after"] == 0
     assert "Paris" in told["text"]
     [[kind, error, message]] = ended
     assert (kind, error) == ("Failed", "resource_exhausted")
     assert "needs more memory than the machine or container has left" in message
     one_form = estimate(PagedTextSpec(str(directory))).resident
-    assert one_form < told["held"] < 3 * one_form, "a small model is compiled twice"
+    most = 1.2 if processor().has_kernels else 3  # where a small model is compiled twice
+    assert 0.7 * one_form < told["held"] < most * one_form

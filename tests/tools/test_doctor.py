@@ -19,6 +19,7 @@ from ovserve.tools.doctor import (
     Finding,
     check_cache,
     check_files,
+    check_kernels,
     check_load,
     check_memory,
     check_models,
@@ -76,6 +77,14 @@ def test_processors(flags: set[str], status: str, named: str) -> None:
     assert (found.status, found.found.rpartition(", ")[2]) == (status, named)
     assert bool(found.advice) == (status != "ok")
     assert check_processor(Processor("P", 4, 8), "aarch64").status == "ok"
+
+
+def test_kernels_need_a_compiler_or_an_image_that_has_them(tmp_path: Path) -> None:
+    assert check_kernels("/usr/bin/c++", [tmp_path]).status == "ok"
+    missing = check_kernels(None, [tmp_path / "nowhere", tmp_path])
+    assert (missing.status, missing.found) == ("slow", "no C++ compiler")
+    (tmp_path / "packed_matmul-0123.so").touch()
+    assert check_kernels(None, [tmp_path / "nowhere", tmp_path]).status == "ok"
 
 
 def test_what_is_short() -> None:

@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+KERNEL_FLAGS = frozenset({"avx2", "fma", "f16c"})
+
 
 @dataclass(frozen=True)
 class Processor:
@@ -27,6 +29,14 @@ class Processor:
         With AVX-512 in bf16 alone packed ones are faster.
         """
         return "amx_bf16" in self.flags
+
+    @property
+    def has_kernels(self) -> bool:
+        """Return whether kernels of ours compute with quantised weights (docs/performance.md).
+
+        They have no form for matrix tiles, with which OpenVINO reads prompts faster.
+        """
+        return self.flags >= KERNEL_FLAGS and not self.unpacked_is_faster
 
     @property
     def wide_cache_is_faster(self) -> bool:

@@ -27,15 +27,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+from ovserve.engine.host.mappings import MADV_DONTNEED, Mapping, file_mappings
 from ovserve.engine.host.memory import memory
 from ovserve.engine.protocol.specs import Spec
 from ovserve.errors import LoadError
 
 BREAK_SIGNAL = signal.SIGRTMIN + 6 if sys.platform == "linux" else 0  # someone opens a file for writing
 F_SETOWN_EX, F_OWNER_TID = 15, 0  # of fcntl.h; Python does not name them
-MREMAP_MAYMOVE, MREMAP_FIXED, DONTNEED = 1, 2, 4  # of sys/mman.h
+MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2  # of sys/mman.h
 MAX_FILES = 1000  # of a model; a directory with more is not one
 LEAST_BYTES = 1 << 12  # smaller files are read
 WRITABLE = ".gguf"  # the library opens these for writing while it reads them, and copies their weights
@@ -45,16 +46,6 @@ PIECE = 64 << 20  # bytes that are read at once
 LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs"))
 
 T = TypeVar("T")
-
-
-class Mapping(NamedTuple):
-    """A range of addresses. `access` is as "r--s", and `path` as the kernel writes it."""
-
-    start: int
-    end: int
-    access: str
-    offset: int
-    path: str
 
 
 class MappedFiles:
@@ -104,7 +95,7 @@ class MappedFiles:
         beside = {
             os.path.realpath(os.path.dirname(path)) for path in spec.model_paths if os.path.isfile(path)
         }
-        for mapping in list(_mappings()):
+        for mapping in list(file_mappings()):
             if mapping.path.endswith(WRITABLE):
                 continue
             is_model_file = mapping.path in files or os.path.dirname(mapping.path) in beside
@@ -123,10 +114,12 @@ class MappedFiles:
         kernel's cache, but no longer counts as memory of this process, 2.1 GB for 3 B parameters. What is
         used again, such as the rows of the embedding, is mapped again."""
         with self._lock:  # a mapping that is being replaced by a copy would lose it
-            for mapping in _mappings():
+            for mapping in file_mappings():
                 if mapping.path in files and "w" not in mapping.access:
                     self._libc.madvise(
-                        ctypes.c_void_p(mapping.start), ctypes.c_size_t(mapping.end - mapping.start), DONTNEED
+                        ctypes.c_void_p(mapping.start),
+                        ctypes.c_size_t(mapping.end - mapping.start),
+                        MADV_DONTNEED,
                     )
 
     def _lease(self, path: str) -> bool:
@@ -175,7 +168,7 @@ class MappedFiles:
     def _give_way(self, path: str, descriptor: int) -> None:
         """Copy what is mapped of a file, and let its writer go on."""
         now = os.readlink(f"/proc/self/fd/{descriptor}")  # it may have been moved
-        mapped = [mapping for mapping in _mappings() if mapping.path == now]
+        mapped = [mapping for mapping in file_mappings() if mapping.path == now]
         size = sum(mapping.end - mapping.start for mapping in mapped)
         try:
             if size:
@@ -197,7 +190,7 @@ class MappedFiles:
     def _give_up_unmapped(self) -> None:
         if self._loading:
             return
-        mapped = {mapping.path for mapping in _mappings()}
+        mapped = {mapping.path for mapping in file_mappings()}
         for path, descriptor in list(self._leases.items()):
             if os.readlink(f"/proc/self/fd/{descriptor}") not in mapped:
                 self._give_up(path)
@@ -270,16 +263,6 @@ def _identity(file: str) -> tuple[int, ...]:
     except OSError:
         return ()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _mappings() -> Iterator[Mapping]:
-    with open("/proc/self/maps") as lines:
-        for line in lines.readlines():
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith("/") and "x" not in fields[1]:
-                start, _, end = fields[0].partition("-")
-                path = fields[5].replace("\\012", "\n")
-                yield Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), path)
 
 
 def _file_system(path: str) -> str:

@@ -108,6 +108,7 @@ def test_without_a_form_the_one_for_many_goes_on(
         raise RuntimeError("no memory for it")
 
     monkeypatch.setattr(PagedModel, "_form", failing)
+    monkeypatch.setattr(paged_model, "pack_weights", lambda _: 0)
     engine = PagedEngine(PagedTextSpec(str(Path(model_path).parent)))
     engine.wait_for_forms()
     assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
@@ -232,9 +233,15 @@ def test_activations_share_a_scale_where_weights_do(
     [({}, False, 64), ({}, True, None), ({"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}, False, 0)],
 )
 def test_the_group_of_activations(
-    tmp_path: Path, properties: dict[str, str], *, tiles: bool, group: int | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: dict[str, str],
+    *,
+    tiles: bool,
+    group: int | None,
 ) -> None:
-    """A real model in int8; an operator's own choice stays."""
+    """A real model in int8, without kernels of ours; an operator's own choice stays."""
+    monkeypatch.setattr(paged_model, "pack_weights", lambda _: 0)
     source = tiny_gguf.write(tmp_path / "floats.gguf", gguf.GGMLQuantizationType.F16)
     directory = pull(Wanted(str(source), tmp_path / "r", weight_format="int8"), print)
     model = PagedModel(directory / FILE, "CPU", properties, tiles)

@@ -11,25 +11,30 @@ many tokens, and keeps them packed in a second network, PACKED.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
 import openvino
 from openvino.passes import Manager, Serialize
 
+from ovserve.engine.host.cpu import processor
 from ovserve.engine.model.files import PACKED
 from ovserve.engine.model.gguf import GGUFError
 from ovserve.engine.model.gguf_model import GGUFModel, read_model
 from ovserve.kinds.text.worker.gguf.network import MERGE, ROUND, UNPACK, Network
 from ovserve.kinds.text.worker.gguf.tokenizer import build_tokenizer
 from ovserve.kinds.text.worker.gguf.weights import Constant, WeightsFile
+from ovserve.kinds.text.worker.kernels.library import KernelError, open_library
 
 NETWORK = "openvino_model.xml"
 
 
 def main() -> None:
     source, directory, steps = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    threading.Thread(target=_compile_kernels, name="compile kernels").start()
     try:
         model = read_model(source)
         for graph, name in zip(build_tokenizer(model), ("tokenizer", "detokenizer"), strict=True):
@@ -39,6 +44,13 @@ def main() -> None:
         _write(model, directory / NETWORK, steps)
     except (GGUFError, OSError, RuntimeError) as error:
         sys.exit(f"{error}")
+
+
+def _compile_kernels() -> None:
+    """Compile them while weights are read and written, so that the first load need not wait for it."""
+    if processor().has_kernels:
+        with suppress(KernelError):  # the load says why
+            open_library()
 
 
 def _write(model: GGUFModel, target: Path, steps: list[str]) -> None:

@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
+from ovserve.kinds.text.worker.kernels.library import KernelError, open_library
+from ovserve.kinds.text.worker.kernels.matmul import replace_products
 
 FILE = "openvino_model.xml"
 BLOCK_TOKENS = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
@@ -53,6 +56,9 @@ ACTIVATION_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 WIDE_ACTIVATION_GROUP = (
     64  # activations that share a scale when they are rounded to 8 bits; the device's are 32
 )
+# With one of these an operator chooses OpenVINO's kernels: the first two are theirs, and a model with our
+# operations cannot be cached.
+LIBRARY_PROPERTIES = {ACTIVATION_GROUP, "EXECUTION_MODE_HINT", "CACHE_DIR"}
 PACKED_TYPES = (openvino.Type.u4, openvino.Type.i4, openvino.Type.u8, openvino.Type.i8)
 # What may follow the output layer, element by element: scaling, a soft cap, a conversion.
 ELEMENTWISE = ("Add", "Convert", "Divide", "Multiply", "Subtract", "Tanh")
@@ -111,6 +117,16 @@ def takes_wide_groups(model: openvino.Model) -> bool:
     return bool(groups) and all(size % WIDE_ACTIVATION_GROUP == 0 for size in groups)
 
 
+def pack_weights(model: openvino.Model) -> int:
+    """Let kernels of ours compute with quantised weights. Return their bytes, 0 where the kernels cannot be
+    had, which the log says."""
+    try:
+        return replace_products(model, open_library())
+    except KernelError as error:
+        print(f"OpenVINO's kernels compute, which takes more memory and time: {error}", file=sys.stderr)  # noqa: T201  this process's log
+        return 0
+
+
 class Runner:
     """A compiled model with its inputs bound. `run` waits for a step."""
 
@@ -162,9 +178,9 @@ class PagedModel:
       next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
       they are not. SmolLM2 takes 9.9 ms instead of 17.2 for one stream, 17.0 instead of 20.3 for 8, and 36.3
       instead of 32.5 for 32 (`benchmarks.few_tokens`, Sapphire Rapids). For 16 they are equal.
-    - A small model is compiled once more for steps of one token. With fixed shapes these take SmolLM2
-      6.9 ms instead of 8.0, with AMX about 1 ms less, for 250 MB of memory. A model of 500 M parameters
-      gains nothing.
+    - A small model that OpenVINO's kernels compute is compiled once more for steps of one token. With fixed
+      shapes these take SmolLM2 6.9 ms instead of 8.0, with AMX about 1 ms less, for 250 MB of memory. A model
+      of 500 M parameters gains nothing.
     """
 
     def __init__(self, file: Path, device: str, properties: Mapping[str, Any], tiles: bool = False) -> None:
@@ -174,8 +190,12 @@ class PagedModel:
         self._read = read_paged(self._core, file)
         self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
         self._in_f32 = tiles and not PRECISION & self._properties.keys()
-        if device == "CPU" and not tiles and takes_wide_groups(self._read):
-            self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
+        self.packed_bytes = 0  # of weights that kernels of ours compute with
+        if device == "CPU" and not tiles:
+            if processor().has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
+                self.packed_bytes = pack_weights(self._read)
+            if not self.packed_bytes and takes_wide_groups(self._read):
+                self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
         self._form_read: tuple[Path, openvino.Model] | None = None
         self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
         self._cache: dict[str, openvino.Tensor] = {}
@@ -252,7 +272,8 @@ class PagedModel:
 
     def layout(self) -> str:
         """Return what the contents of a block depend on, besides the weights."""
-        return f"{openvino.get_version()} {self._in_f32} {sorted(self._properties.items())} {self._shapes}"
+        kernels = bool(self.packed_bytes), self._in_f32
+        return f"{openvino.get_version()} {kernels} {sorted(self._properties.items())} {self._shapes}"
 
     def wait(self) -> None:
         """Wait until all forms are compiled."""
@@ -270,7 +291,7 @@ class PagedModel:
 
     @property
     def _has_forms(self) -> bool:
-        return self._small or self._in_f32
+        return self._in_f32 or (self._small and not self.packed_bytes)
 
     def _compile_forms(self) -> None:
         properties = self._properties | ({"INFERENCE_PRECISION_HINT": "f32"} if self._in_f32 else {})

@@ -1,0 +1,23 @@
+"""The place and the compiler of the kernels for quantised weights (`kinds/text/worker/kernels/library.py`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+COMPILERS = ("c++", "g++", "clang++")
+PACKAGE = Path(__file__).parents[2] / "kinds/text/worker/kernels"
+LIBRARY = "packed_matmul-*.so"
+
+
+def find_compiler() -> str | None:
+    """Return the path of a C++ compiler: of CXX, else the first there is."""
+    names = (os.environ.get("CXX", ""), *COMPILERS)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def kernel_directories() -> tuple[Path, Path]:
+    """Return the package's directory, where an image of a container has them, and the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return PACKAGE, Path(cache, "ovserve", "kernels")

@@ -1,0 +1,547 @@
+// Products of activations and weights in 4 or 8 bits, as an operation for OpenVINO's CPU plugin.
+//
+// The plugin's own kernels keep a second copy of the weights with scales in f32, in pages of 4 kB, and compute
+// longer than they read where 32 weights share a scale. Here the weights lie in one order that every step reads
+// from front to back, once, in huge pages. `build.py` compiles this file on the machine that uses it, and
+// `matmul.py` describes the arrays that `ovserve_pack` takes.
+//
+// Order of the weights: 16 rows of the matrix are a block. Of a block, four neighbouring columns of all 16 rows
+// are 64 numbers, one register: a quad. In 4 bits a byte holds two quads, the first in its low half.
+//
+// An activation is rounded to int8 with one scale per chunk of 32 or 64 columns. The product of a chunk is exact
+// in int32, and is scaled and added in f32.
+
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "openvino/core/extension.hpp"
+#include "openvino/core/op_extension.hpp"
+#include "openvino/op/op.hpp"
+#include "tbb/parallel_for.h"
+#include "tbb/task_arena.h"
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma"), flatten))
+#define AVX2 __attribute__((target("avx2,f16c,fma"), flatten))
+#define INLINE __attribute__((always_inline)) inline
+
+namespace {
+
+constexpr size_t ROWS = 16;            // of a block
+constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
+constexpr size_t LINE = 64;            // bytes of a cache line
+constexpr size_t PREFETCH = 2048;      // bytes ahead; the processor's own prefetching ends with each 4 kB
+constexpr size_t CACHED_WEIGHTS = 512 << 10;  // bytes that a task keeps in the second-level cache
+
+// One mapping for all matrices of a model, so that only its last huge page is partly used.
+struct Arena {
+    uint8_t* begin = nullptr;
+    size_t size = 0, used = 0;
+
+    explicit Arena(size_t bytes) : size((bytes + 2 * HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE) {
+        void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        begin = static_cast<uint8_t*>(mapped);
+        madvise(begin, size, MADV_HUGEPAGE);
+        used = (HUGE_PAGE - reinterpret_cast<uintptr_t>(begin) % HUGE_PAGE) % HUGE_PAGE;
+    }
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+    ~Arena() { munmap(begin, size); }
+
+    uint8_t* take(size_t bytes) {
+        bytes = (bytes + LINE - 1) / LINE * LINE;
+        if (used + bytes > size) return nullptr;
+        uint8_t* at = begin + used;
+        used += bytes;
+        return at;
+    }
+};
+
+struct Matrix;
+struct Rounded;
+using BlockFunction = void (*)(const Matrix&, const Rounded&, size_t token, size_t block, float* out, size_t stride);
+// Functions by the number of tokens they take at once, the largest first.
+using Functions = std::vector<std::pair<size_t, BlockFunction>>;
+
+struct Matrix {
+    std::shared_ptr<Arena> arena;  // keeps what the pointers point to
+    size_t rows, columns, blocks, bits;
+    size_t group;              // columns that share a scale of weights
+    size_t chunk, part;        // columns that share a scale of activations; and also one of weights
+    int32_t zero;              // of all groups, where `zeros` is null
+    uint8_t* values;           // [blocks, columns / 4, 64], two quads in a byte of 4 bits
+    uint16_t* scales;          // f16 [blocks, columns / group, 16], or null: one per row
+    uint16_t* zeros;           // f16, the same shape, or null
+    int8_t* offsets;           // the same shape, or null: what is added to a weight, times `row_scales`
+    float* row_scales;         // [blocks, 16]; where `scales` is null, of the weights
+    Functions wide, narrow;    // the processor's best, and those with AVX2
+
+    size_t groups() const { return columns / group; }
+    size_t chunks() const { return columns / chunk; }
+    size_t parts() const { return columns / part; }
+    size_t block_bytes() const { return ROWS * columns * bits / 8; }
+};
+
+// Activations of all tokens, rounded.
+struct Rounded {
+    std::vector<int8_t> values;   // [tokens, columns]
+    std::vector<float> scales;    // [tokens, chunks]
+    std::vector<float> sums;      // [tokens, parts], of the rounded values
+    std::vector<int32_t> starts;  // the same, times the zero point of all weights, negative
+
+    void resize(size_t tokens, const Matrix& m) {
+        values.resize(tokens * m.columns);
+        scales.resize(tokens * m.chunks());
+        sums.resize(tokens * m.parts());
+        starts.resize(tokens * m.parts());
+    }
+};
+
+AVX2 void round_token(const Matrix& m, const float* from, size_t token, Rounded& a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    int8_t* to = a.values.data() + token * m.columns;
+    size_t part = token * m.parts(), chunk = token * m.chunks();
+    for (size_t at = 0; at < m.columns; ++chunk) {
+        __m256 most = _mm256_setzero_ps();
+        for (size_t k = 0; k < m.chunk; k += 8)
+            most = _mm256_max_ps(most, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + at + k)));
+        __m128 half = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+        half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+        half = _mm_max_ss(half, _mm_shuffle_ps(half, half, 1));
+        const float largest = _mm_cvtss_f32(half);
+        a.scales[chunk] = largest / 127.0f;
+        const __m256 inverse = _mm256_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
+        for (const size_t end = at + m.chunk; at < end; ++part) {
+            __m256i sum = _mm256_setzero_si256();
+            for (const size_t part_end = at + m.part; at < part_end; at += 32) {
+                __m256i eight[4];
+                for (int i = 0; i < 4; ++i) {
+                    eight[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at + 8 * i), inverse));
+                    sum = _mm256_add_epi32(sum, eight[i]);
+                }
+                const __m256i low = _mm256_packs_epi32(eight[0], eight[1]), high = _mm256_packs_epi32(eight[2], eight[3]);
+                const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the packs work in halves
+                const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at), bytes);
+            }
+            __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+            total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
+            total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1));
+            const int32_t number = _mm_cvtsi128_si32(total);
+            a.sums[part] = static_cast<float>(number);
+            a.starts[part] = -m.zero * number;
+        }
+    }
+}
+
+INLINE int32_t four(const int8_t* at) {
+    int32_t value;
+    std::memcpy(&value, at, 4);
+    return value;
+}
+
+// What differs between matrices besides the bits: the zero point of all weights, one per group, or an offset per
+// group next to the zero point of all.
+enum Kind { CONSTANT, ZEROS, OFFSETS };
+
+// Where a function reads: one block of weights, and rounded activations from one token on.
+struct Places {
+    const uint8_t* weights;
+    const uint16_t *scales, *zeros;
+    const int8_t *offsets, *values;
+    const float *activation_scales, *sums;
+    const int32_t* starts;
+
+    Places(const Matrix& m, const Rounded& a, size_t token, size_t block)
+        : weights(m.values + block * m.block_bytes()),
+          scales(m.scales ? m.scales + block * m.groups() * ROWS : nullptr),
+          zeros(m.zeros + block * m.groups() * ROWS),
+          offsets(m.offsets + block * m.groups() * ROWS),
+          values(a.values.data() + token * m.columns),
+          activation_scales(a.scales.data() + token * m.chunks()),
+          sums(a.sums.data() + token * m.parts()),
+          starts(a.starts.data() + token * m.parts()) {}
+};
+
+// TOKENS rows of activations, from `token` on, times one block of 16 rows of weights.
+template <int TOKENS, int BITS, Kind KIND>
+AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
+    constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
+    const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
+    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
+    const Places from(m, a, token, block);
+    const uint8_t* w = from.weights;
+    const __m512 row_scale = _mm512_loadu_ps(m.row_scales + block * ROWS);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    __m512 total[TOKENS];
+    for (int t = 0; t < TOKENS; ++t) total[t] = _mm512_setzero_ps();
+    __m512 scale = _mm512_set1_ps(1), zero, offset;
+    for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
+        __m512 scaled[TOKENS];
+        for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm512_setzero_ps();
+        for (size_t end = p + parts_of_chunk; p < end; ++p) {
+            if (within == 0) {
+                const size_t at = g * ROWS;
+                if (from.scales)
+                    scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.scales + at)));
+                if constexpr (KIND == ZEROS)
+                    zero = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.zeros + at)));
+                if constexpr (KIND == OFFSETS) {
+                    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.offsets + at));
+                    offset = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), row_scale);
+                }
+            }
+            if (++within == parts_of_group) within = 0, ++g;
+            __m512i sum[TOKENS * CHAINS];
+            for (int t = 0; t < TOKENS; ++t) {
+                if constexpr (CHAINS == 2) sum[2 * t + 1] = _mm512_setzero_si512();
+                sum[t * CHAINS] =
+                    KIND == ZEROS ? _mm512_setzero_si512() : _mm512_set1_epi32(from.starts[t * parts + p]);
+            }
+            const int8_t* k = from.values + p * m.part;
+            for (size_t q = 0; q < quads; q += 8, k += 32) {
+#pragma GCC unroll 8
+                for (int i = 0; i < (BITS == 4 ? 4 : 8); ++i) {
+                    const __m512i packed = _mm512_loadu_si512(w);
+                    _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
+                    w += 64;
+                    if constexpr (BITS == 4) {
+                        const __m512i low = _mm512_and_si512(packed, nibble);
+                        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+                        for (int t = 0; t < TOKENS; ++t) {
+                            const int8_t* four_of = k + t * columns + 8 * i;
+                            __m512i &first = sum[t * CHAINS], &second = sum[t * CHAINS + CHAINS - 1];
+                            first = _mm512_dpbusd_epi32(first, low, _mm512_set1_epi32(four(four_of)));
+                            second = _mm512_dpbusd_epi32(second, high, _mm512_set1_epi32(four(four_of + 4)));
+                        }
+                    } else {
+                        for (int t = 0; t < TOKENS; ++t) {
+                            __m512i& chain = sum[t * CHAINS + i % CHAINS];
+                            const __m512i activations = _mm512_set1_epi32(four(k + t * columns + 4 * i));
+                            chain = _mm512_dpbusd_epi32(chain, packed, activations);
+                        }
+                    }
+                }
+            }
+            for (int t = 0; t < TOKENS; ++t) {
+                if constexpr (CHAINS == 2) sum[2 * t] = _mm512_add_epi32(sum[2 * t], sum[2 * t + 1]);
+                __m512 product = _mm512_cvtepi32_ps(sum[t * CHAINS]);
+                const float* activations = from.sums + t * parts + p;
+                if constexpr (KIND == ZEROS) product = _mm512_fnmadd_ps(zero, _mm512_set1_ps(*activations), product);
+                scaled[t] = _mm512_fmadd_ps(product, scale, scaled[t]);
+                if constexpr (KIND == OFFSETS)
+                    scaled[t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(*activations), scaled[t]);
+            }
+        }
+        for (int t = 0; t < TOKENS; ++t)
+            total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[t * chunks + c]), total[t]);
+    }
+    const size_t left = m.rows - block * ROWS;
+    const __mmask16 mask = left >= ROWS ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
+    for (int t = 0; t < TOKENS; ++t) {
+        if (!from.scales) total[t] = _mm512_mul_ps(total[t], row_scale);
+        _mm512_mask_storeu_ps(out + t * stride + block * ROWS, mask, total[t]);
+    }
+}
+
+// The same with 256 bits and without VNNI, for half of a block's rows at a time. Eight products of 4 bits by 8
+// fit into 16 bits: 8 * 2 * 15 * 127 = 30,480. Eight bits are computed as two numbers of four.
+template <int TOKENS, int BITS, Kind KIND>
+AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
+    const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
+    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
+    const Places from(m, a, token, block);
+    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    for (size_t half = 0; half < ROWS; half += 8) {
+        const uint8_t* w = from.weights + half * 4;
+        const __m256 row_scale = _mm256_loadu_ps(m.row_scales + block * ROWS + half);
+        __m256 total[TOKENS];
+        for (int t = 0; t < TOKENS; ++t) total[t] = _mm256_setzero_ps();
+        __m256 scale = _mm256_set1_ps(1), zero, offset;
+        for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
+            __m256 scaled[TOKENS];
+            for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm256_setzero_ps();
+            for (size_t end = p + parts_of_chunk; p < end; ++p) {
+                if (within == 0) {
+                    const size_t at = g * ROWS + half;
+                    if (from.scales)
+                        scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from.scales + at)));
+                    if constexpr (KIND == ZEROS)
+                        zero = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from.zeros + at)));
+                    if constexpr (KIND == OFFSETS) {
+                        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from.offsets + at));
+                        offset = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), row_scale);
+                    }
+                }
+                if (++within == parts_of_group) within = 0, ++g;
+                __m256i sum[TOKENS];
+                for (int t = 0; t < TOKENS; ++t)
+                    sum[t] = KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[t * parts + p]);
+                const int8_t* k = from.values + p * m.part;
+                for (size_t q = 0; q < quads; q += 8, k += 32) {
+                    __m256i low16[TOKENS], high16[TOKENS];  // of 8 bits: products of the low and the high four
+                    for (int t = 0; t < TOKENS; ++t) low16[t] = high16[t] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+                    for (int i = 0; i < (BITS == 4 ? 4 : 8); ++i) {
+                        const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+                        _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
+                        w += 64;
+                        const __m256i low = _mm256_and_si256(packed, nibble);
+                        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+                        for (int t = 0; t < TOKENS; ++t) {
+                            const int8_t* four_of = k + t * columns + (BITS == 4 ? 8 : 4) * i;
+                            const __m256i first = _mm256_set1_epi32(four(four_of));
+                            const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(four_of + 4)) : first;
+                            low16[t] = _mm256_add_epi16(low16[t], _mm256_maddubs_epi16(low, first));
+                            __m256i& other = BITS == 4 ? low16[t] : high16[t];
+                            other = _mm256_add_epi16(other, _mm256_maddubs_epi16(high, second));
+                        }
+                    }
+                    for (int t = 0; t < TOKENS; ++t) {
+                        sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(low16[t], ones));
+                        if constexpr (BITS == 8)
+                            sum[t] = _mm256_add_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(high16[t], ones), 4));
+                    }
+                }
+                for (int t = 0; t < TOKENS; ++t) {
+                    __m256 product = _mm256_cvtepi32_ps(sum[t]);
+                    const float* activations = from.sums + t * parts + p;
+                    if constexpr (KIND == ZEROS) product = _mm256_fnmadd_ps(zero, _mm256_set1_ps(*activations), product);
+                    scaled[t] = _mm256_fmadd_ps(product, scale, scaled[t]);
+                    if constexpr (KIND == OFFSETS)
+                        scaled[t] = _mm256_fmadd_ps(offset, _mm256_set1_ps(*activations), scaled[t]);
+                }
+            }
+            for (int t = 0; t < TOKENS; ++t)
+                total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[t * chunks + c]), total[t]);
+        }
+        const size_t first = block * ROWS + half;
+        const size_t left = m.rows > first ? std::min<size_t>(8, m.rows - first) : 0;
+        for (int t = 0; t < TOKENS; ++t) {
+            if (!from.scales) total[t] = _mm256_mul_ps(total[t], row_scale);
+            float row[8];
+            _mm256_storeu_ps(row, total[t]);
+            std::memcpy(out + t * stride + first, row, left * sizeof(float));
+        }
+    }
+}
+
+template <int BITS, Kind KIND>
+Functions functions_of(bool vnni) {
+    if (vnni)
+        return {{8, block_avx512<8, BITS, KIND>}, {6, block_avx512<6, BITS, KIND>}, {4, block_avx512<4, BITS, KIND>},
+                {3, block_avx512<3, BITS, KIND>}, {2, block_avx512<2, BITS, KIND>}, {1, block_avx512<1, BITS, KIND>}};
+    return {{4, block_avx2<4, BITS, KIND>},
+            {3, block_avx2<3, BITS, KIND>},
+            {2, block_avx2<2, BITS, KIND>},
+            {1, block_avx2<1, BITS, KIND>}};
+}
+
+bool has_vnni() {
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+Functions functions_of(const Matrix& m, bool vnni) {
+    if (m.bits == 4)
+        return m.zeros     ? functions_of<4, ZEROS>(vnni)
+               : m.offsets ? functions_of<4, OFFSETS>(vnni)
+                           : functions_of<4, CONSTANT>(vnni);
+    return m.zeros     ? functions_of<8, ZEROS>(vnni)
+           : m.offsets ? functions_of<8, OFFSETS>(vnni)
+                       : functions_of<8, CONSTANT>(vnni);
+}
+
+// Isolated: a thread that waits here must not begin another product, which would use the same `Rounded`.
+template <typename Body>
+void isolated_for(size_t count, size_t grain, const Body& body) {
+    tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(tbb::blocked_range<size_t>(0, count, grain), body, tbb::simple_partitioner());
+    });
+}
+
+void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool narrow) {
+    thread_local Rounded own;
+    Rounded& a = own;  // the tasks below run in other threads, whose `own` is another
+    a.resize(tokens, m);
+    const auto round = [&](size_t token) { round_token(m, in + token * m.columns, token, a); };
+    if (tokens < 4) {
+        for (size_t token = 0; token < tokens; ++token) round(token);
+    } else {
+        isolated_for(tokens, 1, [&](const tbb::blocked_range<size_t>& range) {
+            for (size_t token = range.begin(); token < range.end(); ++token) round(token);
+        });
+    }
+    const Functions& kernels = narrow ? m.narrow : m.wide;
+    const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
+    // Blocks of a task: four tasks a thread even out what else runs on a core; more tokens read them again.
+    size_t grain = std::max<size_t>(1, m.blocks / (4 * threads));
+    if (tokens > kernels[0].first) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
+    isolated_for(m.blocks, grain, [&](const tbb::blocked_range<size_t>& range) {
+        for (size_t token = 0; token < tokens;) {
+            size_t f = 0;
+            while (kernels[f].first > tokens - token) ++f;
+            for (size_t block = range.begin(); block < range.end(); ++block)
+                kernels[f].second(m, a, token, block, out + token * m.rows, m.rows);
+            token += kernels[f].first;
+        }
+    });
+}
+
+std::mutex lock;
+std::unordered_map<int64_t, std::shared_ptr<Arena>> arenas;
+std::unordered_map<int64_t, std::shared_ptr<Matrix>> matrices;
+int64_t last_handle = 0;
+
+class PackedMatMul : public ov::op::Op {
+public:
+    OPENVINO_OP("PackedMatMul", "ovserve");
+
+    PackedMatMul() = default;
+    PackedMatMul(const ov::Output<ov::Node>& input, std::shared_ptr<Matrix> matrix, int64_t handle, bool narrow)
+        : Op({input}), m_matrix(std::move(matrix)), m_handle(handle), m_narrow(narrow) {
+        constructor_validate_and_infer_types();
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("handle", m_handle);
+        visitor.on_attribute("narrow", m_narrow);
+        return true;
+    }
+
+    void validate_and_infer_types() override {
+        if (!m_matrix && m_handle) {
+            const std::lock_guard<std::mutex> guard(lock);
+            m_matrix = matrices.at(m_handle);
+        }
+        auto shape = get_input_partial_shape(0);
+        if (m_matrix && shape.rank().is_static()) shape[shape.rank().get_length() - 1] = m_matrix->rows;
+        set_output_type(0, ov::element::f32, shape);
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<PackedMatMul>(inputs.at(0), m_matrix, m_handle, m_narrow);
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        auto shape = inputs[0].get_shape();
+        const size_t tokens = inputs[0].get_size() / m_matrix->columns;
+        shape.back() = m_matrix->rows;
+        outputs[0].set_shape(shape);
+        if (tokens) multiply(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), tokens, m_narrow);
+        return true;
+    }
+
+private:
+    std::shared_ptr<Matrix> m_matrix;
+    int64_t m_handle = 0;
+    bool m_narrow = false;
+};
+
+// Two quads of 4 bits, as bytes of which each holds a number of both.
+INLINE uint32_t two_quads(uint32_t eight) {
+    const auto spread = [](uint32_t quad) {
+        quad = (quad | quad << 8) & 0x00ff00ff;
+        return (quad | quad << 4) & 0x0f0f0f0f;
+    };
+    return spread(eight & 0xffff) | spread(eight >> 16) << 4;
+}
+
+void pack_block(const Matrix& m, size_t block, const uint8_t* values, uint32_t flip, uint32_t* to) {
+    const size_t row_bytes = m.columns * m.bits / 8, rows = std::min(ROWS, m.rows - block * ROWS);
+    for (size_t r = 0; r < rows; ++r) {
+        const uint8_t* from = values + (block * ROWS + r) * row_bytes;
+        for (size_t k = 0; k < row_bytes; k += 4) {
+            uint32_t word;
+            std::memcpy(&word, from + k, 4);
+            word ^= flip;
+            to[k * 4 + r] = m.bits == 4 ? two_quads(word) : word;
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t ovserve_arena(size_t bytes) {
+    try {
+        const std::lock_guard<std::mutex> guard(lock);
+        arenas[++last_handle] = std::make_shared<Arena>(bytes);
+        return last_handle;
+    } catch (const std::exception&) {
+        return 0;
+    }
+}
+
+// `flip` turns over bits of four bytes, which makes signed values unsigned. Return a handle, or 0 where the arena
+// is full.
+int64_t ovserve_pack(int64_t arena_handle, size_t rows, size_t columns, size_t bits, size_t group, size_t chunk,
+                     uint32_t flip, int32_t zero, const uint8_t* values, const uint16_t* scales, const uint16_t* zeros,
+                     const int8_t* offsets, const float* row_scales) {
+    auto made = std::make_shared<Matrix>();
+    Matrix& m = *made;
+    m.rows = rows, m.columns = columns, m.blocks = (rows + ROWS - 1) / ROWS, m.bits = bits;
+    m.group = group, m.chunk = chunk, m.part = std::min(group, chunk), m.zero = zero;
+    const size_t groups = m.groups(), numbers = m.blocks * groups * ROWS;
+    const auto take = [&](size_t bytes) { return bytes ? m.arena->take(bytes) : nullptr; };
+    {
+        const std::lock_guard<std::mutex> guard(lock);
+        m.arena = arenas.at(arena_handle);
+        m.values = take(m.blocks * m.block_bytes());
+        m.scales = reinterpret_cast<uint16_t*>(take(scales ? numbers * 2 : 0));
+        m.zeros = reinterpret_cast<uint16_t*>(take(zeros ? numbers * 2 : 0));
+        m.offsets = reinterpret_cast<int8_t*>(take(offsets ? numbers : 0));
+        m.row_scales = reinterpret_cast<float*>(take(m.blocks * ROWS * sizeof(float)));
+    }
+    if (!m.values || !m.row_scales || (scales && !m.scales) || (zeros && !m.zeros) || (offsets && !m.offsets)) return 0;
+    m.wide = functions_of(m, has_vnni()), m.narrow = functions_of(m, false);
+    tbb::parallel_for(size_t(0), m.blocks, [&](size_t block) {
+        pack_block(m, block, values, flip, reinterpret_cast<uint32_t*>(m.values + block * m.block_bytes()));
+        for (size_t r = 0; r < ROWS && block * ROWS + r < rows; ++r) {  // the rest is zero, as in any new mapping
+            const size_t row = block * ROWS + r;
+            for (size_t g = 0; g < groups; ++g) {
+                const size_t from = row * groups + g, at = (block * groups + g) * ROWS + r;
+                if (scales) m.scales[at] = scales[from];
+                if (zeros) m.zeros[at] = zeros[from];
+                if (offsets) m.offsets[at] = offsets[from];
+            }
+            m.row_scales[row] = row_scales ? row_scales[row] : 1.0f;
+        }
+    });
+    const std::lock_guard<std::mutex> guard(lock);
+    matrices[++last_handle] = made;
+    return last_handle;
+}
+
+// Forget a handle of an arena or a matrix; operations that were made of it keep theirs.
+void ovserve_release(int64_t handle) {
+    const std::lock_guard<std::mutex> guard(lock);
+    arenas.erase(handle);
+    matrices.erase(handle);
+}
+
+// Multiply outside a model, for tests and benchmarks.
+void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens, int narrow) {
+    std::shared_ptr<Matrix> m;
+    {
+        const std::lock_guard<std::mutex> guard(lock);
+        m = matrices.at(handle);
+    }
+    multiply(*m, in, out, tokens, narrow != 0);
+}
+
+}  // extern "C"
+
+OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedMatMul>>()}));

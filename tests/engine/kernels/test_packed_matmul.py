@@ -1,0 +1,331 @@
+"""The kernels against numpy in f64, and in models against OpenVINO's own operations and nncf's forms of weights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nncf
+import numpy as np
+import openvino
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from openvino import opset13 as ops
+
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.memory import Memory
+from ovserve.kinds.text.worker.kernels import library as kernel_library
+from ovserve.kinds.text.worker.kernels.library import KernelError, Library, compile_into, open_library
+from ovserve.kinds.text.worker.kernels.matmul import replace_products
+
+pytestmark = pytest.mark.skipif(
+    not processor().has_kernels and "amx_bf16" not in processor().flags, reason="the processor has no AVX2"
+)
+EXACT = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+MOST_ROUNDING = 0.012  # relative, of activations in int8 with a normal distribution
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return open_library()
+
+
+class Packed(NamedTuple):
+    matrix: int
+    weights: NDArray[np.float64]
+
+
+def pack(
+    library: Library, rows: int, columns: int, bits: int, group: int, chunk: int, kind: str, seed: int
+) -> Packed:
+    random = np.random.default_rng(seed)
+    groups = columns // group
+    values = random.integers(0, 2**bits, (rows, columns)).astype(np.uint8)
+    packed = values if bits == 8 else values[:, 0::2] | values[:, 1::2] << 4
+    scales = random.uniform(0.001, 0.01, (rows, groups)).astype(np.float16)
+    zeros = random.integers(0, 2**bits, (rows, groups)).astype(np.float16) if kind == "zeros" else None
+    offsets = random.integers(-127, 128, (rows, groups)).astype(np.int8) if kind == "offsets" else None
+    row_scales = random.uniform(0.001, 0.01, rows).astype(np.float32) if kind in ("offsets", "rows") else None
+    zero = 1 << bits - 1
+    arena = library.arena(columns * (rows + 16) * 4 + 4096)
+    matrix = library.pack(
+        arena,
+        (rows, columns),
+        bits,
+        group,
+        chunk,
+        flip=0,
+        zero=zero,
+        values=packed,
+        scales=None if kind == "rows" else scales,
+        zeros=zeros,
+        offsets=offsets,
+        row_scales=row_scales,
+    )
+    library.release(arena)  # the matrix keeps it
+    zero_points = np.full((rows, groups), float(zero)) if zeros is None else zeros.astype(np.float64)
+    of_values = np.repeat(scales.astype(np.float64), group, 1)
+    if kind == "rows":
+        assert row_scales is not None
+        of_values = row_scales[:, None].astype(np.float64)
+    weights = (values - np.repeat(zero_points, group, 1)) * of_values
+    if offsets is not None and row_scales is not None:
+        weights += np.repeat(offsets * row_scales[:, None].astype(np.float64), group, 1)
+    return Packed(matrix, weights)
+
+
+def multiply(
+    library: Library, matrix: int, activations: NDArray[np.float32], *, narrow: bool = False
+) -> NDArray[np.float32]:
+    """Compute in a model of one operation, as the engine does."""
+    given = ops.parameter([-1, activations.shape[1]], np.float32)
+    product = library.product(given.output(0), matrix, narrow=narrow)
+    model = openvino.Core().compile_model(openvino.Model([ops.result(product)], [given]), "CPU")
+    result: NDArray[np.float32] = model(activations)[0]
+    return result
+
+
+shapes = st.tuples(
+    st.integers(1, 70),
+    st.sampled_from([(64, 32), (64, 64), (128, 32), (256, 64), (384, 128), (192, 192), (512, 256)]),
+    st.sampled_from([4, 8]),
+    st.sampled_from(["constant", "zeros", "offsets", "rows"]),
+    st.integers(1, 21),
+    st.integers(0, 2**32 - 1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, narrow=st.booleans())
+def test_products_of_whole_numbers_are_exact(library: Library, shape: Any, *, narrow: bool) -> None:
+    """Activations that int8 holds are not rounded, so nothing but f32's own rounding is left."""
+    rows, (columns, group), bits, kind, tokens, seed = shape
+    group = columns if kind == "rows" else group
+    chunk = 64 if group % 64 == 0 else 32
+    packed = pack(library, rows, columns, bits, group, chunk, kind, seed)
+    activations = np.random.default_rng(seed).integers(-127, 128, (tokens, columns)).astype(np.float32)
+    activations[:, ::32] = 127  # so that every chunk's scale is 1
+    result = multiply(library, packed.matrix, activations, narrow=narrow)
+    library.release(packed.matrix)
+    expected = activations.astype(np.float64) @ packed.weights.T
+    size = np.abs(activations).astype(np.float64) @ np.abs(packed.weights.T)
+    assert result.shape == (tokens, rows)
+    assert (np.abs(result - expected) <= 2e-5 * size).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=shapes, scale=st.sampled_from([1e-20, 1.0, 1e20]))
+def test_rounded_activations(library: Library, shape: Any, scale: float) -> None:
+    rows, (columns, group), bits, kind, tokens, seed = shape
+    group = columns if kind == "rows" else group
+    packed = pack(library, rows, columns, bits, group, 64 if group % 64 == 0 else 32, kind, seed)
+    random = np.random.default_rng(seed)
+    activations = (random.standard_normal((tokens, columns)) * scale).astype(np.float32)
+    results = [multiply(library, packed.matrix, activations, narrow=narrow) for narrow in (False, True)]
+    library.release(packed.matrix)
+    expected = activations.astype(np.float64) @ packed.weights.T
+    size = np.linalg.norm(activations.astype(np.float64), axis=1)[:, None] * np.linalg.norm(
+        packed.weights, axis=1
+    )
+    for result in results:
+        assert (np.abs(result - expected) <= MOST_ROUNDING * 4 * size).all()
+    assert np.allclose(*results, rtol=1e-5, atol=float(1e-6 * size.max()))
+
+
+def test_a_token_is_the_same_in_any_company(library: Library) -> None:
+    packed = pack(library, 48, 256, 4, 32, 32, "offsets", 1)
+    activations = np.random.default_rng(2).standard_normal((13, 256)).astype(np.float32)
+    together = multiply(library, packed.matrix, activations)
+    for count in (1, 2, 3, 5, 8):
+        assert (multiply(library, packed.matrix, activations[:count]) == together[:count]).all()
+
+
+def test_zero_and_not_a_number(library: Library) -> None:
+    packed = pack(library, 20, 128, 4, 32, 32, "offsets", 1)
+    activations = np.zeros((3, 128), np.float32)
+    activations[1, 5] = np.nan
+    activations[2, 100] = 1.0
+    result = multiply(library, packed.matrix, activations)
+    assert (result[0] == 0).all()
+    assert np.allclose(result[2], packed.weights[:, 100], rtol=1e-5)  # its neighbours do not reach it
+
+
+def test_several_at_once(library: Library) -> None:
+    packed = [pack(library, 200, 512, 4, 32, 32, "offsets", seed) for seed in range(4)]
+    activations = np.random.default_rng(2).standard_normal((9, 512)).astype(np.float32)
+    alone = [multiply(library, one.matrix, activations) for one in packed]
+
+    def again(n: int) -> bool:
+        return bool((multiply(library, packed[n % 4].matrix, activations) == alone[n % 4]).all())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(again, range(40)))
+
+
+# ---- in models
+
+
+def linear_model(columns: int, *rows: int) -> openvino.Model:
+    """Layers next to each other, with the activations as f32 and weights as they come from training."""
+    random = np.random.default_rng(5)
+    given = ops.parameter([-1, -1, columns], np.float32, name="activations")
+    results = []
+    for count in rows:
+        weights = ops.constant(random.standard_normal((count, columns)).astype(np.float32))
+        results.append(ops.result(ops.relu(ops.matmul(given, weights, False, True))))
+    return openvino.Model(results, [given])
+
+
+def kinds(model: openvino.Model) -> list[str]:
+    return [node.get_type_name() for node in model.get_ops() if "MatMul" in node.get_type_name()]
+
+
+MODES = nncf.CompressWeightsMode
+
+
+@pytest.mark.parametrize(
+    ("mode", "group"),
+    [
+        (MODES.INT8_SYM, -1),
+        (MODES.INT8_ASYM, -1),
+        (MODES.INT4_SYM, 128),
+        (MODES.INT4_ASYM, 128),
+        (MODES.INT4_ASYM, 64),
+        (MODES.INT4_SYM, 32),
+        (MODES.INT4_ASYM, -1),
+    ],
+)
+def test_weights_that_nncf_compressed(library: Library, mode: Any, group: int) -> None:
+    options: dict[str, Any] = (
+        {} if mode in (MODES.INT8_SYM, MODES.INT8_ASYM) else {"group_size": group, "all_layers": True}
+    )
+    model = nncf.compress_weights(linear_model(256, 96, 40), mode=mode, **options)
+    activations = np.random.default_rng(1).standard_normal((1, 6, 256)).astype(np.float32)
+    exact = openvino.Core().compile_model(model, "CPU", EXACT)(activations)
+    size = replace_products(model, library)
+    assert kinds(model) == ["PackedMatMul"] * 2
+    assert 0 < size < 256 * 136 * 1.5
+    ours = openvino.Core().compile_model(model, "CPU")(activations)
+    for n in range(2):
+        assert np.linalg.norm(ours[n] - exact[n]) < MOST_ROUNDING * np.linalg.norm(exact[n])
+
+
+def test_a_model_keeps_its_weights_after_the_library_forgot_them(library: Library) -> None:
+    model = nncf.compress_weights(linear_model(256, 96), mode=MODES.INT8_SYM)
+    replace_products(model, library)
+    compiled = openvino.Core().compile_model(model, "CPU")
+    activations = np.random.default_rng(1).standard_normal((1, 3, 256)).astype(np.float32)
+    first = compiled(activations)[0].copy()
+    del model
+    for _ in range(20):  # others take what was free
+        other = nncf.compress_weights(linear_model(256, 96), mode=MODES.INT8_ASYM)
+        replace_products(other, library)
+    assert (compiled(activations)[0] == first).all()
+
+
+def test_memory_is_given_back(library: Library) -> None:
+    def mapped() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+    weights = ops.constant(np.ones((4096, 4096), np.int8))
+    before = 0
+    for n in range(6):
+        given = ops.parameter([-1, 4096], np.float32)
+        scaled = ops.multiply(ops.convert(weights, "f32"), ops.constant(np.ones((4096, 1), np.float32)))
+        model = openvino.Model([ops.result(ops.matmul(given, scaled, False, True))], [given])
+        assert replace_products(model, library) > 4096 * 4096
+        result = openvino.Core().compile_model(model, "CPU")(np.ones((1, 4096), np.float32))[0]
+        assert (result == 4096).all()
+        del model, result
+        if n == 2:
+            before = mapped()
+    assert mapped() - before < 3 * 4096 * 4096 / 2
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "groups of 16", "odd columns", "not transposed"])
+def test_what_the_kernels_cannot_do_stays(library: Library, kind: str) -> None:
+    columns = 80 if kind == "odd columns" else 256
+    given = ops.parameter([-1, columns], np.float32)
+    values = ops.constant(np.random.default_rng(1).integers(-100, 100, (32, columns)).astype(np.int8))
+    scales: Any = ops.constant(np.full((32, 1), 0.01, np.float32))
+    weights = ops.multiply(ops.convert(values, "f32"), scales)
+    transposed = True
+    if kind in ("f32", "f16"):
+        weights = ops.convert(ops.constant(np.ones((32, columns), kind.replace("f", "float"))), "f32")
+    elif kind == "groups of 16":
+        grouped = ops.convert(ops.reshape(values, np.array([32, 16, 16]), False), "f32")
+        scaled = ops.multiply(grouped, ops.constant(np.full((32, 16, 1), 0.01, np.float32)))
+        weights = ops.reshape(scaled, np.array([32, 256]), False)
+    elif kind == "not transposed":
+        weights, transposed = ops.transpose(weights, np.array([1, 0])), False
+    model = openvino.Model([ops.result(ops.matmul(given, weights, False, transposed))], [given])
+    assert replace_products(model, library) == 0
+    assert kinds(model) == ["MatMul"]
+
+
+# ---- the library
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "ovserve" / "kernels"
+
+
+def test_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_library()
+    (made,) = folder.iterdir()
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    open_library()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == [made]
+
+
+def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(KernelError, match="there is no C\\+\\+ compiler"):
+        open_library()
+
+
+def test_too_little_memory_for_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_library, "memory", lambda: Memory(50 << 20, "container"))
+    with pytest.raises(KernelError, match="takes 512 MB, and the container has 50"):
+        open_library()
+
+
+def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(KernelError, match="failed: no room"):
+        open_library()
+    assert not list(folder.iterdir())
+
+
+def test_a_library_that_others_may_have_written_is_not_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compile_into_new(folder)
+    made.chmod(0o777)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(KernelError):
+        open_library()
+
+
+def test_without_a_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(KernelError, match="file/ovserve"):
+        open_library()
+
+
+def compile_into_new(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, parents=True)
+    return compile_into(folder)
