@@ -17,7 +17,7 @@ import numpy as np
 import openvino as ov
 
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.shapes import ALL_CORES, ONE_CORE
+from ovserve.kinds.encoders.worker.runner import ALL_CORES, ONE_CORE
 from tests.conftest import ROOT
 
 CORES = {"one core": ONE_CORE, "all cores": ALL_CORES}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ovserve.calculators import pass_through
+from ovserve.calculators.library import streams
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.graph import Graph
 
@@ -37,7 +37,7 @@ class Echo(Calculator):
 
 
 async def main() -> None:
-    registry = Registry([pass_through])
+    registry = Registry([streams])
     registry.add(Echo)
     graph = Graph.parse(GRAPH, registry)  # raises LoadError for any fault in the wiring
     async with graph.start() as run:

@@ -1,4 +1,5 @@
-"""`make docs`: writes the second half of docs/cli.md from the fields of Settings and the parser of `ovserve pull`.
+"""`make docs`: writes the second half of docs/cli.md from the fields of Settings and the parser of `ovserve
+pull`.
 
 tests/test_options.py checks it.
 """
@@ -12,11 +13,10 @@ from typing import Any
 
 from ovserve.cli.commands import build_parser
 from ovserve.cli.graph_options import PREFIX
-from ovserve.cli.ovms_config import FLAGS
+from ovserve.cli.serve import CONFIG_FLAGS
 from ovserve.pull.graph_text import OPTIONS as GRAPH_FIELDS
 from ovserve.server.environment import variables
-from ovserve.server.option import GROUPS
-from ovserve.server.settings import OPTIONS
+from ovserve.server.settings import GROUPS, OPTIONS
 from ovserve.serving.config.models import FLAGS as PLAIN_FLAGS
 from scripts.nodes_docs import MARK
 from tests.conftest import ROOT
@@ -72,7 +72,7 @@ def text() -> str:
         lines += [_row(o) for o in OPTIONS if o.metadata["group"] == group]
         lines.append("")
     lines.append(GRAPH.strip() + "\n")
-    lines += [f"- `--{name}`: {what}" for name, what in FLAGS.items()]
+    lines += [f"- `--{name}`: {what}" for name, what in CONFIG_FLAGS.items()]
     lines += ["", PLAIN.strip() + "\n", ", ".join(f"`--{name}`" for name in PLAIN_FLAGS) + "."]
     lines += ["", PULL.strip() + "\n", TABLE.replace("default, choices", "choices"), *_pull()]
     lines += ["", OVMS.strip() + "\n"]

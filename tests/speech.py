@@ -49,12 +49,12 @@ class Random:
 
 
 def tiny_whisper(directory: Path, *, speakable: bool = False) -> Path:
-    """A model of 0.5 MB in OpenVINO IR form, which hears random signs; with `speakable` letters and digits."""
+    """A model of 0.5 MB in OpenVINO IR form, which hears random signs; with `speakable` letters and
+    digits."""
     import openvino as ov
 
     from ovserve.kinds.speech.files import NETWORKS
-    from ovserve.kinds.speech.worker.convert import build_tokenizer
-    from ovserve.kinds.speech.worker.whisper_graph import build
+    from ovserve.kinds.speech.worker.convert import build, build_tokenizer
 
     directory.mkdir(parents=True, exist_ok=True)
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves

@@ -65,7 +65,7 @@ ONLY_IMPORTER = {
         "ovserve/kinds/voice/worker/pipeline.py",
         "ovserve/kinds/speech/worker/",
     ),
-    "av": ("ovserve/kinds/voice/worker/encode.py", "ovserve/sandbox/audio/"),
+    "av": ("ovserve/kinds/voice/worker/backend.py", "ovserve/sandbox/audio/"),
     "espeakng_loader": "ovserve/kinds/voice/worker/pipeline.py",
     "openvino": (
         "ovserve/kinds/encoders/worker/",
@@ -105,7 +105,7 @@ ONLY_IMPORTER = {
     "prometheus_client": "ovserve/services/monitoring/scrape.py",
     "jinja2": "ovserve/llm/prompt/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
-    "PIL": ("ovserve/sandbox/images/picture.py", "ovserve/kinds/images/worker/drawing.py"),
+    "PIL": ("ovserve/sandbox/images/documents.py", "ovserve/kinds/images/worker/pipelines.py"),
     "pypdf": "ovserve/sandbox/images/documents.py",
     "matplotlib": ("ovserve/tools/tuning/plot.py", "ovserve/tools/bench.py"),
     "uvloop": "ovserve/cli/serve.py",

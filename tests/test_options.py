@@ -10,12 +10,11 @@ import pytest
 
 from ovserve.cli.commands import build_parser
 from ovserve.cli.graph_options import OPTIONS as GRAPH_OPTIONS
-from ovserve.cli.ovms_config import FLAGS
+from ovserve.cli.serve import CONFIG_FLAGS
 from ovserve.errors import InvalidArgument
 from ovserve.server.environment import from_environment, parse, unknown_variables, variables
-from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import OPTIONS
+from ovserve.server.settings import GROUPS, OPTIONS
 from ovserve.serving.config.models import FLAGS as PLAIN_FLAGS
 from scripts.options_docs import FILE, text
 from tests.conftest import ROOT
@@ -108,7 +107,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_every_flag_of_ovms_has_one_fate() -> None:
-    given = (NAMES, WITHOUT_EFFECT, REFUSED, OF_A_GRAPH, FLAGS, PLAIN_FLAGS)
+    given = (NAMES, WITHOUT_EFFECT, REFUSED, OF_A_GRAPH, CONFIG_FLAGS, PLAIN_FLAGS)
     fates = {name: sum(name in known for known in given) for name in OVMS}
     assert [name for name, count in fates.items() if count != 1] == []
 

@@ -32,8 +32,7 @@ from ovserve.api.openai.realtime.packets import (
     Utterance,
 )
 from ovserve.api.openai.realtime.session import RealtimeSession
-from ovserve.calculators.library.server_tools import Toolbox
-from ovserve.calculators.library.tool_rounds import answer_with_tools
+from ovserve.calculators.library.server_tools import Toolbox, answer_with_tools
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, Overloaded, OvserveError
 from ovserve.graph import Context, Input, LoadContext, Output, SidePacket, calculator
 from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse

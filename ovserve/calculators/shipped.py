@@ -4,7 +4,7 @@ It imports all of them and with them every API, so what needs only the options o
 alone. A new calculator is a file in this package and a row here.
 """
 
-from ovserve.calculators import library, pass_through, realtime, realtime_audio
+from ovserve.calculators import library, realtime, realtime_audio
 from ovserve.kinds.encoders import classification, embeddings, rerank
 from ovserve.kinds.images import node as image_generation
 from ovserve.kinds.python import converter as python_converter
@@ -23,7 +23,6 @@ MODULES = (
     http_llm,
     image_generation,
     inference,
-    pass_through,
     plain_model_node,
     python_converter,
     python_node,

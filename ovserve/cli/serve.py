@@ -1,33 +1,159 @@
-"""`ovserve serve`: the command line of the server, built from the fields of Settings."""
+"""`ovserve serve`: the command line of the server, built from the fields of Settings.
+
+OVMS's --add_to_config, --remove_from_config and --list_models edit a configuration, without serving. A
+running server takes the change up, because it polls the file. It is replaced by one rename, so that no reader
+sees half of it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import functools
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterable
+import tempfile
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from ovserve.cli import ovms_config
 from ovserve.cli.graph_options import add_graph_options, add_plain_options, graph_options, plain_options
+from ovserve.cli.local import names_in
 from ovserve.cli.parser import EXIT_USAGE, Commands
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.spawn import Child
-from ovserve.errors import InvalidArgument, described
+from ovserve.engine.model.files import cloud_fault
+from ovserve.errors import InvalidArgument, LoadError, described
 from ovserve.pull.packaged import DEFAULT_MODEL
 from ovserve.server.environment import from_environment, parse, unknown_variables
-from ovserve.server.option import GROUPS
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import OPTIONS, Settings
+from ovserve.server.settings import GROUPS, OPTIONS, Settings
 from ovserve.server.settings_check import problem as problem_of
 from ovserve.server.source import Served, resolve
+from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.models import entry_of, looks_plain
+from ovserve.serving.config.schema import FILE
+from ovserve.serving.spec import GRAPH_FILE
+
+CONFIG_FLAGS = {
+    "list_models": "list the graphs and models in --model_repository_path, and end",
+    "add_to_config": "add --model_name to --config_path, and end",
+    "remove_from_config": "remove --model_name from --config_path, and end",
+}
+LISTS = ("model_config_list", "mediapipe_config_list")
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Edit a configuration, as OVMS does")
+    for name, text in CONFIG_FLAGS.items():
+        group.add_argument(f"--{name}", action="store_true", help=text)
+    group.add_argument(
+        "--group_name",
+        default="",
+        help="with --add_to_config: group of the entry, loaded and unloaded as one; permanent: never",
+    )
+
+
+def edits_config(arguments: argparse.Namespace) -> bool:
+    return any(getattr(arguments, name) for name in CONFIG_FLAGS)
+
+
+def edit_config(arguments: argparse.Namespace, repository: Path, config: str, name: str, path: str) -> None:
+    """Do what the flag asks. Raises InvalidArgument, or LoadError for a file that cannot be used."""
+    flags = [f"--{flag}" for flag in CONFIG_FLAGS if getattr(arguments, flag)]
+    if len(flags) > 1:
+        raise InvalidArgument(f"{' and '.join(flags)}: give only one of them")
+    if arguments.source:
+        raise InvalidArgument(f"{flags[0]}: has no SOURCE, got {arguments.source!r}; name --config_path")
+    if arguments.list_models:
+        _list(repository)
+        return
+    if not name:
+        raise InvalidArgument(f"{flags[0]}: needs --model_name")
+    file = Path(config) if config else repository / "config.json"
+    if file.suffix != ".json":
+        raise InvalidArgument(f"{flags[0]}: only a .json file can be edited, got {file}")
+    if arguments.add_to_config:
+        beside = file.parent / path  # where OVMS looks
+        there = repository / name if not path else beside if beside.exists() else Path(path)
+        group = {"group_name": arguments.group_name} if arguments.group_name else {}
+        _add(file, name, there, graph_options(arguments) | plain_options(arguments), group)
+    else:
+        _remove(file, name)
+
+
+def _list(repository: Path) -> None:
+    """Print the names of graphs and plain models: folders, or OWNER/NAME."""
+    if not repository.is_dir():
+        raise LoadError(f"--model_repository_path: {repository} is not a directory")
+    plain = {path.name for path in repository.iterdir() if path.is_dir() and looks_plain(path)}
+    for name in sorted({*names_in(repository), *plain}):
+        print(name)  # noqa: T201
+
+
+def _add(
+    file: Path, name: str, directory: Path, options: Mapping[str, Any], group: Mapping[str, str]
+) -> None:
+    if fault := cloud_fault(directory):
+        raise InvalidArgument(f"--model_path: {fault}")
+    plain = directory.exists() and looks_plain(directory)
+    if not plain and not (directory / GRAPH_FILE).is_file():
+        raise LoadError(f"{directory} has no {GRAPH_FILE} and no model; `ovserve pull` fetches one")
+    if options and not plain:
+        wrong, where = ", ".join(f"--{option}" for option in options), directory / GRAPH_FILE
+        raise InvalidArgument(f"{wrong}: not written to {file}; write it into {where}")
+    config = _read(file) if file.exists() else {}
+    if name in _names(config):
+        raise InvalidArgument(f"--model_name: {name!r} is in {file} already")
+    base = os.path.abspath(directory)
+    root = os.path.abspath(file.parent)
+    inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
+    entry: dict[str, Any] = {"name": name, "base_path": inside, **group, **entry_of(options)}
+    config.setdefault(LISTS[0], []).append({"config": entry})
+    _write(file, config)
+    print(f"{file}: {name} is added")  # noqa: T201
+
+
+def _remove(file: Path, name: str) -> None:
+    config = _read(file)
+    if name not in _names(config):
+        listed = ", ".join(_names(config)) or "nothing"
+        raise InvalidArgument(f"--model_name: {name!r} is not in {file}, which lists {listed}")
+    for key in LISTS:
+        if key in config:
+            config[key] = [entry for entry in config[key] if _name(entry) != name]
+    _write(file, config)
+    print(f"{file}: {name} is removed")  # noqa: T201
+
+
+def _read(file: Path) -> dict[str, Any]:
+    ConfigFile(file).value()  # raises with each fault and its line
+    config: dict[str, Any] = json.loads(file.read_bytes())
+    return config
+
+
+def _names(config: dict[str, Any]) -> list[str]:
+    return [_name(entry) for key in LISTS for entry in config.get(key, [])]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry.get("config", entry)["name"])
+
+
+def _write(file: Path, config: dict[str, Any]) -> None:
+    assert set(config) <= set(FILE.keys), "read as valid"
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as out:
+        out.write(json.dumps(config, indent=4, ensure_ascii=False) + "\n")
+    os.chmod(out.name, mode)
+    os.replace(out.name, file)
+
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +195,7 @@ def add_to(commands: Commands) -> None:
     serve.add_argument(
         "--task", choices=TASKS, help="what the graph does (default: what the model's files say)"
     )
-    ovms_config.add_to(serve)
+    add_config_flags(serve)
     serve.set_defaults(run=_run)
 
 
@@ -117,7 +243,7 @@ def _run(arguments: argparse.Namespace) -> int:
     notices = arguments.notices + unknown_variables(os.environ)
     try:
         settings = Settings(**from_environment(os.environ) | values)
-        problem = None if ovms_config.edits_config(arguments) else problem_of(settings)
+        problem = None if edits_config(arguments) else problem_of(settings)
     except InvalidArgument as exc:
         problem = str(exc)
     if arguments.group_name and not arguments.add_to_config:
@@ -125,9 +251,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
-    if ovms_config.edits_config(arguments):
+    if edits_config(arguments):
         repository = Path(settings.model_repository_path)
-        ovms_config.run(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
+        edit_config(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
         return 0
     task = arguments.task or ""
     options = graph_options(arguments) | plain_options(arguments)

@@ -2,30 +2,229 @@
 
 Among them are calls that show the requests in progress and cancel one. A caller sees and cancels its own
 requests, an administrator all of them.
+
+The page's files are read from the package on demand, and sent with headers that confine them in a browser.
+The content security policy has no exception: scripts and styles are files of this server, and nothing is
+fetched from elsewhere. Files are open to clients without a key, because they hold nothing of this server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 from aiohttp import web
 
 from ovserve import __version__
 from ovserve.access import AccessLog, Caller, Guard
 from ovserve.access.access_log import Running
 from ovserve.console.api import Api
-from ovserve.console.calls import PING_SECONDS, Access, Handler, answer, caller, integer, stream
+from ovserve.console.calls import PING_SECONDS, Access, Handler, answer, caller, heard, integer, read, stream
+from ovserve.console.capture import Capture
 from ovserve.console.history import MetricsHistory
-from ovserve.console.inspector import Inspector
-from ovserve.console.pages import ENTRY, HOME, Pages, wants_page
-from ovserve.console.requests import facts, hidden
-from ovserve.errors import Cancelled, NotFound
+from ovserve.console.requests import RequestLog, facts, hidden
+from ovserve.console.watch import Watches
+from ovserve.errors import Cancelled, InvalidArgument, NotFound
 from ovserve.serving.manager import Manager
+
+ATTACH_SECONDS = 1.0  # between two looks for graphs that were loaded since
+FOREVER_SECONDS = 1e12
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """0 minutes end a capture; with `clear`, what it has recorded goes too."""
+
+    minutes: Annotated[float, msgspec.Meta(ge=0, le=24 * 60)]
+    clear: bool = False
+
+
+class Inspector:
+    def __init__(self, manager: Manager, mode: str) -> None:
+        self.requests = RequestLog()
+        self.watches = Watches(manager)
+        self._mode = mode
+        self._records = Capture()
+        self._attaching: asyncio.Task[None] | None = None
+        if mode == "on":
+            self._begin(FOREVER_SECONDS)
+
+    async def stop(self) -> None:
+        if self._attaching is not None:
+            self._attaching.cancel()
+            await asyncio.wait({self._attaching})
+        self._records.clear()
+
+    async def follow(self, request: web.Request) -> web.StreamResponse:
+        """GET: an event per change, with the requests that have ended since the one before."""
+        return await stream(request, self._news(integer(request.query.get("after"), "after", 0)))
+
+    async def _news(self, number: int) -> AsyncGenerator[Any]:
+        who, first = caller(), True
+        while True:
+            number, rows = self.requests.since(number, who)
+            if rows or first:
+                captured = [row.values["id"] for row in rows if self._records.of(row.values["id"], row.owner)]
+                yield {
+                    "requests": [row.values for row in rows],
+                    "captured": captured,
+                    "capture": self._state(),
+                }
+            first = False
+            while not await heard(self._wait(number)):
+                yield {"capture": self._state()}
+
+    async def _wait(self, number: int) -> None:
+        await self.requests.wait(number)
+        await asyncio.sleep(0.2)  # so that many requests make few events
+
+    async def get(self, request: web.Request) -> web.Response:
+        """GET: one request, with its capture if there is one."""
+        id_ = request.match_info["id"]
+        row = self.requests.get(id_, caller())
+        record = self._records.of(id_, row.owner)
+        return answer({"request": row.values, "capture": record.body() if record is not None else None})
+
+    async def state(self, request: web.Request) -> web.Response:
+        return answer(self._state())
+
+    async def capture(self, request: web.Request) -> web.Response:
+        """POST: start a capture for some minutes, or end it."""
+        change = await read(request, _Asked)
+        if self._mode == "off":
+            raise InvalidArgument("captures are switched off; see --console_capture")
+        if change.minutes:
+            self._begin(time.time() + change.minutes * 60)
+        else:
+            self._records.until = 0.0
+        if change.clear:
+            self._records.clear()
+        return answer(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        records = self._records
+        remaining = max(0.0, records.until - time.time())
+        return {
+            "mode": self._mode,
+            "active": records.active,
+            "seconds_left": remaining if remaining < FOREVER_SECONDS / 2 else None,
+            "records": len(records.records),
+            "bytes": records.size,
+        }
+
+    def _begin(self, until: float) -> None:
+        self._records.until = until
+        self.watches.capture = self._records
+        self.watches.attach()
+        if self._attaching is None or self._attaching.done():
+            self._attaching = asyncio.create_task(self._attach())
+
+    async def _attach(self) -> None:
+        """Also record graphs that are loaded while the capture runs, and take the taps out at its end."""
+        while self._records.active:
+            self.watches.attach()
+            await asyncio.sleep(ATTACH_SECONDS)
+        self.watches.capture = None
+        self.watches.attach()
+
+
+STATIC = Path(__file__).parent / "static"
+HOME = "/console/"
+ENTRY = "console/"  # relative to / and to /console, so that it holds behind a proxy with a prefix
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+    ".txt": "text/plain",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' data: blob:",
+        "connect-src 'self'",
+        "font-src 'self'",
+        "form-action 'none'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types ovserve dompurify",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(self), geolocation=()",
+    "Cache-Control": "no-cache",  # with an ETag: a page and its scripts are always of one release
+}
+SMALLEST_PACKED = 1024  # bytes; below, gzip saves less than a packet
+
+
+class Pages:
+    """Serves the files. A file is read at its first use and kept, packed and not."""
+
+    def __init__(self, root: Path = STATIC) -> None:
+        self._root = root
+        self._kept: dict[str, tuple[tuple[int, int], str, bytes, bytes]] = {}
+
+    async def get(self, request: web.Request) -> web.Response:
+        """GET /console/ and below. The one page keeps its views behind the #."""
+        name = request.match_info.get("path", "") or "index.html"
+        page = await asyncio.to_thread(self._read, name)
+        if page is None:
+            raise NotFound(f"the console has no file {name!r}")
+        _, tag, plain, packed = page
+        headers = {**HEADERS, "ETag": tag, "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        content = plain
+        if packed and "gzip" in request.headers.get("Accept-Encoding", ""):
+            content = packed
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(
+            body=content, content_type=TYPES[Path(name).suffix], charset="utf-8", headers=headers
+        )
+
+    async def enter(self, request: web.Request) -> web.Response:
+        """GET /console: relative addresses in the page need the slash."""
+        return web.Response(status=308, headers={"Location": ENTRY})
+
+    def _read(self, name: str) -> tuple[tuple[int, int], str, bytes, bytes] | None:
+        path = self._root / name
+        if path.suffix not in TYPES or not path.resolve().is_relative_to(self._root.resolve()):
+            return None
+        try:
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            cached = self._kept.get(name)
+            if cached is None or cached[0] != stamp:
+                plain = path.read_bytes()
+                tag = f'"{hashlib.sha256(plain).hexdigest()[:20]}"'
+                packed = gzip.compress(plain, 6, mtime=0) if len(plain) >= SMALLEST_PACKED else b""
+                cached = self._kept[name] = stamp, tag, plain, packed
+        except (OSError, ValueError):
+            return None
+        return cached
+
+
+def wants_page(request: web.Request) -> bool:
+    """Return whether the client is a browser that opens a page."""
+    return "text/html" in request.headers.get("Accept", "")
+
 
 LIVE_SECONDS = 0.4  # between two events
 

@@ -14,10 +14,9 @@ from ovserve.graph.plan import GraphPlan, NodePlan
 from ovserve.graph.planning import plan_graph
 from ovserve.graph.registry import Registry
 from ovserve.graph.runtime.executors import Pools
-from ovserve.graph.runtime.inline_node import InlineNode
+from ovserve.graph.runtime.nodes import InlineNode, TaskNode, WholeNode
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import TapSlot
-from ovserve.graph.runtime.task_node import TaskNode, WholeNode
 from ovserve.telemetry.node_events import NodeEvents
 
 

@@ -4,6 +4,10 @@
 anything installed, as in a script that is run there. But two graphs may each have a `helper.py`, and an
 edited one must be new after a reload. So the directory is imported as a package whose name holds a digest of
 its sources, and imports of those modules, also in the helpers themselves, are redirected into it.
+
+Whatever an author's code raises fails its graph or its request. That includes what would end the whole
+process in plain Python: SystemExit of a `sys.exit()`, KeyboardInterrupt, and a CancelledError without a
+cancellation.
 """
 
 from __future__ import annotations
@@ -11,15 +15,50 @@ from __future__ import annotations
 import builtins
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ovserve.graph.authors import load_error
+from ovserve.errors import LoadError, described
 from ovserve.graph.config import PROTO_SUFFIX
+
+if TYPE_CHECKING:
+    from ovserve.graph.calculator import Calculator, Contract
+    from ovserve.graph.node import Node
+
+
+def load_error(error: BaseException, files: Collection[Path], otherwise: Path) -> LoadError:
+    """Return the LoadError of authors' code, at the innermost line that is in one of their files."""
+    lines = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        lines.append((error.filename or "", error.lineno or 0))
+    own = {str(path) for path in files}
+    file, line = next(((f, n) for f, n in reversed(lines) if f in own), (str(otherwise), 0))
+    return LoadError(described(error), file=file, line=line)
+
+
+def innermost(error: BaseException, directory: Path | None = None) -> str:
+    """Return FILE:LINE of the innermost line in `directory`, or where the error was raised; "" if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if directory is not None and Path(frame.filename).parent == directory]
+    return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
+
+
+def contract_of(node: Node, cls: type[Calculator]) -> Contract:
+    """Return the calculator's contract for the node; any other exception becomes a LoadError."""
+    try:
+        return cls.get_contract(node)
+    except LoadError:
+        raise
+    except BaseException as exc:
+        at = f" ({place})" if (place := innermost(exc, node.config.base)) else ""
+        fault = f"{node.calculator}: get_contract() raised {described(exc)}{at}"
+        raise node.error(fault, "calculator") from exc
+
 
 CALCULATORS_FILE = "calculators.py"
 MAX_FILES = 1000  # of a directory that does not belong to a graph, such as a home directory

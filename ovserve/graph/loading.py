@@ -17,8 +17,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from ovserve.errors import LoadError, described
-from ovserve.graph.authors import innermost
 from ovserve.graph.calculator import LoadContext, NodeState
+from ovserve.graph.imports import innermost
 from ovserve.graph.plan import NodePlan
 
 T = TypeVar("T")

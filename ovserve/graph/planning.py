@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from ovserve.errors import LoadError
-from ovserve.graph.authors import contract_of
 from ovserve.graph.calculator import Calculator, Port
 from ovserve.graph.config import GraphConfig
+from ovserve.graph.imports import contract_of
 from ovserve.graph.node import Endpoint, Node, split_endpoints
 from ovserve.graph.options import option_message, struct_options
 from ovserve.graph.plan import GraphPlan, InputPlan, NodePlan, OutputPlan

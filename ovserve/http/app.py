@@ -32,22 +32,18 @@ from ovserve.http.routes.anthropic import Anthropic
 from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.batches import BatchRoutes
 from ovserve.http.routes.config import Config
-from ovserve.http.routes.describe import Describe
+from ovserve.http.routes.describe import PARENT, Describe, TokenRoutes, VoiceRoutes
 from ovserve.http.routes.lora import LoraRoutes
 from ovserve.http.routes.metrics import MetricsRoute
-from ovserve.http.routes.ollama import Ollama
-from ovserve.http.routes.ollama_pull import OllamaPull
+from ovserve.http.routes.ollama import Ollama, OllamaPull
 from ovserve.http.routes.realtime import RealtimeRoutes
 from ovserve.http.routes.responses import ResponsesRoutes
 from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
-from ovserve.http.routes.tokens import PARENT, TokenRoutes
 from ovserve.http.routes.v2 import V2
-from ovserve.http.routes.v2_admin import V2Admin, no_shared_memory, no_traces
-from ovserve.http.routes.v2_models import V2Models
+from ovserve.http.routes.v2_models import V2Admin, V2Models, no_shared_memory, no_traces
 from ovserve.http.routes.v3 import V3
-from ovserve.http.routes.voices import VoiceRoutes
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.http.transport.malformed import Runner

@@ -3,11 +3,15 @@
 The order is fixed in `app.py`. `sse.py` handles errors after a streamed answer has begun; requests that reach
 this border have sent nothing yet.
 
-Reads from the headers of a request how long its client waits for an answer.
-
-`Prefer: wait=10` is a standard, and the clients of OpenAI and Anthropic send their read timeout.
+Headers say how long a client waits for an answer: `Prefer: wait=10` is a standard, and the clients of OpenAI
+and Anthropic send their read timeout.
 
 Sources: https://www.rfc-editor.org/rfc/rfc7240 and https://github.com/openai/openai-python, read 2026-11-23.
+
+A path that this server does not have gets a 404 that says why, or names the path that was meant. Some are of
+the APIs that we speak. Without a row here such a path is unknown, or a 405 where another path's pattern has
+its shape. Others are misspelt: a base address with a slash at its end, or with a version that the client adds
+as well.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from random import getrandbits
 
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Middleware
+from yarl import URL
 
 from ovserve.access import NOBODY, AccessLog, Guard, RequestContext, calling, current_request, presented_key
 from ovserve.access.origin import check_site
@@ -26,6 +31,7 @@ from ovserve.errors import (
     INTERNAL_MESSAGE,
     Internal,
     MethodNotAllowed,
+    NotFound,
     OvserveError,
     PayloadTooLarge,
     Unauthenticated,
@@ -33,12 +39,74 @@ from ovserve.errors import (
     public,
 )
 from ovserve.http.errors import API_STYLE, style_of
-from ovserve.http.routes.absent import not_found, why_absent
 from ovserve.http.sse import ANSWERED
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
 from ovserve.log import request_id
 from ovserve.telemetry.counters import Metrics
+
+_ABSENT = (
+    (
+        re.compile(r"/(?:.+/)?images/embeddings"),
+        "this server embeds text, and has no embeddings of images",
+    ),
+    (
+        re.compile(r"/(?:.+/)?responses/compact"),
+        "conversations are not compacted here; truncation: auto of responses leaves the oldest turns out",
+    ),
+    (
+        re.compile(r"/(?:.+/)?realtime/(?:calls|sessions|transcription_sessions|translations)(?:/.*)?"),
+        "Realtime is served over a WebSocket, at GET /v1/realtime; there is no WebRTC and no SIP, and "
+        "POST /v1/realtime/client_secrets makes keys for pages",
+    ),
+)
+
+
+VERSIONS = ("v1", "v3", "api", "openai")
+MAX_PARTS = 16  # of a path that is compared with known ones; each costs a search
+
+
+async def not_found(request: web.Request) -> NotFound:
+    """The error for a path without a handler."""
+    path = request.path
+    if (reason := why_absent(path)) is not None:
+        return reason
+    for near in near_paths(path):
+        match = await request.app.router.resolve(request.clone(rel_url=URL.build(path=near)))
+        if match.http_exception is None:
+            return NotFound(f"no such path: {path}; use {near}")
+        if isinstance(match.http_exception, web.HTTPMethodNotAllowed):
+            methods = " or ".join(sorted(match.http_exception.allowed_methods - {"HEAD", "OPTIONS"}))
+            return NotFound(f"no such path: {path}; use {methods} {near}")
+    return NotFound(f"no such path: {path}")
+
+
+def near_paths(path: str) -> list[str]:
+    """Return the paths that may be meant, the longest first: without doubled and last slashes, without what
+    the base address and the client both add, and with fewer versions or without a proxy's prefix in front."""
+    parts = [part for part in path.split("/") if part]
+    if len(parts) > MAX_PARTS:
+        return []
+    near = [parts]
+    for size in range(1, len(parts) // 2 + 1):
+        if parts[-size:] == parts[-2 * size : -size]:
+            near.append(parts[:-size])
+    near += [parts[at:] for at in range(1, len(parts)) if parts[at] in VERSIONS]
+    shorter = parts
+    while shorter and shorter[0] in VERSIONS:
+        shorter = shorter[1:]
+        near += [shorter, ["v1", *shorter], [parts[0], *shorter]]
+    near.sort(key=len, reverse=True)
+    return [one for one in dict.fromkeys("/" + "/".join(parts) for parts in near) if one != path]
+
+
+def why_absent(path: str) -> NotFound | None:
+    """None for a path that nothing is known of."""
+    for pattern, why in _ABSENT:
+        if pattern.fullmatch(path):
+            return NotFound(f"no such path: {path}; {why}")
+    return None
+
 
 PREFER, WAIT = "Prefer", re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})", re.IGNORECASE)
 SECONDS = ("x-stainless-read-timeout", "x-stainless-timeout")

@@ -2,16 +2,16 @@
 
 Nothing is written twice: paths are the router's, bodies the msgspec structs', error statuses the table of
 `errors.py`, rejected parameters the decoder's. A route that no operation describes is listed by
-`undocumented`, which a test wants empty. Called by `describe.py`, once.
+`undocumented`, which a test wants empty.
 
-Schemas as generators of clients want them: short names that are titles too, and arrays that say of what.
-
+Schemas are as generators of clients want them: short names that are titles too, and arrays that say of what.
 msgspec names structs of one name by their module, but keeps the bare name as title, which generators take for
 the class.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,19 +21,144 @@ import msgspec
 
 from ovserve import __version__
 from ovserve.api import anthropic, ollama
-from ovserve.api.openai import batches, chat, completions, fim, models, token_operations
+from ovserve.api.azure.errors import UNPROCESSABLE_STATUS, AzureError
+from ovserve.api.azure.shape import (
+    CHAT,
+    DEPLOYMENTS,
+    EMBEDDINGS,
+    FOUNDRY,
+    FOUNDRY_INFO,
+    INFO,
+    VERSION,
+    ModelInfo,
+)
+from ovserve.api.openai import batches, chat, completions, fim, models
+from ovserve.api.openai.chat import OPERATION
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
 from ovserve.api.openai.describe.operation import Operation
 from ovserve.api.openai.describe.parameters import REF
+from ovserve.api.openai.models import Model
 from ovserve.api.openai.responses import operations as responses
-from ovserve.http import azure_operations
+from ovserve.api.openai.tokenize import (
+    CountedTokens,
+    DetokenizedText,
+    DetokenizeRequest,
+    TokenIds,
+    TokenizeRequest,
+    TokenizerInfo,
+)
 from ovserve.http.errors import ApiStyle, style_of
 from ovserve.http.routes import config, lora, metrics, realtime, tensorflow, v2
 from ovserve.kinds.encoders import embeddings_api, rerank_api, score_api
+from ovserve.kinds.encoders import embeddings_api as embeddings
 from ovserve.kinds.images import api as answers
 from ovserve.kinds.speech import api as transcriptions
 from ovserve.kinds.voice import api as speech
+
+TOKEN_OPERATIONS = (
+    Operation(
+        "POST",
+        "/v3/tokenize",
+        "Text to token ids: with `text` in OVMS's form, with `prompt` or `messages` in vLLM's.",
+        answer=(TokenIds, CountedTokens),
+        request=TokenizeRequest,
+        example={"model": "smollm2", "text": "Hello world"},
+        defaults={"pad_to_max_length": False, "padding_side": "right", "add_generation_prompt": True},
+    ),
+    Operation(
+        "POST",
+        "/v3/detokenize",
+        "Token ids to text.",
+        answer=DetokenizedText,
+        request=DetokenizeRequest,
+        defaults={"skip_special_tokens": False},
+    ),
+    Operation(
+        "GET",
+        "/v3/tokenizer_info",
+        "What lm-eval's remote tokenizer asks for.",
+        answer=TokenizerInfo,
+        query={"model": "may be left out when one graph is served"},
+    ),
+)
+
+
+_QUERY = {VERSION: "any value makes it a request of Azure's"}
+_ANY_VERSION = {VERSION: "any value, or none"}
+
+_CHAT = dataclasses.replace(
+    OPERATION,
+    path=CHAT,
+    summary="Azure AI Model Inference's chat if the request is Azure's, else as /v3/chat/completions.",
+    error=(AzureError, ErrorBody),
+    statuses=(UNPROCESSABLE_STATUS,),
+    query=_QUERY,
+    optional=("model",),
+)
+
+
+def _deployed(operation: Operation) -> Operation:
+    return dataclasses.replace(
+        operation,
+        path=f"{DEPLOYMENTS}/{{deployment}}/{operation.name}",
+        summary=f"As /v3/{operation.name}, of the model that the path names; Azure OpenAI's address.",
+        query=_ANY_VERSION,
+        optional=("model",),
+        same_as=operation.name,
+    )
+
+
+AZURE_OPERATIONS = (
+    _CHAT,
+    dataclasses.replace(
+        _CHAT,
+        path=FOUNDRY + CHAT,
+        summary=f"As {CHAT} of Azure's, for base addresses that end in {FOUNDRY}.",
+        error=AzureError,
+        query=_ANY_VERSION,
+        same_as=CHAT,
+    ),
+    dataclasses.replace(
+        embeddings.OPERATION,
+        path=EMBEDDINGS[0],
+        summary="Azure AI Model Inference's embeddings if the request is Azure's, else as /v3/embeddings.",
+        error=(AzureError, ErrorBody),
+        statuses=(UNPROCESSABLE_STATUS,),
+        query=_QUERY,
+        optional=("model",),
+        same_as="embeddings",
+    ),
+    dataclasses.replace(
+        embeddings.OPERATION,
+        path=FOUNDRY + EMBEDDINGS[0],
+        summary=f"As {EMBEDDINGS[0]} of Azure's, for base addresses that end in {FOUNDRY}.",
+        error=AzureError,
+        query=_ANY_VERSION,
+        optional=("model",),
+        same_as="embeddings",
+    ),
+    _deployed(OPERATION),
+    _deployed(embeddings.OPERATION),
+    _deployed(completions.OPERATION),
+    Operation(
+        "GET",
+        "/v3" + INFO,
+        "What Azure's client asks first.",
+        answer=ModelInfo,
+        error=AzureError,
+        query=_ANY_VERSION,
+    ),
+    Operation(
+        "GET",
+        FOUNDRY_INFO,
+        f"The same if there is an {VERSION}, else the model that is called info.",
+        answer=(ModelInfo, Model),
+        error=(AzureError, ErrorBody),
+        query=_QUERY,
+    ),
+)
+
 
 PREFIX = "#/components/schemas/"
 RESERVED = {"Response": "ResponseObject"}  # a generated client has a class of this name already
@@ -111,11 +236,11 @@ OPERATIONS: tuple[Operation, ...] = (
     *answers.OPERATIONS,
     *speech.OPERATIONS,
     *transcriptions.OPERATIONS,
-    *token_operations.OPERATIONS,
+    *TOKEN_OPERATIONS,
     *models.OPERATIONS,
     *batches.OPERATIONS,
     *anthropic.OPERATIONS,
-    *azure_operations.OPERATIONS,
+    *AZURE_OPERATIONS,
     *rerank_api.OPERATIONS,
     *score_api.OPERATIONS,
     *ollama.OPERATIONS,

@@ -63,7 +63,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     xtc_threshold: float = 0.1  # from this probability on a token is a likely one
     seed: int = 0
     ignore_eos: bool = False
-    stop: tuple[str, ...] = ()  # matched on text, exactly at the character (see llm/stops.py)
+    stop: tuple[
+        str, ...
+    ] = ()  # matched on text, exactly at the character (see kinds/text/worker/decoding/output.py)
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     repetition_detection: bool = False  # end an answer that only repeats itself

@@ -16,7 +16,7 @@ from ovserve.engine.admission.limits import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
-from ovserve.http.transport.addresses import is_local, split
+from ovserve.http.transport.sockets import is_local, split
 from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ovserve.http.transport.addresses import UNIX
+from ovserve.http.transport.sockets import UNIX
 
 log = logging.getLogger(__name__)
 

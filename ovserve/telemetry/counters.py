@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
-from ovserve.telemetry.histogram import MICROSECONDS, OF_REQUESTS, Histogram
+from ovserve.telemetry.metrics import MICROSECONDS, OF_REQUESTS, Histogram
 from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.requests import RequestMetrics
 

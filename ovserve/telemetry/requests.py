@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 
-from ovserve.telemetry.histogram import BETWEEN_TOKENS, OF_REQUESTS, TO_FIRST_TOKEN, TOKENS, Histogram
+from ovserve.telemetry.metrics import BETWEEN_TOKENS, OF_REQUESTS, TO_FIRST_TOKEN, TOKENS, Histogram
 
 
 class RequestMetrics:

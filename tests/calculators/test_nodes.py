@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovserve.calculators.pass_through import PassThrough
+from ovserve.calculators.library.streams import PassThrough
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.kinds.payload import HttpResponse, ignored_header

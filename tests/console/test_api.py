@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ovserve.access.keys import entry_text
-from ovserve.console.pages import STATIC
+from ovserve.console.console import STATIC
 from tests.conftest import Server, start_process
 from tests.console.stage import five_nodes, script
 

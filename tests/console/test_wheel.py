@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.console.pages import STATIC, TYPES
+from ovserve.console.console import STATIC, TYPES
 from tests.conftest import ROOT
 
 LARGEST = 700_000  # bytes of all vendored modules; the first page loads a quarter of them

@@ -1,4 +1,5 @@
-"""What `ovserve deploy ray` sends, computed without Ray: rollouts, options, YAML, merged answers, sessions."""
+"""What `ovserve deploy ray` sends, computed without Ray: rollouts, options, YAML, merged answers,
+sessions."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import yaml
 from ovserve.cli.commands import build_parser
 from ovserve.cli.deploy import plan_of
 from ovserve.deploy.ray import merged
+from ovserve.deploy.ray.merged import METRIC, ByQueue, requests_in
 from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, HAPROXY, PYTHON, Plan, to_yaml
-from ovserve.deploy.ray.policy import METRIC, ByQueue, requests_in
 from ovserve.deploy.ray.rollout import pack, parse, unpack
 from ovserve.deploy.ray.session import session_of
 from ovserve.errors import InvalidArgument, LoadError

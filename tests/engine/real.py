@@ -8,7 +8,7 @@ from typing import Any
 import openvino_genai as ov_genai
 
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem
-from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.engine.worker.steps import AdmissionQueue
 from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
 from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.llm.images import Image

@@ -1,5 +1,5 @@
-"""Cache eviction on the real library, with a tiny model: no prompt, and no number of requests, makes a step raise.
-What the library does wrong is shown beside what the options and the engine make of it."""
+"""Cache eviction on the real library, with a tiny model: no prompt, and no number of requests, makes a step
+raise. What the library does wrong is shown beside what the options and the engine make of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.engine.protocol.specs import CacheEviction, SparseAttention, TextSpec
 from ovserve.kinds.text.worker.genai import GenAIEngine
-from ovserve.kinds.text.worker.genai.reservation import CacheReservation
+from ovserve.kinds.text.worker.genai.continuous import CacheReservation
 from ovserve.llm.request import Sampling
 from tests.engine.real import Queued, add, run
 from tests.engine.tiny import ENDLESS, table, write

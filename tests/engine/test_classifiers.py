@@ -1,4 +1,5 @@
-"""Classifiers and scores of pairs on the real runtime, against transformers' pipeline and the library tokenizers."""
+"""Classifiers and scores of pairs on the real runtime, against transformers' pipeline and the library
+tokenizers."""
 
 from __future__ import annotations
 
@@ -31,8 +32,7 @@ from ovserve.kinds.encoders.spec import (
 )
 from ovserve.kinds.encoders.worker.classify import ClassificationBackend
 from ovserve.kinds.encoders.worker.embed import EmbeddingBackend
-from ovserve.kinds.encoders.worker.pairs import longest_first
-from ovserve.kinds.encoders.worker.rerank import RerankBackend
+from ovserve.kinds.encoders.worker.rerank import RerankBackend, longest_first
 from tests.encoders import VECTORS, answers, tiny
 
 F32 = '{"INFERENCE_PRECISION_HINT": "f32"}'

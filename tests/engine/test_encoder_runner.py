@@ -21,8 +21,7 @@ from ovserve.kinds.encoders.worker.model import (
     usable_cores,
 )
 from ovserve.kinds.encoders.worker.pool import BATCH_TOKENS, Job
-from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.shapes import TIMED_INFERENCES, FixedShape
+from ovserve.kinds.encoders.worker.runner import TIMED_INFERENCES, FixedShape, Runner
 from ovserve.kinds.encoders.worker.tokens import Row
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core has one compiled model")

@@ -19,14 +19,7 @@ import openvino_genai as ov_genai
 import pytest
 
 from ovserve.engine.model.gguf import KINDS, read_gguf
-from ovserve.engine.model.gguf_forms import (
-    BY_ROW,
-    UNPACKED,
-    WITH_OFFSETS,
-    Form,
-    converted_size,
-    form_of,
-)
+from ovserve.engine.model.gguf_forms import BY_ROW, UNPACKED, WITH_OFFSETS, Form, converted_size, form_of
 from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel
 from ovserve.pull.convert import convert

@@ -37,8 +37,7 @@ def draw(model: Path, *, wait: float = 0.0, raises: str = "", **more: Any) -> li
     """Items of one image whose partial images take `wait` s to decode, or cannot be decoded."""
     from ovserve.engine.protocol.call_backend import Invocation
     from ovserve.engine.protocol.messages import Call
-    from ovserve.kinds.images.worker.drawing import Drawing
-    from ovserve.kinds.images.worker.pipelines import ImageBackend
+    from ovserve.kinds.images.worker.pipelines import Drawing, ImageBackend
 
     real = ImageBackend(ImageSpec(str(model)))._pipelines["generate"]
 

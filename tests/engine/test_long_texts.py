@@ -8,13 +8,13 @@ import signal
 
 import pytest
 
-from ovserve.engine.client import long_texts
+from ovserve.engine.client import text
 from ovserve.errors import InvalidArgument, Unavailable
 from tests.conftest import eventually
 from tests.engine.conftest import Script, Start, is_running
 
-LONG = "a b " * long_texts.LONG_TEXT
-IDS = [[0, 1] * long_texts.LONG_TEXT]
+LONG = "a b " * text.LONG_TEXT
+IDS = [[0, 1] * text.LONG_TEXT]
 
 
 async def test_a_killed_process_is_replaced_under_the_call(start: Start, script: Script) -> None:
@@ -44,7 +44,7 @@ async def test_killed_twice_it_is_given_up(start: Start, script: Script) -> None
 async def test_a_text_that_takes_too_long_costs_the_process(
     start: Start, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_texts, "CALL_SECONDS", 0.2)
+    monkeypatch.setattr(text, "CALL_SECONDS", 0.2)
     client = await start(script(tokenize_seconds=30))
     process = client.texts.process
     asked = asyncio.create_task(client.tokenize([LONG], add_special_tokens=False))
@@ -59,7 +59,7 @@ async def test_a_text_that_takes_too_long_costs_the_process(
 async def test_a_crowd_is_told_to_come_later(
     start: Start, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_texts, "MAX_CALLS", 2)
+    monkeypatch.setattr(text, "MAX_CALLS", 2)
     client = await start(script(tokenize_seconds=1))
     asked = [asyncio.create_task(client.tokenize([LONG], add_special_tokens=False)) for _ in range(3)]
     answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -9,7 +9,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.kinds.text.worker.genai.merge import Merger
+from ovserve.kinds.text.worker.genai.convert import Merger
 
 pytestmark = pytest.mark.long
 

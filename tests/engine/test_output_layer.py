@@ -1,4 +1,5 @@
-"""The output layer in int8 per row: nearly the same logits, from every form that is finer, and only from those."""
+"""The output layer in int8 per row: nearly the same logits, from every form that is finer, and only from
+those."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.kinds.text.worker.genai import output_layer
-from ovserve.kinds.text.worker.genai.output_layer import OutputLayer, quantised
+from ovserve.kinds.text.worker.genai import convert
+from ovserve.kinds.text.worker.genai.convert import OutputLayer, quantised
 
 ROWS, WIDTH, GROUP = 70, 64, 32
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
@@ -64,7 +65,7 @@ def last_constant(model: ov.Model) -> Any:
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "u8", "i8"])
 def test_finer_weights_become_int8_per_row(kind: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_layer, "CHUNK_ROWS", 16)  # the last chunk is smaller
+    monkeypatch.setattr(convert, "CHUNK_ROWS", 16)  # the last chunk is smaller
     model = network(weights(kind), tied=tied)
     before = logits(model)
     layer = OutputLayer(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.kinds.text.worker.decoding.prefill_estimate import PrefillEstimate
+from ovserve.kinds.text.worker.genai.stateful import PrefillEstimate
 
 
 class Clock:

@@ -106,7 +106,7 @@ async def test_the_real_tokenizer(model_path: str) -> None:
             await client.detokenize([[1, 49152]])
         with pytest.raises(InvalidArgument):
             await client.detokenize([[-1]])
-        # It cuts at 8192 by itself; we do not (whole_text.py).
+        # It cuts at 8192 by itself; we do not (genai/text.py).
         pieces = [
             "The cat sat on the mat. ",
             "1234567 ",

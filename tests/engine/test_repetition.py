@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.api.openai.completions import Completions
-from ovserve.kinds.text.worker.decoding.repetition import (
+from ovserve.kinds.text.worker.decoding.sequence import (
     CHECK_INTERVAL,
     MAX_PATTERN,
     WINDOW_TOKENS,
+    Part,
     RepetitionDetector,
+    Sequence,
 )
-from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import Sampling
 

@@ -1,4 +1,5 @@
-"""An answer that only repeats itself, through the server: both engines, the real model, the official client."""
+"""An answer that only repeats itself, through the server: both engines, the real model, the official
+client."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from ovserve.kinds.text.worker.decoding.repetition import CHECK_INTERVAL, WINDOW_TOKENS
+from ovserve.kinds.text.worker.decoding.sequence import CHECK_INTERVAL, WINDOW_TOKENS
 from tests.conftest import ROOT, Server, start_process
 
 LOOP = "Hello! " * 40 + "Hello!"

@@ -15,8 +15,7 @@ from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import RERANK, RerankAnswer, RerankArguments, RerankSpec
-from ovserve.kinds.encoders.worker.pairs import PairForm, pair_form
-from ovserve.kinds.encoders.worker.rerank import RerankBackend
+from ovserve.kinds.encoders.worker.rerank import PairForm, RerankBackend, pair_form
 from ovserve.kinds.encoders.worker.tokens import open_tokenizer
 from tests.encoders import VECTORS, answers, tiny
 

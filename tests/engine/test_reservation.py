@@ -1,5 +1,6 @@
-"""More requests than the cache or a step has room for: each waits for its worst case, so every answer is right, whole
-and counted. The tiny models (`tiny.py`) say after each character the next one, so every answer is known."""
+"""More requests than the cache or a step has room for: each waits for its worst case, so every answer is
+right, whole and counted. The tiny models (`tiny.py`) say after each character the next one, so every answer
+is known."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, TextSpec
 from ovserve.errors import Unavailable
 from ovserve.kinds.text.worker.genai import GenAIEngine
-from ovserve.kinds.text.worker.genai.reservation import CacheReservation
+from ovserve.kinds.text.worker.genai.continuous import CacheReservation
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
 from tests.engine import tiny
@@ -63,8 +64,8 @@ def crowd(
     longest: int = LONGEST,
     requests: int = REQUESTS,
 ) -> list[tuple[Prompt, int, Result]]:
-    """Have requests come and leave at any time. Return the prompts of those that stayed, the most tokens, and their
-    answers."""
+    """Have requests come and leave at any time. Return the prompts of those that stayed, the most tokens, and
+    their answers."""
     chance = random.Random(seed)
     shared = "".join(chance.choices("abcdefghij", k=300))
     prompts: dict[int, Prompt] = {}

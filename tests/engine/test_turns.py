@@ -11,7 +11,7 @@ from conftest import Script
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, Steps, Stop
 from ovserve.engine.protocol.specs import ScriptSpec
-from ovserve.engine.worker.admission_queue import AdmissionQueue
+from ovserve.engine.worker.steps import AdmissionQueue
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
 

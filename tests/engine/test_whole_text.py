@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovserve.kinds.text.worker.decoding.whole_text import WholeText
+from ovserve.kinds.text.worker.genai.text import WholeText
 
 BOS, EOS = -1, -2
 

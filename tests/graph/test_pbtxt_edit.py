@@ -8,8 +8,8 @@ import pytest
 
 from ovserve.errors import LoadError
 from ovserve.graph.config import parse_graph
-from ovserve.graph.pbtxt.edit import literal, with_options, with_paths
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.tools.tuning.graph_file import literal, with_options, with_paths
 from tests.conftest import ROOT
 
 NAME = LLMCalculatorOptions.DESCRIPTOR.full_name

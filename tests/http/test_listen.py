@@ -13,7 +13,7 @@ import trustme
 
 from ovserve.errors import LoadError
 from ovserve.http.transport import tls as tls_module
-from ovserve.http.transport.addresses import is_local, split, url
+from ovserve.http.transport.sockets import is_local, split, url
 from ovserve.http.transport.tls import Certificate
 from tests.conftest import script_graph, start_server
 

@@ -15,7 +15,7 @@ from ovserve.llm.grammar.constraint import Format
 from ovserve.llm.parsing import default
 from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.syntax.xmlcall import Form
-from ovserve.llm.parsing.tools import glm45, onyx
+from ovserve.llm.parsing.tools import recipients, tagged_xml
 from tests.bytewise import Language
 from tests.llm.parsing.cuts import completion, packets
 
@@ -37,7 +37,7 @@ def guide_of(dialect: str) -> Guide:
 
 
 def form_of(dialect: str) -> Form:
-    own = {"glm45": glm45._FORM, "onyx": onyx._FORM}
+    own = {"glm45": tagged_xml._GLM_FORM, "onyx": recipients._FORM}
     form: Form = own[dialect] if dialect in own else default().tool(dialect).form  # type: ignore[union-attr]
     return form
 

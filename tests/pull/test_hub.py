@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, ResourceExhausted, Unavailable
-from ovserve.pull.hub_files import RemoteFile, choose
+from ovserve.pull.hub import RemoteFile, choose
 from ovserve.pull.run import Wanted, pull
 from tests.conftest import ROOT
 from tests.engine import random_gguf

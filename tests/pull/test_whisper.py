@@ -14,7 +14,7 @@ from ovserve.kinds.speech.files import missing_speech_files
 from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_file import check_file
-from ovserve.pull.hub_files import RemoteFile, choose
+from ovserve.pull.hub import RemoteFile, choose
 from ovserve.pull.run import Wanted, pull
 from tests.speech import LAYERS, WIDTH, Random, tiny_whisper
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
+from ovserve.kinds.text.resource import fingerprint
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.check import find, report
 from ovserve.serving.manager import Manager

@@ -1,7 +1,7 @@
 """The body of POST messages and messages/count_tokens: its structs, and what types cannot say about it.
 
 Only fields that have an effect are here; all others (metadata, cache_control, service_tier ...) are unknown,
-which is never an error; those at the top are reported. The conversation becomes OpenAI's in `history.py`.
+which is never an error; those at the top are reported. The conversation becomes OpenAI's in `messages.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recognizes Azure's requests and chooses the endpoint that answers them. Used by `http/`.
+"""Recognizes Azure's requests and chooses the endpoint that answers them.
 
 Azure's client always sends the query `api-version`; its key goes in `api-key`. Under a version prefix (/v3,
 /v1) those mean nothing: that is OpenAI's address, where litellm and others also send `api-key`.
@@ -9,8 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from ovserve.api.azure.chat import DEFAULT_MODE, MODES, name_of
+from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument
+
+PROVIDER = "ovserve"
+
+
+class ModelInfo(msgspec.Struct):
+    model_name: str
+    model_type: str
+    model_provider_name: str
+
+
+def info_body(name: str, *, chat: bool, embeds: bool = False) -> bytes:
+    kind = "embeddings" if embeds else "chat_completion" if chat else "text_generation"
+    return encode(ModelInfo(name, kind, PROVIDER))
+
 
 EXTRA_PARAMETERS = "extra-parameters"
 DEPLOYMENT = "azureml-model-deployment"

@@ -5,29 +5,15 @@
 docs/calculators.md explains them.
 """
 
-from ovserve.calculators.library import (
-    answer_append,
-    answerer,
-    cascade,
-    conversation,
-    conversation_memory,
-    mcp_servers,
-    merge,
-    text_filter,
-)
-from ovserve.calculators.library.answer_check import AnswerCheck
-from ovserve.calculators.library.answerer import Answerer, Question
-from ovserve.calculators.library.cascade import Cascade
-from ovserve.calculators.library.conversation_memory import ConversationMemory
+from ovserve.calculators.library import answerer, conversation, mcp_servers, streams, text_filter
+from ovserve.calculators.library.answerer import Answerer, Cascade, Question
+from ovserve.calculators.library.checks import AnswerCheck, Exchange, Observer, PromptCheck
+from ovserve.calculators.library.conversation import ConversationMemory, PromptInsertion
 from ovserve.calculators.library.messages import messages_of, prompt_text, question, with_system_text
-from ovserve.calculators.library.observer import Exchange, Observer
-from ovserve.calculators.library.prompt_check import PromptCheck
-from ovserve.calculators.library.prompt_insertion import PromptInsertion
-from ovserve.calculators.library.server_tools import ServerTools, Toolbox, tool
-from ovserve.calculators.library.switch import RequestSwitch, Switch
+from ovserve.calculators.library.server_tools import ServerTools, Toolbox, answer_with_tools, tool
+from ovserve.calculators.library.streams import RequestSwitch, Switch
 from ovserve.calculators.library.text_filter import TextFilter
 from ovserve.calculators.library.text_map import TextMap
-from ovserve.calculators.library.tool_rounds import answer_with_tools
 from ovserve.errors import ContentFiltered, InvalidArgument, LoadError, RateLimited
 from ovserve.graph import (
     Calculator,
@@ -46,13 +32,10 @@ from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallD
 from ovserve.llm.request import GenerateRequest, Sampling
 
 MODULES = (
-    answer_append,
     answerer,
-    cascade,
     conversation,
-    conversation_memory,
     mcp_servers,
-    merge,
+    streams,
     text_filter,
 )
 

@@ -20,6 +20,7 @@ from ray.serve.exceptions import RayServeException
 from ovserve.access.keys import entry_text
 from ovserve.deploy.ray import last_good, merged, rollout
 from ovserve.deploy.ray.child import Child
+from ovserve.deploy.ray.merged import METRIC, requests_in
 from ovserve.deploy.ray.passthrough import (
     Answer,
     Handled,
@@ -31,7 +32,6 @@ from ovserve.deploy.ray.passthrough import (
     relay,
 )
 from ovserve.deploy.ray.plan import BUSY
-from ovserve.deploy.ray.policy import METRIC, requests_in
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
 
 # These change one replica only; the next one to be asked would not know.

@@ -71,7 +71,7 @@ def compressed(model: str) -> bool:
 
 
 def _merged(name: str) -> re.Pattern[str]:
-    """Return what the name of a merged layer looks like, see `kinds/text/worker/genai/merge.py`."""
+    """Return what the name of a merged layer looks like, see `kinds/text/worker/genai/convert.py`."""
     return re.compile(rf"\.{re.escape(name.rpartition('.')[0])}\.[qkv]{{2,3}}_proj/")
 
 

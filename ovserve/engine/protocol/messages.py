@@ -46,9 +46,7 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     sampling: Sampling
     images: tuple[Image, ...] = ()  # the images of the tags in the prompt (see llm/images.py)
     last: bool = False  # no other request of the server is about to follow
-    ids: bytes = (
-        b""  # ids of the prompt, 4 bytes each, if it is a text already tokenized (client/long_texts.py)
-    )
+    ids: bytes = b""  # ids of the prompt, 4 bytes each, if it is a text already tokenized (client/text.py)
     batch: bool = False  # a line of a batch: it waits while others are there
 
 

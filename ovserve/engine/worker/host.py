@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -38,12 +39,31 @@ from ovserve.engine.protocol.messages import (
     ToModel,
     Unloaded,
 )
-from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
-from ovserve.engine.worker.calls import Calls
-from ovserve.engine.worker.loading import load_failed, open_backend
+from ovserve.engine.protocol.specs import Facts, HostSpec, Spec, resolve
+from ovserve.engine.worker.calls import Calls, Threads
 from ovserve.engine.worker.mapped_files import MappedFiles
-from ovserve.engine.worker.threads import Threads
 from ovserve.errors import LoadError
+
+
+def open_backend(load: Load, files: MappedFiles | None = None, *, shared: bool = False) -> tuple[Spec, Any]:
+    """Return the spec, and what its backend makes of it. Raises LoadError, or what the backend raises.
+
+    `files` are to be held against changes. `shared`: other models are in this process.
+    """
+    try:
+        spec = load.resolve()
+        backend = resolve(type(spec).backend)
+    except (ImportError, AttributeError, msgspec.MsgspecError) as error:
+        raise LoadError(f"no engine for {load.spec_type}: {error}") from error
+    if files is None:
+        return spec, backend(spec)
+    return spec, files.guard(spec, lambda: backend(spec), shared=shared)
+
+
+def load_failed(error: LoadError) -> LoadFailed:
+    reason = f"{error.file}: {error.reason}" if error.file else error.reason
+    return LoadFailed(reason, error.field, error.node, error.transient)
+
 
 M_ARENA_MAX = -8  # of malloc.h
 MALLOC_ARENAS = 2  # of malloc; with its default, 8 a core, 100 loads on as many threads take 80 MB more

@@ -24,7 +24,7 @@ from ovserve.engine.protocol.messages import Load, ToEngine
 from ovserve.engine.protocol.specs import HostSpec, Spec
 from ovserve.engine.worker import calls, host, steps
 from ovserve.engine.worker.batch_window import BatchWindow
-from ovserve.engine.worker.loading import load_failed, open_backend
+from ovserve.engine.worker.host import load_failed, open_backend
 from ovserve.engine.worker.mapped_files import MappedFiles
 from ovserve.errors import LoadError
 

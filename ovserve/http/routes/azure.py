@@ -5,16 +5,20 @@ What counts as Azure's is in `api/azure/shape.py`; other requests to the same pa
 
 The graph is, in this order: the one the header azureml-model-deployment names, the only one there is (`model`
 is ignored then, as Azure documents), the one that `model` names.
+
+Embeddings are OpenAI's endpoint behind the rule for fields that Azure's own API does not have.
 """
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
 
-from ovserve.api.azure.embeddings import embeddings_for
+from ovserve.api.azure.chat import ExtraParameter
 from ovserve.api.azure.errors import VALUE
-from ovserve.api.azure.info import info_body
-from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, is_azure, mode_of
+from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, info_body, is_azure, mode_of
+from ovserve.api.openai.body import decode_fields, unique_members
+from ovserve.api.openai.common import encode
 from ovserve.api.openai.faults import shown_value
 from ovserve.errors import InvalidArgument
 from ovserve.http.body import BODIES, Body, payload_of, read_body
@@ -24,6 +28,25 @@ from ovserve.http.sse import send_answer
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
+
+# Azure's own, from its API reference; everything else is extra.
+FIELDS = frozenset({"model", "input", "dimensions", "encoding_format", "input_type", "user"})
+
+
+def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
+    """Return the body naming `model`, with extra fields handled by `mode` (`azure/chat.py`).
+
+    Raises InvalidArgument for one in the mode `error`, and for a body that is not a JSON object.
+    """
+    unique_members(body)  # the new body shows none that occurs twice
+    fields = decode_fields(body)
+    extras = sorted(fields.keys() - FIELDS)
+    if mode == "error" and extras:
+        raise ExtraParameter(
+            f"{extras[0]}: not a parameter of this API, and extra-parameters is error", param=extras[0]
+        )
+    supported = {name: value for name, value in fields.items() if mode != "ignore" or name in FIELDS}
+    return encode(supported | {"model": msgspec.Raw(encode(model))})
 
 
 class Azure:

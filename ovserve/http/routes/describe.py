@@ -1,4 +1,8 @@
-"""Descriptions of the server: GET /openapi.json, and GET capabilities per model."""
+"""Descriptions of the server: GET /openapi.json; per model its capabilities, voices, and tokenizer.
+
+tokenize, detokenize and tokenizer_info, stand under every prefix and where lm-eval looks for them.
+They run no graph: a servable answers them itself. `model` may be left out when one is served.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,62 @@ from aiohttp import web
 from ovserve.access import current_request
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.describe import capabilities
+from ovserve.http.body import json_response, only_servable_of, read_body
 from ovserve.http.openapi import OPERATIONS, Route, document
+from ovserve.kinds.voice.api import Voice, VoiceList
+from ovserve.kinds.voice.node import SpeechResource
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
+from ovserve.serving.tokens import tokens_of
+
+# lm-eval takes "/v1/completions" off its base address, and nothing off one that ends in "/v3/completions".
+PARENT = "/{parent:(?:(?:chat/)?completions/)?}"
+
+
+class TokenRoutes:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = only_servable_of(self._manager, body)
+        return json_response(await tokens_of(servable).tokenize(body.data, body.head.large))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = only_servable_of(self._manager, body)
+        return json_response(await tokens_of(servable).detokenize(body.data, body.head.large))
+
+    async def info(self, request: web.Request) -> web.Response:
+        """GET; `?model=` names one of several."""
+        servable = self._manager.only(request.query.get("model"))
+        return json_response(tokens_of(servable).info())
+
+
+class VoiceRoutes:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def list_voices(self, request: web.Request) -> web.Response:
+        """List the voices of all graphs, or of the one that `?model=` names."""
+        name = request.query.get("model")
+        may = current_request().caller.may_use
+        servables = [s for s in self._manager.servables if may(s.name)]
+        if name is not None:
+            servables = [self._manager.get(name)]
+        voices = [voice for servable in servables for voice in _voices(servable)]
+        return web.Response(body=encode(VoiceList(voices)), content_type="application/json")
+
+
+def _voices(servable: Servable) -> list[Voice]:
+    return [
+        Voice(
+            name, name, servable.name, speaker.voices.language_of(name), name == speaker.voices.default_name
+        )
+        for speaker in servable.resources.values()
+        if isinstance(speaker, SpeechResource)
+        for name in speaker.model.voices
+    ]
 
 
 class Describe:

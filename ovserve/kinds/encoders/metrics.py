@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ovserve.telemetry.family import Family, value
-from ovserve.telemetry.histogram import TO_FIRST_TOKEN, TOKENS, Histogram
+from ovserve.telemetry.metrics import TO_FIRST_TOKEN, TOKENS, Family, Histogram, value
 
 
 class EncoderMetrics:

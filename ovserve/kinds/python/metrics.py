@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ovserve.errors import DeadlineExceeded, EngineDead, InvalidArgument, OvserveError
-from ovserve.telemetry.family import Family
-from ovserve.telemetry.histogram import TO_FIRST_TOKEN, Histogram
+from ovserve.telemetry.metrics import TO_FIRST_TOKEN, Family, Histogram
 
 
 class PythonMetrics:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.telemetry.family import Family, value
-from ovserve.telemetry.histogram import Histogram
+from ovserve.telemetry.metrics import Family, Histogram, value
 
 # Seconds of computing per second of audio.
 REAL_TIME = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)

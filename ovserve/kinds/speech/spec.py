@@ -43,7 +43,7 @@ class VoiceActivitySpec(Spec, frozen=True):
     """The probability of speech in audio that goes on from call to call. The model is the package's own."""
 
     kind: ClassVar[str] = "voice_activity"
-    backend: ClassVar[str] = "ovserve.kinds.speech.worker.vad:VoiceActivityBackend"
+    backend: ClassVar[str] = "ovserve.kinds.speech.worker.transcribe:VoiceActivityBackend"
     shared: ClassVar[bool] = True
 
 

@@ -1,11 +1,11 @@
-"""Counters of plain models, per version; `services/monitoring/model_families.py` gives them OVMS's names."""
+"""Counters of plain models, per version; `services/monitoring/families.py` gives them OVMS's names."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
 
-from ovserve.telemetry.histogram import MICROSECONDS, Histogram
+from ovserve.telemetry.metrics import MICROSECONDS, Histogram
 
 
 class TensorMetrics:

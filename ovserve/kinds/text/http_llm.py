@@ -15,9 +15,9 @@ from ovserve.kinds.payload import AnswerPacket, HttpCalculator, HttpPayload
 from ovserve.kinds.resource import Transcriber
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.http_frontend import decode
-from ovserve.kinds.text.lengths import explain
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources
 from ovserve.kinds.text.response_writer import ResponseBuilder
+from ovserve.kinds.text.steps import explain
 from ovserve.llm.output_parser import OutputParser
 
 

@@ -1,8 +1,13 @@
-"""The resource of LLM nodes: an engine that generates text, and what is known of its model."""
+"""The resource of LLM nodes: an engine that generates text, and what is known of its model.
+
+`system_fingerprint` is a short name for everything besides the request that an answer depends on. Two answers
+to one request and seed may differ if the fingerprint differs: other weights, options or release.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from ovserve import __version__
 from ovserve.engine.admission.text import TextAdmission
-from ovserve.engine.client.fingerprint import fingerprint
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import TextFacts
+from ovserve.engine.protocol.specs import Facts, Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Node
 from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind, Transcriber
@@ -32,6 +37,20 @@ from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
+
+
+def fingerprint(spec: Spec, facts: Facts, graph: bytes = b"") -> str:
+    """Hash the spec, the facts and `graph` (the nodes and the authors' code).
+
+    Model files count by name, size and time, because reading gigabytes would take longer than loading.
+    """
+    path = Path(spec.model_path)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat().st_size, int(file.stat().st_mtime)) for file in files if file.is_file()]
+    stable_facts = msgspec.structs.replace(facts, load_seconds=0.0)
+    digest = hashlib.sha256(msgspec.msgpack.encode([__version__, spec, stable_facts, stats, graph]))
+    return f"fp_{digest.hexdigest()[:12]}"
+
 
 log = logging.getLogger(__name__)
 

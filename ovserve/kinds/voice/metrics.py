@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.telemetry.family import Family, value
-from ovserve.telemetry.histogram import TO_FIRST_TOKEN, Histogram
+from ovserve.telemetry.metrics import TO_FIRST_TOKEN, Family, Histogram, value
 
 
 class TextToSpeechMetrics:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ovserve.llm.parsing.core.dialect import ReasoningDialect
-from ovserve.llm.parsing.tools.lfm2 import Lfm2
+from ovserve.llm.parsing.tools.pythonic import Lfm2
 
 Sign = Callable[[str], bool]
 
@@ -72,7 +72,7 @@ def _always(name: str, sign: Sign | None) -> type[ReasoningDialect]:
 
 
 DIALECTS: tuple[type[ReasoningDialect], ...] = (
-    # OpenAI gpt-oss: reasoning is the analysis channel; tools/gptoss.py reads the whole answer.
+    # OpenAI gpt-oss: reasoning is the analysis channel; tools/recipients.py reads the whole answer.
     _row(
         "gptoss",
         _all("<|channel|>"),
@@ -83,7 +83,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
         answer="<|channel|>final<|message|>",
         foreign=("<|start|>", "<|channel|>", "<|return|>", "<|call|>"),
     ),
-    # Reasoning is what the model says to itself; tools/onyx.py reads the whole answer.
+    # Reasoning is what the model says to itself; tools/recipients.py reads the whole answer.
     _row(
         "onyx",
         _all("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),

@@ -1,4 +1,4 @@
-"""Expectations of a chat template about its messages: plain data, detected by `template_probe.py`."""
+"""Expectations of a chat template about its messages: plain data, detected by `template.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SystemPlace = Literal["any", "first", "none"]
 
 @dataclass(frozen=True)
 class Expectations:
-    """The form that a template expects of its messages; `template_probe.py` detects it."""
+    """The form that a template expects of its messages; `template.py` detects it."""
 
     tools: bool = False  # it shows tools to the model
     bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them

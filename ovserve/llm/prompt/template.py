@@ -3,16 +3,21 @@
 It runs in a template process (`sandbox/rendering.py`), never in the server's: a template is a program.
 The environment (immutable sandbox, trimmed and left-stripped blocks, loop controls, `{% generation %}`,
 `raise_exception`, `strftime_now`, `tojson` without HTML escaping, `from_json`) is the one for which Hugging
-Face templates are written; any other renders some of them wrongly. `template_probe.py` detects what else a
-template expects of its messages.
+Face templates are written; any other renders some of them wrongly.
+
+What else a template expects of its messages is detected by rendering small probes. Templates differ in ways
+that nothing declares: some need tool call arguments as an object (they iterate or re-serialise them), some as
+JSON text; reasoning of earlier turns has three names; few know the developer role. A probe tests the actual
+template; a list of model names would not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypedDict
 
 import jinja2
 from jinja2 import nodes
@@ -23,8 +28,186 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation
-from ovserve.llm.prompt.expectations import Expectations
-from ovserve.llm.prompt.template_probe import Messages, adapt, probe
+from ovserve.llm.prompt.expectations import Expectations, SystemPlace
+
+NEEDLE = "ovserve-probe"
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Render(Protocol):
+    """A rendering function; it returns None when the template raises."""
+
+    def __call__(self, messages: Messages, tools: Messages | None = None) -> str | None: ...
+
+
+def probe(source: str, render: Render) -> Expectations:
+    parts = _reads(source, "type") and _wants_parts(render)
+    if parts:
+        plain = render
+
+        def render(messages: Messages, tools: Messages | None = None) -> str | None:
+            return plain([{**m, "content": _as_parts(m["content"])} for m in messages], tools)
+
+    tools, bare = _shows_tools(render) if _reads(source, "tools") else (False, False)
+    objects = _reads(source, "tool_calls") and _wants_objects(render)
+    dropped = _shows(render, "system", "user") and not _shows(render, "developer", "user")
+    developer = _reads(source, "developer") and not dropped
+    system = _system_place(render, ("system", "developer") if developer else ("system",))
+    needs_user = system == "first" and not _shows(render, "system") and _shows(render, "system", "user")
+    return Expectations(
+        tools=tools,
+        bare_tools=bare,
+        object_arguments=objects,
+        reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
+        developer=developer,
+        content_parts=parts,
+        system=system,
+        needs_user=needs_user,
+        **_turns(render, {} if objects else "{}"),
+    )
+
+
+def adapt(message: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
+    """Return the message in the form that the template expects; the original is unchanged."""
+    adapted = dict(message)
+    adapted.setdefault("content", "")
+    if adapted["content"] is None:
+        adapted["content"] = ""
+    if expects.content_parts:
+        adapted["content"] = _as_parts(adapted["content"])
+    if adapted.get("role") == "developer" and not expects.developer:
+        adapted["role"] = "system"
+    if "reasoning_content" in adapted and expects.reasoning_field != "reasoning_content":
+        adapted[expects.reasoning_field] = adapted["reasoning_content"]
+    if adapted.get("tool_calls"):
+        adapted["tool_calls"] = [_adapt_call(call, expects) for call in adapted["tool_calls"]]
+    else:
+        adapted.pop("tool_calls", None)  # an empty list would look like a turn with calls to some templates
+    return adapted
+
+
+def _adapt_call(call: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if expects.object_arguments:
+        function["arguments"] = _parsed(arguments) if isinstance(arguments, str) else arguments or {}
+    elif arguments is None:
+        function["arguments"] = "{}"
+    elif not isinstance(arguments, str):
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": function}
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments  # the model's own broken JSON in a history; the template gets it unchanged
+
+
+def _as_parts(content: str) -> list[dict[str, str]]:
+    """Return the content as one text part: images are tags in the text."""
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _wants_parts(render: Render) -> bool:
+    """Return whether it needs parts: some templates of vision models, such as LLaVA's, ignore plain text."""
+
+    def shown(content: Any) -> bool:
+        return NEEDLE in (render([{"role": "user", "content": content}]) or "")
+
+    return not shown(NEEDLE) and shown(_as_parts(NEEDLE))
+
+
+def _shows(render: Render, *roles: str) -> bool:
+    """Return whether it renders the text of each message of these roles."""
+    turns = [{"role": role, "content": f"{NEEDLE}-{i}."} for i, role in enumerate(roles)]
+    text = render(turns)
+    return text is not None and all(turn["content"] in text for turn in turns)
+
+
+def _system_place(render: Render, roles: Sequence[str]) -> SystemPlace:
+    """Return where a system message is shown. A template that drops one is like one that refuses it."""
+    if not _shows(render, "user") or not _shows(render, "user", "assistant", "user"):
+        return "any"  # unlike any other template: the client's order is the best one
+    if not _shows(render, "system", "user"):
+        return "none"
+    for role in roles:
+        for later in (
+            ("user", "assistant", role, "user"),
+            ("user", "assistant", "user", role),
+            ("system", role, "user"),
+            ("user", role),
+        ):
+            if not _shows(render, *later):
+                return "first"
+    return "any"
+
+
+class _Turns(TypedDict):
+    user_first: bool
+    merged_roles: tuple[str, ...]
+    tools_before_assistant: bool
+
+
+def _turns(render: Render, arguments: Any) -> _Turns:
+    """Return which orders of turns it refuses, as fields of Expectations."""
+    if not _shows(render, "user", "assistant", "user"):
+        return {"user_first": False, "merged_roles": (), "tools_before_assistant": False}
+    repeated = {"user": ("user", "user"), "assistant": ("user", "assistant", "assistant", "user")}
+    called = [*_call(arguments), {"role": "tool", "content": "x", "tool_call_id": "call00001"}]
+    user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
+    return {
+        "user_first": not _shows(render, "assistant", "user"),
+        "merged_roles": tuple(role for role, turns in repeated.items() if not _shows(render, *turns)),
+        "tools_before_assistant": render([*called, user]) is None
+        and render([*called, assistant, user]) is not None,
+    }
+
+
+def _shows_tools(render: Render) -> tuple[bool, bool]:
+    """Return whether it renders a tool's name, and whether only that of a bare function.
+
+    A template that raises on both supports tools, but rejects the probe.
+    """
+    function = {"name": NEEDLE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+    raised = False
+    for bare, tool in ((False, {"type": "function", "function": function}), (True, function)):
+        for messages in (turns, turns[1:]):  # some reject a system message
+            text = render(messages, [tool])
+            if text is not None and NEEDLE in text:
+                return True, bare
+            raised |= text is None
+    return raised, False
+
+
+def _wants_objects(render: Render) -> bool:
+    """Return whether arguments should be objects: they render as JSON, and not in Python's form.
+
+    Objects are better even where text would work, because spaces are then those of the training.
+    """
+    text = render(_call({NEEDLE: 1}))
+    return text is not None and NEEDLE in text and f"'{NEEDLE}'" not in text
+
+
+def _call(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+
+def _reads(source: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", source) is not None
+
+
+def _reads_field(source: str, name: str) -> bool:
+    return re.search(rf"""\.{name}\b|\[['"]{name}['"]\]|\.get\(['"]{name}['"]""", source) is not None
+
 
 # Exceptions of templates on unexpected messages. ArithmeticError includes OverflowError.
 REFUSALS = (

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SECONDS = 10.0  # for one image
 MEMORY = 1 << 30  # bytes of a process's address space
-FUNCTIONS = "ovserve.sandbox.images.picture"  # imports Pillow, so the server does not import it
+FUNCTIONS = "ovserve.sandbox.images.documents"  # imports Pillow, so the server does not import it
 DECODE, DECODE_PIXELS, DECODE_RASTER = (f"{FUNCTIONS}:decode{what}" for what in ("", "_pixels", "_raster"))
 READ = "ovserve.sandbox.images.documents:read"
 MAX_HELD = 1 << 30  # bytes of decoded images in the server

@@ -14,7 +14,7 @@ from ovserve.kinds.python import metrics as python
 from ovserve.kinds.speech import metrics as speech
 from ovserve.kinds.voice import metrics as voice
 from ovserve.services.monitoring.model import Model
-from ovserve.telemetry.family import Family, Sample, by_label, value
+from ovserve.telemetry.metrics import Family, Sample, by_label, value
 
 M = TypeVar("M")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.telemetry.counters import Call, ModelMetrics
-from ovserve.telemetry.family import Sample
+from ovserve.telemetry.metrics import Sample
 
 
 class Model(NamedTuple):

@@ -1,17 +1,94 @@
-"""The winner's graph: the operator's own text with other options, and the results above it as comments."""
+"""The winner's graph: the operator's own text with other options, and the results above it as comments.
+
+Everything else stays as its author wrote it, comments included: values are inserted where they stand or next
+to their neighbours; nothing is reprinted.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ovserve.errors import Internal, InvalidArgument
-from ovserve.graph.pbtxt.edit import Value, with_options, with_paths
+from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.graph.pbtxt.scanner import Document, Edit, Entry
 from ovserve.kinds.plugin_config import with_properties
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.tools.tuning.choices import Options, applied, is_property
 from ovserve.tools.tuning.target import Target, find
+
+Value = str | int | bool
+
+
+def with_options(text: str, node: int, options: str, values: Mapping[str, Value]) -> str:
+    """Set `values` by field, in the message `options` (its full name) of the node at this position in the
+    file.
+
+    Raises LoadError where the message is not written out as text.
+    """
+    document = Document(text)
+    block = _block(document, node, options)
+    edits: list[Edit] = []
+    for name, value in values.items():
+        if (entry := block.child(name)) is not None:
+            edits.append((entry.at, entry.value_end, literal(value)))
+    missing = [f"{name}: {literal(value)}" for name, value in values.items() if block.child(name) is None]
+    if missing:
+        edits.append(_inserted(text, block, missing))
+    return _edited(text, edits)
+
+
+def with_paths(text: str, moved: Mapping[str, str]) -> str:
+    """Replace every `..._path` in the options of all nodes that is a key of `moved` by its value."""
+    document = Document(text)
+    nodes = [entry for entry in document.entries if entry.name == "node"]
+    inner = [e for node in nodes for child in node.children for e in child.walk()]
+    paths = [e for e in inner if e.name.endswith("_path") and e.value is not None and e.text in moved]
+    return _edited(text, [(e.at, e.value_end, literal(moved[e.text])) for e in paths])
+
+
+def literal(value: Value) -> str:
+    """Return a scalar in text format. Strings use a quote they do not contain, or JSON's form if they contain
+    both."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    quote = "'" if '"' in value else '"'
+    escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}").replace("\n", "\\n")
+    return f"{quote}{escaped}{quote}"
+
+
+def _block(document: Document, node: int, options: str) -> Entry:
+    nodes = [entry for entry in document.entries if entry.name == "node"]
+    for entry in nodes[node].walk() if node < len(nodes) else ():
+        name = entry.name.removeprefix("[").removesuffix("]").rpartition("/")[2].removesuffix(".ext")
+        if entry.name.startswith("[") and name == options and entry.value is None:
+            return entry
+    raise LoadError(f"{options} is not written out as text here, so it cannot be changed by the field")
+
+
+def _inserted(text: str, block: Entry, fields: list[str]) -> Edit:
+    """Insert fields after the last one of the block: on lines of their own if that one is, else on its
+    line."""
+    if not block.children:
+        at = block.at + 1
+        return at, at, f" {' '.join(fields)} "
+    last = max(block.children, key=lambda entry: entry.end)
+    line_start = text.rfind("\n", 0, last.start) + 1
+    line_end = text.find("\n", last.end)
+    line_end = len(text) if line_end < 0 else line_end
+    indent, rest = text[line_start : last.start], text[last.end : line_end].strip()
+    if indent.strip() or (rest and not rest.startswith("#")):
+        return last.end, last.end, "".join(f" {one}" for one in fields)
+    return line_end, line_end, "".join(f"\n{indent}{one}" for one in fields)
+
+
+def _edited(text: str, edits: list[Edit]) -> str:
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
 
 MESSAGE = LLMCalculatorOptions.DESCRIPTOR.full_name
 

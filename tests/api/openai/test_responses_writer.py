@@ -17,6 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from ovserve.api.openai.responses.encoder import EventEncoder
+from ovserve.api.openai.responses.endpoint import ResponseEventWriter
 from ovserve.api.openai.responses.events import (
     ItemAdded,
     ItemDelta,
@@ -29,7 +30,6 @@ from ovserve.api.openai.responses.events import (
 from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.objects import Failure
 from ovserve.api.openai.responses.replay import events_of, failed, resume
-from ovserve.api.openai.responses.writer import ResponseEventWriter
 from ovserve.errors import Internal
 from ovserve.llm.output import Parsed, ToolCallDelta
 from ovserve.llm.request import TokenLogprob

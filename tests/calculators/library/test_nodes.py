@@ -24,10 +24,9 @@ from ovserve.calculators.library import (
     Switch,
     TextFilter,
 )
-from ovserve.calculators.library.answer_append import AnswerAppend
-from ovserve.calculators.library.cascade import LimitCascade, WithLogprobs
-from ovserve.calculators.library.merge import Merge
+from ovserve.calculators.library.answerer import AnswerAppend, LimitCascade, WithLogprobs
 from ovserve.calculators.library.messages import prompt_text, question, with_system_text
+from ovserve.calculators.library.streams import Merge
 from ovserve.calculators.library.text_filter import PatternFilter
 from ovserve.errors import InvalidArgument, LoadError, NodeError
 from ovserve.graph import Context, Packet, calculator

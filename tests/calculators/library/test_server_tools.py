@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.access import Caller, RequestContext, Rights, calling
 from ovserve.calculators.library import ConversationMemory, ServerTools, Toolbox, tool
-from ovserve.calculators.library.conversation_memory import MemoryOptions
+from ovserve.calculators.library.conversation import MemoryOptions
 from ovserve.calculators.library.server_tools import ServerToolsOptions
 from ovserve.graph import calculator
 from ovserve.graph.testing import CalculatorRunner

@@ -16,8 +16,7 @@ import pytest
 from ovserve.errors import LoadError
 from ovserve.kinds.python.spec import PythonNode
 from ovserve.kinds.python.worker.deadlines import EXIT_STUCK, CallTimeout, Deadlines
-from ovserve.kinds.python.worker.handlers import Handler
-from ovserve.kinds.python.worker.modules import Modules
+from ovserve.kinds.python.worker.engine import Handler, Modules
 
 CLASS = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return []\n"
 
@@ -158,7 +157,7 @@ def test_a_call_that_cannot_be_stopped_ends_the_process() -> None:
 def test_lines_have_the_name_of_their_node(tmp_path: Path) -> None:
     code = """
         import sys, threading
-        from ovserve.kinds.python.worker.output import mark_output, printing_as
+        from ovserve.kinds.python.worker.engine import mark_output, printing_as
         mark_output("graph")
         print("before")
         with printing_as("node"):

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovserve.kinds.speech.spec import RATE, WINDOW
-from ovserve.kinds.speech.worker.cutting import MOST, PADDING, UNSURE, cut
-from ovserve.kinds.speech.worker.vad import FRAME, VoiceActivity, widened
+from ovserve.kinds.speech.worker.transcribe import FRAME, MOST, PADDING, UNSURE, VoiceActivity, cut, widened
 from tests.speech import RECORDING, samples
 
 TELEPHONE = RECORDING.with_name("telephone.flac")  # Kokoro's voice, 8 kHz
@@ -101,7 +100,8 @@ def test_the_detector_hears_speech_and_nothing_else() -> None:
 
 
 def test_telephone_speech_is_speech() -> None:
-    """Kokoro's voice at 8 kHz: without a mirror image above 4 kHz a tenth of its frames is taken for speech."""
+    """Kokoro's voice at 8 kHz: without a mirror image above 4 kHz a tenth of its frames is taken for
+    speech."""
     voice, said = VoiceActivity(), samples(TELEPHONE).astype(np.float32) / 32768
     assert np.mean(voice.probabilities(said) > 0.5) > 0.6
     state, found = b"", []

@@ -1,4 +1,5 @@
-"""The second compilation of a plain model for the shapes of most calls: when it is made, used and given up."""
+"""The second compilation of a plain model for the shapes of most calls: when it is made, used and given
+up."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from ovserve.engine.protocol.messages import Call
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.tensors.spec import GivenTensor, InferArguments, TensorSpec
 from ovserve.kinds.tensors.worker.batching import _power_of_two
-from ovserve.kinds.tensors.worker.engine import TensorEngine
-from ovserve.kinds.tensors.worker.fixed_shapes import (
+from ovserve.kinds.tensors.worker.engine import (
     FREQUENT_CALLS,
     MAX_COUNTED_SHAPES,
     REPLACEMENT_FACTOR,
     FixedShapes,
+    TensorEngine,
 )
 
 

@@ -1,4 +1,5 @@
-"""Words that the dictionaries lack: the real library with a tiny model, which plays a tone for each phoneme."""
+"""Words that the dictionaries lack: the real library with a tiny model, which plays a tone for each
+phoneme."""
 
 from __future__ import annotations
 
@@ -6,8 +7,7 @@ import pytest
 
 from ovserve.kinds.voice.spec import TextToSpeechSpec
 from ovserve.kinds.voice.worker import pipeline as module
-from ovserve.kinds.voice.worker.pipeline import Pipeline
-from ovserve.kinds.voice.worker.pronounce import phonemes
+from ovserve.kinds.voice.worker.pipeline import Pipeline, phonemes
 from tests.voices import PER_TOKEN, tiny_voice
 
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image as Pillow
 
 from ovserve.llm.images import Detail, Image
-from ovserve.sandbox.images import picture as images
+from ovserve.sandbox.images import documents as images
+from ovserve.sandbox.images.documents import MAX_ASPECT, MIN_SIDE, unpacked
 from ovserve.sandbox.images.loader import Bounds
-from ovserve.sandbox.images.picture import MAX_ASPECT, MIN_SIDE, unpacked
 from ovserve.sandbox.messages import Undecodable
 from tests.sandbox.images.conftest import picture
 

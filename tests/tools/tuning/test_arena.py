@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ovserve.engine.host.memory import cpu_seconds, is_runnable
-from ovserve.tools.tuning import arena
-from ovserve.tools.tuning.arena import settled
+from ovserve.tools.tuning import run
+from ovserve.tools.tuning.run import settled
 
 BUSY_SECONDS = 1.5  # of CPU time, after which it sleeps
 SCRIPT = """
@@ -52,7 +52,7 @@ async def test_it_gives_up_on_one_that_never_rests_and_on_one_that_is_gone() -> 
 async def test_a_process_that_waits_for_a_core_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     async with process(1e9) as busy:
         # As on a machine so busy that it gets no core during a look: the kernel has counted nothing yet.
-        monkeypatch.setattr(arena, "_wanted_seconds", lambda _: 1.0)
+        monkeypatch.setattr(run, "_wanted_seconds", lambda _: 1.0)
         assert is_runnable(busy.pid)
         assert not await settled(busy.pid, seconds=0.1)
         monkeypatch.undo()

@@ -1,7 +1,7 @@
 """Response events: what a graph answers a Responses request with.
 
-`writer.py` makes them of parsed deltas. The Responses service folds them (`fold.py`) and encodes them for the
-client (`encoder.py`); a unary body is the folded response. An item is named by its index, in the order in
+`endpoint.py` makes them of parsed deltas. The Responses service folds them (`fold.py`) and encodes them for
+the client (`encoder.py`); a unary body is the folded response. An item is named by its index, in the order in
 which items were added. Texts that the API repeats, such as that of a done item, are the fold's, so a
 calculator that changes an `ItemDelta` changes all of them.
 """

@@ -2,19 +2,36 @@
 
 Rows of all requests share the pool of `runner.py`, so documents of different requests are batched together.
 RERANK splits a document that is too long, and its best piece counts. SCORE takes each pair as one row.
+
+A causal language model gets a prompt that asks for yes or no, and the logits of these two tokens count. The
+form is that of Qwen3-Reranker. The model is cut before its last matrix, of which two rows are used instead of
+a vocabulary.
+Source: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B, read 2026-11-22
+
+A query and a document are joined to one row. The tokenizer's own template for pairs is used where it has one.
+Otherwise the special tokens come from the files of the model, and the form from its family:
+
+    BERT        [CLS] query [SEP] document [SEP]        types 0, then 1
+    RoBERTa     <s> query </s></s> document </s>        no types
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
+from openvino import opset13 as op
 
 from ovserve.engine.host.device_properties import properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
+from ovserve.kinds.encoders.files import POSITIONS_BEHIND_PADDING
 from ovserve.kinds.encoders.spec import (
     CAUSAL,
     RERANK,
@@ -26,13 +43,169 @@ from ovserve.kinds.encoders.spec import (
     ScoreAnswer,
     ScoreArguments,
 )
-from ovserve.kinds.encoders.worker import causal
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded, sigmoid
-from ovserve.kinds.encoders.worker.pairs import JOINED, PairForm, longest_first, pair_form
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.tokens import Row
+from ovserve.kinds.encoders.worker.tokens import FastTokenizer, Row, TextTokenizer
+
+
+@dataclass(frozen=True)
+class PairForm:
+    """The special tokens around the two texts, and whether the second has a type of its own."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    typed: bool
+
+    @property
+    def special(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def row(self, query: Row, document: Row) -> tuple[Row, int]:
+        """Return the ids, and where the tokens of type 1 begin."""
+        parts = (self.before, query, self.between, document, self.after)
+        row = np.concatenate([np.asarray(part, np.int32) for part in parts])
+        start = len(self.before) + len(query) + len(self.between)
+        return row, start if self.typed else len(row)
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the tokens that are kept of two texts: the longer one is cut, and both to half of the room where
+    that is not enough, as tokenizers do by default."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
+JOINED = PairForm((), (), (), typed=False)  # the texts are concatenated before they are tokenised
+
+
+def pair_form(directory: Path, tokenizer: TextTokenizer, model_type: str) -> PairForm:
+    """Raises LoadError when the special tokens are not found."""
+    if isinstance(tokenizer, FastTokenizer) and (template_form := _of_template(tokenizer)) is not None:
+        return template_form
+    roberta = model_type in POSITIONS_BEHIND_PADDING
+    first = _special(directory, tokenizer, ("bos", "cls") if roberta else ("cls", "bos"))
+    last = _special(directory, tokenizer, ("eos", "sep") if roberta else ("sep", "eos"))
+    return PairForm((first,), (last, last) if roberta else (last,), (last,), typed=not roberta)
+
+
+def _of_template(tokenizer: FastTokenizer) -> PairForm | None:
+    """The tokenizer's own form; None if it puts nothing between the texts."""
+    bare = tokenizer.encode(["a"], special=False)[0].tolist()
+    ids, types = tokenizer.pair("a", "a")
+    size = len(bare)
+    at = [i for i in range(len(ids) - size + 1) if size and ids[i : i + size] == bare]
+    if len(at) < 2:
+        return None
+    first, second = at[0], at[-1]
+    between = tuple(ids[first + size : second])
+    if not between:
+        return None
+    return PairForm(tuple(ids[:first]), between, tuple(ids[second + size :]), typed=types[second] == 1)
+
+
+def _special(directory: Path, tokenizer: TextTokenizer, names: Sequence[str]) -> int:
+    """Return the id of the first of these tokens that the files define; 0 is an id like any other."""
+    config = _read(directory / "config.json")
+    files = [_read(directory / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    for name in names:
+        for fields in files:
+            token = fields.get(f"{name}_token")
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str) and (id_ := tokenizer.id_of(text)) is not None:
+                return id_
+        if isinstance(config.get(f"{name}_token_id"), int):
+            return int(config[f"{name}_token_id"])
+    listed = " and no ".join(f"{name}_token" for name in names)
+    raise LoadError(
+        f"has no {listed} in special_tokens_map.json, tokenizer_config.json and config.json",
+        file=str(directory),
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+BEFORE = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
+QUESTION = "<Instruct>: {}\n<Query>: {}\n<Document>:"  # tokenised as one text, because tokens cross its seams
+LEAD = " "  # before a document: the space belongs to its first token
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+WORDS = ("no", "yes")
+
+
+class Template:
+    """The tokens of the prompt around a query and a document."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before, self._after = (tuple(r.tolist()) for r in tokenizer.encode([BEFORE, AFTER], False))
+        ids = [row.tolist() for row in tokenizer.encode(list(WORDS), False)]
+        if any(len(one) != 1 for one in ids):
+            raise LoadError(f"a reranker by yes and no needs one token for each; this tokenizer has {ids}")
+        self.answers = [one[0] for one in ids]  # those of WORDS
+
+    def form(self, instruction: str, query: str) -> PairForm:
+        """Return what stands around each document; the query is a part of it."""
+        (question,) = self._tokenizer.encode([QUESTION.format(instruction or INSTRUCTION, query)], False)
+        return PairForm((*self._before, *question.tolist()), (), self._after, typed=False)
+
+
+def is_causal(model: ov.Model) -> bool:
+    """Return whether the model answers with a logit per token of its vocabulary at each position."""
+    return any("logits" in o.get_names() and len(o.get_partial_shape()) == 3 for o in model.outputs)
+
+
+def cut(model: ov.Model, template: Template) -> tuple[ov.Model, NDArray[np.float32]]:
+    """Return the model up to the last token's hidden state, [rows, hidden], and the weights [hidden, 2] that
+    make the logits of no and yes of it.
+
+    The product is left to float32 outside: in bf16 a logit of 20 has steps of 0.125. Raises LoadError.
+    """
+    logits = next(o for o in model.outputs if "logits" in o.get_names())
+    head = _head(logits.get_node().input_value(0).get_node())
+    mask = model.input("attention_mask")
+    length = op.gather(op.shape_of(mask), op.constant(1), op.constant(0))
+    places = op.range(op.constant(np.int64(0)), length, op.constant(np.int64(1)), output_type=ov.Type.i64)
+    last = op.reduce_max(op.multiply(places, op.convert(mask, ov.Type.i64)), op.constant(np.array([1])))
+    hidden = op.gather(head.input_value(0), last, op.constant(np.int64(1)), 1)
+    weights = _weights(head, template.answers)
+    inputs = [i.get_node() for i in model.inputs]
+    return ov.Model([op.result(hidden)], model.get_sinks(), inputs, "causal_reranker"), weights
+
+
+def _head(node: Any) -> Any:
+    """The matrix of the logits. Raises LoadError where something else than a conversion follows it."""
+    while node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul":
+        raise LoadError(f"the logits are made by {node.get_type_name()}; expected a MatMul")
+    return node
+
+
+def _weights(head: Any, answers: list[int]) -> NDArray[np.float32]:
+    """Compute the rows of two tokens, which may be stored in a compressed form."""
+    by_row = bool(head.get_attributes()["transpose_b"])
+    axis = op.constant(np.int64(0 if by_row else 1))
+    rows = op.gather(head.input_value(1), op.constant(np.array(answers, np.int64)), axis)
+    small = ov.Model([op.result(op.convert(rows, ov.Type.f32))], [], "answers")
+    (product,) = ov.Core().compile_model(small, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({}).to_tuple()
+    weights: NDArray[np.float32] = product.T.copy() if by_row else product.copy()
+    return weights
+
 
 IDENTITY = "Identity"  # the activation of cross-encoders whose scores are logits
 KNOWN_ACTIVATIONS = ("", IDENTITY, "Sigmoid")
@@ -62,11 +235,11 @@ class RerankBackend(EncoderBackend):
         files = self.files
         model = models.read(self.directory)
         self.form, kind = JOINED, "joined"
-        self._template: causal.Template | None = None
+        self._template: Template | None = None
         self._answers: NDArray[np.float32] | None = None  # of a causal model: hidden state to no and yes
-        if causal.is_causal(model):
-            self._template, kind = causal.Template(self.tokenizer), CAUSAL
-            model, self._answers = causal.cut(model, self._template)
+        if is_causal(model):
+            self._template, kind = Template(self.tokenizer), CAUSAL
+            model, self._answers = cut(model, self._template)
             self.form = self._template.form("", "")
         else:
             model = models.logits(model, most=2)
@@ -151,7 +324,7 @@ class RerankBackend(EncoderBackend):
         most = min(arguments.truncate or self.limit, self.limit)
         forms, queries = self._questions(arguments, first)
         if self._template is not None:
-            second = [causal.LEAD + text for text in second]
+            second = [LEAD + text for text in second]
         documents = self.tokenized(second, most, arguments.names[1], special=False)
         pairs = Pairs([], [])
         for i, document in enumerate(documents):
@@ -221,7 +394,7 @@ class RerankBackend(EncoderBackend):
         chunks = Chunks([], [], [], query_cut=cut)
         shortened = 0
         if self._template is not None:
-            documents = [causal.LEAD + text for text in documents]
+            documents = [LEAD + text for text in documents]
         for owner, ids in enumerate(
             self.tokenized(documents, arguments.max_chunks * room, "documents", special=False)
         ):

@@ -1,5 +1,4 @@
-"""The process of Python nodes: `handlers.py` calls the user's code, `engine.py` is the backend.
+"""The process of Python nodes: `engine.py` is the backend, which calls the user's code.
 
-`pyovms.py` is what handlers import, `modules.py` loads their files, `output.py` marks what they print, and
-`deadlines.py` ends calls that take too long.
+`pyovms.py` is what handlers import, and `deadlines.py` ends calls that take too long.
 """

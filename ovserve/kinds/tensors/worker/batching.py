@@ -6,7 +6,7 @@ batch that fails is run again call by call, so that a wrong request fails alone.
 
 A model whose shapes change from one inference to the next is slow. For the classifier of graphs/ocr, batches
 of 1 to 7 rows in turns took 1.12 ms of CPU time per row, batches of 4 alone 0.82 (2026-11-24, Intel Xeon). So
-where `fixed_shapes.py` can compile the model for some sizes, batches have 1, 2, 4, 8, ... rows.
+where `engine.py` can compile the model for some sizes, batches have 1, 2, 4, 8, ... rows.
 """
 
 from __future__ import annotations

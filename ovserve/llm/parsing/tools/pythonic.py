@@ -1,23 +1,155 @@
-"""pythonic: the answer is `[f(a=1), g()]`. Llama 3.2 1B/3B, ToolACE; Llama 4 in `<|python_start|>`.
+"""Dialects that write calls as Python: `[f(a=1), g()]`.
 
-Without that token a call must name a tool of the request.
-
-Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/0813438c0321/python/sglang/srt/function_call/pythonic_detector.py
+Each call is sent when it is complete, because its arguments are converted to JSON. A broken call does not
+affect its siblings.
 """
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.core.cursor import Cursor, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect
+import re
+
+from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.core.guide import Guide, listed
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.syntax.pythonic import bracketed
+from ovserve.llm.parsing.json.call import MARKED, block
+from ovserve.llm.parsing.json.scan import quote
+from ovserve.llm.parsing.syntax.literal import literal
+
+_NAME = re.compile(r"[\w.\-]+")
+_KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than Python, such as `$filter`
+_MAX_NAME = 256
+
+
+def call(cur: Cursor, out: Output, tools: Tools | None = None) -> Steps[None]:
+    """Read one call, `name(key=literal, ...)`; of one of these tools, if they are given."""
+    name = yield from cur.matching(_NAME, _MAX_NAME)
+    if not name:
+        raise cur.failure()
+    if not (name[0].isalpha() or name[0] == "_"):
+        raise NotACall
+    yield from cur.space()
+    yield from cur.expect("(")
+    if tools is not None:
+        if name not in tools:
+            raise NotACall
+        cur.sure = True
+    arguments: dict[str, str] = {}
+    while True:
+        yield from cur.space()
+        if (yield from cur.literal(")")):
+            break
+        key = yield from cur.matching(_KEY, _MAX_NAME)
+        if not key:
+            raise cur.failure()
+        yield from cur.expect("=")
+        arguments[key.rstrip()] = yield from literal(cur)
+        yield from cur.space()
+        if (yield from cur.peek()) != ")":
+            yield from cur.expect(",")
+    out.start_call(name)
+    out.arguments("{" + ", ".join(f"{quote(key)}: {value}" for key, value in arguments.items()) + "}")
+    out.end_call()
+
+
+def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[None]:
+    """Read `[call, call]`. `unmarked`: without a marker, anything but a call of these tools makes it text."""
+    good = 0
+    strict = unmarked is not None
+    skipped = False
+    yield from cur.expect("[")
+    try:
+        while True:
+            yield from cur.space()
+            if (yield from cur.literal("]")):
+                break
+            if (yield from attempt(cur, out, call(cur, out, unmarked))):
+                good += 1
+            elif strict and not good:
+                raise NotACall
+            else:
+                skipped = True
+                yield from _skip(cur)
+            yield from cur.space()
+            if (yield from cur.peek()) != "]":
+                yield from cur.expect(",")
+    except EndOfText:
+        if not good:
+            raise
+        cur.advance_all()  # truncated after good ones
+    except NotACall:
+        if not good:
+            raise
+    if not good and (strict or skipped):
+        raise NotACall
+
+
+def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
+    """Read calls without brackets, separated by white space, commas or semicolons, and the end tag.
+
+    Other text after a good call is dropped up to the end tag, and is content without an end tag.
+    """
+    good = 0
+    rest: list[str] = []
+    ends = Markers((end,))
+    while True:
+        yield from cur.space()
+        if (yield from cur.either((",", ";"))):
+            continue
+        if (yield from cur.close(end)):
+            break
+        if (yield from attempt(cur, out, call(cur, out))):
+            good += 1
+        elif not good:
+            raise cur.failure()
+        elif not (yield from cur.until(ends, rest.append)):
+            out.content("".join(rest))
+            return
+    if not good:
+        raise NotACall
+
+
+def _skip(cur: Cursor) -> Steps[None]:
+    """Skip a broken call, to the comma or bracket after it, aware of brackets and strings."""
+    depth = 0
+    quoted = ""
+    moved = False
+    while True:
+        char = yield from cur.peek()
+        if not char:
+            raise EndOfText
+        if not depth and not quoted and char in ",]":
+            if not moved:
+                raise NotACall
+            return
+        moved = True
+        cur.advance(1)
+        if char == "\\" and quoted:
+            yield from cur.peek()
+            cur.advance(1)
+        elif quoted:
+            quoted = "" if char == quoted else quoted
+        elif char in "'\"":
+            quoted = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+
 
 _OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
 
 
 class Pythonic(ToolDialect):
+    """The answer is `[f(a=1), g()]`. Llama 3.2 1B/3B, ToolACE; Llama 4 in `<|python_start|>`.
+
+    Without that token a call must name a tool of the request.
+
+    Source: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/0813438c0321/python/sglang/srt/function_call/pythonic_detector.py
+    """
+
     name = "pythonic"
     markers = (_OPEN,)
     bare = "["
@@ -40,3 +172,87 @@ class Pythonic(ToolDialect):
         yield from bracketed(cur, out, None if tagged else tools)
         if tagged:
             yield from cur.close(_CLOSE)
+
+
+_OLMO_OPEN, _OLMO_CLOSE = "<function_calls>", "</function_calls>"
+
+
+class Olmo3(ToolDialect):
+    """Calls as Python, one a line, in `<function_calls>`. AI2 Olmo 3.
+
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/2ca253f2ef2f/vllm/entrypoints/openai/tool_parsers/olmo3_tool_parser.py
+    """
+
+    name = "olmo3"
+    markers = (_OLMO_OPEN,)
+    erase = ("<|im_end|>", "<|endoftext|>")
+    guide = Guide(
+        "NAME(",
+        ")",
+        separator="\n",
+        block=("<function_calls>\n", "\n</function_calls>"),
+        trigger="<function_calls>",
+        arguments=listed("NAME=", ", "),
+    )
+
+    def matches(self, template: str) -> bool:
+        return _OLMO_OPEN in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OLMO_OPEN)
+        if (yield from cur.close(_OLMO_CLOSE)):
+            return
+        yield from cur.space()
+        if (yield from cur.peek()) == "[":
+            yield from bracketed(cur, out)
+            yield from cur.close(_OLMO_CLOSE)
+        else:
+            yield from sequence(cur, out, _OLMO_CLOSE)
+
+
+_LFM_OPEN, _LFM_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+
+
+class Lfm2(ToolDialect):
+    """`<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>`. Liquid LFM2 and LFM2.5.
+
+    Some fine-tunes leave the brackets out or write JSON between the tokens.
+
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/lfm2/lfm2_tool_parser.cpp
+    """
+
+    name = "lfm2"
+    markers = (_LFM_OPEN,)
+    erase = ("<|im_end|>",)
+    guide = Guide(
+        "NAME(",
+        ")",
+        separator=", ",
+        block=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        trigger="<|tool_call_start|>",
+        arguments=listed("NAME=", ", "),
+    )
+
+    def matches(self, template: str) -> bool:
+        return any(text in template for text in ("<|assistant_tool_call|>", _LFM_OPEN, "keep_past_thinking"))
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_LFM_OPEN)
+        if (yield from cur.close(_LFM_CLOSE)):
+            return
+        yield from cur.space()
+        char = yield from cur.peek()
+        mark = cur.mark()
+        yield from cur.literal("[")
+        yield from cur.space()
+        is_json = (yield from cur.peek()) == "{"
+        cur.rollback(mark)
+        if is_json:
+            yield from block(cur, out, MARKED, closers=(_LFM_CLOSE,))
+        elif char == "[":
+            yield from bracketed(cur, out)
+            yield from cur.close(_LFM_CLOSE)
+        else:
+            yield from sequence(cur, out, _LFM_CLOSE)

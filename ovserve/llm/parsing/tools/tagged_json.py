@@ -1,15 +1,19 @@
-"""Dialects that put JSON calls between two tags. `hermes3.py` also reads JSON without them."""
+"""Dialects that put JSON calls between two tags."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import ClassVar
 
-from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect
+import msgspec
+
+from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps, markers_of
+from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.json.call import MARKED, Keys, block
+from ovserve.llm.parsing.json.call import MARKED, Keys, block, unmarked
 
 
 class TaggedJson(ToolDialect):
@@ -74,7 +78,8 @@ class CommandR7b(TaggedJson):
 
     The model numbers its calls; templates require the number.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0a024b5698d7/vllm/entrypoints/openai/tool_parsers/command_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/0a024b5698d7/vllm/entrypoints/openai/tool_parsers/command_tool_parser.py
     """
 
     name = "command_r7b"
@@ -98,7 +103,8 @@ class Ernie45(TaggedJson):
 
     Baidu ERNIE 4.5 reasoning models.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
     """
 
     name = "ernie45"
@@ -120,7 +126,8 @@ class Granite(TaggedJson):
 
     Granite 4 writes hermes3.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/037ed0620610/vllm/tool_parsers/granite_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/037ed0620610/vllm/tool_parsers/granite_tool_parser.py
     """
 
     name = "granite"
@@ -147,7 +154,8 @@ class InternLm(TaggedJson):
 
     The interpreter variant carries code, not calls, and stays text.
 
-    Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/0c50dc90ffc6/python/sglang/srt/function_call/internlm_detector.py
+    Source: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/0c50dc90ffc6/python/sglang/srt/function_call/internlm_detector.py
     """
 
     name = "internlm"
@@ -171,7 +179,8 @@ class InternLm(TaggedJson):
 class NemotronNanoV2(TaggedJson):
     """nemotron_nano_v2: a JSON list in `<TOOLCALL>`. Nemotron Nano v2; Nemotron 3 writes qwen3coder.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/719d683d6bfa/vllm/tool_parsers/nemotron_nano_v2_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/719d683d6bfa/vllm/tool_parsers/nemotron_nano_v2_tool_parser.py
     """
 
     name = "nemotron_nano_v2"
@@ -195,7 +204,8 @@ class Phi4(TaggedJson):
     `functools` is also a Python module: only a list makes it a call. The stock template shows an object or a
     list.
 
-    Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/phi4/tool_parser.cpp
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/phi4/tool_parser.cpp
     """
 
     name = "phi4"
@@ -209,3 +219,92 @@ class Phi4(TaggedJson):
 
     def matches(self, template: str) -> bool:
         return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template
+
+
+class Hermes3(TaggedJson):
+    """`<tool_call>` around one JSON object. Hermes 2/3, Qwen2.5, Qwen3, QwQ, Granite 4.
+
+    JSON without the tags is an answer, also where it looks like a call: qwen25coder is the dialect of the
+    models that leave the tags out.
+
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/hermes3/tool_parser.cpp
+    """
+
+    name = "hermes3"
+    tags = {"<tool_call>": ("</tool_call>",)}
+    erase = ("<|im_end|>",)
+    guide = Guide(
+        '<tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<tool_call>" in template and "</tool_call>" in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        if not (yield from cur.either(self.markers)):
+            raise NotACall
+        yield from braced(cur, out, MARKED, self.tags["<tool_call>"])
+
+
+def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Steps[None]:
+    """A block, perhaps with one more pair of braces around the call."""
+    yield from cur.space()
+    mark = cur.mark()
+    doubled = yield from cur.literal("{{")
+    cur.rollback(mark)
+    if doubled:
+        cur.advance(1)
+        ends = markers_of(frozenset(closers))
+        yield from block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
+        yield from cur.close("}")
+        yield from cur.close(*closers)
+    else:
+        yield from block(cur, out, keys, closers=tuple(closers))
+
+
+_DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
+_FENCES = ("```json", "```")
+
+
+class Qwen25Coder(Hermes3):
+    """Hermes3, whose tags the model leaves out as often as not. Qwen2.5-Coder.
+
+    Met when the model was run: its template asks for tags around an object in doubled braces. It answers with
+    that, with the bare object, or with the object in a code fence. Without tags a call must begin the answer
+    and name a tool of the request. The doubled braces of the template, or the model's name, choose this
+    dialect.
+    """
+
+    name = "qwen25coder"
+    bare = "{[`"
+    models = ("qwen2.5-coder", "qwen25-coder", "qwen2_5-coder")
+
+    def matches(self, template: str) -> bool:
+        return super().matches(template) and _DOUBLED.search(template) is not None
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        mark = cur.mark()
+        tagged = yield from cur.either(self.markers)
+        cur.rollback(mark)
+        if tagged:
+            yield from super().calls(cur, out, tools)
+            return
+        keys = unmarked(tools)
+        yield from _untagged(cur, out, keys)
+        while (yield from attempt(cur, out, _next(cur, out, keys))):
+            pass
+
+
+def _untagged(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
+    fence = yield from cur.either(_FENCES)
+    yield from braced(cur, out, keys, ("```",) if fence else ())
+
+
+def _next(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
+    cur.sure = False
+    yield from cur.space()
+    yield from _untagged(cur, out, keys)

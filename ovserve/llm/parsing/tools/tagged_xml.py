@@ -1,18 +1,20 @@
 """Dialects that write a call with tags for its name and its parameters."""
 
-# ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
 from __future__ import annotations
 
 from typing import ClassVar
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.framed import call, header
 from ovserve.llm.parsing.core.guide import Guide, tagged
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.syntax.xmlcall import Form, calls
+from ovserve.llm.parsing.syntax.xmlcall import Form, body, calls
+
+# ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
 
 
 class TaggedXml(ToolDialect):
@@ -31,7 +33,8 @@ class Qwen3Coder(TaggedXml):
 
     The opening `<tool_call>` is left out by models now and then.
 
-    Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/qwen3coder/qwen3coder_tool_parser.cpp
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/qwen3coder/qwen3coder_tool_parser.cpp
     """
 
     name = "qwen3coder"
@@ -60,7 +63,8 @@ class Qwen3Coder(TaggedXml):
 class SeedOss(TaggedXml):
     """seed_oss: qwen3coder's tags in a block of its own. ByteDance Seed-OSS.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/3e47bf473f0a/vllm/tool_parsers/seed_oss_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/3e47bf473f0a/vllm/tool_parsers/seed_oss_tool_parser.py
     """
 
     name = "seed_oss"
@@ -84,7 +88,8 @@ class DeepseekV32(TaggedXml):
 
     DeepSeek V3.2; V4 calls the block `tool_calls`.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py
     """
 
     name = "deepseek_v32"
@@ -118,7 +123,8 @@ class DeepseekV32(TaggedXml):
 class MiniCpm5(TaggedXml):
     """minicpm5: `<function name="f"><param name="k">v</param></function>`. MiniCPM5.
 
-    Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/minicpm5/minicpm5_tool_parser.cpp
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/minicpm5/minicpm5_tool_parser.cpp
     """
 
     name = "minicpm5"
@@ -145,7 +151,8 @@ class MiniCpm5(TaggedXml):
 class MiniMaxM2(TaggedXml):
     """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2.
 
-    Source: read 2026-11-22, https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py
+    Source: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py
     """
 
     name = "minimax_m2"
@@ -179,7 +186,8 @@ class Step3(TaggedXml):
 
     Step 3.5 writes qwen3coder.
 
-    Source: read 2026-11-22, https://github.com/vllm-project/vllm/blob/0a426f59b232/vllm/entrypoints/openai/tool_parsers/step3_tool_parser.py
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/0a426f59b232/vllm/entrypoints/openai/tool_parsers/step3_tool_parser.py
     """
 
     name = "step3"
@@ -217,3 +225,76 @@ class Step3(TaggedXml):
             if not again:
                 break
         yield from cur.close(_SECTION_END)
+
+
+_OPEN, _CLOSE = "<function=", "</function>"
+_NAME_END = Markers((">",))
+_CLOSERS = Markers((_CLOSE,))
+
+
+class FunctionaryV31(ToolDialect):
+    """`<function=f>{...}</function>`. MeetKai Functionary on Llama 3.1, Llama's own variant."""
+
+    name = "functionary_v31"
+    markers = (_OPEN,)
+    erase = ("<|eom_id|>", "<|eot_id|>")
+    guide = Guide("<function=NAME>", "</function>", trigger="<function=")
+
+    def matches(self, template: str) -> bool:
+        return _OPEN in template and _CLOSE in template and "<parameter=" not in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_OPEN)
+        name, _ = yield from header(cur, _NAME_END)
+        cur.advance(1)
+        yield from cur.space()
+        if (yield from cur.peek()) not in ("{", "<"):
+            raise cur.failure()
+        yield from call(cur, out, name.strip(), _CLOSERS)
+        yield from cur.close(_CLOSE)
+
+
+_GLM_FORM = Form(
+    call="<tool_call>",
+    call_end="</tool_call>",
+    parameter="<arg_key>",
+    parameter_end="</arg_value>",
+    quoted=False,
+    trim=False,
+    tag_end="</arg_key>",
+    value="<arg_value>",
+)
+_GLM_NAME_END = Markers(("\n", _GLM_FORM.parameter, _GLM_FORM.call_end))
+
+
+class Glm45(ToolDialect):
+    """`<tool_call>f` and pairs of `<arg_key>` and `<arg_value>`. GLM 4.5, 4.6, 4.7.
+
+    GLM 4.7 writes no newlines. Values are typed by the tool's schema. `<arg_value>` is left out by models now
+    and then.
+
+    Source: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/0241e7d69100/vllm/entrypoints/openai/tool_parsers/glm4_moe_tool_parser.py
+    """
+
+    name = "glm45"
+    markers = (_GLM_FORM.call,)
+    erase = ("<|user|>", "<|observation|>", "<|endoftext|>")
+    guide = Guide(
+        "<tool_call>NAME\n",
+        "</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+        arguments=tagged(
+            "<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n", without=_GLM_FORM.ambiguous
+        ),
+    )
+
+    def matches(self, template: str) -> bool:
+        return _GLM_FORM.parameter in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.expect(_GLM_FORM.call)
+        yield from cur.space()
+        name = (yield from header(cur, _GLM_NAME_END))[0].strip()
+        yield from body(cur, out, tools, _GLM_FORM, name)

@@ -3,7 +3,7 @@
 `continuous.py` is the engine of many requests at a time, `stateful.py` that of one at a time. They share
 `text.py` (tokens and text), `request.py` (the library's GenerationConfig), `facts.py`, and `grammar.py`,
 which compiles grammars for them and for the process that proves them (`proof.py`). `options.py` makes the
-library's configuration of a TextSpec, `reservation.py` admits what is sure to fit, and `quirks/` has the
+library's configuration of a TextSpec, `continuous.py` admits what is sure to fit, and `quirks/` has the
 workarounds.
 """
 

@@ -11,9 +11,7 @@ those of continuous batching. Found by measuring (tests/engine/test_stateful.py)
 - An error in the call itself does not affect later ones; a fault of the device may. Either ends this process,
   like an error in a step.
 
-The fixed sizes of a model on an NPU.
-
-A model is compiled there for one length of prompt and one of answer, both properties of the device; the
+On an NPU a model is compiled for one length of prompt and one of answer, both properties of the device; the
 library raises for a longer prompt and ends an answer where the room ends. Other devices have no such
 properties.
 """
@@ -36,7 +34,6 @@ from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
-from ovserve.kinds.text.worker.decoding.prefill_estimate import PrefillEstimate
 from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
 from ovserve.kinds.text.worker.genai.facts import engine_facts
 from ovserve.kinds.text.worker.genai.grammar import CompilesGrammars, Grammars
@@ -45,6 +42,43 @@ from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
 from ovserve.kinds.text.worker.genai.request import FINISH, generation_config
 from ovserve.kinds.text.worker.genai.text import Text
 from ovserve.kinds.text.worker.genai.vision import VisionInput, tensors
+
+EWMA_WEIGHT = (
+    0.5  # weight of what is known when the next prompt ends: prompts of other lengths fade after a few
+)
+MAX_PREFILL_SHARE = 0.97  # part of a prompt that counts as computed before its first token has come
+
+
+class PrefillEstimate:
+    """An estimate for an engine that computes one prompt at a time, in one call.
+
+    The speed is that of the prompts before, of which long ones weigh more; the first prompt has no estimate.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tokens = 0.0  # of prompts that ended
+        self._seconds = 0.0  # and how long they took
+        self._prompt = 0  # tokens of the one that is being computed, or 0
+        self._began = 0.0
+
+    def begin(self, prompt_tokens: int) -> None:
+        self._prompt, self._began = prompt_tokens, self._clock()
+
+    def end(self) -> None:
+        """Record that the first token has come; no effect after that."""
+        if self._prompt:
+            self._tokens = self._tokens * EWMA_WEIGHT + self._prompt
+            self._seconds = self._seconds * EWMA_WEIGHT + self._clock() - self._began
+            self._prompt = 0
+
+    def remaining_tokens(self) -> int | None:
+        """Return the tokens still to be computed, at least 1; None if nothing is known of them."""
+        if not self._prompt or not self._seconds:
+            return None
+        prefilled = (self._clock() - self._began) * self._tokens / self._seconds
+        return max(1, round(self._prompt - min(prefilled, MAX_PREFILL_SHARE * self._prompt)))
+
 
 NPU = "NPU"
 PROMPT, RESPONSE = 1024, 128  # the library's own defaults, tokens

@@ -9,6 +9,6 @@ A file states what the library does, how it was seen, in which versions, and whe
 - `poisoned_step`: what raises in a step takes every running request with it.
 - `read_only_gguf`: a .gguf file is opened for writing.
 
-What the library does where it lacks room is in `reservation.py`. Workarounds of grammars are in `grammar.py`,
+What the library does where it lacks room is in `continuous.py`. Workarounds of grammars are in `grammar.py`,
 those of images in `vision.py`, those of the stateful pipelines in `stateful.py`.
 """

@@ -1,8 +1,8 @@
-"""Answers made of messages with headers, each for one reader: the harmony format (gptoss) and onyx.
+"""Dialects of messages to recipients, where a message to a tool is a call.
 
-Both dialects read the whole answer, because the header defines the kind of a text: reasoning, answer or call.
-Special tokens at the borders may be missing, because engines stop on them; an answer without any is all
-content.
+Each message has a header that names its reader, in the harmony format (gptoss) and in onyx. Both dialects
+read the whole answer, because the header defines the kind of a text: reasoning, answer or call. Special
+tokens at the borders may be missing, because engines stop on them; an answer without any is all content.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import msgspec
 
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
-from ovserve.llm.parsing.core.framed import header
+from ovserve.llm.parsing.core.framed import call, header
+from ovserve.llm.parsing.core.guide import Guide, tagged
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.syntax.xmlcall import Form, calls
 
 _MESSAGE = "<|message|>"
 _TO = "to="
@@ -157,3 +159,96 @@ class FramedDialect(ToolDialect):
         stop = yield from cur.until(self._stops, out.content)
         if stop in self.enders:
             out.content(cur.advance(len(stop)))
+
+
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_PREFIX = "functions."
+
+
+class GptOss(FramedDialect):
+    """The harmony format: messages with a channel, and a recipient where they are calls. OpenAI gpt-oss.
+
+    Of the channels, analysis is reasoning, anything else is for the user. The recipient may stand in the
+    role's header or in the channel's. Calls of built-in tools that the request did not offer (python,
+    browser) are neither calls of this API nor for the user, so they count as reasoning.
+
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gptoss/harmony.cpp
+    """
+
+    name = "gptoss"
+    starters = ("<|start|>", "<|channel|>", "<|message|>")
+    enders = ("<|end|>", "<|return|>", "<|call|>")
+    guide = Guide(
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "",
+        trigger="<|channel|>commentary to=functions.",
+        single=True,
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<|channel|>" in template
+
+    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+        name = recipient.removeprefix(_PREFIX)
+        if name and (name != recipient or (tools is not None and name in tools)):
+            return Route("call", name)
+        channel = _CHANNEL.search(header)
+        to_tool = recipient not in ("", "user", "assistant")
+        return Route("reasoning" if to_tool or (channel and channel[1] == "analysis") else "content")
+
+    def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
+        yield from call(cur, out, name, stops)
+
+
+_OPEN = "<atem:function_calls>"
+_FORM = Form(
+    call='<atem:invoke name="',
+    call_end="</atem:invoke>",
+    parameter='<atem:parameter name="',
+    parameter_end="</atem:parameter>",
+    closers=("</atem:function_calls>",),
+    trim=False,
+)
+
+
+class Onyx(FramedDialect):
+    """Messages to recipients; a call is a message to a tool, in `<atem:...>` tags.
+
+    `to=self` is reasoning, `to=user` the answer. Markup quoted in those is text; prose before the call in a
+    message to a tool is content. Values are typed like qwen3coder's but keep their newlines.
+
+    Source: read 2026-11-22,
+    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/onyx/onyx_tool_parser.cpp
+    """
+
+    name = "onyx"
+    starters = ("<|start|>", "<|message|>")
+    enders = ("<|eom|>", "<|eot|>")
+    unframed = _OPEN
+    guide = Guide(
+        ' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
+        "</atem:invoke>\n</atem:function_calls>",
+        single=True,
+        inside=('<atem:invoke name="NAME">\n',),
+        arguments=tagged('<atem:parameter name="NAME">', "</atem:parameter>\n", without=_FORM.ambiguous),
+    )
+
+    def matches(self, template: str) -> bool:
+        return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))
+
+    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+        if recipient == "self":
+            return Route("reasoning")
+        return Route("content" if recipient in ("", "user") else "call", recipient)
+
+    def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
+        prose: list[str] = []
+        marker = yield from cur.until(Markers((_OPEN, _FORM.call, *stops.strings)), prose.append)
+        if not marker:
+            raise EndOfText
+        if marker in stops.strings:
+            raise NotACall
+        yield from cur.literal(_OPEN)
+        yield from calls(cur, out, tools, _FORM)
+        out.content("".join(prose).strip())

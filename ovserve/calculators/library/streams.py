@@ -20,10 +20,25 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ovserve.calculators.library.messages import question
-from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket
+from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.graph.overrides import awaited, must_override
 from ovserve.kinds.text.http_frontend import DecodedRequest
 from ovserve.kinds.text.resource import LlmResources
+
+
+@calculator("PassThroughCalculator")
+class PassThrough(Calculator):
+    """Each input goes to the output of the same tag and index, untouched."""
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        inputs: tuple[Input[Any], ...] = tuple(Input(f"{e.tag}:{e.index}") for e in node.inputs)
+        return Contract(inputs, tuple(Output(f"{p.tag}:{p.index}", optional=True) for p in inputs))
+
+    async def process(self, cc: Context) -> None:
+        for source, target in zip(cc.contract.inputs, cc.contract.outputs, strict=True):
+            if source in cc.values:
+                cc.send(target, cc[source])
 
 
 class Switch(Calculator):
@@ -72,3 +87,37 @@ class RequestSwitch(Switch):
     async def read(self, cc: Context, value: DecodedRequest) -> str:
         llm = cc[self.llm]
         return await question(llm, await value.to_request(llm))
+
+
+@calculator("MergeCalculator")
+class Merge(Calculator):
+    """Packets of several streams become one stream, in the order in which they come.
+
+    | port | type |
+    |---|---|
+    | inputs `IN:0`, `IN:1`, ... | any |
+    | output `OUT` | any |
+
+    For branches of which each request takes one, or several one after the other. It needs no input stream
+    handler: every input is its own sync set. Timestamps of the output count from 0.
+    """
+
+    immediate = True
+
+    merged: Output[Any] = Output("OUT", object)
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        if not any(end.tag == "IN" for end in node.inputs):
+            raise node.error("a merge needs inputs IN:0, IN:1 and so on", "input_stream")
+        count = max(end.index for end in node.inputs if end.tag == "IN") + 1
+        inputs: tuple[Input[Any], ...] = tuple(Input(f"IN:{i}") for i in range(count))
+        return Contract(inputs, (cls.merged,))
+
+    def process(self, cc: Context) -> None:
+        for value in cc.values.values():
+            cc.send(self.merged, value, self._next)
+            self._next += 1

@@ -1,0 +1,138 @@
+"""Dialects with special tokens around a section of calls and around each call in it."""
+
+from __future__ import annotations
+
+import re
+
+from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.core.dialect import ToolDialect
+from ovserve.llm.parsing.core.framed import call, header
+from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.core.typed import Tools
+
+# ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
+
+
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+CLOSERS = Markers((END, BEGIN, SECTION_END))
+_NAME_END = Markers((SEPARATOR, BEGIN, END))
+
+
+class DeepseekV31(ToolDialect):
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. DeepSeek V3.1 and later.
+
+    Source: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/09631df1ceb7/python/sglang/srt/function_call/deepseekv31_detector.py
+    """
+
+    name = "deepseek_v31"
+    markers = (SECTION, BEGIN)
+    erase = ("<｜end▁of▁sentence｜>",)
+    guide = Guide(f"{BEGIN}NAME{SEPARATOR}", END, block=(SECTION, SECTION_END), trigger=SECTION)
+
+    def matches(self, template: str) -> bool:
+        return SECTION in template or BEGIN in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.literal(SECTION)
+        yield from cur.space()
+        if (yield from cur.close(SECTION_END)):
+            return
+        yield from cur.expect(BEGIN)
+        while True:
+            yield from self.call(cur, out)
+            yield from cur.close(END)
+            out.commit()
+            if not (yield from cur.close(BEGIN)):
+                break
+        yield from cur.close(SECTION_END)
+
+    def call(self, cur: Cursor, out: Output) -> Steps[None]:
+        name, _ = yield from header(cur, _NAME_END)
+        yield from cur.expect(SEPARATOR)
+        yield from call(cur, out, name.strip(), CLOSERS)
+
+
+_TYPE_END = Markers((SEPARATOR, BEGIN, END))
+_FENCED_NAME_END = Markers(("\n", "```", "{", BEGIN, END))
+_FENCE = "```"
+_FENCE_CLOSERS = Markers((_FENCE, END, BEGIN, SECTION_END))
+
+
+class DeepseekV3(DeepseekV31):
+    """Like V3.1, with a type before the name and the arguments in a ```json fence. DeepSeek V3, R1.
+
+    Source: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/01967342ac0b/python/sglang/srt/function_call/deepseekv3_detector.py
+    """
+
+    name = "deepseek_v3"
+    guide = Guide(
+        f"{BEGIN}function{SEPARATOR}NAME\n```json\n",
+        f"\n```{END}",
+        separator="\n",
+        block=(SECTION, SECTION_END),
+        trigger=SECTION,
+    )
+
+    def matches(self, template: str) -> bool:
+        return super().matches(template) and "```json" in template
+
+    def call(self, cur: Cursor, out: Output) -> Steps[None]:
+        yield from header(cur, _TYPE_END)
+        yield from cur.expect(SEPARATOR)
+        name, _ = yield from header(cur, _FENCED_NAME_END)
+        yield from cur.close("```json", "```")
+        yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
+        yield from cur.close(_FENCE)
+
+
+_KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
+_KIMI_SECTION_END = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+_BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+_AFTER_ID = Markers((_ARGUMENTS, _BEGIN, _END))
+_KIMI_CLOSERS = Markers((_END, _BEGIN, *_KIMI_SECTION_END))
+
+
+class KimiK2(ToolDialect):
+    """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
+
+    The whole of `functions.name:0` is the call's id; the template wants it back.
+
+    Source: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/0351c1fafe4c/python/sglang/srt/function_call/kimik2_detector.py
+    """
+
+    name = "kimi_k2"
+    markers = (*_KIMI_SECTION, _BEGIN)
+    erase = ("<|im_end|>",)
+    guide = Guide(
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        block=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        trigger="<|tool_calls_section_begin|>",
+    )
+
+    def matches(self, template: str) -> bool:
+        return "<|tool_calls_section_begin|>" in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.either(_KIMI_SECTION)
+        yield from cur.space()
+        if (yield from cur.close(*_KIMI_SECTION_END)):
+            return
+        yield from cur.expect(_BEGIN)
+        while True:
+            id, _ = yield from header(cur, _AFTER_ID)
+            yield from cur.expect(_ARGUMENTS)
+            match = _ID.fullmatch(id.strip())
+            name = match[1] if match else ""
+            yield from call(cur, out, name, _KIMI_CLOSERS, id=id.strip() if ":" in id else None)
+            yield from cur.close(_END)
+            out.commit()
+            if not (yield from cur.close(_BEGIN)):
+                break
+        yield from cur.close(*_KIMI_SECTION_END)
