@@ -143,7 +143,7 @@ def bare_ids(engine: GenAIEngine, prompt: str, **settings: Any) -> list[int]:
         config.max_ngram_size = 3
     for name, value in settings.items():
         setattr(config, name, value)
-    ids = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    ids = engine.text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
     handle = engine._pipeline.add_request(99, ids, config)
     given: list[int] = []
     while engine._pipeline.has_non_finished_requests():

@@ -40,7 +40,7 @@ def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> str:
     """What the library answers without our rules."""
     if engine._mode == "eagle3":
         settings.setdefault("num_assistant_tokens", 5)
-    return engine._text.decode([bare_ids(engine, prompt, **settings)])[0]
+    return engine.text.decode([bare_ids(engine, prompt, **settings)])[0]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_constraints_are_enforced(plain: GenAIEngine, drafted: GenAIEngine, patt
     texts = []
     for engine in (plain, drafted):
         constraint = c.constrain(c.regex(pattern), "x")
-        engine.compile(-1, c.structural_tag(constraint.format))
-        while not engine.compiled():
+        engine.grammars.compile(-1, c.structural_tag(constraint.format))
+        while not engine.grammars.compiled():
             pass
         texts.append(generate(engine, REPEATS, constraint=constraint).text)
     assert texts[0] == texts[1] != ""

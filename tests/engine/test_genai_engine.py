@@ -41,15 +41,15 @@ def nothing_is_left_behind(engine: GenAIEngine) -> Iterator[None]:
 
 
 def ids_of(engine: GenAIEngine, text: str) -> tuple[int, ...]:
-    return tuple(engine._text._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist())
+    return tuple(engine.text._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist())
 
 
 def bare(engine: GenAIEngine, prompt: str, max_tokens: int) -> list[int]:
     """The ids the library itself generates, greedily and all at once."""
     sampling = Sampling(temperature=0.0)
-    ends, admitted = engine._text.stop_ids(sampling), engine._grammars.admitted
+    ends, admitted = engine.text.stop_ids(sampling), engine.grammars.admitted
     config = generation_config("plain", sampling, max_tokens, ends, engine.facts, admitted)
-    tensor = engine._text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
+    tensor = engine.text._tokenizer.encode(prompt, add_special_tokens=False).input_ids
     return list(engine._pipeline.generate([tensor], [config])[0].m_generation_ids[0])
 
 
@@ -90,7 +90,7 @@ def test_deltas_join_to_one_batched_decode(engine: GenAIEngine, prompt: str) -> 
     ids = bare(engine, prompt, 48)
     if ids[-1] in engine.facts.eos_token_ids:
         ids.pop()
-    assert result.text == engine._text._tokenizer.decode(ids, skip_special_tokens=False)
+    assert result.text == engine.text._tokenizer.decode(ids, skip_special_tokens=False)
     assert "\ufffd" not in result.text
     assert len(result.deltas) > 3  # streamed, not withheld
 
@@ -103,23 +103,23 @@ def test_a_character_of_several_tokens_comes_whole(engine: GenAIEngine) -> None:
 
 def test_the_table_and_the_library_decode_alike(engine: GenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = (STORY, "🎉🎉🎉🎉🎉🎉🎉🎉", "日本語日本語日本語日本語日本語")
-    assert engine._text._token_bytes is not None
+    assert engine.text._token_bytes is not None
     by_table = [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts]
-    monkeypatch.setattr(engine._text, "_token_bytes", None)
+    monkeypatch.setattr(engine.text, "_token_bytes", None)
     assert [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts] == by_table
-    monkeypatch.setattr(engine._text, "_can_fill", False)
+    monkeypatch.setattr(engine.text, "_can_fill", False)
     assert [generate(engine, prompt, max_tokens=32).deltas for prompt in prompts] == by_table
 
 
 def test_rows_of_a_batched_decode_do_not_get_padding_text(
     engine: GenAIEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._text, "_token_bytes", None)
-    assert engine._text._can_fill
+    monkeypatch.setattr(engine.text, "_token_bytes", None)
+    assert engine.text._can_fill
     rows = [list(ids_of(engine, text)) for text in ("a", "a longer text", "x y", "")]
     expected = ["a", "a longer text", "x y", ""]
-    assert engine._text.decode(rows) == expected
-    assert engine._text._decode_by_length(rows) == expected
+    assert engine.text.decode(rows) == expected
+    assert engine.text._decode_by_length(rows) == expected
 
 
 class TestStopStrings:
@@ -337,7 +337,7 @@ def test_prompts_tokenised_together_have_the_ids_they_have_alone(engine: GenAIEn
     assert set(together) == {*range(2 * len(texts)), 99}
     assert together[99].data[0].tolist() == [1, 2, 3]
     for one in adds[:-1]:
-        alone = engine.tokenize((str(one.prompt),), one.add_special_tokens)[0]
+        alone = engine.text.tokenize((str(one.prompt),), one.add_special_tokens)[0]
         assert together[one.id].data[0].tolist() == alone
 
 
@@ -346,7 +346,7 @@ def test_a_prompt_longer_than_the_tokenizer_goes_is_tokenised_whole_beside_other
 ) -> None:
     long = "word " * 9000
     encoded = engine.encode_prompts([Add(1, long, False, Sampling()), Add(2, "a", False, Sampling())])
-    assert encoded[1].data[0].tolist() == engine.tokenize((long,), False)[0]
+    assert encoded[1].data[0].tolist() == engine.text.tokenize((long,), False)[0]
     assert encoded[2].shape[1] == 1
 
 

@@ -64,8 +64,8 @@ def nothing_is_left_behind(engine: GenAIEngine) -> Iterator[None]:
 
 def compiled(engine: GenAIEngine, form: c.Format) -> str:
     """What is wrong with it, or ""."""
-    engine.compile(-1, c.structural_tag(c.constrain(form, "x").format))
-    while not (words := engine.compiled()):
+    engine.grammars.compile(-1, c.structural_tag(c.constrain(form, "x").format))
+    while not (words := engine.grammars.compiled()):
         time.sleep(0.001)
     [word] = words
     assert isinstance(word, Compiled | Failed)
@@ -145,11 +145,11 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
     before = _init_times(engine._answer)
     engine.add(Add(1, HELLO, False, Sampling(temperature=0.0, constraint=c.constrain(wanted, "x"))))
     engine.step()
-    engine.compile(-2, c.structural_tag(c.constrain(c.regex("[b-y]{2}"), "x").format))
-    engine.clear_grammars()
-    engine.compile(-3, c.structural_tag(c.constrain(other, "x").format))
-    while engine.compiling:
-        engine.compiled()
+    engine.grammars.compile(-2, c.structural_tag(c.constrain(c.regex("[b-y]{2}"), "x").format))
+    engine.grammars.clear()
+    engine.grammars.compile(-3, c.structural_tag(c.constrain(other, "x").format))
+    while engine.grammars.compiling:
+        engine.grammars.compiled()
     text = ""
     while engine.live():
         text += "".join(word.text for word in engine.collect() if isinstance(word, StepItem))
@@ -214,7 +214,7 @@ def test_a_compiler_for_another_number_of_logits_is_not_used(
     monkeypatch.setattr(continuous, "prepare", larger)
     other = GenAIEngine(TextSpec(model_path))
     assert other.facts.compiles_grammars
-    assert other._grammars._compiler is not made[0]
+    assert other.grammars._compiler is not made[0]
     assert compiled(other, c.regex("[0-9]{7}")) == ""
 
 

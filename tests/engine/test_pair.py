@@ -69,7 +69,7 @@ def assisted(request: pytest.FixtureRequest) -> Iterator[GenAIEngine]:
 
 def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> str:
     """What the library answers without our rules."""
-    return engine._text.decode([bare_ids(engine, prompt, **settings)])[0]
+    return engine.text.decode([bare_ids(engine, prompt, **settings)])[0]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ class TestConstraints:
 
     def held(self, engine: GenAIEngine, pattern: str, **sampling: Any) -> Result:
         constraint = c.constrain(c.regex(pattern), "x")
-        engine.compile(-1, c.structural_tag(constraint.format))
-        while not (words := engine.compiled()):
+        engine.grammars.compile(-1, c.structural_tag(constraint.format))
+        while not (words := engine.grammars.compiled()):
             pass
         assert words == [Compiled(-1)]
         return generate(engine, REPEATS, constraint=constraint, **sampling)

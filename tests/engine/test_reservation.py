@@ -226,8 +226,8 @@ def test_sampled_answers_are_whole(main: str) -> None:
 def test_a_grammar_is_kept(main: str) -> None:
     engine = GenAIEngine(TextSpec(main, num_kv_blocks=BLOCKS, prompt_lookup=True))
     constraint = c.constrain(c.regex("(abcx){20}"), "x")
-    engine.compile(-1, c.structural_tag(constraint.format))
-    while not engine.compiled():
+    engine.grammars.compile(-1, c.structural_tag(constraint.format))
+    while not engine.grammars.compiled():
         pass
     for result in together(engine, 6, ignore_eos=False, max_tokens=100, constraint=constraint).values():
         assert (result.text, result.finish) == ("abcx" * 20, "stop")

@@ -54,7 +54,7 @@ def bare(engine: StatefulEngine, streamer: Any = None, **settings: Any) -> Any:
     config.max_new_tokens = 20
     for name, value in settings.items():
         setattr(config, name, value)
-    ids = engine._text._tokenizer.encode(FRANCE, add_special_tokens=False).input_ids
+    ids = engine.text._tokenizer.encode(FRANCE, add_special_tokens=False).input_ids
     return engine._pipeline.generate(ids, config, streamer)
 
 
@@ -133,7 +133,7 @@ def test_a_long_prompt_does_not_keep_questions_and_aborts_waiting(engine: Statef
     engine.step()
     assert engine.collect() == []
     assert engine.busy
-    assert engine.tokenize(("Paris",), False)
+    assert engine.text.tokenize(("Paris",), False)
     engine.abort(1)
 
 
@@ -173,8 +173,8 @@ class TestGrammars:
         constraint = c.constrain(self.FORM, "x")
         with pytest.raises(Internal, match="not compiled"):
             add(engine, 1, FRANCE, constraint=constraint)
-        engine.compile(-1, c.structural_tag(constraint.format))
-        while not (words := engine.compiled()):
+        engine.grammars.compile(-1, c.structural_tag(constraint.format))
+        while not (words := engine.grammars.compiled()):
             time.sleep(0.001)
         assert words == [Compiled(-1)]
         for drawn in ({}, {"temperature": 1.0, "seed": 5}):

@@ -60,10 +60,10 @@ def test_several_choices_come_one_after_the_other(engine: StatefulEngine) -> Non
 
 def test_a_grammar_is_held(engine: StatefulEngine) -> None:
     wanted = c.constrain(c.regex("(red|blue)!"), "")
-    engine.compile(-1, c.structural_tag(wanted.format))
+    engine.grammars.compile(-1, c.structural_tag(wanted.format))
     words: list[object] = []
     while not words:
-        words += engine.compiled()
+        words += engine.grammars.compiled()
     assert words == [Compiled(-1)]
     result = generate(engine, f"{tag(0)}hi", image(1), constraint=wanted, ignore_eos=False)
     assert result.text in ("red!", "blue!")

@@ -56,10 +56,10 @@ def answers(
     """Text and finish reason by name; all are answered side by side."""
     names = list(constraints)
     for i, name in enumerate(names):
-        engine.compile(-1 - i, structural_tag(constraints[name].format))
+        engine.grammars.compile(-1 - i, structural_tag(constraints[name].format))
     words = []
     while len(words) < len(names):
-        words += engine.compiled()
+        words += engine.grammars.compiled()
         time.sleep(0.001)
     for word in words:
         assert isinstance(word, Compiled), (names[-1 - word.id], word)

@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ovserve.engine.host.memory import resident
 from ovserve.engine.protocol.frames import Channel, FrameError
@@ -42,6 +42,9 @@ from ovserve.errors import OvserveError, ResourceExhausted
 from ovserve.llm.grammar.constraint import structural_tag
 from ovserve.llm.grammar.cost import TOO_MUCH_MEMORY
 
+if TYPE_CHECKING:
+    from ovserve.engine.worker.steps import Tokenizer
+
 TRIAL_MEMORY = 512 << 20  # bytes beyond what the process holds when it is ready
 GROWN_BYTES = 128 << 20  # then it ends
 USUAL_STACK = 8 << 20  # bytes, where the system sets no limit
@@ -49,13 +52,6 @@ TOKENIZER_NICENESS = 5  # the engine's steps come first
 
 Conversation = Callable[[Channel[ToEngine]], int]  # returns the exit code of the process
 Answer = Tokenized | Detokenized | Compiled | Failed
-
-
-class Tokenizer(Protocol):
-    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
-    def detokenize(
-        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
-    ) -> list[str]: ...
 
 
 def load_tokenizer(spec: TokenizerSpec) -> Conversation:

@@ -174,12 +174,32 @@ class UsageClock:
 COMPILE_POLL = 0.002  # seconds between two checks of a compilation, when there is nothing else to do
 
 
+class Tokenizer(Protocol):
+    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
+    def detokenize(
+        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
+    ) -> list[str]: ...
+
+
+class Grammars(Protocol):
+    """They are compiled in parallel to the steps; what has ended is asked for between two of them."""
+
+    @property
+    def compiling(self) -> bool: ...
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None: ...
+    def compiled(self) -> list[Compiled | Failed]: ...
+    def clear(self) -> None: ...
+
+
 class Engine(Protocol):
-    """The part of an engine that the loop needs; the engines of `genai/` and `scripted.ScriptedEngine` have
-    it."""
+    """The part of an engine that the loop needs."""
 
     facts: TextFacts
 
+    @property
+    def text(self) -> Tokenizer: ...
+    @property
+    def grammars(self) -> Grammars: ...
     @property
     def busy(self) -> bool: ...
     def live(self) -> list[int]: ...
@@ -187,20 +207,9 @@ class Engine(Protocol):
     def can_schedule(self, request: Add, encoded: Any) -> bool: ...
     def add(self, request: Add, encoded: Any = None) -> Accepted: ...
     def abort(self, request_id: int) -> None: ...
-    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]: ...
-    def detokenize(
-        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
-    ) -> list[str]: ...
     def step(self) -> None: ...
     def collect(self) -> list[StepItem | Failed]: ...
     def usage(self) -> Usage: ...
-
-    # Grammars: compiled in parallel to the steps; what has ended is asked for between two of them.
-    @property
-    def compiling(self) -> bool: ...
-    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None: ...
-    def compiled(self) -> list[Compiled | Failed]: ...
-    def clear_grammars(self) -> None: ...
 
 
 def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -> int:
@@ -212,8 +221,8 @@ def run(channel: Channel[ToEngine], engine: Engine, batch_window: BatchWindow) -
         idle = admission.idle
         if not admission.admit(finished):
             return 0
-        if engine.compiling:
-            channel.send(*engine.compiled())
+        if engine.grammars.compiling:
+            channel.send(*engine.grammars.compiled())
         if not engine.busy:
             finished = 0
             _report_idle(channel, engine, usage, aborted=not idle)
@@ -257,7 +266,7 @@ class Admission:
             messages = self._channel.receive_within(pause)
 
     def _receive(self, *, idle: bool) -> Sequence[ToEngine]:
-        if idle and self._engine.compiling:
+        if idle and self._engine.grammars.compiling:
             return self._channel.receive_within(COMPILE_POLL)
         return self._channel.receive(block=idle)
 
@@ -268,9 +277,11 @@ class Admission:
             if isinstance(answer, Accepted) and isinstance(message, Add):
                 self._batch_window.admitted(answer.prompt_tokens, last=message.last)
         elif isinstance(message, Compile):
-            self._engine.compile(message.id, structural_tag(message.format), validated=message.validated)
+            self._engine.grammars.compile(
+                message.id, structural_tag(message.format), validated=message.validated
+            )
         elif isinstance(message, ClearGrammars):
-            self._engine.clear_grammars()
+            self._engine.grammars.clear()
         elif isinstance(message, Abort):
             self._engine.abort(message.id)
         elif isinstance(message, Ping):
@@ -284,9 +295,9 @@ class Admission:
             if isinstance(message, Add):
                 return engine.add(message, self._queue.encoded(message))
             if isinstance(message, Tokenize):
-                return Tokenized(message.id, engine.tokenize(message.texts, message.add_special_tokens))
+                return Tokenized(message.id, engine.text.tokenize(message.texts, message.add_special_tokens))
             return Detokenized(
-                message.id, engine.detokenize(message.ids, message.skip_special_tokens, message.escaped)
+                message.id, engine.text.detokenize(message.ids, message.skip_special_tokens, message.escaped)
             )
         except OvserveError as error:
             kind = error.code if error.code in FROM_KIND else error.kind
@@ -299,7 +310,7 @@ def _report_idle(channel: Channel[ToEngine], engine: Engine, usage: UsageClock, 
     """Send the usage of an engine that has nothing to step. `aborted`: its last request was aborted."""
     if aborted:
         channel.send(Steps([], usage.due(busy=False)))
-    elif engine.compiling and (heartbeat := usage.heartbeat()):
+    elif engine.grammars.compiling and (heartbeat := usage.heartbeat()):
         channel.send(Steps([], heartbeat))
 
 

@@ -173,7 +173,7 @@ def test_min_tokens_and_ignore_eos_hold_in_each_beam(engine: PagedEngine) -> Non
 
 
 def test_a_bias_applies_to_beams(engine: PagedEngine) -> None:
-    [paris] = engine._text.encode(" Paris", False)
+    [paris] = engine.text.encode(" Paris", False)
     for bias in ((), ((paris, -100.0),)):
         items = search(engine, FRANCE, logit_bias=bias, logprobs=True)
         tokens = {token.utf8 for item in items for token in item.logprobs or ()}

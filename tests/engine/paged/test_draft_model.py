@@ -88,8 +88,8 @@ def test_a_request_may_refuse_drafts(drafting: PagedEngine) -> None:
 
 def test_a_grammar_holds(drafting: PagedEngine) -> None:
     format_ = constrain(literal("cdeXYZ"), "x").format
-    drafting.compile(7, structural_tag(format_))
-    while not (compiled := drafting.compiled()):
+    drafting.grammars.compile(7, structural_tag(format_))
+    while not (compiled := drafting.grammars.compiled()):
         pass
     assert isinstance(compiled[0], Compiled)
     assert generate(drafting, "ab", constraint=constrain(literal("cdeXYZ"), "x")).text == "cdeXYZ"

@@ -167,7 +167,7 @@ class TestLogprobs:
 
 class TestBias:
     def test_forbids_and_forces(self, engine: PagedEngine) -> None:
-        [paris] = engine._text.encode(" Paris", False)
+        [paris] = engine.text.encode(" Paris", False)
         assert "Paris" in generate(engine, FRANCE).text
         assert " Paris" not in generate(engine, FRANCE, logit_bias=((paris, -100.0),)).text
         forced = generate(engine, FRANCE, logit_bias=((paris, 100.0),), max_tokens=5)
@@ -240,9 +240,9 @@ CALL = '{"name": "f", "arguments": '
 
 def constrained(engine: PagedEngine, form: Format | None = None, **sampling: Any) -> Result:
     constraint = constrain(form or compact(SCHEMA), "response_format")
-    engine.compile(1, structural_tag(constraint.format))
-    while engine.compiling:
-        for word in engine.compiled():
+    engine.grammars.compile(1, structural_tag(constraint.format))
+    while engine.grammars.compiling:
+        for word in engine.grammars.compiled():
             assert isinstance(word, Compiled), word
     return generate(engine, CHAT.format("Describe a fox."), constraint=constraint, max_tokens=300, **sampling)
 
@@ -325,7 +325,7 @@ class TestLimits:
         assert generate(engine, FRANCE, min_tokens=30).tokens >= 30
 
     def test_stop_token_ids(self, engine: PagedEngine) -> None:
-        [paris] = engine._text.encode(" Paris", False)
+        [paris] = engine.text.encode(" Paris", False)
         result = generate(engine, FRANCE, stop_token_ids=(paris,))
         assert (result.text, result.finish) == ("The capital of France is", "stop")
 

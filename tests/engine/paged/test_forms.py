@@ -189,7 +189,13 @@ def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str)
     repeats += [scores(engine, FACTS), scores(engine, FACTS), scores(uncached, FACTS)]
     assert repeats == [expected] * 5
     # What an answer left in the cache was computed one token at a time.
-    add(engine, 0, tuple(engine.tokenize((STORY + FACTS,), False)[0][:250]), max_tokens=80, ignore_eos=True)
+    add(
+        engine,
+        0,
+        tuple(engine.text.tokenize((STORY + FACTS,), False)[0][:250]),
+        max_tokens=80,
+        ignore_eos=True,
+    )
     item = engine._scheduler.running[0]
     run(engine)
     following = (*item.ids, *item.ids[:20])

@@ -80,7 +80,7 @@ def test_an_answer_keeps_a_grammar_that_was_forgotten(vocabulary: Vocabulary) ->
     grammars.compile(1, form)
     assert [word.id for word in answers(grammars)] == [1]
     matcher = grammars.matcher(form)
-    grammars.clear_grammars()
+    grammars.clear()
     with pytest.raises(Internal, match="not compiled"):
         grammars.matcher(form)
     assert matcher.accept(vocabulary.texts.index(b"a"))
@@ -91,7 +91,7 @@ def test_an_answer_keeps_a_grammar_that_was_forgotten(vocabulary: Vocabulary) ->
 def test_what_is_compiled_while_others_are_forgotten_is_held(vocabulary: Vocabulary) -> None:
     grammars, form = Grammars(*vocabulary), tag(compact(SCHEMAS["nested"]))
     grammars.compile(1, form)
-    grammars.clear_grammars()
+    grammars.clear()
     assert isinstance(answers(grammars)[0], Compiled)
     assert not grammars.matcher(form).ended
 

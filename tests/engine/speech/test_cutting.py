@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.kinds.speech.spec import RATE, WINDOW
+from ovserve.kinds.speech.spec import SAMPLES_PER_SECOND, WINDOW
 from ovserve.kinds.speech.worker.transcribe import FRAME, MOST, PADDING, UNSURE, VoiceActivity, cut, widened
 from tests.speech import RECORDING, samples
 
 TELEPHONE = RECORDING.with_name("telephone.flac")  # Kokoro's voice, 8 kHz
-SECOND = RATE // FRAME  # frames, nearly
+SECOND = SAMPLES_PER_SECOND // FRAME  # frames, nearly
 
 
 def probabilities(*parts: tuple[float, float]) -> np.ndarray:
@@ -36,11 +36,11 @@ def test_long_pauses_are_left_out_and_times_are_mapped_back() -> None:
     made = cut(found, whole(found), last=True)
     first, second = made.ranges
     assert made.consumed == whole(found)
-    assert first.begin == pytest.approx(2 * RATE - PADDING, abs=RATE / 5)
-    assert second.begin == pytest.approx(9 * RATE - PADDING, abs=RATE / 2)
-    length = (first.end - first.begin) / RATE
-    assert made.seconds(0) == first.begin / RATE
-    assert made.seconds(length + 1) == pytest.approx(second.begin / RATE + 1)
+    assert first.begin == pytest.approx(2 * SAMPLES_PER_SECOND - PADDING, abs=SAMPLES_PER_SECOND / 5)
+    assert second.begin == pytest.approx(9 * SAMPLES_PER_SECOND - PADDING, abs=SAMPLES_PER_SECOND / 2)
+    length = (first.end - first.begin) / SAMPLES_PER_SECOND
+    assert made.seconds(0) == first.begin / SAMPLES_PER_SECOND
+    assert made.seconds(length + 1) == pytest.approx(second.begin / SAMPLES_PER_SECOND + 1)
     assert made.joined(np.arange(whole(found), dtype=np.float32)).size == sum(e - b for b, e in made.ranges)
 
 
@@ -48,14 +48,18 @@ def test_speech_without_a_pause_is_cut_where_it_is_least_likely() -> None:
     found = probabilities((22, 0.95), (0.2, 0.6), (30, 0.95))
     made = cut(found, whole(found), last=False)
     assert made.ranges[0].begin == 0
-    assert made.consumed == made.ranges[-1].end == pytest.approx(22.1 * RATE, abs=RATE / 4)
+    assert (
+        made.consumed
+        == made.ranges[-1].end
+        == pytest.approx(22.1 * SAMPLES_PER_SECOND, abs=SAMPLES_PER_SECOND / 4)
+    )
 
 
 def test_a_part_that_does_not_fit_waits_for_the_next_piece() -> None:
     found = probabilities((20, 0.9), (0.5, 0), (20, 0.9), (1, 0))
     made = cut(found, whole(found), last=True)
     assert len(made.ranges) == 1
-    assert made.consumed == pytest.approx(20.3 * RATE, abs=RATE / 2)
+    assert made.consumed == pytest.approx(20.3 * SAMPLES_PER_SECOND, abs=SAMPLES_PER_SECOND / 2)
     rest = found[made.consumed // FRAME :]
     again = cut(rest, whole(rest), last=True)
     assert again.consumed == whole(rest)
@@ -65,7 +69,7 @@ def test_speech_at_the_end_of_a_window_is_read_when_all_of_it_is_there() -> None
     found = probabilities((30, 0), (29.9, 0.9))
     made = cut(found, whole(found), last=False)
     assert made.ranges == ()
-    assert made.consumed == pytest.approx(30 * RATE - PADDING, abs=RATE / 2)
+    assert made.consumed == pytest.approx(30 * SAMPLES_PER_SECOND - PADDING, abs=SAMPLES_PER_SECOND / 2)
 
 
 @given(
@@ -93,8 +97,12 @@ def test_the_detector_hears_speech_and_nothing_else() -> None:
     said = samples().astype(np.float32) / 32768
     assert np.mean(voice.probabilities(said) > 0.5) > 0.6
     drawn = np.random.default_rng(3)
-    hum = np.sin(np.arange(10 * RATE) * 2 * np.pi * 50 / RATE).astype(np.float32)
-    for noise in (np.zeros(10 * RATE, np.float32), drawn.normal(0, 0.05, 10 * RATE).astype(np.float32), hum):
+    hum = np.sin(np.arange(10 * SAMPLES_PER_SECOND) * 2 * np.pi * 50 / SAMPLES_PER_SECOND).astype(np.float32)
+    for noise in (
+        np.zeros(10 * SAMPLES_PER_SECOND, np.float32),
+        drawn.normal(0, 0.05, 10 * SAMPLES_PER_SECOND).astype(np.float32),
+        hum,
+    ):
         assert cut(voice.probabilities(noise), noise.size, last=True).ranges == ()
     assert voice.probabilities(np.zeros(0, np.float32)).size == 0
 

@@ -143,6 +143,29 @@ def words_of(path: str) -> Words:
     return Words(read_script(path))
 
 
+class Grammars:
+    """They are all accepted, because the prover has checked them."""
+
+    def __init__(self) -> None:
+        self.tags: set[str] = set()
+        self._compiled: list[Compiled] = []
+
+    @property
+    def compiling(self) -> bool:
+        return bool(self._compiled)
+
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+        self._compiled.append(Compiled(id_))
+        self.tags.add(structural_tag)
+
+    def compiled(self) -> list[Compiled | Failed]:
+        compiled, self._compiled = self._compiled, []
+        return [*compiled]
+
+    def clear(self) -> None:
+        self.tags.clear()
+
+
 class ScriptedEngine:
     def __init__(self, spec: TextSpec) -> None:
         script = read_script(spec.model_path).varied(spec)
@@ -159,10 +182,9 @@ class ScriptedEngine:
         self._script = script
         self._mode = spec.decoding
         self._live: dict[int, _Running] = {}
-        self._compiled: list[Compiled] = []
-        self._grammars: set[str] = set()
+        self.grammars = Grammars()
         self._taken: list[bytes] = []
-        self._words = Words(script)
+        self.text = Words(script)
         self.facts = TextFacts(
             max_length=context_limit(script.max_length, spec.max_model_len),
             chat_template=script.chat_template,
@@ -195,7 +217,7 @@ class ScriptedEngine:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
         form = request.sampling.constraint
-        if form is not None and constraint.structural_tag(form.format) not in self._grammars:
+        if form is not None and constraint.structural_tag(form.format) not in self.grammars.tags:
             raise Internal("this grammar was not compiled before")
         prompt_tokens = _length(request)
         max_tokens = admit(prompt_tokens, self.facts.max_length, request.sampling, mode=self._mode)
@@ -207,30 +229,6 @@ class ScriptedEngine:
 
     def abort(self, request_id: int) -> None:
         self._live.pop(request_id, None)
-
-    @property
-    def compiling(self) -> bool:
-        return bool(self._compiled)
-
-    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
-        """Accept everything, because the prover has checked it."""
-        self._compiled.append(Compiled(id_))
-        self._grammars.add(structural_tag)
-
-    def clear_grammars(self) -> None:
-        self._grammars.clear()
-
-    def compiled(self) -> list[Compiled | Failed]:
-        compiled, self._compiled = self._compiled, []
-        return [*compiled]
-
-    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
-        return self._words.tokenize(texts, add_special_tokens)
-
-    def detokenize(
-        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
-    ) -> list[str]:
-        return self._words.detokenize(rows, skip_special_tokens, escaped)
 
     def step(self) -> None:
         replies = [running.reply for running in self._live.values()]

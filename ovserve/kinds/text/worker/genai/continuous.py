@@ -18,9 +18,9 @@ A request is admitted only if its worst case fits, so that the library never has
   has room for a token and its drafts in each step. A request alone always fits: it may use the whole cache.
 - Left: a draft model with a smaller cache of its own.
 - Seen: tests/engine/test_reservation.py, tests/engine/test_cache_eviction.py. Source:
-          `generate_candidates_for_prompt_lookup`,
-          https://github.com/openvinotoolkit/openvino.genai/blob/master/src/cpp/src/prompt_lookup/continuous_batching_for_prompt_lookup.cpp
-          (read 2026-11-24). Versions: OpenVINO GenAI 2026.4.1.
+              `generate_candidates_for_prompt_lookup`,
+              https://github.com/openvinotoolkit/openvino.genai/blob/master/src/cpp/src/prompt_lookup/continuous_batching_for_prompt_lookup.cpp
+              (read 2026-11-24). Versions: OpenVINO GenAI 2026.4.1.
 - It can go when the library keeps requests for which a step has no room.
 """
 
@@ -46,7 +46,7 @@ from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import Internal, InvalidArgument, LoadError, OvserveError, Unavailable
 from ovserve.kinds.text.worker.decoding.sequence import Sequence, SpeculativeStats
 from ovserve.kinds.text.worker.genai.facts import engine_facts
-from ovserve.kinds.text.worker.genai.grammar import CompilesGrammars, GrammarCompiler, Grammars, prepare
+from ovserve.kinds.text.worker.genai.grammar import GrammarCompiler, Grammars, prepare
 from ovserve.kinds.text.worker.genai.options import properties, scheduler_config, sentence, to_blame
 from ovserve.kinds.text.worker.genai.quirks.capacity import cache_tokens
 from ovserve.kinds.text.worker.genai.quirks.empty_read import read_parts
@@ -191,7 +191,7 @@ def scores_prompt(sampling: Sampling) -> bool:
     return sampling.echo and sampling.logprobs
 
 
-class GenAIEngine(CompilesGrammars):
+class GenAIEngine:
     def __init__(self, spec: TextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
@@ -208,15 +208,15 @@ class GenAIEngine(CompilesGrammars):
             defaults = self._pipeline.get_config()
             loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
             self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
-            self._text = Text(tokenizer, self.facts)
-            self._text.use(table)
+            self.text = Text(tokenizer, self.facts)
+            self.text.use(table)
             self._vision: VisionInput | None = None
             if files.vision:
-                encode, beside = self._text.encode, Beside(self._pipeline)
+                encode, beside = self.text.encode, Beside(self._pipeline)
                 markers = self.facts.image_markers
                 self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
                 self.facts = self._vision.facts(self.facts)
-            self._grammars = Grammars()
+            self.grammars = Grammars()
             self._caches = spec.enable_prefix_caching
             length = context_limit(self.facts.max_length, spec.max_model_len)
             self.facts = msgspec.structs.replace(self.facts, max_length=length)
@@ -226,11 +226,11 @@ class GenAIEngine(CompilesGrammars):
                 self._bound_context(room)
             # Others do not report whether they use what was compiled for them.
             if spec.decoding == "plain":
-                self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size, compiler)
+                self.grammars.attach(self._answer, tokenizer, self.facts.vocab_size, compiler)
             self.facts = msgspec.structs.replace(
                 self.facts,
-                compiles_grammars=self._grammars.parallel,
-                longest_token=self._text.longest_token(),
+                compiles_grammars=self.grammars.parallel,
+                longest_token=self.text.longest_token(),
             )
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
@@ -279,7 +279,7 @@ class GenAIEngine(CompilesGrammars):
         if self._cache_grows:
             return None
         two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
-        config = generation_config(self._mode, two, 2, (), self.facts, self._grammars.admitted)
+        config = generation_config(self._mode, two, 2, (), self.facts, self.grammars.admitted)
         added = None if self._vision is None else self._vision.added
         return cache_tokens(self._pipeline, config, block_tokens(spec.device), added)
 
@@ -289,14 +289,6 @@ class GenAIEngine(CompilesGrammars):
             return self._vision.answer(config)
         [answer] = self._pipeline.generate([ids], [config])
         return answer.perf_metrics
-
-    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
-        return self._text.tokenize(texts, add_special_tokens)
-
-    def detokenize(
-        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
-    ) -> list[str]:
-        return self._text.detokenize(rows, skip_special_tokens, escaped)
 
     # ---- the verbs of an engine
 
@@ -311,7 +303,7 @@ class GenAIEngine(CompilesGrammars):
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
         """Return ids by request id; none where an image has to be measured and the room is limited."""
         if self._vision is None:
-            return self._text.encode_prompts(requests)
+            return self.text.encode_prompts(requests)
         encoded: dict[int, openvino.Tensor] = {}
         for request in requests:
             if self._reservation.unbounded or self._vision.knows(request.images):
@@ -351,21 +343,21 @@ class GenAIEngine(CompilesGrammars):
         demand = self._reservation.demand(sampling, prompt_tokens, max_tokens)
         if not self._has_room(sampling, demand):
             raise Unavailable("the engine has no room for this request next to the others; try again later")
-        stop_ids = self._text.stop_ids(sampling)
+        stop_ids = self.text.stop_ids(sampling)
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
         # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
         token_limit = max_tokens or int(sampling.max_tokens == 0)
-        admitted = self._grammars.admitted
+        admitted = self.grammars.admitted
         config = generation_config(self._mode, sampling, token_limit, stop_ids, self.facts, admitted)
         handle = self._add_request(request, ids, config)
-        hidden = self._text.hidden(sampling.skip_special_tokens)
+        hidden = self.text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
         if self._mode != "plain":
             sequence.drafts = SpeculativeStats(self._mode, sampling, max_tokens)
         if sampling.echo:
             for branch in sequence.branches:
-                branch.output.echo(self._text.prompt_text(request.prompt))
+                branch.output.echo(self.text.prompt_text(request.prompt))
         self._live[request.id] = self._held[request.id] = sequence
         self._reservation.admitted(request.id, demand)
         return Accepted(request.id, prompt_tokens, max_tokens, None)
@@ -373,7 +365,7 @@ class GenAIEngine(CompilesGrammars):
     def _encode_prompt(self, request: Add) -> openvino.Tensor:
         if self._vision is not None:
             return self._vision.encode_prompt(request)
-        return self._text.encode_prompt(request)
+        return self.text.encode_prompt(request)
 
     def _admit(self, request: Add, prompt_tokens: int) -> tuple[Sampling, int]:
         """Return the options in effect, and how many tokens may be generated (see `admit`)."""
@@ -420,7 +412,7 @@ class GenAIEngine(CompilesGrammars):
                 sequence.process(parts)
                 changed.append(sequence)
                 rows += sequence.rows()
-        texts = iter(self._text.decode(rows))
+        texts = iter(self.text.decode(rows))
         for sequence in changed:
             items += self._advance(sequence, texts)
         if self._live and not changed and not self._pipeline.has_non_finished_requests():
@@ -442,7 +434,7 @@ class GenAIEngine(CompilesGrammars):
     def _advance(self, sequence: Sequence, texts: Iterator[str]) -> Iterable[StepItem | Failed]:
         if sequence.sampling.logprobs:
             for branch in sequence.branches:
-                branch.output.add_logprobs(self._text.logprobs(branch.scored))
+                branch.output.add_logprobs(self.text.logprobs(branch.scored))
                 branch.scored = []
         items = sequence.advance(texts)
         if not sequence.finished:

@@ -115,7 +115,7 @@ class Grammars:
             print(f"no grammars: {said(error)}", file=sys.stderr)  # noqa: T201  this process's log
 
     @property
-    def busy(self) -> bool:
+    def compiling(self) -> bool:
         return bool(self._running or self._waiting)
 
     @property
@@ -124,7 +124,7 @@ class Grammars:
         request."""
         return self._compiler is not None
 
-    def start(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
+    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
         self._waiting[id_] = (structural_tag, validated)
         self.proceed()
 
@@ -148,7 +148,7 @@ class Grammars:
             if self._compiler is not None:
                 self._compiler.start(id_, tag, validated=validated)
 
-    def finished(self) -> list[Compiled | Failed]:
+    def compiled(self) -> list[Compiled | Failed]:
         """Those that ended since the last call, good or bad."""
         if self._compiler is None:  # no size fits: a step compiles it while others wait; but it is proven
             words: list[Compiled | Failed] = [Compiled(id_) for id_ in self._running]
@@ -265,22 +265,3 @@ def said(error: Exception) -> str:
     if separator and " " in rest and "/" in head:
         return rest.partition(" ")[2].strip() or text
     return text.removeprefix("Failed to create grammar from structural tag: ")
-
-
-class CompilesGrammars:
-    """The part of an engine that compiles grammars; `_grammars` is set when its pipeline is loaded."""
-
-    _grammars: Grammars
-
-    @property
-    def compiling(self) -> bool:
-        return self._grammars.busy
-
-    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
-        self._grammars.start(id_, structural_tag, validated=validated)
-
-    def compiled(self) -> list[Compiled | Failed]:
-        return self._grammars.finished()
-
-    def clear_grammars(self) -> None:
-        self._grammars.clear()

@@ -36,7 +36,7 @@ from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
 from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
 from ovserve.kinds.text.worker.genai.facts import engine_facts
-from ovserve.kinds.text.worker.genai.grammar import CompilesGrammars, Grammars
+from ovserve.kinds.text.worker.genai.grammar import Grammars
 from ovserve.kinds.text.worker.genai.options import properties, sentence, to_blame
 from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
 from ovserve.kinds.text.worker.genai.request import FINISH, generation_config
@@ -107,7 +107,7 @@ POLL_SECONDS = (
 )
 
 
-class StatefulEngine(CompilesGrammars):
+class StatefulEngine:
     def __init__(self, spec: StatefulTextSpec) -> None:
         began = time.monotonic()
         files = read_model_files(spec.model_path)
@@ -129,20 +129,20 @@ class StatefulEngine(CompilesGrammars):
             self.facts: TextFacts = engine_facts(
                 files, tokenizer, defaults, max_length, 0, time.monotonic() - began
             )
-            self._text = Text(tokenizer, self.facts)
+            self.text = Text(tokenizer, self.facts)
             self._vision: VisionInput | None = None
             if files.vision:
-                encode, markers = self._text.encode, self.facts.image_markers
+                encode, markers = self.text.encode, self.facts.image_markers
                 self._vision = VisionInput(encode, self._answer_seeing, files, markers)
                 self.facts = self._vision.facts(self.facts)
-            self._grammars = Grammars(quiet=lambda: self._running is None)
-            with self._text.proving(uses_tokenizer=files.vision):
-                self._grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
+            self.grammars = Grammars(quiet=lambda: self._running is None)
+            with self.text.proving(uses_tokenizer=files.vision):
+                self.grammars.attach(self._answer, tokenizer, self.facts.vocab_size)
             self.facts = msgspec.structs.replace(
                 self.facts,
                 max_length=context_limit(self.facts.max_length, spec.max_model_len),
-                compiles_grammars=self._grammars.parallel,
-                longest_token=self._text.longest_token(),
+                compiles_grammars=self.grammars.parallel,
+                longest_token=self.text.longest_token(),
             )
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
@@ -157,7 +157,7 @@ class StatefulEngine(CompilesGrammars):
         return list(self._live)
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
-        return {} if self._vision else self._text.encode_prompts(requests)
+        return {} if self._vision else self.text.encode_prompts(requests)
 
     def can_schedule(self, request: Add, encoded: openvino.Tensor | None) -> bool:
         return True
@@ -170,11 +170,11 @@ class StatefulEngine(CompilesGrammars):
         if self._vision is not None:
             ids = self._vision.encode_prompt(request)
         else:
-            ids = self._text.encode_prompt(request) if encoded is None else encoded
+            ids = self.text.encode_prompt(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, "stateful")
-        stop_ids = self._text.stop_ids(sampling)
-        admitted = self._grammars.admitted
+        stop_ids = self.text.stop_ids(sampling)
+        admitted = self.grammars.admitted
         config = generation_config("stateful", sampling, max_tokens, stop_ids, self.facts, admitted)
         if self._vision is not None:
             images = tensors(request.images)
@@ -182,7 +182,7 @@ class StatefulEngine(CompilesGrammars):
         else:
             call = partial(self._pipeline.generate, ids, config)
         run = _Run(call, max_tokens)
-        hidden = self._text.hidden(sampling.skip_special_tokens)
+        hidden = self.text.hidden(sampling.skip_special_tokens)
         run.sequence = Sequence(run, request.id, sampling, prompt_tokens, stop_ids, hidden)
         self._live[request.id] = run.sequence
         self._waiting.append(run)
@@ -195,14 +195,6 @@ class StatefulEngine(CompilesGrammars):
             run.streamer.cancelled = True
             if run is not self._running:
                 self._waiting.remove(run)
-
-    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
-        return self._text.tokenize(texts, add_special_tokens)
-
-    def detokenize(
-        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
-    ) -> list[str]:
-        return self._text.detokenize(rows, skip_special_tokens, escaped)
 
     def step(self) -> None:
         """Returns when the answer under way has gained something, at the latest after POLL. Raises what
@@ -220,7 +212,7 @@ class StatefulEngine(CompilesGrammars):
             self._prefill.end()
         if sequence.id in self._live and (part := run.part()) is not None:
             sequence.process([part])
-            words += sequence.advance(iter(self._text.decode(sequence.rows())))
+            words += sequence.advance(iter(self.text.decode(sequence.rows())))
             if sequence.finished:
                 del self._live[sequence.id]
                 run.streamer.cancelled = True  # a stop string, which only we look for
@@ -240,7 +232,7 @@ class StatefulEngine(CompilesGrammars):
 
     def _advance(self) -> None:
         if self._running is None:
-            self._grammars.proceed()  # between two answers
+            self.grammars.proceed()  # between two answers
         if self._running is None and self._waiting:
             self._running = self._waiting.popleft()
             self._prefill.begin(self._running.sequence.prompt_tokens)

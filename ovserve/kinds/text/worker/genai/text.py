@@ -253,7 +253,6 @@ class Text:
         return self._pieces([id_])[id_][1]
 
     def _pieces(self, ids: list[int]) -> dict[int, tuple[str, bytes]]:
-        """Return the text and the bytes of each token."""
         if self._token_bytes is not None:
             pieces = [self._token_bytes.of(id_) for id_ in ids]
         else:

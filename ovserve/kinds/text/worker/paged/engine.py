@@ -20,7 +20,7 @@ from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.admission import admit, context_limit
-from ovserve.engine.protocol.messages import Accepted, Add, Compiled, Failed, StepItem, Usage
+from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.text.worker.decoding.sequence import Sequence
@@ -92,16 +92,16 @@ class PagedEngine:
                 self._draft_model.allocate(blocks, model.vocabulary)
             loaded = round(time.monotonic() - began, 3)
             self.facts = msgspec.structs.replace(self.facts, load_seconds=loaded)
-            self._text = Text(tokenizer, self.facts)
+            self.text = Text(tokenizer, self.facts)
             self._bound_context(spec)
-            self._text.use(table.result())
-            self._grammars = grammars.result()
+            self.text.use(table.result())
+            self.grammars = grammars.result()
         except (RuntimeError, TypeError) as error:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
         self.facts = msgspec.structs.replace(
             self.facts,
             engine=f"paged, on openvino {openvino.get_version()}",
-            longest_token=self._text.longest_token(),
+            longest_token=self.text.longest_token(),
             compiles_grammars=True,
         )
         pool = BlockPool(
@@ -190,27 +190,6 @@ class PagedEngine:
 
     # ---- the verbs of an engine that need no step
 
-    def tokenize(self, texts: tuple[str, ...], add_special_tokens: bool) -> list[list[int]]:
-        return self._text.tokenize(texts, add_special_tokens)
-
-    def detokenize(
-        self, rows: tuple[tuple[int, ...], ...], skip_special_tokens: bool, escaped: bool
-    ) -> list[str]:
-        return self._text.detokenize(rows, skip_special_tokens, escaped)
-
-    @property
-    def compiling(self) -> bool:
-        return self._grammars.compiling
-
-    def compile(self, id_: int, structural_tag: str, *, validated: bool = False) -> None:
-        self._grammars.compile(id_, structural_tag, validated=validated)
-
-    def compiled(self) -> list[Compiled | Failed]:
-        return self._grammars.compiled()
-
-    def clear_grammars(self) -> None:
-        self._grammars.clear_grammars()
-
     # ---- the verbs of an engine
 
     @property
@@ -221,7 +200,7 @@ class PagedEngine:
         return list(self._scheduler.running)
 
     def encode_prompts(self, requests: list[Add]) -> dict[int, openvino.Tensor]:
-        encoded = self._text.encode_prompts(requests)
+        encoded = self.text.encode_prompts(requests)
         self._arriving.update(add.id for add in requests if add.id in encoded and not add.batch)
         self._scheduler.num_arriving = len(self._arriving)
         return encoded
@@ -235,20 +214,20 @@ class PagedEngine:
         if request.id in self._scheduler.running:
             raise Internal(f"request {request.id} is already running")
         sampling = request.sampling
-        tensor = self._text.encode_prompt(request) if encoded is None else encoded
+        tensor = self.text.encode_prompt(request) if encoded is None else encoded
         ids: list[int] = tensor.data[0].tolist()
         most = admit(len(ids), self.facts.max_length, sampling, self._prompt_limit, "paged")
-        stop_ids = self._text.stop_ids(sampling)
+        stop_ids = self.text.stop_ids(sampling)
         self._check(sampling, most, stop_ids)
-        hidden = self._text.hidden(sampling.skip_special_tokens)
+        hidden = self.text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(None, request.id, sampling, len(ids), stop_ids, hidden)
         if sampling.echo:
             for branch in sequence.branches:
-                branch.output.echo(self._text.prompt_text(request.prompt))
+                branch.output.echo(self.text.prompt_text(request.prompt))
         form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
-        matcher = None if form is None else self._grammars.matcher(form)
-        limit = reasoning_limit(sampling.reasoning_budget, stop_ids, self._text)
-        dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self._text.bytes_of)
+        matcher = None if form is None else self.grammars.matcher(form)
+        limit = reasoning_limit(sampling.reasoning_budget, stop_ids, self.text)
+        dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self.text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
         # With max_tokens 0, one token is still computed, because `Sequence` expects one.
         max_new_tokens = most or int(sampling.max_tokens == 0)
@@ -307,7 +286,7 @@ class PagedEngine:
             if (parts := running.take_parts()) is not None:
                 running.sequence.process(parts)
                 changed.append(running)
-        texts = iter(self._text.decode([row for running in changed for row in running.sequence.rows()]))
+        texts = iter(self.text.decode([row for running in changed for row in running.sequence.rows()]))
         for running in changed:
             outputs += self._advance(running, texts)
         return outputs
@@ -347,7 +326,7 @@ class PagedEngine:
 
         def completes_stop(answers: list[array[int]]) -> list[bool]:
             visible = ((id_ for id_ in reversed(answer) if id_ not in hidden) for answer in answers)
-            texts = self._text.decode([[*islice(ids, most)][::-1] for ids in visible])
+            texts = self.text.decode([[*islice(ids, most)][::-1] for ids in visible])
             return [any(stop in text for stop in stops) for text in texts]
 
         return completes_stop
@@ -374,7 +353,7 @@ class PagedEngine:
             return ()
         matcher = running.choice.matcher
         if matcher is not None and (text := matcher.forced_text()):
-            draft, rate = drafter.propose_forced(self._text.encode(text[:FORCED_CHARACTERS], False))
+            draft, rate = drafter.propose_forced(self.text.encode(text[:FORCED_CHARACTERS], False))
         else:
             draft, rate = drafter.propose()
         if remaining is not None:
@@ -478,7 +457,7 @@ class PagedEngine:
         sequence = running.sequence
         if sequence.sampling.logprobs:
             for branch in sequence.branches:
-                branch.output.add_logprobs(self._text.logprobs(branch.scored))
+                branch.output.add_logprobs(self.text.logprobs(branch.scored))
                 branch.scored = []
         items: list[StepItem | Failed] = [*sequence.advance(texts)]
         if sequence.finished:

@@ -185,7 +185,7 @@ class Grammars:
                 words.append(Compiled(id_, int(grammar.native.memory_size_bytes())))
         return words
 
-    def clear_grammars(self) -> None:
+    def clear(self) -> None:
         """Drop all; answers under way keep theirs."""
         self._held.clear()
 

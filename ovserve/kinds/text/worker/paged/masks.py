@@ -360,7 +360,6 @@ def mask_bits(mask: Mask, count: int) -> NDArray[np.bool_]:
 
 
 def mask_of(tokens: Sequence[int], logits: int) -> Mask:
-    """Return the mask of these tokens."""
     bits = np.zeros(words(logits) * WORD_BITS, np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)

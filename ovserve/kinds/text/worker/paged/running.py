@@ -75,7 +75,6 @@ class Running(TokenSequence):
         return root
 
     def set_beams(self, beams: list[Beam]) -> None:
-        """Replace the beams."""
         self.beams = beams
         if beams:
             self.ids, self.num_computed_tokens = beams[0].ids, beams[0].num_computed_tokens
