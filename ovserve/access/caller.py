@@ -48,7 +48,6 @@ class Day:
         return SECONDS_PER_DAY - self._clock() % SECONDS_PER_DAY
 
     def current(self) -> Usage:
-        """Return the usage of today."""
         if self.usage.day != self.today:
             self.usage = self.unsaved = Usage(self.today)
         return self.usage

@@ -27,8 +27,8 @@ from ovserve.kinds.speech.node import SPEECH
 from ovserve.kinds.speech.node import SpeechResource as Ears
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
-    RATE,
     SAMPLE_BYTES,
+    SAMPLES_PER_SECOND,
     VAD_FRAME,
     VAD_MODEL,
     VoiceActivitySpec,
@@ -134,7 +134,7 @@ class _Clip:
 
     @property
     def seconds(self) -> float:
-        return self.samples / RATE
+        return self.samples / SAMPLES_PER_SECOND
 
     @property
     def closed(self) -> bool:

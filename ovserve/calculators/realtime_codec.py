@@ -12,7 +12,7 @@ import soxr
 from numpy.typing import NDArray
 
 from ovserve.api.openai.realtime.config import ALaw, Format, MuLaw, Pcm
-from ovserve.api.openai.realtime.packets import RATE
+from ovserve.api.openai.realtime.packets import SAMPLES_PER_SECOND
 
 QUIET_LEVEL = 300  # of 32,768: below it nothing is heard
 KEPT_SECONDS = 0.05  # of the silence before and after sound
@@ -93,7 +93,7 @@ def rate_of(format_: Format) -> int:
 
 def ear(format_: Format) -> Callable[[bytes], bytes]:
     """Return a function from what a client sends to samples at 16 kHz; it has a state."""
-    resample = Resampler(rate_of(format_), RATE)
+    resample = Resampler(rate_of(format_), SAMPLES_PER_SECOND)
     return lambda data: encoded(resample(decoded(data, format_)), Pcm())
 
 

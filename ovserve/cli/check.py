@@ -207,7 +207,6 @@ def needs(model: Model) -> list[tuple[str, str]]:
 
 
 def _compare(needed: int, there: Memory) -> int:
-    """Compare the memory; return the number of warnings."""
     if not there.available:
         _say(f"memory: {size(needed)} needed at least; the available memory is unknown on this machine")
         return 0

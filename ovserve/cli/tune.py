@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.server.build import convert_when_loaded
     from ovserve.server.settings import Settings
     from ovserve.tools.tuning import graph_file, prompts, target
-    from ovserve.tools.tuning.run import Wish, tune
+    from ovserve.tools.tuning.run import TuneOptions, tune
     from ovserve.tools.tuning.search import Allowed
 
     seconds, streams = _seconds(arguments.budget), _streams(arguments.concurrency, arguments.goal)
@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for path in arguments.weights:
         if not path.exists():
             raise InvalidArgument(f"--weights: {path} does not exist")
-    wish = Wish(
+    options = TuneOptions(
         arguments.goal,
         streams,
         seconds,
@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     progress = Progress(seconds)
     try:
-        result = asyncio.run(tune(tuned, wish, progress))
+        result = asyncio.run(tune(tuned, options, progress))
     finally:
         progress.end()
     _tell(

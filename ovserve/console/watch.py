@@ -53,7 +53,7 @@ REALTIME: dict[type, Callable[[Any], str]] = {
     realtime.Activity: lambda v: (
         f"{len(v.probabilities)} frames, speech {max(v.probabilities, default=0):.2f}"
     ),
-    realtime.Utterance: lambda v: f"{len(v.audio) / 2 / realtime.RATE:.1f} s",
+    realtime.Utterance: lambda v: f"{len(v.audio) / 2 / realtime.SAMPLES_PER_SECOND:.1f} s",
     realtime.Transcript: lambda v: f"{len(v.text)} characters",
     realtime.Prompt: lambda v: f"{len(v.messages)} messages",
     realtime.Answer: lambda v: f"{len(v.text)} characters, {len(v.audio)} bytes of audio",

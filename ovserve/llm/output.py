@@ -91,7 +91,6 @@ class Parsed(msgspec.Struct, gc=False):
 
     @property
     def tool_calls(self) -> tuple[ToolCallDelta, ...]:
-        """The chunks of calls in this delta."""
         return tuple([part for part in self.parts if isinstance(part, ToolCallDelta)])
 
     def map_text(

@@ -9,19 +9,21 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-LONGEST = 300  # characters spoken at once: about 20 s of audio, after which others get their turn
-FIRST = 80  # characters of a first sentence that is not cut at a comma
-CLAUSE = 30  # characters before the comma at which a first sentence is cut
+MAX_SENTENCE_CHARACTERS = (
+    300  # characters spoken at once: about 20 s of audio, after which others get their turn
+)
+FIRST_SENTENCE_CHARACTERS = 80  # characters of a first sentence that is not cut at a comma
+FIRST_CLAUSE_CHARACTERS = 30  # characters before the comma at which a first sentence is cut
 # Of an answer that grows: characters before its first comma that is worth a cut, the words after which it is
 # cut without one, and those that have to follow. A word is two characters in scripts without blanks.
 FIRST_CLAUSE, OPEN, FOLLOWING = 12, 6, 3
-SHORT = 12  # a sentence below this is spoken together with the next: "No. 5", "Oh!"
-DIGITS = 13  # a number this long is read digit by digit; the library drops longer ones silently
+SHORT_SENTENCE_CHARACTERS = 12  # a sentence below this is spoken together with the next: "No. 5", "Oh!"
+MAX_NUMBER_DIGITS = 13  # a number this long is read digit by digit; the library drops longer ones silently
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffc-\uffff]")
 _PARAGRAPH = re.compile(r"\n[ \t]*(?=\n|[-*+\u2022#>] |\d{1,3}[.)] )")
 _SPACE = re.compile(r"\s+")
-_NUMBER = re.compile(rf"\d{{{DIGITS},}}")
+_NUMBER = re.compile(rf"\d{{{MAX_NUMBER_DIGITS},}}")
 # Ends with closing quotes and a space, or with a full stop of scripts that use no spaces.
 # Possessive, and not begun inside a run: 100,000 dots are searched once, not once from each dot.
 _END = re.compile(
@@ -35,7 +37,7 @@ _CLAUSE_END = re.compile("[,;:\u2014\u2013\u3001\uff0c](?=\\s|$)|[\u3001\uff0c]"
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences in which there is something to speak, each of at most LONGEST characters."""
+    """Return the sentences in which there is something to speak, none too long."""
     parts: list[str] = []
     for sentence in _merged(_cut(text)):
         for part in _parts(sentence, first=not parts):
@@ -97,7 +99,7 @@ def _merged(parts: Iterator[str]) -> Iterator[str]:
     held = ""
     for sentence in parts:
         held = f"{held} {sentence}".strip()
-        if len(held) >= SHORT:
+        if len(held) >= SHORT_SENTENCE_CHARACTERS:
             yield held
             held = ""
     if held:
@@ -105,17 +107,25 @@ def _merged(parts: Iterator[str]) -> Iterator[str]:
 
 
 def _parts(sentence: str, *, first: bool) -> Iterator[str]:
-    cut = _CLAUSE_END.search(sentence, CLAUSE) if first and len(sentence) > FIRST else None
-    if cut is not None and cut.end() <= LONGEST:
+    cut = (
+        _CLAUSE_END.search(sentence, FIRST_CLAUSE_CHARACTERS)
+        if first and len(sentence) > FIRST_SENTENCE_CHARACTERS
+        else None
+    )
+    if cut is not None and cut.end() <= MAX_SENTENCE_CHARACTERS:
         yield sentence[: cut.end()]
         sentence = sentence[cut.end() :].strip()
     at = 0
-    while len(sentence) - at > LONGEST:
-        window = sentence[at : at + LONGEST]
-        clauses = [match.end() for match in _CLAUSE_END.finditer(window) if match.end() > LONGEST // 3]
+    while len(sentence) - at > MAX_SENTENCE_CHARACTERS:
+        window = sentence[at : at + MAX_SENTENCE_CHARACTERS]
+        clauses = [
+            match.end()
+            for match in _CLAUSE_END.finditer(window)
+            if match.end() > MAX_SENTENCE_CHARACTERS // 3
+        ]
         size = clauses[-1] if clauses else window.rfind(" ")
-        if size < LONGEST // 3:
-            size = LONGEST
+        if size < MAX_SENTENCE_CHARACTERS // 3:
+            size = MAX_SENTENCE_CHARACTERS
         yield sentence[at : at + size].strip()
         at += size
     yield sentence[at:].strip()

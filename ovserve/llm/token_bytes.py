@@ -73,7 +73,6 @@ class TokenBytes:
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest token."""
         return max(map(len, self._table.values()), default=0)
 
     def of(self, id_: int) -> bytes:

@@ -24,15 +24,15 @@ from ovserve.llm.grammar.budget import Costly, in_all, in_loop
 from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import RETRY_AFTER, CallTimeout, Pool, ProcessEnded
 
-SECONDS = 30.0  # for one call; the largest body within the default limits takes 3
+CALL_SECONDS = 30.0  # for one call; the largest body within the default limits takes 3
 MEMORY = 2 << 30  # bytes of a process's address space
-NICENESS = 5  # below the engine and the event loop
+BODY_NICENESS = 5  # below the engine and the event loop
 
 T = TypeVar("T")
 
 
 def initialize() -> None:
-    os.nice(NICENESS)
+    os.nice(BODY_NICENESS)
     gc.disable()  # a call's objects die with it, without cycles worth a scan of a million values
 
 
@@ -52,7 +52,7 @@ class Bodies:
     """Checks and decodes bodies. Times in seconds, memory in bytes."""
 
     def __init__(
-        self, bounds: BodyBounds = DEFAULT_BOUNDS, *, seconds: float = SECONDS, memory: int = MEMORY
+        self, bounds: BodyBounds = DEFAULT_BOUNDS, *, seconds: float = CALL_SECONDS, memory: int = MEMORY
     ) -> None:
         self.bounds = bounds
         self._pool = Pool(

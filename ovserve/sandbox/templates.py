@@ -22,7 +22,9 @@ from ovserve.llm.prompt.expectations import Expectations
 from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
 
-SECONDS = 5.0  # for one prompt, and for a free process; a conversation of 10 MB takes a tenth of a second
+RENDER_SECONDS = (
+    5.0  # for one prompt, and for a free process; a conversation of 10 MB takes a tenth of a second
+)
 MEMORY = 1 << 30  # bytes of a process's address space
 GROW_AFTER = 0.1  # seconds
 FUNCTIONS = "ovserve.sandbox.rendering"  # imports jinja2, so the server does not import it
@@ -33,7 +35,7 @@ class Templates:
     """Times in seconds, memory in bytes. A graph without chat templates costs nothing."""
 
     def __init__(
-        self, *, seconds: float = SECONDS, memory: int = MEMORY, grow_after: float = GROW_AFTER
+        self, *, seconds: float = RENDER_SECONDS, memory: int = MEMORY, grow_after: float = GROW_AFTER
     ) -> None:
         self.pool = Pool(
             f"{FUNCTIONS}:initialize",

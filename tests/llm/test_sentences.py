@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.llm.sentences import LONGEST, complete, first_clause, sentences
+from ovserve.llm.sentences import MAX_SENTENCE_CHARACTERS, complete, first_clause, sentences
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_long_first_sentence_is_cut_at_a_comma() -> None:
 @given(st.text(alphabet=st.sampled_from("aB1 .,!?\n\u4f60\u3002-\"'\u00e9"), max_size=2000))
 def test_no_letter_is_lost(text: str) -> None:
     found = sentences(text)
-    assert all(len(part) <= LONGEST for part in found)
+    assert all(len(part) <= MAX_SENTENCE_CHARACTERS for part in found)
     letters = [c for c in text if c.isalnum()]
     assert [c for part in found for c in part if c.isalnum()] == letters
 

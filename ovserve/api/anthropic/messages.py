@@ -336,8 +336,6 @@ def _sampling_fields(body: MessagesRequest) -> SamplingFields:
 
 
 class Messages:
-    """The endpoint."""
-
     name = "messages"
 
     def decode(self, body: bytes) -> DecodedMessages:

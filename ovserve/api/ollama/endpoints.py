@@ -40,8 +40,6 @@ class Decoded:
 
 
 class Chat:
-    """The endpoint."""
-
     name = "api/chat"
 
     def decode(self, body: bytes) -> Decoded:
@@ -63,8 +61,6 @@ class Chat:
 
 
 class Generate:
-    """The endpoint."""
-
     name = "api/generate"
 
     def decode(self, body: bytes) -> Decoded:

@@ -237,8 +237,6 @@ class DecodedChat:
 
 
 class ChatCompletions:
-    """The endpoint."""
-
     name = "chat/completions"
 
     def decode(self, body: bytes) -> DecodedChat:

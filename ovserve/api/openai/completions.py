@@ -84,8 +84,6 @@ class DecodedCompletions:
 
 
 class Completions:
-    """The endpoint."""
-
     name = "completions"
 
     def decode(self, body: bytes) -> DecodedCompletions:

@@ -137,7 +137,6 @@ class InputReader:
         self._ended = False
 
     def feed(self, piece: str) -> str:
-        """Return more of the input."""
         if self._ended:
             return ""
         self._pending += piece

@@ -30,8 +30,6 @@ _decoder = msgspec.json.Decoder(FimRequest)
 
 
 class FimCompletions(Completions):
-    """The endpoint."""
-
     name = "fim/completions"
 
     def decode(self, body: bytes) -> DecodedCompletions:

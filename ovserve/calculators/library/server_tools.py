@@ -37,7 +37,7 @@ import msgspec
 from ovserve.errors import described
 from ovserve.graph import Calculator, Context, SideOutput
 from ovserve.graph.loading import on_thread
-from ovserve.kinds.text.author_llm import AuthorLlm, Messages
+from ovserve.kinds.text.resource import LlmResources, Messages
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall, ToolResult
 from ovserve.llm.request import Sampling
 from ovserve.llm.tooling import ToolPolicy
@@ -137,7 +137,6 @@ class Rounds:
         return self._left > 0
 
     def add(self, results: Iterable[ToolResult]) -> None:
-        """Add a round of calls."""
         pairs = {(result.call.name, result.output) for result in results}
         self._left = 0 if pairs <= self._known else self._left - 1  # else it goes in circles
         self._known |= pairs
@@ -191,7 +190,7 @@ def _declared(name: str, method: Callable[..., Any]) -> _Tool:
 
 
 async def answer_with_tools(
-    llm: AuthorLlm,
+    llm: LlmResources,
     messages: Messages,
     tools: Toolbox | None,
     *,

@@ -23,7 +23,6 @@ def build(args: Mapping[str, Any]) -> Any:
 
 
 def application(args: Mapping[str, Any], deployment: Mapping[str, Any], version: str = "") -> Any:
-    """Return the application with options of its deployment."""
     if unknown := sorted(args.keys() - KNOWN):
         raise InvalidArgument(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(KNOWN))}")
     options = {name: str(value) for name, value in dict(args.get("options") or {}).items()}

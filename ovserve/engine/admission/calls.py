@@ -59,7 +59,6 @@ class CallRoom:
         return None if self._mean is None else len(queue) * self._mean / max(1, self.slots)
 
     def record_duration(self, seconds: float) -> None:
-        """Record the duration of a complete call."""
         mean = self._mean
         self._mean = seconds if mean is None else mean + EWMA_WEIGHT * (seconds - mean)
 

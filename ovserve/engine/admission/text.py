@@ -58,7 +58,6 @@ class ThroughputEstimator:
         return text + int(images * len(prompts) * self._tokens_an_image)
 
     def record_prompts(self, prompts: tuple[Prompt, ...], tokens: int, images: int = 0) -> None:
-        """Record the token count of prompts."""
         if images:
             each = (tokens - self.tokens_of(prompts)) / (images * len(prompts))
             self._tokens_an_image += EWMA_WEIGHT * (max(0.0, each) - self._tokens_an_image)
@@ -69,7 +68,6 @@ class ThroughputEstimator:
 
     @property
     def answer_tokens(self) -> float:
-        """Return the mean number of tokens of an answer."""
         answers = self._meter.request_generated_tokens
         return answers.sum / answers.count if answers.count else DEFAULT_ANSWER_TOKENS
 

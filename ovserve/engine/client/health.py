@@ -29,7 +29,7 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.messages import Ping, Usage
 from ovserve.engine.protocol.specs import Spec
 
-LOOKS = 8  # per timeout
+CHECKS_PER_TIMEOUT = 8  # per timeout
 LONGEST_INTERVAL = 1.0  # seconds
 PING_SECONDS = 5.0  # without work, or since the last answer; less for a timeout under four times that
 REST_SECONDS = 20.0
@@ -41,7 +41,7 @@ class Watchdog:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self.interval = min(timeout / LOOKS, LONGEST_INTERVAL) if timeout else LONGEST_INTERVAL
+        self.interval = min(timeout / CHECKS_PER_TIMEOUT, LONGEST_INTERVAL) if timeout else LONGEST_INTERVAL
         self._received = self._moved = False  # since the last check
         self._silent = self._stuck = self._idle = 0.0  # seconds
         self._looked: float | None = None

@@ -12,7 +12,7 @@ from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import ContextLengthExceeded
 from ovserve.llm.request import Prompt
 
-UTF8 = 4  # at most, per character
+MAX_CHARACTER_BYTES = 4  # at most, per character
 
 
 class TooLongUncounted(ContextLengthExceeded):
@@ -36,7 +36,7 @@ def check_sizes(prompts: Sequence[Prompt], facts: TextFacts) -> None:
 
 def _check_text(text: str, max_length: int, longest: int) -> None:
     most = (max_length - 1) * longest
-    if not longest or len(text) * UTF8 <= most:
+    if not longest or len(text) * MAX_CHARACTER_BYTES <= most:
         return
     size = len(text) if len(text) > most else len(text.encode("utf-8", "surrogatepass"))
     if size <= most:

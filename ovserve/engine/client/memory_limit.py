@@ -14,9 +14,9 @@ import time
 from ovserve.engine.host.memory import Memory, memory, resident
 
 RESERVE = 256 << 20  # bytes
-AGAIN = 0.95  # part of the limit, below which requests are accepted again
+RESUME_RATIO = 0.95  # part of the limit, below which requests are accepted again
 MEGABYTE = 1 << 20
-INTERVAL = 0.5  # seconds
+CHECK_SECONDS = 0.5  # seconds
 
 
 class MemoryLimit:
@@ -43,7 +43,7 @@ class MemoryLimit:
         self.shortage = self._short(self._left)
 
     def _short(self, free: Memory) -> str:
-        again = AGAIN if self.shortage else 1.0
+        again = RESUME_RATIO if self.shortage else 1.0
         if self._limit and self.held > self._limit * again:
             return f"the engine holds {_mb(self.held)} of memory, and its limit is {_mb(self._limit)}"
         if free.available and free.available * again < RESERVE:
@@ -56,13 +56,13 @@ class MemoryLimit:
         if not self.shortage:
             return False
         given_back = self.held - self._loaded
-        over = bool(self._limit) and self.held > self._limit * AGAIN
-        return given_back > 0 and (over or (self._left.available + given_back) * AGAIN >= RESERVE)
+        over = bool(self._limit) and self.held > self._limit * RESUME_RATIO
+        return given_back > 0 and (over or (self._left.available + given_back) * RESUME_RATIO >= RESERVE)
 
 
 class SharedMemoryLimit(MemoryLimit):
     """The limit of a process that holds the models of several clients. A check serves all of them for
-    INTERVAL; its host replaces it, so to each of them it is never outgrown."""
+    CHECK_SECONDS; its host replaces it, so to each of them it is never outgrown."""
 
     def __init__(self, limit: int, pid: int) -> None:
         super().__init__(limit, pid)
@@ -70,7 +70,7 @@ class SharedMemoryLimit(MemoryLimit):
 
     def check(self) -> None:
         now = time.monotonic()
-        if now - self._checked >= INTERVAL:
+        if now - self._checked >= CHECK_SECONDS:
             self._checked = now
             super().check()
 

@@ -114,7 +114,7 @@ def engine_requests(
     ]
 
 
-REMEMBERED = 8  # ended requests, for the report on a stalled engine
+MAX_REMEMBERED_REQUESTS = 8  # ended requests, for the report on a stalled engine
 
 
 class Route(NamedTuple):
@@ -155,7 +155,7 @@ class Requests:
         self._notify_room = notify_room
         self._routes: dict[int, Route] = {}
         self._waiting: list[InFlightRequest] = []  # waiting for the next engine
-        self._ended: deque[str] = deque(maxlen=REMEMBERED)
+        self._ended: deque[str] = deque(maxlen=MAX_REMEMBERED_REQUESTS)
         self._last_id = 0
         self.stats = EngineStats()
         self.suspects = Suspects()
@@ -382,7 +382,6 @@ class DeltaStream:
         self._mailbox.on_prefill = call
 
     def remove_callbacks(self) -> None:
-        """Remove the callbacks, at the end."""
         self._mailbox.on_admission = self._mailbox.on_prefill = None
 
     @property

@@ -97,8 +97,6 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
 class Embeddings:
-    """The endpoint."""
-
     name = NAME
 
     def decode(self, body: bytes) -> Embed:

@@ -87,8 +87,6 @@ _decoder = msgspec.json.Decoder(RerankRequest)
 
 
 class Rerank:
-    """The endpoint."""
-
     name = NAME
 
     def decode(self, body: bytes) -> Ranked:

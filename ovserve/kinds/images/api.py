@@ -115,8 +115,6 @@ _decoder = msgspec.json.Decoder(ImageRequest)
 
 
 class Generations:
-    """The endpoint."""
-
     name = GENERATIONS
 
     def decode(self, body: bytes) -> Drawing:
@@ -202,8 +200,6 @@ _edit_decoder = msgspec.json.Decoder(ImageEditRequest)
 
 
 class Edits:
-    """The endpoint."""
-
     name = EDITS
 
     def decode(self, body: bytes) -> Drawing:

@@ -16,7 +16,6 @@ class ImageMetrics:
         self.step_seconds = Histogram(TO_FIRST_TOKEN)  # the mean of each finished image
 
     def count_image(self, steps: int, seconds: float, *, edited: bool = False) -> None:
-        """Count a finished image."""
         self.images += 1
         self.edited += edited
         self.steps += steps

@@ -9,9 +9,9 @@ import msgspec
 
 from ovserve.engine.protocol.specs import Facts, Spec
 
-RATE = 16_000  # samples per second; audio is one channel of 16-bit samples, little-endian
+SAMPLES_PER_SECOND = 16_000  # audio is one channel of 16-bit samples, little-endian
 SAMPLE_BYTES = 2
-WINDOW = 60 * RATE  # samples of one call at most: below the 2 MiB that travel in a frame
+WINDOW = 60 * SAMPLES_PER_SECOND  # samples of one call at most: below the 2 MiB that travel in a frame
 TRANSCRIBE = "transcribe"  # the one method
 # The method of voice activity. Its blobs are samples, a multiple of VAD_FRAME, and the state of the call
 # before, empty for the first. Its one item has the probabilities, and the next state as its blob.

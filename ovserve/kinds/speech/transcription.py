@@ -16,7 +16,7 @@ from ovserve.kinds.resource import CallerSession, ItemStream
 from ovserve.kinds.speech.api import Transcribe
 from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.speech.spec import (
-    RATE,
+    SAMPLES_PER_SECOND,
     TRANSCRIBE,
     WINDOW,
     Piece,
@@ -98,20 +98,20 @@ class Transcription:
             words=request.words,
             stream=request.stream,
         )
-        seconds = min(samples_left // RATE + 1, PIECE_SECONDS)
+        seconds = min(samples_left // SAMPLES_PER_SECOND + 1, PIECE_SECONDS)
         return await self._session.call(TRANSCRIBE, arguments, (audio,), cost=seconds)
 
     def _take(self, piece: Piece) -> None:
         if piece.consumed <= 0:
             raise Internal("the engine read nothing of the audio")
-        transcript, seconds = self.transcript, self._at / RATE
+        transcript, seconds = self.transcript, self._at / SAMPLES_PER_SECOND
         transcript.texts.append(piece.text)
         transcript.segments += [_timed(span, seconds) for span in piece.segments]
         transcript.words += [_timed(span, seconds) for span in piece.words]
         transcript.language = transcript.language or piece.language
         self._at += piece.consumed
         self._said = ""
-        self._metrics.heard(piece.consumed / RATE, piece.speech)
+        self._metrics.heard(piece.consumed / SAMPLES_PER_SECOND, piece.speech)
 
     def close(self) -> None:
         """Cancel what runs, and release the audio; any number of times."""

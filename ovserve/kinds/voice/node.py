@@ -56,7 +56,7 @@ LANGUAGES: Mapping[str, str] = {
     "z": "zh",
 }
 SPELLINGS = {**LANGUAGES, "en": "en-us", "fr": "fr-fr", "pt": "pt-br"}
-SHOWN = 12  # names in an error message
+MAX_SHOWN_NAMES = 12  # names in an error message
 MAX_SHOWN = 64
 
 
@@ -122,8 +122,12 @@ class Voices:
 def _listed(names: Sequence[str]) -> str:
     if not names:
         return "the model has none"
-    more = f" and {len(names) - SHOWN} more, see GET /v3/audio/voices" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = (
+        f" and {len(names) - MAX_SHOWN_NAMES} more, see GET /v3/audio/voices"
+        if len(names) > MAX_SHOWN_NAMES
+        else ""
+    )
+    return ", ".join(names[:MAX_SHOWN_NAMES]) + more
 
 
 def _display(text: str) -> str:

@@ -78,7 +78,6 @@ async def detect(tokenize: Tokenize) -> Fim | None:
 
 
 def ending_middle(fim: Fim | None, sampling: Sampling) -> Sampling:
-    """Return the sampling with the tokens at which a middle ends."""
     ends = fim.stop_token_ids if fim is not None else ()
     return msgspec.structs.replace(
         sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *ends)))

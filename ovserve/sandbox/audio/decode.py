@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.errors import extra
-from ovserve.sandbox.audio.sound import RATE, Samples
+from ovserve.sandbox.audio.sound import SAMPLES_PER_SECOND, Samples
 from ovserve.sandbox.messages import Undecodable
 
-NICENESS = 10  # below the engine
+DECODER_NICENESS = 10  # below the engine
 DEMUXERS = (
     "aac,aiff,amr,au,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,ogg,wav,w64,asf,avi,mpegts"
 )
@@ -23,7 +23,7 @@ MOST_BROKEN = 100  # packets without one that can be decoded between them
 
 
 def initialize() -> None:
-    os.nice(NICENESS)
+    os.nice(DECODER_NICENESS)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads reserve more address space than there is
 
 
@@ -72,7 +72,7 @@ def decode_container(source: Path, samples: Samples) -> None:
 
 def _decode(av: Any, container: Any, samples: Samples) -> None:
     stream = container.streams.audio[0]
-    resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+    resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLES_PER_SECOND)
     broken = 0
     for packet in container.demux(stream):
         try:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import IO
 
 from ovserve.errors import InvalidArgument, Unavailable
-from ovserve.kinds.speech.spec import RATE, SAMPLE_BYTES
+from ovserve.kinds.speech.spec import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.sandbox.messages import Undecodable
 from ovserve.sandbox.pool import Pool
 
-SECONDS = 120.0  # for one file; an hour takes 4 to 10
+FILE_SECONDS = 120.0  # for one file; an hour takes 4 to 10
 MEMORY = 2 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.audio.decode"
-SHORTEST = RATE // 100  # samples; 10 ms
+SHORTEST = SAMPLES_PER_SECOND // 100  # samples; 10 ms
 DATA_URL_BYTES = 256  # of the part before the comma
 PREFIX = "ovserve-audio-"
 
@@ -53,7 +53,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        return self.samples / RATE
+        return self.samples / SAMPLES_PER_SECOND
 
     def read(self, begin: int, count: int) -> bytes:
         """Return at most `count` samples from `begin` on."""
@@ -74,7 +74,7 @@ class AudioLoader:
     def __init__(self, bounds: AudioBounds | None = None) -> None:
         self.bounds = bounds or AudioBounds()
         self._pool = Pool(
-            f"{FUNCTIONS}:initialize", seconds=SECONDS, memory=MEMORY, purpose=" to decode audio"
+            f"{FUNCTIONS}:initialize", seconds=FILE_SECONDS, memory=MEMORY, purpose=" to decode audio"
         )
 
     async def load_base64(self, data: str, param: str) -> Recording:

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from ovserve.sandbox.messages import Undecodable
 
-RATE = 16_000  # samples per second
+SAMPLES_PER_SECOND = 16_000
 SAMPLE_BYTES = 2
 
 
@@ -23,6 +23,6 @@ class Samples:
 
     def write(self, data: bytes) -> None:
         self.count += len(data) // SAMPLE_BYTES
-        if self.count > self._max_seconds * RATE:
+        if self.count > self._max_seconds * SAMPLES_PER_SECOND:
             raise Undecodable(f"it is longer than {self._max_seconds:g} s")
         self._file.write(data)

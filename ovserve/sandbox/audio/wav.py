@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ovserve.sandbox.audio.sound import RATE, Samples
+from ovserve.sandbox.audio.sound import SAMPLES_PER_SECOND, Samples
 from ovserve.sandbox.messages import Undecodable
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 MOST_CHANNELS = 64
 RATES = (1000, 768_000)
 BLOCK = 1 << 18  # frames that are read at once
-TAPS = 32  # of the filter, per sample of the lower rate
+FILTER_TAPS = 32  # of the filter, per sample of the lower rate
 MOST_WEIGHTS = 1 << 20  # of all filters, and eight times that of the windows they are applied to at once
-BETA = 8.0  # of its Kaiser window: about 80 dB
+KAISER_BETA = 8.0  # of its Kaiser window: about 80 dB
 
 Floats = NDArray[np.float64]
 
@@ -118,12 +118,13 @@ def _packed(values: Floats) -> bytes:
 
 
 class Resampler:
-    """Convert a stream of samples to RATE, by a low-pass filter in as many phases as the ratio has."""
+    """Convert a stream of samples to SAMPLES_PER_SECOND: a low-pass filter in as many phases as the ratio
+    has."""
 
     def __init__(self, rate: int) -> None:
-        divisor = math.gcd(rate, RATE)
-        self._up, self._down = RATE // divisor, rate // divisor
-        self._half = math.ceil(TAPS / 2 * max(1.0, rate / RATE))
+        divisor = math.gcd(rate, SAMPLES_PER_SECOND)
+        self._up, self._down = SAMPLES_PER_SECOND // divisor, rate // divisor
+        self._half = math.ceil(FILTER_TAPS / 2 * max(1.0, rate / SAMPLES_PER_SECOND))
         self._next = 0  # number of the output sample that comes next
         self._first = -self._half  # number of the first input sample that is held
         self._held: Floats = np.zeros(self._half)
@@ -170,5 +171,5 @@ class Resampler:
         distance = np.arange(-self._half, self._half + 1)[None, :] - offsets
         cut = min(1.0, self._up / self._down) * 0.95
         shape = np.clip(1 - (distance / (self._half + 1)) ** 2, 0, None)
-        filters = np.sinc(distance * cut) * np.i0(BETA * np.sqrt(shape))
+        filters = np.sinc(distance * cut) * np.i0(KAISER_BETA * np.sqrt(shape))
         return np.asarray(filters / filters.sum(1, keepdims=True))

@@ -32,7 +32,7 @@ BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768),
 MAX_ASPECT = 50
 MIN_SIDE = 32
 
-NICENESS = 10  # below the engine
+DECODER_NICENESS = 10  # below the engine
 
 Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
 
@@ -43,7 +43,7 @@ _TURNED = (5, 6, 7, 8)  # by a quarter
 
 
 def initialize() -> None:
-    os.nice(NICENESS)
+    os.nice(DECODER_NICENESS)
     warnings.simplefilter("ignore")  # oddities of a file; real errors are raised
 
 
@@ -172,7 +172,7 @@ def _opaque(file: Pillow.Image) -> Pillow.Image:
 
 MAX_CHARACTERS = 4_000_000  # more than any current model reads
 PDF = b"%PDF-"
-HEAD = 1024  # bytes in which a PDF's signature may stand
+PDF_HEAD_BYTES = 1024  # bytes in which a PDF's signature may stand
 NO_PYPDF = "this server reads no PDFs: the package pypdf (extra pdf) is not installed"
 
 
@@ -183,7 +183,7 @@ def read(base64: bytes) -> str:
 
 def text_of(data: bytes) -> str:
     """Raises Undecodable."""
-    text = _pdf(data) if PDF in data[:HEAD] else _plain(data)
+    text = _pdf(data) if PDF in data[:PDF_HEAD_BYTES] else _plain(data)
     if len(text) > MAX_CHARACTERS:
         raise Undecodable(f"it has more than {MAX_CHARACTERS:,} characters of text")
     if not text.strip():

@@ -30,7 +30,7 @@ from ovserve.sandbox.pool import Pool
 if TYPE_CHECKING:
     from ovserve.sandbox.images.fetch import Fetcher
 
-SECONDS = 10.0  # for one image
+IMAGE_SECONDS = 10.0  # for one image
 MEMORY = 1 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.images.documents"  # imports Pillow, so the server does not import it
 DECODE, DECODE_PIXELS, DECODE_RASTER = (f"{FUNCTIONS}:decode{what}" for what in ("", "_pixels", "_raster"))
@@ -93,7 +93,7 @@ def _open(directory: Path, relative: Path) -> int:
         os.close(at)
 
 
-def image_pool(*, seconds: float = SECONDS, memory: int = MEMORY, most: int = 2) -> Pool:
+def image_pool(*, seconds: float = IMAGE_SECONDS, memory: int = MEMORY, most: int = 2) -> Pool:
     """Return processes that decode images and files. Times in seconds, memory in bytes."""
     return Pool(
         f"{FUNCTIONS}:initialize",

@@ -138,7 +138,6 @@ async def _one_run(servable: Servable, first: InferRequest, requests: Requests, 
 
 
 async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: dict[int, str]) -> None:
-    """Feed requests to the run; `ids` by timestamp."""
     try:
         async for request in requests:
             if isinstance(request, InferFailure):

@@ -54,7 +54,6 @@ class Model(NamedTuple):
 
     @property
     def engine_kinds(self) -> Counter[str]:
-        """Return the number of engines of each kind."""
         return Counter(e.spec.kind for e in self.servable.engines.values()) if self.servable else Counter()
 
     def of_engines(self, name: str) -> int:

@@ -30,7 +30,7 @@ from ovserve.tools.tuning.graph_file import write
 from ovserve.tools.tuning.load import Round, answer, play
 from ovserve.tools.tuning.prompts import Prompts
 from ovserve.tools.tuning.report import evidence
-from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Search, Tell, TuneResult
+from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Progress, Search, TuneResult
 from ovserve.tools.tuning.target import Target
 
 LEAST_REQUESTS = 4  # per round, however few streams
@@ -173,7 +173,7 @@ ROUND_SECONDS = (0.3, 10.0)  # shortest and longest
 
 
 @dataclass(frozen=True)
-class Wish:
+class TuneOptions:
     """The operator's parameters. `seconds` is the budget; `prompts` are their own, none for the mix;
     `weights` are absolute paths of the same model in other forms.
     """
@@ -189,21 +189,21 @@ class Wish:
     convert: Convert | None = None
 
 
-async def tune(target: Target, wish: Wish, tell: Tell) -> TuneResult:
+async def tune(target: Target, options: TuneOptions, progress: Progress) -> TuneResult:
     """Run it. The new graph is written if anything is better than the current one (`options` of the result).
 
     Raises LoadError and EngineDead of the graph's own engine, OSError when the file cannot be written.
     """
     began = time.monotonic()
-    most = max(wish.streams)
+    most = max(options.streams)
     if most > target.spec.max_num_seqs:
         raise InvalidArgument(
             f"{most} streams are more than the graph's max_num_seqs {target.spec.max_num_seqs}"
         )
     templates = Templates()
-    arena = Benchmark(Prompts(wish.prompts), wish.streams, _together(target.spec), wish.convert)
+    arena = Benchmark(Prompts(options.prompts), options.streams, _together(target.spec), options.convert)
     try:
-        tell(0.0, "loading the graph as it is")
+        progress(0.0, "loading the graph as it is")
         try:
             facts = (await arena.engine(target.spec)).facts
         except LoadError as error:
@@ -216,23 +216,28 @@ async def tune(target: Target, wish: Wish, tell: Tell) -> TuneResult:
             target.spec,
             processor(),
             context=facts.max_length,
-            weights=wish.weights,
-            only=wish.only,
+            weights=options.weights,
+            only=options.only,
             may_look_up=target.spec.cache_eviction is None
             and not target.options.enable_tool_guided_generation,
         )
-        tell(0.0, "finding a length for the rounds")
-        await arena.calibrate(target.spec, _round_seconds(wish.seconds, choices, arena.load_seconds))
+        progress(0.0, "finding a length for the rounds")
+        await arena.calibrate(target.spec, _round_seconds(options.seconds, choices, arena.load_seconds))
         search = Search(
-            arena, target.spec, began=began, seconds=wish.seconds, allowed=wish.allowed, tell=tell
+            arena,
+            target.spec,
+            began=began,
+            seconds=options.seconds,
+            allowed=options.allowed,
+            progress=progress,
         )
         result = await search.run(choices)
     finally:
         await arena.close()
         await templates.stop()
     if result.options:
-        heading = _heading(wish, facts, arena.tokens, result)
-        write(target, result.options, evidence(result, heading), wish.output)
+        heading = _heading(options, facts, arena.tokens, result)
+        write(target, result.options, evidence(result, heading), options.output)
     return result
 
 
@@ -250,13 +255,17 @@ def _round_seconds(budget: float, choices: Sequence[Dimension], load_seconds: fl
     return min(ROUND_SECONDS[1], max(ROUND_SECONDS[0], (budget - count * load_seconds) / rounds))
 
 
-def _heading(wish: Wish, facts: TextFacts, tokens: int, result: TuneResult) -> list[str]:
+def _heading(options: TuneOptions, facts: TextFacts, tokens: int, result: TuneResult) -> list[str]:
     machine = processor()
-    streams = ", ".join(map(str, wish.streams))
-    requests = ", ".join(str(max(c, LEAST_REQUESTS)) for c in wish.streams)
-    source = f"{len(wish.prompts)} prompts of the operator's" if wish.prompts else "the built-in mix of chats"
+    streams = ", ".join(map(str, options.streams))
+    requests = ", ".join(str(max(c, LEAST_REQUESTS)) for c in options.streams)
+    source = (
+        f"{len(options.prompts)} prompts of the operator's"
+        if options.prompts
+        else "the built-in mix of chats"
+    )
     return [
-        f"Tuned for {wish.goal} by `ovserve tune` (ovserve {__version__}, {facts.engine}) on "
+        f"Tuned for {options.goal} by `ovserve tune` (ovserve {__version__}, {facts.engine}) on "
         f"{time.strftime('%Y-%m-%d')}, in {result.seconds:.0f} s.",
         f"{machine.name}, {machine.cores} cores, {machine.logical} threads.",
         f"A round: {requests} greedy answers of at most {tokens} tokens, {streams} at a time; {source}.",

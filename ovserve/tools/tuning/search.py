@@ -103,7 +103,7 @@ class Allowed:
     fewer_features: bool = False
 
 
-Tell = Callable[[float, str], None]  # the elapsed part of the time, 0 to 1, and the current step
+Progress = Callable[[float, str], None]  # the elapsed part of the time, 0 to 1, and the current step
 
 
 def noise(control: Comparison) -> float:
@@ -125,13 +125,13 @@ class Search:
         began: float,
         seconds: float,
         allowed: Allowed,
-        tell: Tell,
+        progress: Progress,
     ) -> None:
         self._turns = turns
         self._spec = spec
         self._began, self._seconds = began, seconds
         self._allowed = allowed
-        self._tell = tell
+        self._progress = progress
         self._options: Options = {}
         self._own_texts: list[str] = []
         self._noise = MOST_NOISE
@@ -262,4 +262,4 @@ class Search:
         return (time.monotonic() - self._began) / self._seconds
 
     def _say(self, text: str) -> None:
-        self._tell(min(1.0, self._gone()), text)
+        self._progress(min(1.0, self._gone()), text)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from ovserve.api.openai.realtime.config import Abilities
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
-from ovserve.api.openai.realtime.turns import FRAME
+from ovserve.api.openai.realtime.turns import FRAME_SAMPLES
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall
 from tests.api.openai.test_realtime_session import TOOL, check_order, message
 from tests.breadth import examples
 
-SENT = FRAME * 3 // 2  # samples at 24 kHz of a frame
+SENT = FRAME_SAMPLES * 3 // 2  # samples at 24 kHz of a frame
 SPEECH, PAUSE, END = 20, 8, 18  # frames
 
 
@@ -101,7 +101,7 @@ class Talk:
         while self.session.work:
             work = self.session.work.pop(0)
             if isinstance(work, Sound):
-                frames = np.frombuffer(work.audio, "<i2").reshape(-1, FRAME) if work.audio else ()
+                frames = np.frombuffer(work.audio, "<i2").reshape(-1, FRAME_SAMPLES) if work.audio else ()
                 found = tuple(0.9 if frame.any() else 0.0 for frame in frames)
                 self.session.on_activity(Activity(found, work.end))
             elif isinstance(work, Utterance):

@@ -17,7 +17,7 @@ from ovserve.api.openai.realtime.conversation import MAX_AUDIO_BYTES
 from ovserve.api.openai.realtime.listener import MAX_LATER
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
-from ovserve.api.openai.realtime.turns import FRAME
+from ovserve.api.openai.realtime.turns import FRAME_SAMPLES
 from ovserve.calculators.realtime_codec import ear, encoded, without_silence
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall
@@ -120,7 +120,7 @@ class Models:
         if what in ("speech", "silence"):
             if self.sounds:
                 sound = self.sounds.pop(0)
-                count = len(sound.audio) // 2 // FRAME
+                count = len(sound.audio) // 2 // FRAME_SAMPLES
                 self.session.on_activity(Activity((0.9 if what == "speech" else 0.0,) * count, sound.end))
             return
         if self.utterances:
@@ -360,8 +360,8 @@ def test_a_response_right_after_a_commit_has_that_turn() -> None:
     def send(type_: str, **fields: Any) -> None:
         session.on_event(json.dumps({"type": f"input_audio_buffer.{type_}", **fields}).encode())
 
-    send("append", audio=chunk(FRAME * 40 / 16_000))
-    session.on_activity(Activity((0.0,) * 5 + (0.9,) * 15, FRAME * 20))
+    send("append", audio=chunk(FRAME_SAMPLES * 40 / 16_000))
+    session.on_activity(Activity((0.0,) * 5 + (0.9,) * 15, FRAME_SAMPLES * 20))
     assert session.events[-1]["type"] == "input_audio_buffer.speech_started"
     send("commit")
     session.on_event(b'{"type": "response.create", "event_id": "mine"}')
@@ -370,9 +370,9 @@ def test_a_response_right_after_a_commit_has_that_turn() -> None:
     send("append", audio="%")  # an error at once: audio does not wait
     assert session.events[-1]["error"]["param"] == "audio"
     count = len(session.events)
-    session.on_activity(Activity((0.9,) * 18, FRAME * 38))
+    session.on_activity(Activity((0.9,) * 18, FRAME_SAMPLES * 38))
     assert len(session.events) == count, "not all of it has been looked at"
-    session.on_activity(Activity((0.9,) * 2, FRAME * 40))
+    session.on_activity(Activity((0.9,) * 2, FRAME_SAMPLES * 40))
     names = [event["type"] for event in session.events[count:]]
     order = ["input_audio_buffer.committed", "conversation.item.added", "response.created", "error"]
     assert [name for name in names if name in order] == order, names
@@ -380,7 +380,7 @@ def test_a_response_right_after_a_commit_has_that_turn() -> None:
     assert session.active is not None
     assert session.active.waits_for, "for the transcript of the turn"
     (heard,) = [work for work in session.work if isinstance(work, Utterance)]
-    assert len(heard.audio) <= FRAME * 40 * 2, "what came after the commit is not of the turn"
+    assert len(heard.audio) <= FRAME_SAMPLES * 40 * 2, "what came after the commit is not of the turn"
 
 
 def test_a_transcription_session_has_deltas_while_one_speaks() -> None:
@@ -396,7 +396,7 @@ def test_a_transcription_session_has_deltas_while_one_speaks() -> None:
     speech, silence = (0.9,) * 20, (0.0,) * 8
     at, texts = 0, iter(("one two", "three", "four."))
     for values in (speech, silence, speech, silence, speech, silence, silence):
-        at += len(values) * FRAME
+        at += len(values) * FRAME_SAMPLES
         session.on_activity(Activity(values, at))
         for work in [work for work in session.work if isinstance(work, Utterance)]:
             session.work.remove(work)
@@ -439,9 +439,9 @@ def test_audio_that_comes_faster_than_it_is_looked_at_is_kept() -> None:
     session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(20)}).encode())
     values = [0.0] * 40 + [0.9] * 40 + [0.0] * 40
     for at, value in enumerate(values, 1):
-        session.on_activity(Activity((value,), at * FRAME))
+        session.on_activity(Activity((value,), at * FRAME_SAMPLES))
     (heard,) = [work for work in session.work if isinstance(work, Utterance)]
-    assert len(heard.audio) >= 40 * FRAME * 2
+    assert len(heard.audio) >= 40 * FRAME_SAMPLES * 2
 
 
 @pytest.mark.parametrize("format_", [Pcm(), MuLaw(), ALaw()])

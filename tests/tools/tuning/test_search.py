@@ -22,7 +22,7 @@ async def search(table: Table, *dimensions: Dimension, seconds: float = 3600, **
         began=time.monotonic(),
         seconds=seconds,
         allowed=Allowed(**allowed),
-        tell=lambda part, text: told.append(part),
+        progress=lambda part, text: told.append(part),
     ).run(dimensions)
     assert told == sorted(told)
     return found

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ovserve.api.openai.realtime.config import Format, Pcm, bytes_a_second, fault
-from ovserve.api.openai.realtime.packets import RATE
+from ovserve.api.openai.realtime.packets import SAMPLES_PER_SECOND
 from ovserve.api.openai.realtime.turns import MAX_TURN_SECONDS
 
 SHORTEST_MS = 100  # of what can be committed
@@ -93,9 +93,9 @@ class InputBuffer:
 
     def trim(self, looked: int) -> None:
         """Forget all but the last seconds of what was `looked` at: more may have come since."""
-        if looked - self.begin > 2 * KEPT_SECONDS * RATE:  # seldom, because what stays is moved
-            self.drop(looked - KEPT_SECONDS * RATE)
+        if looked - self.begin > 2 * KEPT_SECONDS * SAMPLES_PER_SECOND:  # seldom, because what stays is moved
+            self.drop(looked - KEPT_SECONDS * SAMPLES_PER_SECOND)
 
     def _place(self, at: int) -> int:
-        place = (at - self.begin) * self._a_second // RATE
+        place = (at - self.begin) * self._a_second // SAMPLES_PER_SECOND
         return place & ~1 if isinstance(self._format, Pcm) else place

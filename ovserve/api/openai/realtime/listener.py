@@ -9,9 +9,17 @@ from typing import Any, Protocol
 from ovserve.api.openai.realtime.config import Abilities, AnyConfig, AudioInput, Format, Pcm, ServerVad, fault
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
 from ovserve.api.openai.realtime.hearing import MOST_SECONDS, SHORTEST_MS, Ear, InputBuffer
-from ovserve.api.openai.realtime.packets import RATE, Activity, Prompt, Run, Sound, Transcript, Utterance
+from ovserve.api.openai.realtime.packets import (
+    SAMPLES_PER_SECOND,
+    Activity,
+    Prompt,
+    Run,
+    Sound,
+    Transcript,
+    Utterance,
+)
 from ovserve.api.openai.realtime.response import Response
-from ovserve.api.openai.realtime.turns import FRAME, Turn, TurnDetector
+from ovserve.api.openai.realtime.turns import FRAME_SAMPLES, Turn, TurnDetector
 from ovserve.errors import OvserveError, public
 
 COMMIT_EMPTY = "input_audio_buffer_commit_empty"
@@ -122,7 +130,9 @@ class Listener:
         """Begin to wait for the user, after an answer of so much audio."""
         detection = self._input.turn_detection
         if isinstance(detection, ServerVad) and detection.idle_timeout_ms is not None:
-            self.idle_at = self._buffer.end + (audio_ms + detection.idle_timeout_ms) * RATE // 1000
+            self.idle_at = (
+                self._buffer.end + (audio_ms + detection.idle_timeout_ms) * SAMPLES_PER_SECOND // 1000
+            )
 
     def close(self) -> None:
         for speech in self._speeches.values():
@@ -197,9 +207,9 @@ class Listener:
 
     def commit(self, event: Json) -> None:
         end = self._buffer.end if self._came_at is None else self._came_at
-        behind = self._later or self._looked + FRAME <= end
+        behind = self._later or self._looked + FRAME_SAMPLES <= end
         if self._came_at is None and self._detector is not None and behind:
-            self._wait(end - FRAME + 1, end, event, 0)
+            self._wait(end - FRAME_SAMPLES + 1, end, event, 0)
             self._host.work.append(Sound(b"", end, last=True))
             return
         speech = self._speech
@@ -346,7 +356,7 @@ class Listener:
         if self.idle_at is None or self._looked < self.idle_at or self._host.active is not None:
             return
         start, self.idle_at = self.idle_at, None
-        speech = _Speech(new_id("item"), max(self._buffer.begin, self._looked - RATE))
+        speech = _Speech(new_id("item"), max(self._buffer.begin, self._looked - SAMPLES_PER_SECOND))
         self._host.emit(
             "input_audio_buffer.timeout_triggered",
             audio_start_ms=_ms(min(start, self._looked)),
@@ -369,7 +379,7 @@ class Listener:
         run = Run(new_id("hear"))
         speech.committed, speech.runs = True, [run]
         self._speeches[run.id] = speech
-        speech.seconds = len(audio) / 2 / RATE
+        speech.seconds = len(audio) / 2 / SAMPLES_PER_SECOND
         self.heard_ms += _ms(len(audio) // 2)
         self._host.work.append(Utterance(run, audio))
 
@@ -379,4 +389,4 @@ class Listener:
 
 
 def _ms(samples: int) -> int:
-    return samples * 1000 // RATE
+    return samples * 1000 // SAMPLES_PER_SECOND

@@ -14,7 +14,7 @@ from ovserve.errors import OvserveError
 from ovserve.llm.output import ToolCall, ToolResult
 from ovserve.llm.tooling import ToolPolicy
 
-RATE = 16_000  # samples per second of audio that is listened to; 16 bits, little-endian
+SAMPLES_PER_SECOND = 16_000  # of audio that is listened to; 16 bits, little-endian
 
 
 class Samples(Protocol):

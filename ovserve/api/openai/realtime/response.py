@@ -57,7 +57,6 @@ class Response:
         self._at(item, "response.output_text.delta", content_index=0, delta=text)
 
     def add_speech(self, text: str, audio: bytes) -> None:
-        """Add a sentence with its audio."""
         if not text and not audio:
             return
         item = self._message()

@@ -131,7 +131,6 @@ class RealtimeSession:
         self.handle(event)
 
     def handle(self, event: Json) -> None:
-        """Handle an event of the client."""
         event_id = event.get("event_id")
         self._event_id = event_id if isinstance(event_id, str) and len(event_id) <= 512 else None
         kind = event.get("type")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ovserve.api.openai.realtime.config import SemanticVad, ServerVad
-from ovserve.api.openai.realtime.packets import RATE
+from ovserve.api.openai.realtime.packets import SAMPLES_PER_SECOND
 
-FRAME = 512  # samples with one probability
+FRAME_SAMPLES = 512  # samples with one probability
 SPEECH_FRAMES = 3  # 96 ms of speech begin a turn: a click is shorter
 PAUSE_FRAMES = 6  # after 192 ms of silence what was said so far is written down, in case the turn ends
-DROP = 0.15  # speech goes on until the probability is this far below the threshold
+END_THRESHOLD_DROP = 0.15  # speech goes on until the probability is this far below the threshold
 PADDING_MS = 300  # of semantic_vad
 ENDED_MS, OPEN_MS = 400, {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
 MAX_TURN_SECONDS = 120  # a turn without a pause ends then, and the next one begins
@@ -42,9 +42,9 @@ class TurnDetector:
 
     def feed(self, probabilities: Sequence[float], end: int) -> Iterator[Turn]:
         """Yield what is noticed in frames of which the last one ends at `end`."""
-        at = end - len(probabilities) * FRAME
+        at = end - len(probabilities) * FRAME_SAMPLES
         for probability in probabilities:
-            at += FRAME
+            at += FRAME_SAMPLES
             yield from self._frame(probability, at)
 
     def _frame(self, probability: float, end: int) -> Iterator[Turn]:
@@ -52,12 +52,12 @@ class TurnDetector:
         if not self.speaking:
             self._frames = self._frames + 1 if probability >= threshold else 0
             if self._frames == SPEECH_FRAMES:
-                padding = self._padding * RATE // 1000
-                self._begun = max(self._floor, end - SPEECH_FRAMES * FRAME - padding, 0)
+                padding = self._padding * SAMPLES_PER_SECOND // 1000
+                self._begun = max(self._floor, end - SPEECH_FRAMES * FRAME_SAMPLES - padding, 0)
                 self.speaking, self._silence, self.text = True, 0, None
                 yield Turn("begun", self._begun)
             return
-        if probability >= max(threshold - DROP, 0.01):
+        if probability >= max(threshold - END_THRESHOLD_DROP, 0.01):
             if self._silence >= PAUSE_FRAMES:
                 self.text = None
                 yield Turn("resumed", end)
@@ -66,12 +66,11 @@ class TurnDetector:
             self._silence += 1
             if self._silence == PAUSE_FRAMES:
                 yield Turn("paused", end)
-        quiet = self._silence * FRAME * 1000 >= self._patience_ms * RATE
-        if quiet or end - self._begun > MAX_TURN_SECONDS * RATE:
+        quiet = self._silence * FRAME_SAMPLES * 1000 >= self._patience_ms * SAMPLES_PER_SECOND
+        if quiet or end - self._begun > MAX_TURN_SECONDS * SAMPLES_PER_SECOND:
             yield self.end(end)
 
     def end(self, at: int) -> Turn:
-        """End the turn."""
         self.speaking, self._frames, self._floor = False, 0, at
         return Turn("ended", at)
 

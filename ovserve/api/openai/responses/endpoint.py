@@ -303,8 +303,6 @@ _decoder = msgspec.json.Decoder(ResponseRequest)
 
 
 class Responses:
-    """The endpoint."""
-
     name = "responses"
 
     def decode(self, body: bytes) -> DecodedResponses:

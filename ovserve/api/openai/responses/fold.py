@@ -111,7 +111,6 @@ class ResponseFold:
         ]
 
     def add(self, packet: ResponseEvents) -> None:
-        """Apply all events of a packet."""
         self.usage = packet.usage
         for event in packet.events:
             self.apply(event)

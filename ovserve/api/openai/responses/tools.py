@@ -120,7 +120,6 @@ def _type_of(tool: Any, where: str) -> str:
 def _shown_choice(
     choice: str | dict[str, Any] | None, names: dict[str, ClientTool]
 ) -> str | dict[str, Any] | None:
-    """Return the choice with the names that the model is shown."""
     if not isinstance(choice, dict) or not names:
         return choice
     listed = choice.get("tools")

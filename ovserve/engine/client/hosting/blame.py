@@ -1,10 +1,10 @@
 """Finds the model that ended a shared process, from what the process was doing at its end.
 
 A process that ends by itself is a strike against each model that it was loading, unloading or calling. If
-that was one model, it is known. If there were more, they come back one after the other (`Trial`), each
-with the calls that are repeated, so the next end finds one of them alone. A model with LIMIT strikes that was
-alone with the last gets a process of its own, and so does one that was alone and loading. A process that ends
-again and again with several models at work loses one of them at UNRESOLVED strikes.
+that was one model, it is known. If there were more, they come back one after the other (`Trial`), each with
+the calls that are repeated, so the next end finds one of them alone. A model with MAX_STRIKES strikes that
+was alone with the last gets a process of its own, and so does one that was alone and loading. A process that
+ends again and again with several models at work loses one of them at MAX_UNRESOLVED_CRASHES strikes.
 
 A process that was killed from outside, or by the kernel for want of memory, is not a model's fault.
 """
@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 from ovserve.engine.protocol.specs import Spec
 
-LIMIT = 2
-UNRESOLVED = 4
-FORGOTTEN = 600.0  # seconds after the last strike
+MAX_STRIKES = 2
+MAX_UNRESOLVED_CRASHES = 4
+STRIKE_LIFETIME_SECONDS = 600.0  # seconds after the last strike
 TRIAL_SECONDS = 5.0
 CALM_SECONDS = 0.2  # without a call; repeated ones are sent right after the load
 TRIAL_INTERVAL = 0.05
@@ -42,7 +42,7 @@ class Blame:
         if not suspects:
             return
         worst = max(suspects, key=self.strikes)
-        if self.strikes(worst) >= (LIMIT if len(suspects) == 1 else UNRESOLVED):
+        if self.strikes(worst) >= (MAX_STRIKES if len(suspects) == 1 else MAX_UNRESOLVED_CRASHES):
             self.convict(worst)
 
     def convict(self, spec: Spec) -> None:
@@ -55,7 +55,7 @@ class Blame:
 
     def strikes(self, spec: Spec) -> int:
         count, last = self._strikes.get(spec, (0, 0.0))
-        return count if self._now() - last < FORGOTTEN else 0
+        return count if self._now() - last < STRIKE_LIFETIME_SECONDS else 0
 
     def suspected(self, spec: Spec) -> bool:
         """Return whether it has to come back while no other suspect does."""
@@ -64,7 +64,7 @@ class Blame:
     def quarantined(self, spec: Spec) -> bool:
         """Return whether it has to be loaded into a process of its own."""
         since = self._quarantined.get(spec)
-        return since is not None and self._now() - since < FORGOTTEN
+        return since is not None and self._now() - since < STRIKE_LIFETIME_SECONDS
 
 
 class Trial:

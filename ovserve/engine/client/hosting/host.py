@@ -44,7 +44,7 @@ from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-LOADS = 4  # at a time; more would only share the processors
+MAX_PARALLEL_LOADS = 4  # at a time; more would only share the processors
 LOAD_SECONDS = 10.0  # a load that takes longer does not hold up others
 EXIT_WAIT = 5.0  # seconds, for a process whose socket is closed
 JUDGE_SECONDS = 0.5  # for more models to stall together with the first, and for its unload
@@ -270,7 +270,7 @@ class EngineHost:
         self._told = on_end
         self._numbers = itertools.count(1)
         self._pinged: list[HostedModel] = []
-        self._slots = asyncio.Semaphore(LOADS)
+        self._slots = asyncio.Semaphore(MAX_PARALLEL_LOADS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = asyncio.Event()
         self._stalled: list[HostedModel] = []

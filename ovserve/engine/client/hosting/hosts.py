@@ -18,7 +18,7 @@ from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
-ATTEMPTS = 5  # loads of one model that ended with the process, through no fault of its own
+MAX_LOAD_ATTEMPTS = 5  # loads of one model that ended with the process, through no fault of its own
 
 
 class NotShared(Exception):
@@ -40,7 +40,7 @@ class Hosts:
         self, spec: Spec, on_message: Callable[[EngineMessage], None], on_end: Callable[[], None]
     ) -> tuple[HostedModel, Facts]:
         """Load a model into a shared process. Raises LoadError, OSError, or NotShared."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_LOAD_ATTEMPTS):
             if self.blame.quarantined(spec):
                 raise NotShared("it has stopped the shared process; it gets one of its own")
             trial = await self._trial(spec)
@@ -58,7 +58,7 @@ class Hosts:
                 continue
             hosted.serve(on_message, on_end)
             return hosted, facts
-        raise NotShared(f"the shared process ended {ATTEMPTS} times; it gets one of its own")
+        raise NotShared(f"the shared process ended {MAX_LOAD_ATTEMPTS} times; it gets one of its own")
 
     def kill(self) -> None:
         for host in self._hosts:

@@ -154,7 +154,6 @@ def token_types(mask: NDArray[np.int64], types: Sequence[int]) -> NDArray[np.int
 
 
 def weight_bytes(model: ov.Model) -> int:
-    """Return the bytes of all constants."""
     constants = (o for o in model.get_ops() if o.get_type_name() == "Constant")
     return sum(o.get_byte_size() for o in constants)
 

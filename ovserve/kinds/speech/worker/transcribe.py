@@ -40,7 +40,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.kinds.speech.files import read_speech_files
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
-    RATE,
+    SAMPLES_PER_SECOND,
     TRANSCRIBE,
     VAD_FRAME,
     VAD_MODEL,
@@ -102,7 +102,7 @@ def widened(audio: Samples) -> Samples:
     if audio.size < FRAME:
         return audio
     # By Parseval: its energy is twice that of these lines, divided by the length; Hann's window takes 5/8.
-    above = np.fft.rfft(audio * np.hanning(audio.size))[NARROW_HZ * audio.size // RATE :]
+    above = np.fft.rfft(audio * np.hanning(audio.size))[NARROW_HZ * audio.size // SAMPLES_PER_SECOND :]
     if 2 * np.sum(np.abs(above) ** 2) > 0.375 * (NOTHING_RMS * audio.size) ** 2:
         return audio
     wide = audio.copy()
@@ -126,15 +126,17 @@ class VoiceActivityBackend:
         yield Result(values.tolist(), (state,), last=True)
 
 
-MOST = 28 * RATE  # samples of speech in a piece
+MOST = 28 * SAMPLES_PER_SECOND  # samples of speech in a piece
 BEGINS, ENDS = 0.5, 0.35  # probabilities at which speech begins and ends
 MIN_SPEECH_FRAMES = 8  # frames of speech, 0.26 s: less is a click
 PAUSE_FRAMES = 10  # frames of silence that end speech, 0.32 s
-PADDING = RATE // 5  # samples around speech that are read too
-KEPT_PAUSE = RATE  # a pause up to this length stays as it is
+PADDING = SAMPLES_PER_SECOND // 5  # samples around speech that are read too
+KEPT_PAUSE = SAMPLES_PER_SECOND  # a pause up to this length stays as it is
 SMOOTHED_FRAMES = 5  # frames whose mean decides where speech is cut
-ENOUGH = 10 * RATE  # a piece of this length does not need a part of speech that does not fit whole
-UNSURE = RATE // 2  # samples at the end of a window, where speech may just begin
+ENOUGH = (
+    10 * SAMPLES_PER_SECOND
+)  # a piece of this length does not need a part of speech that does not fit whole
+UNSURE = SAMPLES_PER_SECOND // 2  # samples at the end of a window, where speech may just begin
 
 
 class Range(NamedTuple):
@@ -160,10 +162,10 @@ class Cut:
         starts = [0]
         for begin, end in self.ranges:
             starts.append(starts[-1] + end - begin)
-        sample = joined * RATE
+        sample = joined * SAMPLES_PER_SECOND
         at = min(max(bisect_right(starts, sample) - 1, 0), len(self.ranges) - 1)
         begin, end = self.ranges[at]
-        return min(begin + sample - starts[at], end) / RATE
+        return min(begin + sample - starts[at], end) / SAMPLES_PER_SECOND
 
 
 def cut(probabilities: Samples, samples: int, *, last: bool) -> Cut:
@@ -340,7 +342,7 @@ class SpeechBackend:
         return config
 
     def _piece(self, result: Any, arguments: TranscribeArguments, cuts: Cut, speech: Samples) -> Piece:
-        seconds = speech.size / RATE
+        seconds = speech.size / SAMPLES_PER_SECOND
         chunks = (result.chunks or [[]])[0]
         words = (result.words or [[]])[0]
         return Piece(

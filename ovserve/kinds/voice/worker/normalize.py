@@ -192,7 +192,7 @@ _PIECE = re.compile(r"(\n+|(?<=[.!?;])\s+)")
 _SIGN = re.compile("[" + re.escape("".join(SIGNS)) + "]")
 _LETTER_AND_DIGIT = re.compile(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z]{5,})")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-LONGEST = 300  # characters that `wetext` gets at once
+MAX_CALL_CHARACTERS = 300  # characters that `wetext` gets at once
 
 
 def normalize(text: str) -> str:
@@ -330,19 +330,21 @@ def _read(piece: str) -> str:
     """Return a piece with its numbers in words."""
     if not any(map(str.isdigit, piece)):
         return piece
-    if len(piece) <= LONGEST and (normalized := _wetext(piece)) is not None:
+    if len(piece) <= MAX_CALL_CHARACTERS and (normalized := _wetext(piece)) is not None:
         before, after = piece[: len(piece) - len(piece.lstrip())], piece[len(piece.rstrip()) :]
         return f"{before}{normalized.strip()}{after}"
     words = []
     for word in piece.split(" "):
-        normalized = _wetext(word) if any(map(str.isdigit, word)) and len(word) <= LONGEST else word
+        normalized = (
+            _wetext(word) if any(map(str.isdigit, word)) and len(word) <= MAX_CALL_CHARACTERS else word
+        )
         words.append(_LETTER_AND_DIGIT.sub(" ", word) if normalized is None else normalized)
     return " ".join(words)
 
 
 def _number(match: re.Match[str]) -> str:
     """Return a number that was not read where it stands, digit by digit if need be."""
-    words = _wetext(match[0]) if len(match[0]) <= LONGEST else None
+    words = _wetext(match[0]) if len(match[0]) <= MAX_CALL_CHARACTERS else None
     if words is None or any(map(str.isdigit, words)):
         words = " ".join(DIGITS[int(digit)] if digit != "." else "point" for digit in match[0])
     return f" {words.strip()} "
