@@ -17,7 +17,7 @@ from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.nodes import InlineNode, TaskNode, WholeNode
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import TapSlot
-from ovserve.telemetry.node_events import NodeEvents
+from ovserve.telemetry.counters import NodeEvents
 
 
 class Graph:

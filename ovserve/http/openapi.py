@@ -32,7 +32,7 @@ from ovserve.api.azure.shape import (
     VERSION,
     ModelInfo,
 )
-from ovserve.api.openai import batches, chat, completions, fim, models
+from ovserve.api.openai import batches, chat, completions, models
 from ovserve.api.openai.chat import OPERATION
 from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import capabilities
@@ -230,7 +230,7 @@ OPENAPI = Operation("GET", "/openapi.json", "This document.", answer=dict[str, A
 OPERATIONS: tuple[Operation, ...] = (
     chat.OPERATION,
     completions.OPERATION,
-    fim.OPERATION,
+    completions.FIM_OPERATION,
     *responses.OPERATIONS,
     embeddings_api.OPERATION,
     *answers.OPERATIONS,

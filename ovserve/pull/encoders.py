@@ -22,8 +22,8 @@ from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH
 from ovserve.pull.hub import Hub
-from ovserve.pull.packaged_encoders import ENCODERS as ENCODERS
-from ovserve.pull.packaged_encoders import PackagedEncoder as PackagedEncoder
+from ovserve.pull.packaged import ENCODERS as ENCODERS
+from ovserve.pull.packaged import PackagedEncoder as PackagedEncoder
 from ovserve.pull.source import HUB_ID
 
 Say = Callable[[str], None]

@@ -2,11 +2,14 @@
 
 A servable reports each answer through an `Outcome`, which ensures that an accepted request ends in exactly
 one of finished, failed, cancelled and rejected.
+
+What calculators count with `cc.count` is kept by node and by the author's name of the event.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter, defaultdict
 from functools import cached_property
@@ -14,8 +17,29 @@ from typing import Any, NamedTuple, TypeVar
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.metrics import MICROSECONDS, OF_REQUESTS, Histogram
-from ovserve.telemetry.node_events import NodeEvents
 from ovserve.telemetry.requests import RequestMetrics
+
+# Each name is a time series for every scraper, so a client's text must not become one.
+MAX_EVENTS = 100
+
+
+class NodeEvents:
+    """The counters of all nodes of one servable, kept across its reloads."""
+
+    def __init__(self) -> None:
+        self.values: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()  # calculators on executors count as well
+
+    def add(self, node: str, event: str, n: int = 1) -> None:
+        """Count `n` events. Raises ValueError for a negative number, and for a node's 101st name."""
+        if n < 0:
+            raise ValueError(f"event {event!r}: a counter cannot be decreased, got {n}")
+        key = node, event
+        with self._lock:
+            if key not in self.values and sum(name == node for name, _ in self.values) >= MAX_EVENTS:
+                raise ValueError(f"node {node!r} counts more than {MAX_EVENTS} kinds of events")
+            self.values[key] += n
+
 
 M = TypeVar("M")
 

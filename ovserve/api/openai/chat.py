@@ -46,13 +46,14 @@ from ovserve.api.openai.sampling import (
     MAX_TOKENS,
     UNSUPPORTED,
     Count,
+    StreamFields,
     check_sampling,
+    check_stream_options,
     idle_fields,
     narrow_length,
     narrow_sampling,
     to_sampling,
 )
-from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import FIELDS, check_model, function_tool, narrow_tools, tool_policy
 from ovserve.errors import InvalidArgument

@@ -1,16 +1,21 @@
-"""POST completions: prompts without a chat template. Request and response bodies, and their mapping."""
+"""POST completions: prompts without a chat template. Request and response bodies, and their mapping.
+
+POST fim/completions fills in the middle in Mistral's form, which editors speak. The request is that of
+completions with one prompt; the answer has the shape of a chat's.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
+from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.api.openai.common import (
     DONE,
     Usage,
@@ -29,14 +34,15 @@ from ovserve.api.openai.sampling import (
     FIXED_DEFAULTS,
     MAX_TOKENS,
     UNSUPPORTED,
+    StreamFields,
     TokenId,
     check_sampling,
+    check_stream_options,
     idle_fields,
     narrow_length,
     narrow_sampling,
     to_sampling,
 )
-from ovserve.api.openai.streaming import StreamFields, check_stream_options
 from ovserve.api.openai.structured import without_effect
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
@@ -272,4 +278,45 @@ OPERATION = Operation(
     defaults=DEFAULTS | FIXED_DEFAULTS | {"echo": False},
     specialize=_narrow,
     without_vision=True,
+)
+
+
+class FimRequest(CompletionRequest, kw_only=True):
+    prompt: Annotated[str, doc("what stands before the answer; may be empty with a suffix")]
+    random_seed: Annotated[int | None, doc("Mistral's name of seed")] = None
+
+
+_fim_decoder = msgspec.json.Decoder(FimRequest)
+
+
+class FimCompletions(Completions):
+    name = "fim/completions"
+
+    def decode(self, body: bytes) -> DecodedCompletions:
+        request, unknown = decode_body(body, _fim_decoder)
+        refuse_unsupported(unknown, UNSUPPORTED)
+        if request.random_seed is not None:
+            if request.seed is not None:
+                raise InvalidArgument("random_seed: excludes seed", param="random_seed")
+            request.seed = request.random_seed
+        return self.checked(request, unknown)
+
+    def to_request(self, decoded: DecodedCompletions, model: ModelContext) -> GenerateRequest:
+        request = super().to_request(decoded, model)
+        presentation = msgspec.structs.replace(request.presentation, endpoint=self.name)
+        return msgspec.structs.replace(request, presentation=presentation)
+
+    def writer(self, request: GenerateRequest) -> ChatWriter:  # type: ignore[override]
+        return ChatWriter(request)
+
+
+FIM_OPERATION: Operation = replace(
+    OPERATION,
+    path="/v3/fim/completions",
+    summary="Fill in the middle, in Mistral's form.",
+    answer=ChatResponse,
+    event=ChatChunk,
+    request=FimRequest,
+    example={"model": "smollm2", "prompt": "def add(a, b):", "max_tokens": 8},
+    same_as="completions",
 )

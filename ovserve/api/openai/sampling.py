@@ -395,3 +395,29 @@ def to_sampling(
 
 def _stop_list(stop: str | list[str] | None) -> list[str]:
     return [] if stop is None else [stop] if isinstance(stop, str) else stop
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: Annotated[bool | None, doc("one more chunk at the end: no choices, usage")] = None
+    continuous_usage_stats: Annotated[bool | None, doc("usage on every chunk, as vLLM does")] = None
+
+
+class StreamFields(SamplingFields, kw_only=True):
+    """Sampling fields plus stream_options."""
+
+    stream_options: Annotated[StreamOptions | None, doc("only with stream: true")] = None
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.stream_options
+        return bool(options and (options.include_usage or options.continuous_usage_stats))
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+def check_stream_options(fields: StreamFields) -> None:
+    """Raises InvalidArgument."""
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidArgument("stream_options: only allowed with stream: true", param="stream_options")

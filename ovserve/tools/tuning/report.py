@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ovserve.tools.tuning.choices import label
-from ovserve.tools.tuning.search import Comparison, Trial, TuneResult
-from ovserve.tools.tuning.texts import Difference
+from ovserve.tools.tuning.search import Comparison, Difference, Trial, TuneResult
 
 HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
 PLOT_CHARACTERS = 48  # characters of the plot

@@ -14,11 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ovserve.kinds.text.worker.decoding.sequence import Sequence
 from ovserve.kinds.text.worker.paged.beams import BeamSearch
 from ovserve.kinds.text.worker.paged.blocks import BlockPool, TokenSequence
-from ovserve.kinds.text.worker.paged.budget import PrefillBudget
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 from ovserve.kinds.text.worker.paged.sampler import Choice
-from ovserve.kinds.text.worker.paged.scheduler import Scheduler
+from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
 from ovserve.llm.request import Sampling
 
 BLOCKS = 14

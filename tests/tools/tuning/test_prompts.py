@@ -8,7 +8,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument
 from ovserve.tools.tuning.prompts import Prompts, read
-from ovserve.tools.tuning.texts import difference
+from ovserve.tools.tuning.search import difference
 
 
 def test_the_mix_never_repeats_and_is_the_same_in_every_run() -> None:

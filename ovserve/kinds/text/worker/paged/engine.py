@@ -31,7 +31,6 @@ from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vocabulary import check_draft_tokens, vocabulary
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
-from ovserve.kinds.text.worker.paged.budget import PrefillBudget
 from ovserve.kinds.text.worker.paged.draft_model import DraftModel
 from ovserve.kinds.text.worker.paged.drafts import (
     MAX_DRAFT_TOKENS,
@@ -48,7 +47,7 @@ from ovserve.kinds.text.worker.paged.prefix_store import open_store
 from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 from ovserve.kinds.text.worker.paged.sampler import Choice
-from ovserve.kinds.text.worker.paged.scheduler import Scheduler
+from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
