@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 633,
-    "lines": 99_771,
+    "lines": 99_769,
     "median lines of a file": 132,
     "folders": 77,
     "top-level packages": 20,

@@ -30,7 +30,6 @@ Say = Callable[[str], None]
 NAME, TASK = "kokoro", "text2speech"
 MODEL = "openvino_model.xml"
 NETWORK, SHA256 = "kokoro-fp32.onnx", "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
-NETWORK_BYTES = 325_532_232
 SHARDS = tuple(f"kokoro-fp32{letter}-shards@1.0.0" for letter in "abc")
 VOICES = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 VOCABULARY = "kokoro-onnx==0.6.1", "50c8de4950d601df41428ee5462a48c8a78bef441bf671f2492e070ef44d8a32"

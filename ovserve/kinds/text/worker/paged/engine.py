@@ -125,7 +125,6 @@ class PagedEngine:
         self._few: Inputs | None = None
         self._single: Inputs | None = None
         self._costs = StepCosts(model.step_seconds())
-        self._candidate = 0.0  # what each one costs in this step, in tokens
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
         model.start_forms()
