@@ -79,13 +79,48 @@ async def test_its_model_does_not_load(start: Start, script: Script) -> None:
         assert not is_running(pid)
 
 
-async def test_it_ended_before_it_was_needed(start: Start, script: Script) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_one_that_ended_while_idle_fails_no_load(start: Start, script: Script, number: int) -> None:
+    before = children()
+    async with Spare() as spare:
+        (pid,) = children() - before
+        os.kill(pid, number)
+        await eventually(lambda: pid not in children())
+        client = await start(script({"text": "hello there"}), spare=spare)
+        assert (await read_all(await client.generate(request())))[0] == "hello there"
+        spare.prepare()
+        await eventually(lambda: len(children() - before) == 2)
+
+
+async def test_one_that_is_replaced_is_another_process(start: Start, script: Script) -> None:
     before = children()
     async with Spare() as spare:
         (pid,) = children() - before
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(LoadError, match="killed by SIGKILL"):
-            await start(script(), spare=spare)
+        await eventually(lambda: pid not in children())
+        spare.prepare()
+        await eventually(lambda: bool(children() - before))
+        (fresh,) = children() - before
+        client = await start(script({"text": "hello"}), spare=spare)
+        assert (client.pid, fresh != pid) == (fresh, True)
+
+
+@pytest.mark.parametrize("loading", [False, True])
+async def test_one_that_is_killed_as_it_is_taken_fails_no_load(
+    start: Start, script: Script, loading: bool
+) -> None:
+    path, before = script({"text": "hello there"}), children()
+    async with Spare() as spare:
+        (pid,) = children() - before
+        os.kill(pid, signal.SIGSTOP)  # it reads nothing more
+        if loading:
+            await spare.load(text_spec(path))
+        starting = asyncio.create_task(start(path, spare=spare))
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        client = await starting
+    assert client.pid != pid
+    assert (await read_all(await client.generate(request())))[0] == "hello there"
 
 
 async def test_none_can_be_started(start: Start, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,9 +250,21 @@ class EngineClient(ABC, Generic[S, F]):
         log.info("engine[%d] is ready after %.1f s", process.pid, self.facts.load_seconds)
 
     async def _start_process(self) -> tuple[ModelProcess, Facts]:
-        process = (self._spare and self._spare.take(self.spec)) or EngineProcess()
+        process = self._spare.take(self.spec) if self._spare is not None else None
+        if process is not None:
+            try:
+                return process, await self._started(process)
+            except LoadError:
+                if not process.was_killed:
+                    raise
+                # Its memory was wanted while it was idle, or is now: a process of its own decides which.
+                log.warning("engine[%d], started in advance, was killed; starting another", process.pid)
+        process = EngineProcess()
+        return process, await self._started(process)
+
+    async def _started(self, process: EngineProcess) -> Facts:
         process.serve(self._on_message, self._on_end)
-        return process, await process.start(self.spec, ready_timeout=self._settings.ready_timeout)
+        return await process.start(self.spec, ready_timeout=self._settings.ready_timeout)
 
     async def _supervise(self) -> None:
         policy = self._settings.restarts

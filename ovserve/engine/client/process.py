@@ -201,6 +201,7 @@ class EngineProcess(asyncio.Protocol):
         self._protocol_error = self._killed_for = ""
         self._kills = deque([oom_kills()], maxlen=2)  # at the last two checks
         self._by_kernel = False
+        self.was_killed = False  # from outside, before it was ready
         self.ended = asyncio.Event()
         self.sent = 0  # messages
 
@@ -246,6 +247,7 @@ class EngineProcess(asyncio.Protocol):
                 return facts
             await self._gone()
             if first is None:
+                self.was_killed = self.exit_status == -signal.SIGKILL and not self._killed_for
                 raise LoadError(
                     f"the engine process ended while loading ({self.how_it_ended()}){self._log.tail()}",
                     file=spec.model_path,

@@ -8,11 +8,14 @@ demand has one for the next.
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 
 from ovserve.engine.client.process import EngineProcess
 from ovserve.engine.client.spawn import Child
 from ovserve.engine.protocol.specs import Spec
+
+log = logging.getLogger(__name__)
 
 
 class Spare:
@@ -28,6 +31,7 @@ class Spare:
         self._process: EngineProcess | None = None
         self._loading: Spec | None = None
         self._preparing: asyncio.Task[None] | None = None
+        self._burying: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Spare:
         await self._prepare()
@@ -44,10 +48,12 @@ class Spare:
             self._preparing = asyncio.create_task(self._prepare(), name="spare engine process")
 
     async def _prepare(self) -> None:
-        process = EngineProcess()
+        process = EngineProcess(on_end=self._on_end)
         try:
             await process.prepare(self._child)
             self._process = process
+            if process.ended.is_set():
+                self._on_end()
         except OSError:  # the launch of an engine fails with it as well, and reports it
             self.settled.set()
         finally:
@@ -69,6 +75,16 @@ class Spare:
         self.settled.set()
         return process
 
+    def _on_end(self) -> None:
+        """Let go of a process that ended while it was idle. Others are taken: they say why they ended."""
+        if self._loading is None and self._process is not None:
+            process, self._process = self._process, None
+            self._burying = asyncio.create_task(self._bury(process), name="end of a spare engine process")
+
+    async def _bury(self, process: EngineProcess) -> None:
+        await process.stop(0)
+        log.warning("a spare engine process ended (%s)", process.how_it_ended())
+
     async def end(self) -> None:
         """End it: it is not needed, or no longer. Another may be prepared later."""
         if self._preparing is not None:
@@ -77,5 +93,8 @@ class Spare:
         process, self._process = self._process, None
         self.settled.set()
         if process is not None:
+            process.mute()
             process.kill()  # it holds no work
             await process.stop(0)
+        if self._burying is not None:
+            await asyncio.wait([self._burying])
