@@ -60,7 +60,7 @@ lint: setup-dev ## ruff
 	$(BIN)/ruff check $(SOURCES)
 
 # One by one: files of several examples have the same name.
-type: setup-dev ## mypy --strict, of the package and of what authors of graphs copy from
+type: setup-dev ## mypy --strict, of the package, benchmarks, scripts, and what authors of graphs copy from
 	$(BIN)/mypy
 	@for file in examples/*.py $$(find examples graphs -name calculators.py); do \
 		$(BIN)/mypy --strict --no-error-summary $$file || exit 1; done

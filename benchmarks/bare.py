@@ -85,7 +85,7 @@ class Bare:
                 tensor = openvino.Tensor(openvino.Type.i64, openvino.Shape([1, len(ids)]))
                 tensor.data[0] = ids
                 self.last_id += 1
-                answer = {"sent": time.monotonic(), "times": []}
+                answer: dict[str, Any] = {"sent": time.monotonic(), "times": []}
                 live[self.last_id] = pipeline.add_request(self.last_id, tensor, config), answer
             pipeline.step()
             finished = []

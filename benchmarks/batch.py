@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -186,12 +187,11 @@ async def measure(url: str, rounds: int, seconds: float, every: float) -> None:
         for share in (0.5, 0.95, 0.99):
             one, other = percentile(getattr(without, times), share), percentile(getattr(beside, times), share)
             print(f"| {name} p{share * 100:.0f} | {one * 1e3:.1f} | {other * 1e3:.1f} | {other / one:.2f} |")
-    mean = lambda values: sum(values) / len(values)  # noqa: E731
-    alone, requests, next_to = mean(pace_alone), mean(pace_live), mean(pace_beside)
+    alone, requests, next_to = fmean(pace_alone), fmean(pace_live), fmean(pace_beside)
     print(f"\nbatch alone: {alone:.0f} tokens/s, {alone / requests:.2f} of {requests:.0f} as live requests")
     print(
-        f"batch next to live requests: {next_to:.0f} tokens/s, {next_to / (alone * mean(left)):.2f} of its pace "
-        f"alone in the {mean(left):.0%} of the time without one"
+        f"batch next to live requests: {next_to:.0f} tokens/s, {next_to / (alone * fmean(left)):.2f} of its pace "
+        f"alone in the {fmean(left):.0%} of the time without one"
     )
 
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +146,17 @@ class Bare:
 def main(kind: str, directory: str) -> None:
     place = Path(directory)
     bare = Bare(place) if kind == "bare" else None
-    embed = {"fastembed": fastembed, "sentence-transformers": sentence_transformers}.get(
-        kind, lambda _: None
-    )(place)
+    makers: dict[str, Callable[..., Any]] = {
+        "fastembed": fastembed,
+        "sentence-transformers": sentence_transformers,
+    }
+    embed: Any = makers[kind](place) if kind in makers else None
     out = os.fdopen(os.dup(1), "w")
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         texts, clients = asked["texts"], asked["clients"]
-        run = bare.prepare(texts, clients) if bare is not None else lambda t=texts, c=clients: embed(t, c)
+        run = bare.prepare(texts, clients) if bare is not None else partial(embed, texts, clients)
         print(json.dumps({"ready": True}), file=out, flush=True)
         sys.stdin.readline()
         before, began = os.times(), time.perf_counter()

@@ -20,7 +20,7 @@ from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.runner import ALL_CORES, ONE_CORE
 from tests.conftest import ROOT
 
-CORES = {"one core": ONE_CORE, "all cores": ALL_CORES}
+CORES: dict[str, dict[str, Any]] = {"one core": ONE_CORE, "all cores": ALL_CORES}
 INFERENCES = 10
 
 

@@ -57,7 +57,7 @@ def measure(compiler: Compiler, form: Format) -> str:
     began = time.process_time()
     grammar, fault = compiler.compile(structural_tag(constrain(form, "x").format))
     compiled = time.process_time() - began
-    assert not fault, fault
+    assert grammar is not None, fault
     fills, accepts = [], []
     row = np.empty(words(compiler.logits), np.int32)
     for seed in range(SEEDS):
@@ -92,7 +92,9 @@ def timed(call: Callable[[], object]) -> float:
 def applied(logits: int, rows: int, share: float) -> float:
     random: Any = np.random.default_rng(0)
     row = random.normal(size=(rows, logits)).astype(np.float32)
-    masks = np.stack([mask_of(np.flatnonzero(random.random(logits) < share), logits) for _ in range(rows)])
+    masks = np.stack(
+        [mask_of(np.flatnonzero(random.random(logits) < share).tolist(), logits) for _ in range(rows)]
+    )
     return timed(lambda: apply(row, masks, range(rows)))
 
 

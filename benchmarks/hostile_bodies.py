@@ -64,7 +64,7 @@ def _responses(**fields: Any) -> bytes:
 def _calls(n: int) -> list[dict[str, Any]]:
     """A history of calls and their results."""
     call = {"function": {"name": "f", "arguments": "{}"}, "id": "c"}
-    pair = [
+    pair: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "x" * 99},
     ]

@@ -50,7 +50,7 @@ class Measured:
 @contextlib.contextmanager
 def idle_connections(port: int, count: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        all_ = []
+        all_: list[socket.socket] = []
         for _ in range(count):
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
             one.sendall(REQUEST)

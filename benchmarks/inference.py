@@ -216,7 +216,7 @@ def main() -> None:
         server = start_process("--config_path", str(config), "--grpc_port", str(port))
         addresses = {"http": server.url.removeprefix("http://"), "grpc": f"127.0.0.1:{port}"}
         engine = server.children("ovserve.engine.worker.main")
-        sides = [
+        contenders = [
             Side(f"ovserve {wire}", wire, addresses[wire], [server.process.pid], engine)
             for wire in filter(None, arguments.wires.split(","))
         ]
@@ -224,8 +224,8 @@ def main() -> None:
         peers = [inference_peers.start(name, files) for name in filter(None, arguments.peers.split(","))]
         running = [peer for peer in peers if peer is not None]
         try:
-            sides += [Side(peer.label, peer.wire, peer.address, peer.pids, []) for peer in running]
-            compare(sides, arguments)
+            contenders += [Side(peer.label, peer.wire, peer.address, peer.pids, []) for peer in running]
+            compare(contenders, arguments)
         finally:
             for peer in running:
                 peer.stop()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -95,7 +96,7 @@ class Served:
     def calls(self, count: int) -> tuple[float, float]:
         """Calls a second of CLIENTS clients over all models, and the median of one client, in ms."""
         with httpx.Client() as client:
-            alone = [_seconds(lambda n=n: self.add(n % len(self.names), client)) for n in range(100)]
+            alone = [_seconds(partial(self.add, n % len(self.names), client)) for n in range(100)]
 
         def client_of(which: int) -> None:
             with httpx.Client() as client:
@@ -143,7 +144,7 @@ def main() -> None:
         if len(pids) == 1:
             os.kill(pids[0], signal.SIGKILL)
             with httpx.Client() as client:
-                again = _seconds(lambda: [made.add(n, client) for n in range(options.models)])
+                again = sum(_seconds(partial(made.add, n, client)) for n in range(options.models))
             print(f"| kill -9 until all have answered again, s | {again:.2f} |")
 
 

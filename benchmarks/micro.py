@@ -17,6 +17,7 @@ import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -25,8 +26,10 @@ from msgspec import structs
 
 from ovserve.access import as_system
 from ovserve.api.openai import ENDPOINTS
+from ovserve.api.openai.endpoint import Writer
 from ovserve.calculators.shipped import MODULES
 from ovserve.cli.serve import new_event_loop
+from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.health import Health
 from ovserve.engine.client.process import EngineProcess
@@ -114,7 +117,7 @@ async def _nothing(engine: EngineClient[Any, Any]) -> None:
 
 
 async def answer_once(graph: Graph, engine: _Engine, templates: Templates, body: bytes) -> None:
-    side = {"llm": LlmResources(engine, MODEL, templates, Media())}
+    side = {"llm": LlmResources(cast(TextAdmission, engine), MODEL, templates, Media())}
     missing = graph.plan.side_packets - side.keys()
     servable = Servable("m", graph, {}, side | dict.fromkeys(missing), _nothing)
     payload = HttpPayload("chat/completions", body, head=await servable.bodies.admit(body))
@@ -124,7 +127,7 @@ async def answer_once(graph: Graph, engine: _Engine, templates: Templates, body:
             pass
 
 
-async def per_call(call: Callable[[], Awaitable[None]], batch: int, repeat: int) -> list[float]:
+async def per_call(call: Callable[[], Awaitable[object]], batch: int, repeat: int) -> list[float]:
     """Microseconds per call, one number per batch."""
     found = []
     for _ in range(repeat):
@@ -156,7 +159,7 @@ async def graph_costs(
     tokens = []
     for yielding in (False, True):
         many = await per_call(
-            lambda y=yielding: answer_once(graph, _Engine(MANY_TOKENS, y), templates, body), 1, repeat
+            partial(answer_once, graph, _Engine(MANY_TOKENS, yielding), templates, body), 1, repeat
         )
         tokens.append([(m - fixed) / (MANY_TOKENS - 1) for m in many])
     graph.close()
@@ -207,12 +210,12 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
         body = chat_body(size)
         decoded = chat.decode(body)
         found[f"decode a chat body of {len(body) / 1000:.1f} KB"] = per_plain_call(
-            lambda b=body: chat.decode(b), 20, repeat
+            partial(chat.decode, body), 20, repeat
         )
         found[f"request and conversation of {len(body) / 1000:.1f} KB"] = per_plain_call(
-            lambda d=decoded: chat.to_request(d, MODEL), 20, repeat
+            partial(chat.to_request, decoded, MODEL), 20, repeat
         )
-    writer = chat.writer(chat.to_request(chat.decode(chat_body(400)), MODEL))
+    writer = cast(Writer, chat.writer(chat.to_request(chat.decode(chat_body(400)), MODEL)))
     writer.chunk(Parsed(prompt_tokens=20))
     parsed = Parsed((Content(" word"),), 1)
     found["one chat SSE chunk"] = per_plain_call(lambda: writer.chunk(parsed), 1000, repeat)
@@ -221,7 +224,11 @@ def wire_costs(repeat: int) -> dict[str, list[float]]:
 
 async def request_costs(templates: Templates, repeat: int) -> list[float]:
     """Measure the CPU time from a body's bytes to the input of the engine and the template."""
-    body, llm, found = chat_body(400), LlmResources(_Engine(1), MODEL, templates, Media()), []
+    body, llm, found = (
+        chat_body(400),
+        LlmResources(cast(TextAdmission, _Engine(1)), MODEL, templates, Media()),
+        [],
+    )
     for _ in range(repeat):
         began = time.process_time()
         for _ in range(500):
@@ -238,8 +245,10 @@ async def template_costs(templates: Templates, repeat: int) -> dict[str, list[fl
     for size in (400, 3_600, 64_000):
         body = chat_body(size)
         conversation = chat.to_request(chat.decode(body), MODEL).conversation
+        assert MODEL.template is not None
+        assert conversation is not None
         found[f"template of {len(body) / 1000:.1f} KB, in its process"] = await per_call(
-            lambda c=conversation: templates.render(MODEL.template, c), 20, repeat
+            partial(templates.render, MODEL.template, conversation), 20, repeat
         )
     return found
 

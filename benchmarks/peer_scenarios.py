@@ -28,8 +28,9 @@ from typing import Any
 
 from benchmarks import client, processes
 from benchmarks.contenders import Contender, ours, peer
-from benchmarks.peer_setup import ROOT, SETUPS
+from benchmarks.peer_setup import SETUPS
 from benchmarks.peers import start
+from tests.conftest import ROOT
 
 CONTEXT = 2048
 SPOKEN = 32  # tokens of an answer in a conversation

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFReader
 from safetensors.torch import save_file
@@ -51,7 +52,7 @@ def main(source: Path, target: Path) -> None:
     (target / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
 
 
-def tokenizer(fields: dict[str, object]) -> Tokenizer:
+def tokenizer(fields: dict[str, Any]) -> Tokenizer:
     """Convert byte-level BPE files; raises SystemExit for others."""
     if fields["tokenizer.ggml.model"] != "gpt2":
         raise SystemExit(f"tokenizer {fields['tokenizer.ggml.model']!r} is not byte-level BPE")

@@ -29,7 +29,8 @@ from statistics import median
 
 from benchmarks import client, processes
 from benchmarks.contenders import Contender, Recipe, ours, peer
-from benchmarks.peer_setup import ROOT, SETUPS
+from benchmarks.peer_setup import SETUPS
+from tests.conftest import ROOT
 
 WAVES = {1: 3, 8: 2}  # requests per stream and round; 1 for more streams
 PAUSE = 0.3  # seconds between two turns

@@ -19,6 +19,7 @@ import sys
 import time
 import venv
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -70,7 +71,14 @@ class KokoroOnnx:
     name = PACKAGE.replace("==", " ")
 
     def __init__(self) -> None:
-        command = [PEER / "bin/python", "-c", CHILD, PEER / kokoro.NETWORK, PEER / "voices.npz", VOICE]
+        command: list[str | Path] = [
+            PEER / "bin/python",
+            "-c",
+            CHILD,
+            PEER / kokoro.NETWORK,
+            PEER / "voices.npz",
+            VOICE,
+        ]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
@@ -142,7 +150,7 @@ def setup() -> None:
     if not (PEER / kokoro.NETWORK).is_file():
         kokoro.fetch_network(PEER, PEER / kokoro.NETWORK, print)
     voices = {f.stem: np.fromfile(f, "<f4").reshape(510, 1, 256) for f in (MODEL / "voices").glob("*.bin")}
-    np.savez(PEER / "voices.npz", **voices)
+    np.savez(PEER / "voices.npz", allow_pickle=False, **voices)
 
 
 def main() -> int:
@@ -155,7 +163,10 @@ def main() -> int:
         return 1
     if arguments.setup:
         setup()
-    sides = [Ovserve(), *([KokoroOnnx()] if (PEER / "voices.npz").is_file() else [])]
+    sides: list[Ovserve | KokoroOnnx] = [
+        Ovserve(),
+        *([KokoroOnnx()] if (PEER / "voices.npz").is_file() else []),
+    ]
     rows = {(text, side.name): Row() for text in TEXTS for side in sides}
     try:
         for side in sides:

@@ -16,6 +16,7 @@ from statistics import median
 from benchmarks import processes
 from benchmarks.client import request
 from benchmarks.measure import PROMPT_TOKENS, run_client
+from tests.conftest import ROOT
 
 MAX_SLOWER = 0.5  # seconds, until ready
 MAX_SLOWER_TOKEN = 0.3  # until the first token
@@ -37,7 +38,7 @@ def measure(count: int, graph: Path = processes.GRAPH) -> Starts:
     The server's modules are compiled first, as pip compiles those of an installed package and of the bare
     side. With PYTHONDONTWRITEBYTECODE a checkout would be compiled anew at each start, which takes 0.3 s.
     """
-    compileall.compile_dir(processes.ROOT / "ovserve", quiet=1)
+    compileall.compile_dir(ROOT / "ovserve", quiet=1)
     spec, starts = processes.spec_of_graph(), Starts()
     prompts = processes.exact_prompts(count, PROMPT_TOKENS, seed=0)
     for turn, prompt in enumerate(prompts):

@@ -55,7 +55,7 @@ def ask(site: Site, model: str, *inputs: triton.InferInput) -> Any:
 def numbers(wanted: list[float], *given: list[float]) -> Check:
     def check(site: Site, model: str) -> str:
         names = [f"input{i}" for i in range(1, len(given) + 1)] if len(given) > 1 else ["input"]
-        inputs = [tensor(n, np.float32(v)) for n, v in zip(names, given, strict=True)]
+        inputs = [tensor(n, np.array(v, np.float32)) for n, v in zip(names, given, strict=True)]
         raw = ask(site, model, *inputs).raw_output_contents[0]
         found = np.frombuffer(raw, np.float32).tolist()
         return "" if found == wanted else f"{found} instead of {wanted}"
@@ -65,7 +65,7 @@ def numbers(wanted: list[float], *given: list[float]) -> Check:
 
 def fails(site: Site, model: str) -> str:
     try:
-        answer = ask(site, model, tensor("input", np.float32([1])))
+        answer = ask(site, model, tensor("input", np.array([1], np.float32)))
     except triton.InferenceServerException as error:
         return "" if FAILED in str(error) else str(error)
     return f"it answered {answer}"
@@ -101,7 +101,7 @@ def stream(wanted: list[bytes], given: triton.InferInput, error: str = "") -> Ch
 
 
 def word(site: Site, model: str) -> str:
-    found = ask(site, model, tensor("input", np.float32([1])))
+    found = ask(site, model, tensor("input", np.array([1], np.float32)))
     rest = site.infer(model, {"name": "input", "datatype": "FP32", "shape": [1], "data": [1]})
     right = found.outputs[0].datatype.endswith("w") and len(found.raw_output_contents[0]) == 36
     return "" if right and rest.status_code == 400 else f"{found} {rest.text}"
@@ -120,14 +120,14 @@ def sums(site: Site, model: str) -> str:
 
 
 def same(site: Site, model: str) -> str:
-    answer = ask(site, model, tensor("in", np.float32([[1, 2]])))
+    answer = ask(site, model, tensor("in", np.array([[1, 2]], np.float32)))
     found = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
     return "" if found == [1, 2] and list(answer.outputs[0].shape) == [1, 2] else str(answer)
 
 
 def two_outputs(site: Site, model: str) -> str:
     try:
-        answer = ask(site, model, tensor("in", np.float32([1])))
+        answer = ask(site, model, tensor("in", np.array([1], np.float32)))
     except triton.InferenceServerException as error:
         return "" if FAILED in str(error) else str(error)
     return str(answer)
@@ -142,7 +142,7 @@ SCRIPT_CASES: dict[str, Check] = {
     "single_io_increment_by_2": PLUS_2,
     "symmetric_scalar_increment": numbers([2], [1]),
     "concatenate_input_arrays": numbers([1, 2, 3], [[1, 2]], [[3]]),  # type: ignore[list-item]
-    "symmetric_scalar_increment_generator": stream(ITEMS, tensor("input", np.float32([1]))),
+    "symmetric_scalar_increment_generator": stream(ITEMS, tensor("input", np.array([1], np.float32))),
     "return_custom_datatype": word,
     **dict.fromkeys(
         (

@@ -204,10 +204,8 @@ def _range(schema: dict[str, Any]) -> str:
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if high == 2**31 - 1 and schema.get("type") == "integer":
         high = None
-    if low is None and high is None:
-        return ""
     if high is None:
-        return f" ≥ {_number(low)}"
+        return "" if low is None else f" ≥ {_number(low)}"
     opening, closing = "[" if "minimum" in schema else "(", "]" if "maximum" in schema else ")"
     return f" {opening}{'' if low is None else _number(low)}, {_number(high)}{closing}"
 

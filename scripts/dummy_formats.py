@@ -131,7 +131,8 @@ def _object(out: bytearray, value: _Object) -> int:
     at = len(out)
     out += struct.pack("<I", len(value))
     out += bytes(4 * len(value))
-    for place, one in enumerate(value, 1):
+    items: list[_Table | int] = [*value]
+    for place, one in enumerate(items, 1):
         if isinstance(one, int):
             struct.pack_into("<i", out, at + 4 * place, one)
         else:

@@ -48,7 +48,7 @@ def main() -> None:
         logits = {}
         for name, case in CASES.items():
             write(model, **case)
-            command = [program, model, "logits", ",".join(map(str, IDS)), str(LENGTH)]
+            command: list[str | Path] = [program, model, "logits", ",".join(map(str, IDS)), str(LENGTH)]
             done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
             logits[name] = np.frombuffer(done.stdout, np.float32).reshape(len(IDS), -1)[SHOWN]
         tokens = {}
@@ -64,7 +64,7 @@ def main() -> None:
             )
             tokens[name] = [json.loads(line) for line in done.stdout.splitlines()]
     LOGITS.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(LOGITS, **logits)
+    np.savez_compressed(LOGITS, allow_pickle=False, **logits)
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(rows)}" for name, rows in tokens.items())
     TOKENS.write_text(f"{{\n{lines}\n}}\n")
 

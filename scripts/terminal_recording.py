@@ -61,7 +61,7 @@ Cell = tuple[str, Style]
 BLANK: Cell = (" ", ("default", False))
 
 
-class Terminal(pyte.Screen):  # type: ignore[misc]
+class Terminal(pyte.Screen):
     """An emulated terminal that answers a program's question for the cursor, and shows faint text as grey."""
 
     def __init__(self, columns: int, rows: int, reply: int | None = None) -> None:
