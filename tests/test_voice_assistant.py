@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import wave
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +240,32 @@ def test_recordings_of_refused_requests_are_released(tmp_path: Path) -> None:
         assert recordings() == []
     finally:
         started.stop()
+
+
+def test_a_full_engine_refuses_a_recording_that_nobody_has_decoded(tmp_path: Path) -> None:
+    """Decoding an hour of audio takes ten seconds of a core, for nothing."""
+    started = start_process(
+        *("--model_name", "assistant", "--model_path", str(tiny_assistant(tmp_path)), "--max_queue", "1")
+    )
+
+    def status(audio: bytes) -> int:
+        form, files = {"model": "assistant"}, {"file": ("a", audio)}
+        return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=120).status_code
+
+    engines = started.children("ovserve.engine.worker.main")
+    for pid in engines:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            statuses = [pool.submit(status, RECORDING.read_bytes()) for _ in range(16)]
+            assert next(as_completed(statuses)).result() == 503, "as many wait as may wait"
+            refused = status(b"not audio")
+            for pid in engines:
+                os.kill(pid, signal.SIGCONT)
+            assert refused == 503
+            assert {one.result() for one in statuses} == {200, 503}
+    finally:
+        started.stop(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,11 @@ class Assistant(HttpCalculator):
             )
         if file.size > most:
             raise PayloadTooLarge(f"file: expected at most {most} bytes, got {file.size}")
-        self.recording = await ears.audio.load(file.path, "file")
+        session = ears.engine.session()  # a full engine refuses before a long recording is decoded
+        try:
+            self.recording = await ears.audio.load(file.path, "file")
+        finally:
+            session.close()  # Transcribe begins its own
         cc.send(self.utterance, Utterance(Run("question"), self.recording, language))
 
     async def _think(self, cc: Context, transcript: Transcript) -> None:
