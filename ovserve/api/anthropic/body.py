@@ -55,6 +55,11 @@ class Block(msgspec.Struct):
     is_error: Annotated[bool | None, doc('of a tool_result block: puts "Error: " before it')] = None
 
 
+class SystemText(msgspec.Struct):
+    type: Annotated[Literal["text"], doc("the only type there is")]
+    text: Annotated[str, doc("the text")]
+
+
 class Turn(msgspec.Struct):
     role: Annotated[str, doc("user, assistant or system")]
     content: Annotated[
@@ -104,7 +109,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], doc("the conversation")]
     system: Annotated[
-        str | list[Block] | None,
+        str | list[SystemText] | None,
         doc("a line x-anthropic-billing-header in it is dropped and reported"),
     ] = None
     thinking: Annotated[Thinking | None, doc("ignored if the chat template does not read it")] = None

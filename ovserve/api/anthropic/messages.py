@@ -19,7 +19,14 @@ from typing import Any
 import msgspec
 
 from ovserve.api.anthropic.answer import TokenCount
-from ovserve.api.anthropic.body import Block, CountRequest, MessagesRequest, Turn, check_stops
+from ovserve.api.anthropic.body import (
+    Block,
+    CountRequest,
+    MessagesRequest,
+    SystemText,
+    Turn,
+    check_stops,
+)
 from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
@@ -70,10 +77,9 @@ def to_messages(body: CountRequest, images: Pictures) -> tuple[list[Message], li
 def loosen_blocks(body: Any) -> None:
     """Put all fields of blocks of other kinds into `content`, which may be of any type."""
     turns = body.get("messages") if isinstance(body, dict) else None
-    for owner in [body, *(turns if isinstance(turns, list) else ())]:
-        name = "system" if owner is body else "content"
-        if isinstance(owner, dict) and isinstance(owner.get(name), list):
-            owner[name] = [_loose(block) for block in owner[name]]
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and isinstance(turn.get("content"), list):
+            turn["content"] = [_loose(block) for block in turn["content"]]
 
 
 def _loose(block: Any) -> Any:
@@ -89,12 +95,9 @@ def _foreign(block: Block, dropped: list[str]) -> str:
     return text
 
 
-def _system(system: str | list[Block] | None, dropped: list[str]) -> list[Message]:
-    blocks = [Block("text", system)] if isinstance(system, str) else system or []
+def _system(system: str | list[SystemText] | None, dropped: list[str]) -> list[Message]:
     texts = []
-    for i, block in enumerate(blocks):
-        where = "system" if isinstance(system, str) else f"system[{i}]"
-        text = _text(block, where) if block.type in KINDS else _foreign(block, dropped)
+    for text in [system] if isinstance(system, str) else [block.text for block in system or ()]:
         if text.lstrip().startswith(BILLING):
             dropped.append(f"system.{BILLING}")
             text = text.lstrip().partition("\n")[2]
@@ -402,8 +405,9 @@ def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -
     if model.template is None:
         raise InvalidArgument("this model has no chat template", param="messages")
     policy = decoded.tools.policy
-    check_model(policy, model)
+    unenforced = check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
+    ignored += unenforced
     ignored += _effort(decoded.body, model, kwargs)
     messages, _ = to_messages(decoded.body, images)
     plain = [template_message(message, i, images) for i, message in enumerate(messages)]

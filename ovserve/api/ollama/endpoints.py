@@ -110,7 +110,7 @@ def _decoded(
 def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.GenerateRequest:
     if model.template is None:
         raise InvalidArgument("this model has no chat template; use /api/generate", param="messages")
-    check_model(decoded.tools, model)
+    check_model(decoded.tools, model)  # none must be called
     images = pictures_of(model)
     messages = [template_message(m, i, images) for i, m in enumerate(_messages(decoded.turns, images))]
     kwargs, ignored = _thinking(decoded.body.think, model)

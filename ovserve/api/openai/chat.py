@@ -257,7 +257,7 @@ class ChatCompletions:
         body = decoded.body
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use completions", param="messages")
-        check_model(decoded.tools, model)
+        unenforced = check_model(decoded.tools, model)
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         requested = getattr(body, field)
         max_tokens = model.max_tokens(requested, field)
@@ -267,7 +267,7 @@ class ChatCompletions:
         effort, effort_field = body.effort
         kwargs, ignored = effort_variables(effort, model, template_variables, effort_field)
         budget, idle = reasoning_budget(body.budgets, model, body.reasoning_budget_message)
-        ignored += [*idle, *idle_fields(body, model)]
+        ignored += [*idle, *idle_fields(body, model), *unenforced]
         conversation = model.template.conversation(
             messages,
             kwargs,

@@ -19,6 +19,7 @@ from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
 from ovserve.llm.grammar.compact import strictly
 from ovserve.llm.grammar.writer import write
 from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.core import registry
 from ovserve.llm.tooling import Choice, ToolPolicy
 
 CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
@@ -178,12 +179,20 @@ def _display(value: Any) -> str:
     return shortened(repr(value))
 
 
-def check_model(policy: ToolPolicy | None, model: ModelContext) -> None:
-    """Raises UnsupportedParameter where this model cannot do what the policy asks."""
+def check_model(policy: ToolPolicy | None, model: ModelContext) -> list[str]:
+    """Return what this model's form of calls does not enforce of functions that must be called.
+
+    Raises UnsupportedParameter where the model cannot do what the policy asks."""
     if policy is None or not policy.calls:
-        return
+        return []
     if why := model.lacks_tools:
         raise UnsupportedParameter(f"tools: {why}", param="tools")
+    dialect = registry.default().tool(model.parsers.tool)
+    if policy.choice != "required" or dialect is None or dialect.guide is None:
+        return []
+    schemas = policy.schemas
+    names = [f"tools:{name}:{key}" for name in policy.names for key in dialect.guide.lost(schemas[name])]
+    return [name for name in names if name not in policy.unenforced]
 
 
 def narrow_tools(model: ModelContext) -> dict[str, Override]:

@@ -18,7 +18,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar import arrays, numbers, objects
 from ovserve.llm.grammar.arrays import Items
 from ovserve.llm.grammar.conditions import FRACTION, Alternatives
-from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
+from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema, pointed_at
 from ovserve.llm.grammar.constraint import JSON_MARK
 from ovserve.llm.grammar.enums import common, identity
 from ovserve.llm.grammar.judge import admitted
@@ -183,6 +183,11 @@ _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multip
 Enforced = Literal["narrowly", "exactly", "not"]  # how conditions are, with partial negations or without
 SCHEMA_STEPS = 20  # steps that the smallest schema takes
 PARAMETER_STEPS = 15  # steps that a parameter written apart takes
+# Keywords that may make one parameter depend on another.
+_RELATING = (
+    *("anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("enum", "const"),
+)
 MAX_WHOLE = 2**53  # up to which a double is one integer
 CHARACTERS_PER_STEP = 4  # characters of a number's text that take as long as a step
 
@@ -306,6 +311,30 @@ def _forms(value: Any) -> list[Any]:
     return [value, int(value)] if whole else [value]
 
 
+def unrelated(schema: Any, what: str) -> list[str]:
+    """Return the keywords of the schema that are lost where each of its parameters is written by itself."""
+    writer = _rule_writer(schema, what)
+    conjunction = writer.document.conjunction(schema)
+    if conjunction is None:
+        return []
+    triples = _triples(writer, conjunction)
+    if not _relates(writer, conjunction, triples):
+        return []
+    least, most = writer.count(conjunction.plain, "minProperties", "maxProperties")
+    lost = [*_RELATING]
+    lost += ["minProperties"] if least > sum(must for _, _, must in triples) else []
+    lost += ["maxProperties"] if most is not None and most < len(triples) else []
+    nodes: dict[int, Schema] = {}
+    todo: list[Any] = [schema, *conjunction.plain]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict) and id(node) not in nodes:
+            nodes[id(node)] = node
+            todo += node["allOf"] if isinstance(node.get("allOf"), list) else []
+            todo.append(pointed_at(schema, node["$ref"]) if isinstance(node.get("$ref"), str) else None)
+    return [keyword for keyword in lost if any(keyword in node for node in nodes.values())] or ["$ref"]
+
+
 def parameters(schema: Any, what: str, *, exact: bool = False) -> list[tuple[str, Any, bool]]:
     """Return name, schema and required flag of each parameter, for arguments that are written separately.
 
@@ -314,9 +343,7 @@ def parameters(schema: Any, what: str, *, exact: bool = False) -> list[tuple[str
     """
     writer = _rule_writer(schema, what)
     conjunction = writer.document.conjunction(schema)
-    triples = objects.named_members(writer, conjunction) if conjunction is not None else []
-    writer.rules.spend(PARAMETER_STEPS * len(triples))
-    triples = [one for one in triples if one[2] or writer.document.conjunction(one[1]) is not None]
+    triples = _triples(writer, conjunction) if conjunction is not None else []
     if exact and (conjunction is None or _relates(writer, conjunction, triples)):
         raise InvalidArgument(
             f"{what}: with strict: true a schema may ask only for what can be enforced; this model writes "
@@ -324,6 +351,12 @@ def parameters(schema: Any, what: str, *, exact: bool = False) -> list[tuple[str
             param=what,
         )
     return triples
+
+
+def _triples(writer: RuleWriter, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
+    triples = objects.named_members(writer, conjunction)
+    writer.rules.spend(PARAMETER_STEPS * len(triples))
+    return [one for one in triples if one[2] or writer.document.conjunction(one[1]) is not None]
 
 
 def _relates(writer: RuleWriter, conjunction: Conjunction, triples: list[tuple[str, Any, bool]]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from ovserve.api.anthropic.messages import Messages
 from ovserve.api.openai.chat import ChatCompletions
+from ovserve.api.openai.responses.endpoint import Responses
 from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.tools import check_model, function_tool, narrow_tools, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
@@ -166,3 +167,59 @@ def test_formats_without_a_meaning_are_reported_of_functions_that_are_held(stric
     assert name in Messages().decode(json.dumps(anthropic).encode()).ignored
     free = {**body, "tools": [{**flat, "strict": False}], "tool_choice": "auto"}
     assert name not in ChatCompletions().decode(json.dumps(free).encode()).ignored
+
+
+@pytest.mark.parametrize(
+    ("more", "lost"),
+    [
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, ["anyOf"]),
+        ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, ["oneOf"]),
+        ({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"minProperties": 1}}}, ["minProperties"]),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/x"}],
+                "$defs": {"x": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+            },
+            ["anyOf"],
+        ),
+        ({"minProperties": 1, "maxProperties": 1}, ["minProperties", "maxProperties"]),
+        ({"dependentRequired": {"a": ["b"]}}, ["dependentRequired"]),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, ["if"]),
+        ({"enum": [{"a": True}]}, ["enum"]),
+        ({"minProperties": 0, "maxProperties": 2}, []),
+        ({"not": {"required": ["a"]}}, []),
+        ({}, []),
+    ],
+)
+def test_what_a_dialect_cannot_hold_of_required_functions_is_reported(
+    more: dict[str, Any], lost: list[str], subtests: pytest.Subtests
+) -> None:
+    """By those that write each parameter by itself; the others hold it."""
+    boolean = {"type": "boolean"}
+    schema = {
+        "type": "object",
+        "properties": {"a": boolean, "b": boolean},
+        "additionalProperties": False,
+    } | more
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    flat = {"type": "function", "name": "f", "parameters": schema}
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        (ChatCompletions(), {**chat, "tools": [flat], "tool_choice": "required"}),
+        (Responses(), {"model": "m", "input": "hi", "tools": [flat], "tool_choice": "required"}),
+        (
+            Messages(),
+            {**chat, "tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "any"}},
+        ),
+    ]
+    for dialect in ("hermes3", "qwen3coder", "glm45", "pythonic", "gemma4"):
+        model = ModelContext(template=READS_TOOLS, parsers=ParserChoice(dialect, None, "graph"))
+        expected = [f"tools:f:{key}" for key in lost] if dialect != "hermes3" else []
+        for endpoint, body in bodies:
+            with subtests.test(f"{dialect} {endpoint.name}"):
+                decoded = endpoint.decode(json.dumps(body).encode())
+                assert sorted(endpoint.to_request(decoded, model).presentation.ignored_params) == sorted(
+                    expected
+                )
+                body = {**body, "tool_choice": {"type": "auto"} if endpoint.name == "messages" else "auto"}
+                decoded = endpoint.decode(json.dumps(body).encode())
+                assert not endpoint.to_request(decoded, model).presentation.ignored_params

@@ -322,7 +322,7 @@ class Responses:
         if model.template is None:
             raise InvalidArgument("this model has no chat template; use completions", param="input")
         policy = decoded.tools.policy
-        check_model(policy, model)
+        unenforced = check_model(policy, model)
         max_tokens = model.max_tokens(body.max_output_tokens, "max_output_tokens")
         images, history = pictures_of(model), decoded.history
         conversation = [*history, *decoded.items, *decoded.done]
@@ -356,7 +356,7 @@ class Responses:
                 stream=bool(body.stream),
                 requested_max_tokens=body.max_output_tokens,
                 top_logprobs=body.top_logprobs or 0,
-                ignored_params=(*decoded.ignored, *ignored, *idle, *idle_fields(body, model)),
+                ignored_params=(*decoded.ignored, *ignored, *idle, *idle_fields(body, model), *unenforced),
                 decoded=decoded,
             ),
             reports_admission=True,  # a response is queued, and can be followed, before it says anything
