@@ -19,15 +19,34 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, frame_parts
-from ovserve.errors import INTERNAL_MESSAGE, Internal, Unavailable
-from ovserve.sandbox.messages import Answer, Call, OutOfMemory, Raised, Returned, Text, Undecodable
+from ovserve.errors import INTERNAL_MESSAGE, Internal, PayloadTooLarge, Unavailable
+from ovserve.sandbox.messages import (
+    Answer,
+    Call,
+    DataUnpickler,
+    Failed,
+    OutOfMemory,
+    Raised,
+    Returned,
+    Text,
+    Undecodable,
+    typed_decoder,
+)
 
 WAIT_SECONDS = 30.0  # for a process to be free
 GRACE_SECONDS = 30.0  # added to a call's time limit, for a process that starts or is not scheduled
 ABANDONED_SECONDS = 1.0  # in which a call whose caller has left may end, before its process is ended
 RETRY_AFTER = 1.0  # seconds
 BUFFER_BYTES = 1 << 20  # that are written at once, because the transport makes copies
+
+# What the decoding of an answer raises that is not of its form.
+NOT_DATA = (
+    *(msgspec.MsgspecError, pickle.UnpicklingError, EOFError),
+    *(AttributeError, LookupError, TypeError, ValueError),
+)
 
 T = TypeVar("T")
 
@@ -227,16 +246,22 @@ class Pool:
         if not self._processes:
             self._start_one()
 
-    async def call(self, function: Callable[..., T] | str, *arguments: Any, label: str = "") -> T:
+    async def call(
+        self, function: Callable[..., T] | str, *arguments: Any, label: str = "", returns: Any = None
+    ) -> T:
         """Call a module's function in a process and return its result; raise what it raises on purpose:
         OvserveError, Undecodable or OutOfMemory.
 
-        A function may be given as module:function, and `label` names the call in the log. A second process is
-        tried if the first one ends. Raises CallTimeout, ProcessEnded, Unavailable when no process is free or
-        can be started, Internal if the function has a fault, and FrameError for too much data.
+        A function may be given as module:function, and `label` names the call in the log. `returns` is the
+        type of a result that comes as msgpack. A second process is tried if the first one ends. Raises
+        CallTimeout, ProcessEnded, Unavailable when no process is free or can be started, Internal if the
+        function has a fault, and PayloadTooLarge for more data than a frame holds.
         """
         name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
-        frame = _frame(name, arguments)
+        try:
+            frame = _frame(name, arguments, typed=returns is not None)
+        except FrameError as error:
+            raise PayloadTooLarge(f"it cannot be passed to the process that reads it: {error}") from None
         for repeats in (1, 0):
             process = await self._take()
             try:
@@ -252,21 +277,22 @@ class Pool:
                 if not repeats:
                     raise
                 self._end_idle()
-        if isinstance(answer, Text):
-            return cast(T, answer.text)
-        if isinstance(answer, Returned):
-            value: T = pickle.loads(answer.value)
-            return value
         if isinstance(answer, Raised):
-            error: Exception = pickle.loads(answer.error)
-            raise error
-        log.error("%s failed in a %s:\n%s", label or name, self._title, answer.traceback)
-        raise Internal(INTERNAL_MESSAGE)
+            raise answer.error
+        if isinstance(answer, Failed):
+            log.error("%s failed in a %s:\n%s", label or name, self._title, answer.traceback)
+            raise Internal(INTERNAL_MESSAGE)
+        try:
+            return cast(T, _value(answer, returns, (label or name).partition(".")[0]))
+        except (*NOT_DATA, RecursionError) as error:
+            log.error("a %s answered %s with what is not data: %s", self._title, label or name, error)
+            process.kill()
+            raise Internal(INTERNAL_MESSAGE) from None
 
-    async def decode(self, function: str, *arguments: Any) -> Any:
+    async def decode(self, function: str, *arguments: Any, returns: Any) -> Any:
         """Call a function that decodes. Raises Undecodable for every failure: the input is to blame."""
         try:
-            return await self.call(function, *arguments)
+            return await self.call(function, *arguments, returns=returns)
         except CallTimeout:
             raise Undecodable(f"it took more than {self.seconds:g} s to decode") from None
         except OutOfMemory:
@@ -365,7 +391,16 @@ class Pool:
             self._start_one()
 
 
-def _frame(name: str, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
+def _value(answer: Text | Returned, returns: Any, package: str) -> Any:
+    """Return the result. Raises MsgspecError or UnpicklingError for what is not of the type, or no data."""
+    if isinstance(answer, Text):
+        return answer.text if returns is None else msgspec.convert(answer.text, returns)
+    if returns is None:
+        return DataUnpickler(answer.value, package).load()
+    return typed_decoder(returns).decode(answer.value)
+
+
+def _frame(name: str, arguments: tuple[Any, ...], *, typed: bool) -> tuple[bytes, ...]:
     """Return a call's frame. The first argument of bytes, such as a request's body, is not pickled."""
     place, body = -1, b""
     for i, argument in enumerate(arguments):
@@ -373,4 +408,4 @@ def _frame(name: str, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
             place, body = i, argument
             arguments = arguments[:i] + arguments[i + 1 :]
             break
-    return frame_parts(Call(name, pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL), place), body)
+    return frame_parts(Call(name, pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL), typed, place), body)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ovserve.engine.protocol.frames import FrameError
-from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.errors import Internal, InvalidArgument, LoadError, PayloadTooLarge
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.prompt.expectations import Expectations
 from ovserve.sandbox.messages import OutOfMemory
@@ -53,7 +52,7 @@ class Templates:
     async def load(self, template: ChatTemplate) -> ChatTemplate:
         """Return the template with its expectations filled in. Raises LoadError in jinja's words."""
         try:
-            expects: Expectations = await self._call(COMPILE, template.key, template)
+            expects: Expectations = await self._call(Expectations, COMPILE, template.key, template)
         except InvalidArgument as error:  # it took too long
             raise LoadError(error.message) from error
         return dataclasses.replace(template, expects=expects)
@@ -64,13 +63,16 @@ class Templates:
         try:
             if isinstance(conversation, Conversation):
                 conversation = EncodedConversation.of(conversation)
-            prompt: str | None = await self._call(RENDER, template.key, conversation.json)
+            prompt: str | None = await self._call(str | None, RENDER, template.key, conversation.json)
             if prompt is None:  # a process that has not compiled it
-                prompt = await self._call(RENDER, template.key, conversation.json, template)
+                prompt = await self._call(str | None, RENDER, template.key, conversation.json, template)
         except InvalidArgument as error:
             error.param = error.param or conversation.param
             raise
-        except (FrameError, RecursionError, UnicodeEncodeError) as error:
+        except PayloadTooLarge as error:
+            error.param = conversation.param
+            raise
+        except (RecursionError, UnicodeEncodeError) as error:
             raise InvalidArgument(
                 f"{conversation.param}: cannot be passed to the chat template: {error}",
                 param=conversation.param,
@@ -81,9 +83,9 @@ class Templates:
     async def stop(self) -> None:
         await self.pool.stop()
 
-    async def _call(self, function: str, *arguments: Any) -> Any:
+    async def _call(self, returns: Any, function: str, *arguments: Any) -> Any:
         try:
-            return await self.pool.call(function, *arguments, label="a chat template")
+            return await self.pool.call(function, *arguments, label="a chat template", returns=returns)
         except CallTimeout:
             raise InvalidArgument(
                 f"the chat template did not finish within {self.pool.seconds:g} s"

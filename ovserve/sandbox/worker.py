@@ -19,14 +19,18 @@ from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
+import msgspec
+
 from ovserve.engine.protocol.frames import Channel, FrameError, frame_parts
-from ovserve.errors import OvserveError
+from ovserve.errors import OvserveError, PayloadTooLarge
 from ovserve.sandbox.messages import Call, Failed, OutOfMemory, Raised, Returned, Text, Undecodable
 
 EXIT_PROTOCOL = 65  # EX_DATAERR
 # Characters of a part of a text. The server reads 31 MB of emoji in 60 ms, and handles other events between
 # parts.
 PART = 1 << 20
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 @cache
@@ -43,15 +47,18 @@ def frames(call: Call) -> list[tuple[bytes, ...]]:
             arguments.insert(call.place, call.body)
         value = find(call.function)(*arguments)
         if type(value) is not str:
-            return [frame_parts(Returned(), pickle.dumps(value, pickle.HIGHEST_PROTOCOL))]
+            data = _encoder.encode(value) if call.typed else pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            return [frame_parts(Returned(), data)]
         if len(value) <= PART:
             return [frame_parts(Text(value))]
         places = range(0, len(value), PART)
         return [frame_parts(Text(value[at : at + PART], at == places[-1])) for at in places]
     except (OvserveError, Undecodable) as error:
-        return [frame_parts(Raised(pickle.dumps(error)))]
+        return [frame_parts(Raised.of(error))]
+    except FrameError as error:
+        return [frame_parts(Raised.of(PayloadTooLarge(f"what it becomes cannot be passed on: {error}")))]
     except MemoryError:
-        return [frame_parts(Raised(pickle.dumps(OutOfMemory("it needs too much memory"))))]
+        return [frame_parts(Raised.of(OutOfMemory("it needs too much memory")))]
     except Exception:  # noqa: BLE001 - a border between processes: the server logs it
         import traceback  # rarely needed
 

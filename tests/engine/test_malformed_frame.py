@@ -23,7 +23,7 @@ from ovserve.engine.protocol.messages import (
     ToEngine,
 )
 from ovserve.engine.protocol.specs import ScriptSpec
-from ovserve.errors import EngineDead, InvalidArgument
+from ovserve.errors import EngineDead, InvalidArgument, PayloadTooLarge
 
 WORDS = [
     Accepted(1, 2, 3),
@@ -129,3 +129,16 @@ async def test_a_request_that_cannot_be_encoded_is_refused(start: Start, script:
         await client.generate(request(seed=2**70))
     assert client.stats().running == 0
     await read_all(await client.generate(request()))
+
+
+async def test_a_message_that_no_frame_holds_is_the_clients_error(
+    start: Start, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await start(script({"text": "well"}))
+    monkeypatch.setattr("ovserve.engine.protocol.frames.MAX_FRAME", 1000)
+    with pytest.raises(PayloadTooLarge, match="cannot be sent to the engine: .* over the limit of 1000"):
+        await client.generate(request("x" * 1000))
+    with pytest.raises(PayloadTooLarge, match="cannot be sent to the engine: .* over the limit of 1000"):
+        await client.tokenize(["x" * 1000], add_special_tokens=False)
+    text, _ = await read_all(await client.generate(request()))
+    assert text == "well"

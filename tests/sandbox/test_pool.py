@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from ovserve.engine.protocol.frames import MAX_FRAME
 from ovserve.errors import (
     INTERNAL_MESSAGE,
     Internal,
@@ -22,7 +24,24 @@ from ovserve.sandbox.messages import OutOfMemory, Undecodable
 from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
 from ovserve.sandbox.worker import PART
 from tests.conftest import eventually
-from tests.sandbox.work import die, fail, fill, hang, hang_in, refuse, reject, size_of, text, where
+from tests.sandbox.work import (
+    Fact,
+    die,
+    exploit,
+    exploit_by_error,
+    fact,
+    fail,
+    fill,
+    hang,
+    hang_in,
+    refuse,
+    refuse_oddly,
+    reject,
+    size_of,
+    text,
+    too_much,
+    where,
+)
 
 INITIALIZER = "tests.sandbox.work:initialize"
 MEMORY = 1 << 29
@@ -92,7 +111,7 @@ async def test_time_is_bounded(hasty: Pool) -> None:
     with pytest.raises(CallTimeout):
         await hasty.call(hang, 60.0)
     with pytest.raises(Undecodable, match="it took more than 0.5 s to decode"):
-        await hasty.decode("tests.sandbox.work:hang", 60.0)
+        await hasty.decode("tests.sandbox.work:hang", 60.0, returns=int)
 
 
 async def test_a_process_that_does_not_run_is_killed(hasty: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +145,7 @@ async def test_a_process_that_dies_is_replaced(pool: Pool, caplog: pytest.LogCap
         await pool.call(die)
     assert caplog.text.count("ended with -11 over tests.sandbox.work:die") == 2
     with pytest.raises(Undecodable, match="the decoder process ended while decoding it"):
-        await pool.decode("tests.sandbox.work:die")
+        await pool.decode("tests.sandbox.work:die", returns=int)
     assert await pool.call(where) != os.getpid()
 
 
@@ -242,3 +261,58 @@ async def test_a_method_is_not_called_in_another_process(bodies: Bodies) -> None
     for large in (True, False):
         with pytest.raises(TypeError, match="cannot be called in another process"):
             await bodies.run(large, "".join, ["a"])
+
+
+async def test_no_answer_makes_the_server_run_code(
+    pool: Pool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it could come from a process that a broken decoder has taken over."""
+    there = str(tmp_path / "made")
+    with pytest.raises(Internal):
+        await pool.call(exploit, there)
+    assert "is no class of plain data" in caplog.text
+    with pytest.raises(Internal):
+        await pool.call(exploit, there, returns=Fact)
+    with pytest.raises(UnsupportedParameter) as caught:
+        await pool.call(exploit_by_error, there)
+    assert "Exploit" in (caught.value.details or {})["value"]
+    assert not os.listdir(tmp_path)
+
+
+async def test_results_of_a_type(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    assert await pool.call(fact, "a", returns=Fact) == Fact("a", (1, 2))
+    assert await pool.call(fact, "a") == Fact("a", (1, 2))
+    assert await pool.call(text, 3, returns=str) == text(3)
+    for function, *arguments in ((fact, "a"), (text, 3)):
+        with pytest.raises(Internal):
+            await pool.call(function, *arguments, returns=int)
+    assert "with what is not data" in caplog.text
+    with pytest.raises(Undecodable, match="it is broken"):
+        await pool.decode("tests.sandbox.work:fact", "a", returns=int)
+    assert await pool.call(fact, "b", returns=Fact) == Fact("b", (1, 2)), "in another process"
+
+
+async def test_an_error_that_msgpack_cannot_hold_comes_back_as_text(pool: Pool) -> None:
+    with pytest.raises(UnsupportedParameter, match="half: ") as caught:
+        await pool.call(refuse_oddly)
+    assert str(2**70) in str(caught.value.details)
+
+
+async def test_too_much_for_a_frame_is_the_clients_error(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = Pool(INITIALIZER, seconds=60.0, memory=4 << 30)
+    try:
+        with pytest.raises(PayloadTooLarge, match=f"over the limit of {MAX_FRAME}"):
+            await roomy.call(too_much)
+    finally:
+        await roomy.stop()
+    monkeypatch.setattr("ovserve.engine.protocol.frames.MAX_FRAME", 1000)
+    for argument in (b"x" * 1000, "x" * 1000):
+        with pytest.raises(PayloadTooLarge, match="over the limit of 1000"):
+            await pool.call(size_of, 1, argument, b"")
+    bodies = Bodies()
+    body = b'{"messages": [' + b"1," * 40_000 + b"1]}"
+    try:
+        with pytest.raises(PayloadTooLarge, match="over the limit of 1000"):
+            await bodies.admit(body)
+    finally:
+        await bodies.stop()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 import time
 
+from ovserve.engine.protocol.frames import MAX_FRAME
 from ovserve.errors import UnsupportedParameter
 from ovserve.sandbox.messages import Undecodable
 
@@ -65,3 +67,43 @@ def text(length: int) -> str:
 
 def kept_templates() -> int:
     return len(vars(sys.modules["ovserve.sandbox.rendering"])["_compiled"])
+
+
+class Exploit:
+    """Whoever unpickles it runs code: it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (self.path, "w")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+def exploit(path: str) -> Exploit:
+    return Exploit(path)
+
+
+def exploit_by_error(path: str) -> None:
+    error = UnsupportedParameter("no")
+    error.details = {"value": Exploit(path)}
+    raise error
+
+
+def fact(name: str) -> Fact:
+    return Fact(name, (1, 2))
+
+
+def refuse_oddly() -> None:
+    error = UnsupportedParameter("half: \ud800")
+    error.details = {"value": 2**70}
+    raise error
+
+
+def too_much() -> bytes:
+    return bytes(MAX_FRAME)

@@ -81,7 +81,7 @@ class Tensor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A view of a body or of shared memory cannot be sent to another process, and needs no second check.
-        return Tensor.unchecked, (self.datatype, self.shape, bytes(self.data))
+        return tensor_of, (self.datatype, self.shape, bytes(self.data))
 
     @classmethod
     def unchecked(cls, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
@@ -217,6 +217,11 @@ def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
 def display(value: Any) -> str:
     """Return a client's value for a message, which does not repeat megabytes of it."""
     return shortened(repr(value))
+
+
+def tensor_of(datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
+    """Make a tensor of a pickled one."""
+    return Tensor.unchecked(datatype, shape, data)
 
 
 def _kind(datatype: str) -> Datatype:

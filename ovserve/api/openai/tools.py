@@ -191,7 +191,9 @@ def check_model(policy: ToolPolicy | None, model: ModelContext) -> list[str]:
     if policy.choice != "required" or dialect is None or dialect.guide is None:
         return []
     schemas = policy.schemas
-    names = [f"tools:{name}:{key}" for name in policy.names for key in dialect.guide.lost(schemas[name])]
+    names = [
+        f"tools:{name}:{key}" for name in policy.names for key in dialect.guide.lost_keywords(schemas[name])
+    ]
     return [name for name in names if name not in policy.unenforced]
 
 

@@ -19,9 +19,9 @@ from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.state import EngineStats
 from ovserve.engine.protocol.blobs import Segments
-from ovserve.engine.protocol.frames import UNSENDABLE
+from ovserve.engine.protocol.frames import UNSENDABLE, unsendable
 from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, ToEngine
-from ovserve.errors import EngineDead, InvalidArgument, OvserveError, Unavailable, from_kind
+from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
 
 REMEMBERED_CALLS = 8  # ended ones, for the report on a stalled engine
 
@@ -115,7 +115,7 @@ class Calls:
             call = CallStream(self, self._last_id + 1, method, packed, blobs, window)
             self._dispatch(process, call)
         except UNSENDABLE as error:
-            raise InvalidArgument(f"the call cannot be sent to the engine: {error}") from error
+            raise unsendable("the call", error) from error
         self._last_id = call.id
         self._calls[call.id] = call
         self.stats.requests += 1

@@ -253,16 +253,16 @@ class EngineClient(ABC, Generic[S, F]):
         process = self._spare.take(self.spec) if self._spare is not None else None
         if process is not None:
             try:
-                return process, await self._started(process)
+                return process, await self._start_in(process)
             except LoadError:
                 if not process.was_killed:
                     raise
                 # Its memory was wanted while it was idle, or is now: a process of its own decides which.
                 log.warning("engine[%d], started in advance, was killed; starting another", process.pid)
         process = EngineProcess()
-        return process, await self._started(process)
+        return process, await self._start_in(process)
 
-    async def _started(self, process: EngineProcess) -> Facts:
+    async def _start_in(self, process: EngineProcess) -> Facts:
         process.serve(self._on_message, self._on_end)
         return await process.start(self.spec, ready_timeout=self._settings.ready_timeout)
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ovserve.engine.protocol.frames import UNSENDABLE
+from ovserve.engine.protocol.frames import UNSENDABLE, unsendable
 from ovserve.engine.protocol.messages import (
     Compile,
     Compiled,
@@ -21,7 +21,7 @@ from ovserve.engine.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from ovserve.errors import InvalidArgument, OvserveError, from_kind
+from ovserve.errors import OvserveError, from_kind
 
 Question = Tokenize | Detokenize | Compile
 
@@ -44,7 +44,7 @@ class PendingCalls:
             send(make(id_))
             return await future
         except UNSENDABLE as error:
-            raise InvalidArgument(f"the text cannot be sent to the engine: {error}") from error
+            raise unsendable("the text", error) from error
         finally:  # also when the caller was cancelled
             self._waiting.pop(id_, None)
 

@@ -25,7 +25,7 @@ from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import DeltaStream, Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.admission import admit
-from ovserve.engine.protocol.frames import UNSENDABLE
+from ovserve.engine.protocol.frames import UNSENDABLE, unsendable
 from ovserve.engine.protocol.messages import (
     ENGINE_FAILED,
     Accepted,
@@ -202,7 +202,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
                 request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, last=last, ids=ids
             )
         except UNSENDABLE as error:
-            raise InvalidArgument(f"the request cannot be sent to the engine: {error}") from error
+            raise unsendable("the request", error) from error
         return DeltaStream(self._requests, ongoing)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:

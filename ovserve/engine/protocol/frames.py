@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge
+
 HEADER_BYTES = 4
 MAX_FRAME = 256 * 1024 * 1024
 READ_BYTES = 256 * 1024
@@ -34,6 +36,12 @@ class FrameError(ValueError):
 UNSENDABLE = (UnicodeEncodeError, OverflowError, FrameError, msgspec.MsgspecError)  # what `encode` raises
 
 
+def unsendable(what: str, error: Exception) -> OvserveError:
+    """Return the client's error for a message that `encode` has refused."""
+    kind = PayloadTooLarge if isinstance(error, FrameError) else InvalidArgument
+    return kind(f"{what} cannot be sent to the engine: {error}")
+
+
 def encode(message: msgspec.Struct) -> bytes:
     frame = bytearray(HEADER_BYTES)
     _encoder.encode_into(message, frame, HEADER_BYTES)
@@ -50,12 +58,13 @@ def frame_parts(message: msgspec.Struct, last: bytes = b"") -> tuple[bytes, ...]
     `last` takes the place of the message's last field, which is empty bytes. It is not copied if it is large.
     """
     payload = _encoder.encode(message)
+    size = len(payload) + len(last)
+    if size > MAX_FRAME - HEADER_BYTES:  # the length of `last` takes three more bytes
+        raise FrameError(f"a message of {size} bytes is over the limit of {MAX_FRAME}")
     if last:
         assert payload.endswith(_EMPTY), "the last field is not empty bytes"
         payload = payload[: -len(_EMPTY)] + _BIN32 + len(last).to_bytes(4, "big")
-    size = len(payload) + len(last)
-    if size > MAX_FRAME:
-        raise FrameError(f"a message of {size} bytes is over the limit of {MAX_FRAME}")
+        size = len(payload) + len(last)
     head = size.to_bytes(HEADER_BYTES, "big") + payload
     return (head + last,) if len(last) <= COPIED_BYTES else (head, last)
 

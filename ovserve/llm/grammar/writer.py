@@ -311,7 +311,7 @@ def _forms(value: Any) -> list[Any]:
     return [value, int(value)] if whole else [value]
 
 
-def unrelated(schema: Any, what: str) -> list[str]:
+def lost_relations(schema: Any, what: str) -> list[str]:
     """Return the keywords of the schema that are lost where each of its parameters is written by itself."""
     writer = _rule_writer(schema, what)
     conjunction = writer.document.conjunction(schema)
@@ -321,9 +321,9 @@ def unrelated(schema: Any, what: str) -> list[str]:
     if not _relates(writer, conjunction, triples):
         return []
     least, most = writer.count(conjunction.plain, "minProperties", "maxProperties")
-    lost = [*_RELATING]
-    lost += ["minProperties"] if least > sum(must for _, _, must in triples) else []
-    lost += ["maxProperties"] if most is not None and most < len(triples) else []
+    keywords = [*_RELATING]
+    keywords += ["minProperties"] if least > sum(must for _, _, must in triples) else []
+    keywords += ["maxProperties"] if most is not None and most < len(triples) else []
     nodes: dict[int, Schema] = {}
     todo: list[Any] = [schema, *conjunction.plain]
     while todo:
@@ -332,7 +332,7 @@ def unrelated(schema: Any, what: str) -> list[str]:
             nodes[id(node)] = node
             todo += node["allOf"] if isinstance(node.get("allOf"), list) else []
             todo.append(pointed_at(schema, node["$ref"]) if isinstance(node.get("$ref"), str) else None)
-    return [keyword for keyword in lost if any(keyword in node for node in nodes.values())] or ["$ref"]
+    return [keyword for keyword in keywords if any(keyword in node for node in nodes.values())] or ["$ref"]
 
 
 def parameters(schema: Any, what: str, *, exact: bool = False) -> list[tuple[str, Any, bool]]:

@@ -103,7 +103,7 @@ class AudioLoader:
             raise Unavailable(f"the server cannot store decoded audio: {error.strerror}") from error
         try:
             samples: int = await self._pool.decode(
-                f"{FUNCTIONS}:decode", str(source), target, self.bounds.seconds
+                f"{FUNCTIONS}:decode", str(source), target, self.bounds.seconds, returns=int
             )
             if samples < SHORTEST:
                 raise InvalidArgument(f"{param}: the audio is too short: {samples} samples", param=param)

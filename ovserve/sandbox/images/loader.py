@@ -196,7 +196,9 @@ class Media:
         decoded: list[Pixels] = []
         for i, file in enumerate(files):
             try:
-                decoded.append(await self._pool.decode(DECODE_PIXELS, file, form, self._bounds.pixels))
+                decoded.append(
+                    await self._pool.decode(DECODE_PIXELS, file, form, self._bounds.pixels, returns=Pixels)
+                )
             except Undecodable as error:
                 raise InvalidArgument(f"{param}: image {i} cannot be read: {error}", param="inputs") from None
             if sum(len(pixels.data) for pixels in decoded) > self._max_held:
@@ -213,7 +215,7 @@ class Media:
                 f"{source.param}: the file is larger than {self._bounds.bytes} bytes", param=source.param
             )
         try:
-            text: str = await self._pool.decode(READ, data.encode(errors="replace"))
+            text: str = await self._pool.decode(READ, data.encode(errors="replace"), returns=str)
         except Undecodable as error:
             raise InvalidArgument(
                 f"{source.param}: the file cannot be read: {error}", param=source.param
@@ -229,7 +231,7 @@ class Media:
     async def _image(self, param: str, function: str, *arguments: Any) -> Image:
         """Return a decoded image, whose memory counts as held. Raises InvalidArgument."""
         try:
-            image: Image = await self._pool.decode(function, *arguments)
+            image: Image = await self._pool.decode(function, *arguments, returns=Image)
         except Undecodable as error:
             raise InvalidArgument(f"{param}: the image cannot be read: {error}", param=param) from None
         self.held += len(image.rgb)

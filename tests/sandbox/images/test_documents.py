@@ -125,8 +125,8 @@ async def test_a_pdf_that_takes_too_long_or_too_much_costs_itself_alone() -> Non
     try:
         for pool in (slow, small):
             with pytest.raises(Undecodable):
-                await pool.decode(READ, data)
-        assert await small.decode(READ, base64.b64encode(pdf("fine"))) == "fine"
+                await pool.decode(READ, data, returns=str)
+        assert await small.decode(READ, base64.b64encode(pdf("fine")), returns=str) == "fine"
     finally:
         await slow.stop()
         await small.stop()

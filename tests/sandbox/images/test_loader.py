@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import InvalidArgument, Unavailable
-from ovserve.llm.images import Detail, ImageSource
+from ovserve.llm.images import Detail, Image, ImageSource
 from ovserve.sandbox.images.loader import DECODE, Bounds, Media, image_pool
 from ovserve.sandbox.images.policy import parse_policy
 from ovserve.sandbox.messages import Undecodable
@@ -98,10 +98,10 @@ def large() -> bytes:
 async def test_a_slow_picture_is_ended_and_the_next_is_decoded(large: bytes) -> None:
     pool = image_pool(seconds=0.2)
     with pytest.raises(Undecodable, match="it took more than 0.2 s to decode"):
-        await pool.decode(DECODE, large, "high", PIXELS)
+        await pool.decode(DECODE, large, "high", PIXELS, returns=Image)
     for _ in range(50):  # a busy machine may take as long for a small one, the start of its process included
         with suppress(Undecodable):
-            assert await pool.decode(DECODE, picture(), "auto", PIXELS)
+            assert await pool.decode(DECODE, picture(), "auto", PIXELS, returns=Image)
             break
     else:
         pytest.fail("no picture was decoded")
@@ -130,5 +130,5 @@ async def test_the_loop_runs_on_while_a_picture_is_decoded(media: Media) -> None
 async def test_a_bomb_that_needs_too_much_memory_is_refused(large: bytes) -> None:
     pool = image_pool(memory=220 << 20)
     with pytest.raises(Undecodable):
-        await pool.decode(DECODE, large, "auto", PIXELS)
+        await pool.decode(DECODE, large, "auto", PIXELS, returns=Image)
     await pool.stop()

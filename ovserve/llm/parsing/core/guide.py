@@ -27,7 +27,7 @@ from ovserve.llm.grammar.constraint import (
     within_limit,
 )
 from ovserve.llm.grammar.whole_text import bare_string
-from ovserve.llm.grammar.writer import parameters, unrelated
+from ovserve.llm.grammar.writer import lost_relations, parameters
 
 Schema = Mapping[str, Any]
 Arguments = Callable[[Schema, bool], Format]  # a schema, and whether all that it allows is admitted
@@ -60,9 +60,9 @@ class Guide(msgspec.Struct, frozen=True):
     arguments: Arguments = json_arguments
     single: bool = False  # the model stops after a call, so there is one at most
 
-    def lost(self, schema: Schema) -> list[str]:
+    def lost_keywords(self, schema: Schema) -> list[str]:
         """Return the keywords that `call` leaves out because parameters are written one by one."""
-        return [] if self.arguments is json_arguments else unrelated(schema, PARAM)
+        return [] if self.arguments is json_arguments else lost_relations(schema, PARAM)
 
     def call(self, name: str, schema: Schema, *, exact: bool = False) -> Format:
         return self._call(self.begin, name, schema, exact)
