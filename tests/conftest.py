@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import importlib
 import os
 import re
@@ -32,6 +33,9 @@ MODEL = Path(os.environ.get("OVSERVE_TEST_MODEL", ROOT / "models/smollm2/SmolLM2
 BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks of processes beside an engine
 
 
+# Until `pytest_collection_finish`: modules and tests are not garbage, and looking for some among them takes 4 s of
+# the 10 s in which all are collected.
+gc.disable()
 breadth.register()
 # Images of containers set it. Then each server of a test compiles all 434 modules that it imports, which is more than
 # a second of its start, and each process of pytest all tests.
@@ -48,6 +52,8 @@ for _part in ("connect", "read", "write", "pool"):
 # `ovserve run` of a test finds no server of another run, or of this machine's user.
 RUNTIME = tempfile.TemporaryDirectory(prefix="ovserve-test-runtime-")
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name
+# Models that servers convert from .gguf files, 3 s of CPU time each: the servers of a run share them.
+CONVERTED = tempfile.TemporaryDirectory(prefix="ovserve-test-models-")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a shell put into the background: the servers that tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,6 +75,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end, so no later collection of garbage walks through it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -147,7 +160,7 @@ def start_process(*flags: str, timeout: float = 60, prefix: Sequence[str] = ()) 
     if "--response_store_path" not in flags:
         command += ["--response_store_path", f"{state.name}/responses.db"]
     if "--model_path" in flags and "--model_repository_path" not in flags:
-        command += ["--model_repository_path", f"{state.name}/models"]  # of converted .gguf files
+        command += ["--model_repository_path", CONVERTED.name]
     process = subprocess.Popen(
         [*command, *flags],
         cwd=ROOT,
