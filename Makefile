@@ -94,8 +94,10 @@ MINUTES ?= 60
 soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descriptors or latency grow? plot in soak.png
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-fuzz: setup-dev ## the property tests of parsers, grammars and bodies with 25 times as many examples
-	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=3600 tests/llm/parsing tests/engine/test_tool_grammars.py tests/http/test_any_body.py
+FUZZ := $(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=7200
+fuzz: setup-dev ## all property tests, and texts at random under grammars, with 60 times as many examples
+	$(FUZZ) -m 'hypothesis and not slow'
+	$(FUZZ) -m 'not hypothesis and not slow' tests/llm tests/engine/test_tool_grammars.py tests/engine/test_schema_grammar.py tests/engine/paged/test_masked_texts.py
 
 .PHONY: schema-suite
 schema-suite: setup-dev ## how grammars hold the JSON Schema Test Suite and 1,500 real schemas; the numbers may only improve

@@ -1,7 +1,7 @@
 """How many examples a property test tries: few in every run, many in `make fuzz`.
 
-`make fuzz` chooses the profile that tests/conftest.py registers here. A property test says
-`max_examples=examples(20)`.
+`make fuzz` chooses the profile that tests/conftest.py registers here. A property test tries EXAMPLES, or says
+`max_examples=examples(15)`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from hypothesis import settings
 
 THOROUGH, USUAL = "thorough", "usual"
-TIMES = 25
+TIMES = 60
+EXAMPLES = 25
 
 
 def register() -> None:
-    settings.register_profile(THOROUGH, deadline=None)
-    settings.register_profile(
-        USUAL, deadline=None
-    )  # a busy machine takes longer than the 200 ms of the default
+    # Without a deadline: a busy machine takes longer than the 200 ms of the default.
+    settings.register_profile(THOROUGH, deadline=None, max_examples=EXAMPLES * TIMES)
+    settings.register_profile(USUAL, deadline=None, max_examples=EXAMPLES)
     settings.load_profile(USUAL)
 
 

@@ -16,6 +16,7 @@ from ovserve.engine.model.files import read_model_files
 from ovserve.engine.model.gguf import ArrayLength, GGUFError, read_metadata
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
+from tests.breadth import examples
 from tests.engine import random_gguf
 
 
@@ -96,7 +97,7 @@ def test_says_what_is_wrong(tmp_path: Path, data: bytes, said: str) -> None:
         read(tmp_path, data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(data=st.data())
 def test_any_damage_is_an_error_or_values(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
+from tests.breadth import examples
 from tests.graph.calculators import REGISTRIES
 
 KINDS = ("Double", "Even", "Slow", "Join")
@@ -70,7 +71,7 @@ async def play(text: str, feeds: dict[str, list[int]], seed: int, registry: Regi
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     text=graphs(),
     a=st.lists(st.integers(0, 9), max_size=6),

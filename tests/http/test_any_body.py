@@ -149,11 +149,11 @@ def alive(client: httpx.Client) -> Iterator[None]:
 
 
 few = settings(
-    max_examples=examples(6),
+    max_examples=examples(3),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-many = settings(few, max_examples=examples(20))
+many = settings(few, max_examples=examples(8))
 
 
 def encode(value: Any) -> bytes:

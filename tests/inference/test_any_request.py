@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.breadth import examples
 from tests.inference.conftest import Site
 
 NUMBERS = st.one_of(
@@ -58,7 +59,7 @@ def check(client: httpx.Client, answer: httpx.Response) -> None:
 
 
 @settings(
-    max_examples=50,
+    max_examples=examples(20),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -71,7 +72,7 @@ def test_any_infer(client: httpx.Client, model: str, inputs: list[Any], tail: by
 
 
 @settings(
-    max_examples=40,
+    max_examples=examples(20),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -140,7 +141,7 @@ def send(client: httpx.Client, inputs: list[Sent]) -> httpx.Response:
 
 
 @settings(
-    max_examples=50,
+    max_examples=examples(20),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

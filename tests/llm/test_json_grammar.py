@@ -40,7 +40,7 @@ def accepts(schema: Any, text: str) -> bool:
     return bool(matcher(write(schema).grammar).fullmatch(text))
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS)
 @example({"oneOf": [{}, {}]})
 @example({"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}})
@@ -66,7 +66,7 @@ LIMITS = st.one_of(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     kind=st.sampled_from(["number", "integer"]),
     low=st.none() | st.tuples(st.sampled_from(["minimum", "exclusiveMinimum"]), LIMITS),
@@ -124,7 +124,7 @@ def test_a_bound_that_cannot_be_written_is_reported() -> None:
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_each_format(name: str) -> None:
-    assert not check({"type": "string", "format": name}, examples(400)).unenforced
+    assert not check({"type": "string", "format": name}, examples(100)).unenforced
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def lengths(text: str) -> set[int]:
     return of(("rule", "root"))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(least=COUNTS, more=COUNTS)
 @example(0, 1000)
 @example(0, BLOCK_REPETITIONS**2)

@@ -83,7 +83,7 @@ def test_depth_is_no_matter() -> None:
     assert len(write(schema).unenforced) == 1
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SCHEMAS)
 @example({"type": "string", "format": []})
 @example({"type": "object", "properties": {"a": {}}, "required": 5})

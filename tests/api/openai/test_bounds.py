@@ -32,7 +32,7 @@ def structure(value: Any) -> int:
     return 0
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(value=VALUES, plain=st.booleans(), indent=st.sampled_from([None, 1]))
 def test_values_are_counted_and_texts_are_not(value: Any, plain: bool, indent: int | None) -> None:
     body = json.dumps(value, ensure_ascii=plain, indent=indent).encode()

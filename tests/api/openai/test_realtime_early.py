@@ -207,7 +207,7 @@ class Talk:
         ]
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(80))
 @given(st.lists(STEP, min_size=8, max_size=50))
 def test_nothing_of_a_turn_that_went_on_is_seen(steps: list[Any]) -> None:
     talk = Talk()

@@ -157,7 +157,7 @@ def new_session(**abilities: Any) -> RealtimeSession:
     return session
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(st.lists(st.one_of(CLIENT, MODEL), min_size=10, max_size=60))
 def test_the_order_holds_whatever_comes(steps: list[Any]) -> None:
     session = new_session()
@@ -256,7 +256,7 @@ def replaced(value: Any, place: tuple[Any, ...], other: Any) -> Any:
 WRONG = [(event, place) for event in WHOLE for place in places(event)]
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.one_of(st.sampled_from(WHOLE), st.builds(lambda p, v: replaced(*p, v), st.sampled_from(WRONG), st.sampled_from(VALUES))),

@@ -143,7 +143,7 @@ ODD = "ab\\\"'{}[],:/ \n<>"
         max_leaves=4), max_size=3),
     st.sampled_from(JSON_DIALECTS), st.sampled_from([None, 1]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=examples(20))
 def test_valid_arguments_pass_unchanged(arguments: dict[str, Any], name: str, indent: int | None) -> None:
     written = json.dumps(arguments, indent=indent)
     text = re.sub(r'\{"path": ?"@@@"\}', lambda _: written, WRITERS[name]([("write_file", {"path": MARK})]))
@@ -153,7 +153,7 @@ def test_valid_arguments_pass_unchanged(arguments: dict[str, Any], name: str, in
 
 
 @given(st.sampled_from(FAULTS), st.sampled_from(JSON_DIALECTS), st.booleans(), st.data())
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=examples(20))
 def test_a_cut_does_not_change_a_repair(
     fault: tuple[str, Any], name: str, limit: bool, data: st.DataObject
 ) -> None:

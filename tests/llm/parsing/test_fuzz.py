@@ -200,7 +200,7 @@ def took_back(made: list[Parsed]) -> bool:
 
 
 @pytest.mark.parametrize(("name", "reasoning"), PAIRS)
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_markers(name: str | None, reasoning: str | None, data: st.DataObject) -> None:
     text = data.draw(texts(own_scraps(name, reasoning)), label="text")
@@ -301,7 +301,7 @@ def test_a_list_of_broken_calls_only_stays_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", default().tool_names)
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_without_tools_everything_is_content(name: str, data: st.DataObject) -> None:
     dialect = default().tool(name)
@@ -318,7 +318,7 @@ def test_without_tools_everything_is_content(name: str, data: st.DataObject) -> 
         assert "".join(got.split()) == "".join(text.split())
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.text(max_size=200), CUTS)
 def test_text_without_dialects_passes_unchanged(text: str, cuts: list[int]) -> None:
     text = text.encode("utf-8", "ignore").decode()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.llm.parsing import default
+from tests.breadth import examples
 from tests.llm.parsing.cuts import completion, cut, packets, result, tool
 
 Call = tuple[str, dict[str, Any]]
@@ -236,7 +237,7 @@ def test_every_dialect_is_written() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
     text = TEXT if name in BARE_TEXT else ANY_TEXT
