@@ -53,26 +53,25 @@ async def test_another_endpoint(scripted: Scripted) -> None:
         assert json.loads(result.as_numpy("reply")[0])["choices"][0]["text"] == "Hello there"
 
 
-@pytest.mark.parametrize(
-    ("inputs", "parameters", "status", "text"),
-    [
-        ([tensor("other", [1.0])], {}, "INVALID_ARGUMENT", "inputs: expected 'http' alone, got other"),
-        ([tensor("http", [1.0])], {}, "INVALID_ARGUMENT", "takes BYTES of one element"),
-        ([body(stream=True)], {}, "INVALID_ARGUMENT", "call ModelStreamInfer"),
-        ([body(model="x")], {}, "INVALID_ARGUMENT", "model: the request is for 'm', its body for 'x'"),
-        ([body(messages=3)], {}, "INVALID_ARGUMENT", "messages: expected"),
-        ([body()], {"endpoint": "responses"}, "INVALID_ARGUMENT", "parameters.endpoint"),
-        ([body()], {"endpoint": "nowhere"}, "NOT_FOUND", "'nowhere' is not served"),
-        ([body(max_tokens=-1)], {}, "INVALID_ARGUMENT", "max_tokens"),
-    ],
-)
-async def test_what_an_llm_graph_refuses(
-    scripted: Scripted, inputs: list[InferInput], parameters: dict[str, Any], status: str, text: str
-) -> None:
+REFUSALS: list[tuple[list[InferInput], dict[str, Any], str, str]] = [
+    ([tensor("other", [1.0])], {}, "INVALID_ARGUMENT", "inputs: expected 'http' alone, got other"),
+    ([tensor("http", [1.0])], {}, "INVALID_ARGUMENT", "takes BYTES of one element"),
+    ([body(stream=True)], {}, "INVALID_ARGUMENT", "call ModelStreamInfer"),
+    ([body(model="x")], {}, "INVALID_ARGUMENT", "model: the request is for 'm', its body for 'x'"),
+    ([body(messages=3)], {}, "INVALID_ARGUMENT", "messages: expected"),
+    ([body()], {"endpoint": "responses"}, "INVALID_ARGUMENT", "parameters.endpoint"),
+    ([body()], {"endpoint": "nowhere"}, "NOT_FOUND", "'nowhere' is not served"),
+    ([body(max_tokens=-1)], {}, "INVALID_ARGUMENT", "max_tokens"),
+]
+
+
+async def test_what_an_llm_graph_refuses(scripted: Scripted, subtests: pytest.Subtests) -> None:
     async with scripted(HELLO) as server, triton.InferenceServerClient(server.address) as client:
-        error = await refused(client.infer("m", inputs, parameters=parameters))
-        assert error.status() == f"StatusCode.{status}"
-        assert text in error.message()
+        for inputs, parameters, status, text in REFUSALS:
+            with subtests.test(text):
+                error = await refused(client.infer("m", inputs, parameters=parameters))
+                assert error.status() == f"StatusCode.{status}"
+                assert text in error.message()
 
 
 async def test_a_tensor_graph() -> None:

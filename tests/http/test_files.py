@@ -88,37 +88,34 @@ CHAT, RESPONSES = "/v3/chat/completions", "/v3/responses"
 AT = {CHAT: "messages[0].content[0].file", RESPONSES: "input[0].content[0]"}
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@pytest.mark.parametrize(
-    ("fields", "field", "says"),
-    [
-        ({"file_data": None}, "file_data", "required, but missing"),
-        ({"file_data": ""}, "file_data", "got an empty string"),
-        ({"file_data": 5}, "file_data", "got 5"),
-        ({"file_data": "data:text/plain,hello"}, "file_data", "a data URL with base64"),
-        ({"file_data": "@@"}, "file_data", "not valid base64"),
-        (
-            {"file_data": base64.b64encode(b"\x00\x01").decode()},
-            "file_data",
-            "neither a PDF nor text in UTF-8",
-        ),
-        ({"file_data": base64.b64encode(b"%PDF-1.7").decode()}, "file_data", "it is broken"),
-        ({"file_id": "file-1"}, "file_id", "keeps no files, so send file_data; got 'file-1'"),
-        ({"file_url": "http://x/a.pdf"}, "file_url", "does not download files"),
-    ],
-)
-async def test_refusals(scripted: Scripted, path: str, fields: dict[str, Any], field: str, says: str) -> None:
-    if path == CHAT and field == "file_url":
-        pytest.skip("chat has no file_url")
-    part = {"type": "file", "file": fields} if path == CHAT else {"type": "input_file", **fields}
-    message = {"role": "user", "content": [part]}
-    body = {"model": "m", ("messages" if path == CHAT else "input"): [message]}
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    ({"file_data": None}, "file_data", "required, but missing"),
+    ({"file_data": ""}, "file_data", "got an empty string"),
+    ({"file_data": 5}, "file_data", "got 5"),
+    ({"file_data": "data:text/plain,hello"}, "file_data", "a data URL with base64"),
+    ({"file_data": "@@"}, "file_data", "not valid base64"),
+    ({"file_data": base64.b64encode(b"\x00\x01").decode()}, "file_data", "neither a PDF nor text in UTF-8"),
+    ({"file_data": base64.b64encode(b"%PDF-1.7").decode()}, "file_data", "it is broken"),
+    ({"file_id": "file-1"}, "file_id", "keeps no files, so send file_data; got 'file-1'"),
+    ({"file_url": "http://x/a.pdf"}, "file_url", "does not download files"),  # chat has no file_url
+]
+
+
+async def test_refusals(scripted: Scripted, subtests: pytest.Subtests) -> None:
+    cases = [(path, *row) for path in (CHAT, RESPONSES) for row in REFUSALS]
     async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        answer = await client.post(path, json=body)
-        assert answer.status_code == 400, answer.text
-        error = answer.json()["error"]
-        assert error["param"] == f"{AT[path]}.{field}"
-        assert says in error["message"]
+        for path, fields, field, says in cases:
+            if path == CHAT and field == "file_url":
+                continue
+            part = {"type": "file", "file": fields} if path == CHAT else {"type": "input_file", **fields}
+            message = {"role": "user", "content": [part]}
+            body = {"model": "m", ("messages" if path == CHAT else "input"): [message]}
+            with subtests.test(f"{path} {says}"):
+                answer = await client.post(path, json=body)
+                assert answer.status_code == 400, answer.text
+                error = answer.json()["error"]
+                assert error["param"] == f"{AT[path]}.{field}"
+                assert says in error["message"]
 
 
 async def test_a_file_that_is_too_long_says_so(scripted: Scripted) -> None:
@@ -178,20 +175,21 @@ async def test_anthropic_s_documents(scripted: Scripted) -> None:
             )
 
 
-@pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        ({"type": "document"}, "messages[0].content[0].source: required"),
-        ({"type": "document", "source": "x"}, 'messages[0].content[0].source: expected an object, got "x"'),
-        (document(None), "messages[0].content[0].source.data: required"),
-        (document(None, "text"), "messages[0].content[0].source.data: required"),
-        (document("@@"), "not valid base64"),
-    ],
-)
-async def test_bad_documents(scripted: Scripted, part: dict[str, Any], says: str) -> None:
+BAD_DOCUMENTS = [
+    ({"type": "document"}, "messages[0].content[0].source: required"),
+    ({"type": "document", "source": "x"}, 'messages[0].content[0].source: expected an object, got "x"'),
+    (document(None), "messages[0].content[0].source.data: required"),
+    (document(None, "text"), "messages[0].content[0].source.data: required"),
+    (document("@@"), "not valid base64"),
+]
+
+
+async def test_bad_documents(scripted: Scripted, subtests: pytest.Subtests) -> None:
     async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": [part]}]}
-        for path in ("messages", "messages/count_tokens"):
-            answer = await client.post(f"/v1/{path}", json=body)
-            assert answer.status_code == 400
-            assert says in answer.json()["error"]["message"]
+        for part, says in BAD_DOCUMENTS:
+            body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": [part]}]}
+            for path in ("messages", "messages/count_tokens"):
+                with subtests.test(f"{path} {part}"):
+                    answer = await client.post(f"/v1/{path}", json=body)
+                    assert answer.status_code == 400
+                    assert says in answer.json()["error"]["message"]

@@ -132,67 +132,68 @@ async def test_messages(scripted: Scripted) -> None:
         assert message.startswith("messages[0].content[0].source.url: URLs are not allowed")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("chat/completions", chat(user(text("a"), image(RED))), "messages[0].content[1].type"),
-        ("responses", {"model": "m", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(RED)}]}]}, "input[0].content[0].type"),
-        ("messages", chat(user({"type": "image", "source": {"type": "url", "url": "x"}}), max_tokens=5), "messages[0].content[0].type"),
-    ],
-)  # fmt: skip
-async def test_a_text_model_refuses_images(
-    scripted: Scripted, path: str, body: dict[str, Any], param: str
-) -> None:
+OF_A_TEXT_MODEL: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", chat(user(text("a"), image(RED))), "messages[0].content[1].type"),
+    ("responses", {"model": "m", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(RED)}]}]}, "input[0].content[0].type"),
+    ("messages", chat(user({"type": "image", "source": {"type": "url", "url": "x"}}), max_tokens=5), "messages[0].content[0].type"),
+]  # fmt: skip
+
+
+async def test_a_text_model_refuses_images(scripted: Scripted, subtests: pytest.Subtests) -> None:
     async with scripted("{}") as app:
-        message, named = await refused(app.url, path, body)
-        assert message.startswith(f"{param}: this model takes text only, got ")
-        assert path == "messages" or named == param
+        for path, body, param in OF_A_TEXT_MODEL:
+            with subtests.test(path):
+                message, named = await refused(app.url, path, body)
+                assert message.startswith(f"{param}: this model takes text only, got ")
+                assert path == "messages" or named == param
 
 
-@pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        ({"type": "image_url"}, "messages[0].content[0].image_url: required, but missing"),
-        (image(""), "messages[0].content[0].image_url.url: expected a URL, got an empty string"),
-        ({"type": "image_url", "image_url": "x"}, "messages[0].content[0].image_url: expected"),
-        (image(RED, detail="huge"), "messages[0].content[0].image_url.detail"),
-        (image("data:image/png;base64,AAAA"), "messages[0].content[0].image_url.url: the image cannot be read: it is not an image"),
-        (image("https://example.org/cat.png"), "messages[0].content[0].image_url.url: URLs are not allowed"),
-        (image("/etc/passwd"), "messages[0].content[0].image_url.url: files are not allowed"),
-        ({"type": "input_video", "input_video": {}}, "messages[0].content[0].type: expected one of text"),
-        ({"type": "video_url"}, "messages[0].content[0].type: expected one of text"),
-    ],
-)  # fmt: skip
-async def test_bad_image_parts(scripted: Scripted, part: dict[str, Any], says: str) -> None:
+BAD_PARTS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "image_url"}, "messages[0].content[0].image_url: required, but missing"),
+    (image(""), "messages[0].content[0].image_url.url: expected a URL, got an empty string"),
+    ({"type": "image_url", "image_url": "x"}, "messages[0].content[0].image_url: expected"),
+    (image(RED, detail="huge"), "messages[0].content[0].image_url.detail"),
+    (image("data:image/png;base64,AAAA"), "messages[0].content[0].image_url.url: the image cannot be read: it is not an image"),
+    (image("https://example.org/cat.png"), "messages[0].content[0].image_url.url: URLs are not allowed"),
+    (image("/etc/passwd"), "messages[0].content[0].image_url.url: files are not allowed"),
+    ({"type": "input_video", "input_video": {}}, "messages[0].content[0].type: expected one of text"),
+    ({"type": "video_url"}, "messages[0].content[0].type: expected one of text"),
+]  # fmt: skip
+
+
+async def test_bad_image_parts(scripted: Scripted, subtests: pytest.Subtests) -> None:
     async with scripted(VISION) as app:
-        message, param = await refused(app.url, "chat/completions", chat(user(part)))
-        assert message.startswith(says)
-        assert says.startswith(param)
+        for part, says in BAD_PARTS:
+            with subtests.test(says):
+                message, param = await refused(app.url, "chat/completions", chat(user(part)))
+                assert message.startswith(says)
+                assert says.startswith(param)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        chat(user(text("see <ov_genai_image_0>"))),
-        chat(user(image(RED), text("see <ov_genai_image_0>"))),
-        chat(user(image(RED), text("see <ov_genai_image_1>"))),
-        chat(user(image(RED), text("see <ov_genai_image_"))),
-        chat(user(text("see <ov_genai_video_0>"))),
-        chat(user(text("see <image>"))),
-        chat(user(image(RED), text("see <image>"))),
-        chat({"role": "assistant", "content": "<image>"}, user(text("a"))),
-        chat(user(text("a")), chat_template_kwargs={"extra": "<image>"}),
-    ],
-)
-async def test_texts_cannot_stand_for_images(tmp_path: Path, body: dict[str, Any]) -> None:
+MARKED = [
+    chat(user(text("see <ov_genai_image_0>"))),
+    chat(user(image(RED), text("see <ov_genai_image_0>"))),
+    chat(user(image(RED), text("see <ov_genai_image_1>"))),
+    chat(user(image(RED), text("see <ov_genai_image_"))),
+    chat(user(text("see <ov_genai_video_0>"))),
+    chat(user(text("see <image>"))),
+    chat(user(image(RED), text("see <image>"))),
+    chat({"role": "assistant", "content": "<image>"}, user(text("a"))),
+    chat(user(text("a")), chat_template_kwargs={"extra": "<image>"}),
+]
+
+
+async def test_texts_cannot_stand_for_images(tmp_path: Path, subtests: pytest.Subtests) -> None:
     template = (
         "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{{ extra | default('') }}"
     )
     script = json.dumps({"vision": True, "chat_template": template})
     async with running(script_graph(tmp_path / "g", script)) as app:
-        message, param = await refused(app.url, "chat/completions", body)
-        assert param == "messages"
-        assert "is how this model marks an image" in message
+        for i, body in enumerate(MARKED):
+            with subtests.test(i=i):
+                message, param = await refused(app.url, "chat/completions", body)
+                assert param == "messages"
+                assert "is how this model marks an image" in message
 
 
 async def test_a_template_that_loses_an_image(tmp_path: Path) -> None:
