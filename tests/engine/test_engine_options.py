@@ -123,10 +123,10 @@ def test_sparse_attention_and_prefix_caching_show(model_path: str) -> None:
     ],
 )
 def test_what_only_the_library_knows_is_a_load_error_with_its_field(
-    model_path: str, spec: dict[str, Any], field: str, says: str
+    tiny_path: str, spec: dict[str, Any], field: str, says: str
 ) -> None:
     with pytest.raises(LoadError, match=says) as caught:
-        GenAIEngine(TextSpec(model_path, **spec))
+        GenAIEngine(TextSpec(tiny_path, **spec))
     assert caught.value.field == field
 
 

@@ -203,7 +203,7 @@ def test_because_the_engine_does_not_enforce_it(engine: GenAIEngine, sampling: d
 
 
 def test_a_compiler_for_another_number_of_logits_is_not_used(
-    model_path: str, monkeypatch: pytest.MonkeyPatch
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[GrammarCompiler] = []
 
@@ -212,14 +212,14 @@ def test_a_compiler_for_another_number_of_logits_is_not_used(
         return made[0]
 
     monkeypatch.setattr(continuous, "prepare", larger)
-    other = GenAIEngine(TextSpec(model_path))
+    other = GenAIEngine(TextSpec(tiny_path))
     assert other.facts.compiles_grammars
     assert other.grammars._compiler is not made[0]
     assert compiled(other, c.regex("[0-9]{7}")) == ""
 
 
 def test_a_compiler_that_was_not_ready_in_time_is_made_later(
-    model_path: str, monkeypatch: pytest.MonkeyPatch
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, failed = GrammarCompiler.__init__, []
 
@@ -230,18 +230,18 @@ def test_a_compiler_that_was_not_ready_in_time_is_made_later(
         make(self, tokenizer, logits)
 
     monkeypatch.setattr(GrammarCompiler, "__init__", failing_once)
-    other = GenAIEngine(TextSpec(model_path))
+    other = GenAIEngine(TextSpec(tiny_path))
     assert len(failed) == 1
     assert other.facts.compiles_grammars
     assert compiled(other, c.regex("[0-9]{7}")) == ""
 
 
 def test_a_table_of_tokens_that_raises_fails_the_load(
-    model_path: str, monkeypatch: pytest.MonkeyPatch
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raising(_: ov_genai.Tokenizer) -> None:
         raise RuntimeError("no such vocabulary")
 
     monkeypatch.setattr(continuous, "prove_tokens", raising)
     with pytest.raises(LoadError, match="no such vocabulary"):
-        GenAIEngine(TextSpec(model_path))
+        GenAIEngine(TextSpec(tiny_path))

@@ -57,19 +57,26 @@ def logits(directory: Path, parts: list[int], name: str = "openvino_model.xml") 
     return np.concatenate(made)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The name of a case, and its model converted."""
+    name = request.param
+    return name, converted(write(tmp_path_factory.mktemp("case") / "m.gguf", **CASES[name]))
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_logits_are_those_of_llama_cpp(case: tuple[str, Path]) -> None:
+    name, directory = case
     wanted = np.load(LOGITS)[name]
-    directory = converted(write(tmp_path / "m.gguf", **CASES[name]))
     for parts in ([200], [60, 1, 139]):
         found = logits(directory, parts)[SHOWN]
         assert np.abs(found - wanted).max() < 1e-3 * wanted.std()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_of_the_paged_engine_too(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_logits_of_the_paged_engine_too(case: tuple[str, Path]) -> None:
+    name, directory = case
     wanted = np.load(LOGITS)[name]
-    directory = converted(write(tmp_path / "m.gguf", **CASES[name]))
     model = PagedModel(directory / "openvino_model.xml", "CPU", EXACT)
     model.compile()
     model.allocate(16)
@@ -238,15 +245,15 @@ def test_unpacked_and_by_row(form: Form, tmp_path: Path) -> None:
     assert np.abs(found - wanted).max() < np.abs(wanted).max() / 250
 
 
-@pytest.mark.parametrize("steps", [(), ("merge",), ("int8_output",), ("merge", "int8_output")])
-def test_steps_change_the_form_and_not_the_model(steps: tuple[str, ...], tmp_path: Path) -> None:
+def test_steps_change_the_form_and_not_the_model(tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", "qwen2", gguf.GGMLQuantizationType.Q8_0)
     plain = logits(converted(file, ()), [200])
-    directory = converted(file, steps)
-    network = (directory / "openvino_model.xml").read_text()
-    assert (network.count('type="VariadicSplit"') == 2) is ("merge" in steps)
-    assert ('element_type="i8"' in network) is ("int8_output" in steps)
-    assert np.abs(logits(directory, [200]) - plain).max() < 0.05 * plain.std()
+    for steps in ((), ("merge",), ("int8_output",), ("merge", "int8_output")):
+        directory = converted(file, steps)
+        network = (directory / "openvino_model.xml").read_text()
+        assert (network.count('type="VariadicSplit"') == 2) is ("merge" in steps), steps
+        assert ('element_type="i8"' in network) is ("int8_output" in steps), steps
+        assert np.abs(logits(directory, [200]) - plain).max() < 0.05 * plain.std(), steps
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])

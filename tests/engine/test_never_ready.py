@@ -94,12 +94,12 @@ async def test_directory_without_a_model(tmp_path: Path) -> None:
         ('{"NUM_STREAMS": "many"}', "Could not read number of streams from str: many"),
     ],
 )
-async def test_bad_plugin_config(model_path: str, properties: str, message: str) -> None:
-    reason = await fails(model_path, properties=properties)
+async def test_bad_plugin_config(tiny_path: str, properties: str, message: str) -> None:
+    reason = await fails(tiny_path, properties=properties)
     assert reason.startswith(message)
     assert "\n" not in reason
     assert ".cpp" not in reason
 
 
-async def test_unknown_device(model_path: str) -> None:
-    assert "XPU" in await fails(model_path, device="XPU")
+async def test_unknown_device(tiny_path: str) -> None:
+    assert "XPU" in await fails(tiny_path, device="XPU")
