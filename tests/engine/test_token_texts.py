@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +15,17 @@ CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "日本語で挨拶: こんにちは 🎉🎉🎉"
 END = "<|im_end|>"
 ENGINES = ("paged", "library")
+NAME = "smollm2"
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, ir_directory: Path) -> Iterator[tuple[str, Server]]:
-    flags = ("--engine", "paged") if request.param == "paged" else ()
-    running = start_process(str(ir_directory), "--model_name", "m", *flags, timeout=120)
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    if request.param == "paged":
+        yield request.param, request.getfixturevalue("server")
+        return
+    model = request.getfixturevalue("ir_directory")
+    flags = ("--engine", "genai", "--enable_prefix_caching", "false")  # which excludes logprobs with echo
+    running = start_process(str(model), "--model_name", NAME, *flags, timeout=120)
     yield request.param, running
     running.stop()
 
@@ -33,7 +37,7 @@ def client(engine: tuple[str, Server]) -> Iterator[openai.OpenAI]:
 
 
 def completion(client: openai.OpenAI, **more: Any) -> Any:
-    fields = {"model": "m", "prompt": PROMPT, "temperature": 0, "max_tokens": 16} | more
+    fields = {"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 16} | more
     return client.completions.create(**fields)  # type: ignore[call-overload]
 
 
@@ -72,7 +76,7 @@ def test_as_many_places_as_were_requested(engine: tuple[str, Server], client: op
     assert any(key.startswith("bytes:") for top in found.top_logprobs for key in top)
     assert {len(top) for top in found.top_logprobs} <= {20, 21}
     chat = client.chat.completions.create(
-        model="m",
+        model=NAME,
         messages=[{"role": "user", "content": PROMPT}],
         max_tokens=16,
         logprobs=True,
@@ -88,7 +92,7 @@ def test_as_many_places_as_were_requested(engine: tuple[str, Server], client: op
 
 
 def test_the_end_of_turn_is_shown_on_request(client: openai.OpenAI) -> None:
-    asked: Any = {"model": "m", "messages": CAPITAL, "temperature": 0, "max_tokens": 60}
+    asked: Any = {"model": NAME, "messages": CAPITAL, "temperature": 0, "max_tokens": 60}
     shown: Any = {"skip_special_tokens": False}
     plain = client.chat.completions.create(**asked).choices[0]
     assert plain.finish_reason == "stop"
@@ -112,7 +116,7 @@ def test_the_end_of_turn_is_shown_on_request(client: openai.OpenAI) -> None:
 
 def test_a_stop_token_of_the_request_is_not_shown(engine: tuple[str, Server], client: openai.OpenAI) -> None:
     ids = httpx.post(
-        f"{engine[1].v3}/tokenize", json={"model": "m", "text": " Paris", "add_special_tokens": False}
+        f"{engine[1].v3}/tokenize", json={"model": NAME, "text": " Paris", "add_special_tokens": False}
     ).json()["tokens"]
     asked: Any = {"skip_special_tokens": False, "stop_token_ids": ids}
     done = completion(client, prompt="The capital of France is", extra_body=asked).choices[0]
@@ -126,7 +130,7 @@ def test_a_penalty_between_groups_without_groups_is_reported(
     if engine[0] == "paged":
         pytest.skip("this engine has no beams")
     body = {
-        "model": "m",
+        "model": NAME,
         "prompt": "The capital of France is",
         "best_of": 3,
         "max_tokens": 4,
@@ -140,7 +144,7 @@ def test_a_penalty_between_groups_without_groups_is_reported(
 
 
 def test_token_strs_of_parts_of_characters(engine: tuple[str, Server]) -> None:
-    body = {"model": "m", "prompt": PROMPT, "add_special_tokens": False, "return_token_strs": True}
+    body = {"model": NAME, "prompt": PROMPT, "add_special_tokens": False, "return_token_strs": True}
     answer = httpx.post(f"{engine[1].v3}/tokenize", json=body).json()
     pieces = answer["token_strs"]
     assert any(piece.startswith("bytes:\\x") for piece in pieces)
