@@ -24,9 +24,8 @@ LONG: list[Any] = [{"role": "user", "content": "word " * BOUND}]
 
 @pytest.fixture(scope="module", params=["paged", "genai"])
 def server(model: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    path = model.parent if request.param == "paged" else model
     flags = ("--model_name", "m", "--engine", request.param, "--max_model_len", str(BOUND))
-    server = start_process(str(path), *flags, timeout=120)
+    server = start_process(str(model.parent), *flags, timeout=120)
     yield server
     server.stop()
 
