@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -49,8 +50,8 @@ WRONG: list[tuple[c.Format, str]] = [
 
 
 @pytest.fixture(scope="module")
-def engine(model_path: str) -> GenAIEngine:
-    return GenAIEngine(TextSpec(model_path))
+def engine(model: Path) -> GenAIEngine:
+    return GenAIEngine(TextSpec(str(model.parent)))
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -46,8 +47,8 @@ DIALECTS = sorted(default().tool_names)
 
 
 @pytest.fixture(scope="module")
-def engine(model_path: str) -> GenAIEngine:
-    return GenAIEngine(TextSpec(model_path))
+def engine(model: Path) -> GenAIEngine:
+    return GenAIEngine(TextSpec(str(model.parent)))
 
 
 def answers(

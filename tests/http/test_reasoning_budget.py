@@ -27,12 +27,10 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     directory = tmp_path_factory.mktemp("budget")
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     listed = []
-    for name, path in (("paged", model.parent), ("genai", model)):
+    for name in ("paged", "genai"):
         made = directory / name
         made.mkdir()
-        options = (
-            f'models_path: "{path}" engine: "{name}" chat_template_path: "t.jinja" reasoning_parser: "qwen3"'
-        )
+        options = f'models_path: "{model.parent}" engine: "{name}" chat_template_path: "t.jinja" reasoning_parser: "qwen3"'
         (made / "graph.pbtxt").write_text(text.replace('models_path: "../../models/smollm2"', options))
         (made / "t.jinja").write_text(OPENED)
         listed.append({"name": name, "base_path": str(made)})

@@ -19,7 +19,7 @@ from tests.conftest import eventually
 from tests.sandbox.work import kept_templates
 
 GOOD = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
-SECONDS = 4.0
+SECONDS = 2.0  # of which hanging templates compute all
 
 
 def user(content: Any = "hi") -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ async def test_what_takes_too_long_is_ended_and_the_next_request_is_served(
     template = await templates.load(only_if_told(source))
     assert await render(templates, template) == "ok"
     (before,) = templates.pool.pids
-    with pytest.raises(InvalidArgument, match=r"did not finish within 4 s|too much memory") as error:
+    with pytest.raises(InvalidArgument, match=r"did not finish within 2 s|too much memory") as error:
         await render(templates, template, go=True)
     assert error.value.param == "messages"
     assert await render(templates, template) == "ok"
