@@ -75,7 +75,9 @@ async def test_prompts_add_up_and_choices_are_counted_one_by_one(scripted: Scrip
 
 def test_the_same_prompt_twice_on_the_real_engine(tmp_path: Path, model: Path) -> None:
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
-    (tmp_path / "graph.pbtxt").write_text(re.sub(r'models_path: "[^"]*"', f'models_path: "{model}"', text))
+    (tmp_path / "graph.pbtxt").write_text(
+        re.sub(r'models_path: "[^"]*"', f'models_path: "{model.parent}"', text)
+    )
     server = start_server(tmp_path)
     try:
         story = " ".join(f"Item {i} of the list is number {i * 7}." for i in range(40))

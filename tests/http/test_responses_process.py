@@ -17,7 +17,7 @@ from openai.types.responses import Response
 
 from ovserve.server.settings import Settings
 from tests.api.openai.test_responses_writer import check_order, events
-from tests.conftest import ROOT, Server, script_graph, start_server
+from tests.conftest import Server, script_graph, start_server
 from tests.http.responses_harness import REPLIES
 
 
@@ -172,12 +172,9 @@ def test_a_second_server_on_the_store_cancels_and_deletes_a_background_response(
 
 
 @pytest.fixture(scope="module")
-def real(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    path = tmp_path_factory.mktemp("store") / "r.db"
-    server = start_server(ROOT / "graphs/smollm2", "--response_store_path", str(path))
+def real(server: Server) -> Iterator[openai.OpenAI]:
     with client(server) as made:
         yield made
-    server.stop()
 
 
 FRANCE = "What is the capital of France?"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.conftest import MODEL, ROOT, Server, start_server
+from tests.conftest import Server
 
 ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 WEATHER: Any = {
@@ -28,21 +27,9 @@ WEATHER: Any = {
 CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
 
 
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("tools")
-    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
-    text = re.sub(r'models_path: "[^"]*"', f'models_path: "{MODEL}"', text)
-    text = re.sub(r'tool_parser: "[^"]*"', "", text)
-    (Path(directory) / "graph.pbtxt").write_text(text)
-    running = start_server(directory)
-    yield running
-    running.stop()
-
-
 @pytest.fixture
-def client(tools: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=tools.v3, api_key="none", max_retries=0) as made:
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
         yield made
 
 
