@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from ovserve.cli import main
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.serving.model_size import ModelSize, model_size
@@ -20,11 +26,20 @@ from tests.engine import random_gguf
 
 
 def run(*arguments: object, cwd: Path = ROOT, **environment: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "ovserve", *map(str, arguments)]
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+    """The command in this process: importing it takes 0.9 s of CPU time, once for each process."""
+    out, err = StringIO(), StringIO()
+    with (
+        contextlib.chdir(cwd),
+        patch.dict(os.environ, environment),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main([str(argument) for argument in arguments])
+    code = end.value.code
+    assert isinstance(code, int)
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    return code, out.getvalue(), err.getvalue()
 
 
 def test_the_shipped_graphs_would_be_served(model: Path) -> None:
