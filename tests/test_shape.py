@@ -12,12 +12,12 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 633,
-    "lines": 99_769,
-    "median lines of a file": 132,
-    "folders": 77,
+    "files": 638,
+    "lines": 100_530,
+    "median lines of a file": 134,
+    "folders": 78,
     "top-level packages": 20,
-    "modules with one importer": 122,
+    "modules with one importer": 123,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 6,
     "base classes with one subclass": 24,
     "depth of inheritance": 5,

@@ -1,4 +1,4 @@
-"""The place and the compiler of the kernels for quantised weights (`kinds/text/worker/kernels/library.py`)."""
+"""Compiler and place of the kernels for quantised weights (`kinds/text/worker/kernels/library.py`)."""
 
 from __future__ import annotations
 
