@@ -291,9 +291,10 @@ async def _serve(settings: Settings, served: Served, notices: Iterable[str], chi
     async with Spare(child) as spare:
         from ovserve.server.first_spec import first_spec
         from ovserve.server.listening import listening
+        from ovserve.server.settings import cache_path
 
         with listening(settings) as bound:
-            if (spec := first_spec(served)) is not None:
+            if (spec := first_spec(served, cache_path(settings))) is not None:
                 await spare.load(spec)
             # The rest of the server is imported while the engine process imports its libraries and loads.
             from ovserve.server.server import serve

@@ -20,7 +20,7 @@ from ovserve.http.transport.sockets import is_local, split
 from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
-from ovserve.server.settings import Settings, grpc_addresses
+from ovserve.server.settings import Settings, cache_path, grpc_addresses
 from ovserve.services.monitoring.choice import parse_list
 from ovserve.services.monitoring.families import ALL
 from ovserve.services.responses.batch_validation import BatchBounds
@@ -138,7 +138,7 @@ def _cache_dir(settings: Settings) -> str:
     """Absolute, made if need be; "" for none."""
     if not settings.cache_dir:
         return ""
-    path = Path(settings.cache_dir).expanduser().absolute()
+    path = Path(cache_path(settings))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from ovserve.engine.protocol.specs import GenerationSpec
+from ovserve.engine.protocol.specs import GenerationSpec, with_cache
 from ovserve.errors import OvserveError
 from ovserve.graph.config import load_graph, parse_graph
 from ovserve.graph.node import Node
@@ -20,8 +20,8 @@ from ovserve.server.source import Served
 from ovserve.serving.config.repository import SingleGraph
 
 
-def first_spec(served: Served) -> GenerationSpec | None:
-    """Return what the first language model of the only graph asks for.
+def first_spec(served: Served, cache: str = "") -> GenerationSpec | None:
+    """Return what the first language model of the only graph asks for. `cache`: for compiled models.
 
     None: there are several graphs, no such node, a file to convert, or a mistake, which the check of the
     graph reports.
@@ -30,7 +30,8 @@ def first_spec(served: Served) -> GenerationSpec | None:
         return None
     logging.disable()  # the check of the graph repeats what is logged here
     try:
-        return _spec_of(served.repository)
+        spec = _spec_of(served.repository)
+        return None if spec is None else with_cache(spec, cache)
     except OvserveError:
         return None
     finally:

@@ -317,6 +317,11 @@ class Settings:
 OPTIONS: tuple[Field[Any], ...] = fields(Settings)
 
 
+def cache_path(settings: Settings) -> str:
+    """Return --cache_dir as an absolute path; "" for none."""
+    return str(Path(settings.cache_dir).expanduser().absolute()) if settings.cache_dir else ""
+
+
 def tls_files(settings: Settings) -> tuple[Path, Path, Path | None]:
     """Certificate, key, and the CA of clients' certificates; where there is TLS."""
     ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None

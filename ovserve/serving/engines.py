@@ -8,7 +8,6 @@ reload costs milliseconds. An engine ends when the last servable that acquired i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -36,14 +35,6 @@ FIELD = "engine"  # of the options of a graph
 AnyEngine = EngineClient[Any, Any]
 S = TypeVar("S", bound=Spec)
 Key = tuple[Spec, str]  # the specification, and a digest of the model files it names
-
-
-def with_cache(spec: Spec, directory: str) -> Spec:
-    """Apply OVMS's --cache_dir: a cache directory for every model whose plugin_config names none."""
-    if not directory:
-        return spec
-    properties = {"CACHE_DIR": directory} | json.loads(spec.properties)
-    return msgspec.structs.replace(spec, properties=json.dumps(properties, sort_keys=True))
 
 
 async def convert_spec(spec: S, convert: Convert | None) -> S:

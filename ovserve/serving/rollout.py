@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ovserve.engine.client.spare import Spare
-from ovserve.engine.protocol.specs import Spec
+from ovserve.engine.protocol.specs import Spec, with_cache
 from ovserve.errors import OvserveError, as_load_error
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
-from ovserve.serving.engines import Engines, Key, with_cache
+from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entries import Entries
 from ovserve.serving.entry import Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators.shipped import MODULES
+from ovserve.engine.protocol.specs import with_cache
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.server.first_spec import first_spec
-from ovserve.server.settings import Settings
+from ovserve.server.settings import Settings, cache_path
 from ovserve.server.source import Served, resolve
 from ovserve.serving.loader import check_graph
 from tests.conftest import ROOT, script_graph
@@ -90,6 +91,17 @@ def test_it_is_what_the_check_of_the_graph_finds(name: str) -> None:
     spec = parse_llm_options(node).spec
     # A file is converted first, which takes longer than to import the server.
     assert first_spec(served(model_path=str(directory))) == (None if spec.converts else spec)
+
+
+def test_it_has_the_cache_of_compiled_models() -> None:
+    """Else the first engine would be loaded twice."""
+    there = served(model_path=str(ROOT / "graphs/stateful"), cache_dir="~/c")
+    spec = first_spec(there, cache_path(Settings(cache_dir="~/c")))
+    plain = first_spec(there)
+    assert spec is not None
+    assert plain is not None
+    assert spec == with_cache(plain, str(Path("~/c").expanduser()))
+    assert spec != plain
 
 
 def test_it_is_unknown_for_several_graphs_and_for_other_kinds(tmp_path: Path) -> None:

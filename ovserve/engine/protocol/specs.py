@@ -8,7 +8,8 @@ engine process imports the backend; the first must not import what the second ne
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar, Literal
+import json
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -57,6 +58,9 @@ class TextFacts(Facts, frozen=True, omit_defaults=True):
     image_tokens: ImageTokens | None = None  # None: known for an image size once the model has processed one
     cache_tokens: int = 0  # for which the KV cache has room; 0: it grows as needed, or unknown
     added_tokens: int = 0  # special tokens that the library adds to prompts of a vision model
+
+
+S = TypeVar("S", bound="Spec")
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -314,3 +318,11 @@ def resolve(name: str) -> Any:
     """Import and return the object of `module:attribute`. Raises ImportError or AttributeError."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def with_cache(spec: S, directory: str) -> S:
+    """Apply OVMS's --cache_dir: a cache directory for every model whose plugin_config names none."""
+    if not directory:
+        return spec
+    properties = {"CACHE_DIR": directory} | json.loads(spec.properties)
+    return msgspec.structs.replace(spec, properties=json.dumps(properties, sort_keys=True))

@@ -12,7 +12,7 @@ import openvino
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.host.cpu import Processor
+from ovserve.engine.host.cpu import Processor, processor
 from ovserve.engine.host.memory import Memory
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import InvalidArgument
@@ -113,6 +113,18 @@ def test_without_a_form_the_one_for_many_goes_on(
     engine.wait_for_forms()
     assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
     assert "steps of few tokens use the form for many: no memory for it" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute here")
+def test_kernels_and_a_cache_of_compiled_models(
+    tmp_path: Path, model_path: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        model = PagedModel(Path(model_path).with_name(FILE), "CPU", {"CACHE_DIR": str(tmp_path)})
+        model.compile()
+        assert model.packed_bytes
+        assert "CACHE_DIR has no effect" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_forms_that_could_not_be_read_early_are_read_again(

@@ -56,9 +56,7 @@ ACTIVATION_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 WIDE_ACTIVATION_GROUP = (
     64  # activations that share a scale when they are rounded to 8 bits; the device's are 32
 )
-# With one of these an operator chooses OpenVINO's kernels: the first two are theirs, and a model with our
-# operations cannot be cached.
-LIBRARY_PROPERTIES = {ACTIVATION_GROUP, "EXECUTION_MODE_HINT", "CACHE_DIR"}
+LIBRARY_PROPERTIES = {ACTIVATION_GROUP, "EXECUTION_MODE_HINT"}  # an operator chooses OpenVINO's kernels
 PACKED_TYPES = (openvino.Type.u4, openvino.Type.i4, openvino.Type.u8, openvino.Type.i8)
 # What may follow the output layer, element by element: scaling, a soft cap, a conversion.
 ELEMENTWISE = ("Add", "Convert", "Divide", "Multiply", "Subtract", "Tanh")
@@ -194,6 +192,8 @@ class PagedModel:
         if device == "CPU" and not tiles:
             if processor().has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
                 self.packed_bytes = pack_weights(self._read)
+                if self.packed_bytes and self._properties.pop("CACHE_DIR", None):  # it could not be read back
+                    print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
             if not self.packed_bytes and takes_wide_groups(self._read):
                 self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
         self._form_read: tuple[Path, openvino.Model] | None = None
