@@ -11,6 +11,7 @@
 // An activation is rounded to int8 with one scale per chunk of 32 or 64 columns. The product of a chunk is exact
 // in int32, and is scaled and added in f32.
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <sys/mman.h>
 
@@ -253,9 +254,21 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
     }
 }
 
-// The same with 256 bits and without VNNI, for half of a block's rows at a time. Eight products of 4 bits by 8
-// fit into 16 bits: 8 * 2 * 15 * 127 = 30,480. Eight bits are computed as two numbers of four.
-template <int TOKENS, int BITS, Kind KIND>
+// Add products of four unsigned and four signed bytes. As text, because the VEX form is an extension of its own
+// (AVX-VNNI) that a template cannot ask for by a parameter. Tried as EVEX on Zen 4, on which the VEX form is missing.
+#if __GNUC__ >= 11 || __clang_major__ >= 12
+constexpr bool KNOWS_AVX_VNNI = true;
+__attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i& sum, __m256i weights, __m256i activations) {
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(activations));
+}
+#else  // older assemblers do not know the prefix
+constexpr bool KNOWS_AVX_VNNI = false;
+__attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i&, __m256i, __m256i) {}
+#endif
+
+// The same with 256 bits, for half of a block's rows at a time. Without VNNI, eight products of 4 bits by 8 fit
+// into 16 bits: 8 * 2 * 15 * 127 = 30,480; eight bits are computed as two numbers of four.
+template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
     const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
@@ -301,12 +314,17 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                             const int8_t* four_of = k + t * columns + (BITS == 4 ? 8 : 4) * i;
                             const __m256i first = _mm256_set1_epi32(four(four_of));
                             const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(four_of + 4)) : first;
+                            if constexpr (VNNI) {
+                                add_products(sum[t], BITS == 4 ? low : packed, first);
+                                if constexpr (BITS == 4) add_products(sum[t], high, second);
+                                continue;
+                            }
                             low16[t] = _mm256_add_epi16(low16[t], _mm256_maddubs_epi16(low, first));
                             __m256i& other = BITS == 4 ? low16[t] : high16[t];
                             other = _mm256_add_epi16(other, _mm256_maddubs_epi16(high, second));
                         }
                     }
-                    for (int t = 0; t < TOKENS; ++t) {
+                    for (int t = 0; t < TOKENS && !VNNI; ++t) {
                         sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(low16[t], ones));
                         if constexpr (BITS == 8)
                             sum[t] = _mm256_add_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(high16[t], ones), 4));
@@ -335,30 +353,42 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
     }
 }
 
+enum Instructions { AVX2_ALONE, AVX_VNNI, AVX512_VNNI };
+
+Instructions best_instructions() {
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return AVX512_VNNI;
+    unsigned a = 0, b, c, d;
+    const bool has_it = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    return has_it && KNOWS_AVX_VNNI ? AVX_VNNI : AVX2_ALONE;
+}
+
+template <int BITS, Kind KIND, bool VNNI>
+Functions functions_of_256() {
+    return {{4, block_avx2<4, BITS, KIND, VNNI>},
+            {3, block_avx2<3, BITS, KIND, VNNI>},
+            {2, block_avx2<2, BITS, KIND, VNNI>},
+            {1, block_avx2<1, BITS, KIND, VNNI>}};
+}
+
 template <int BITS, Kind KIND>
-Functions functions_of(bool vnni) {
-    if (vnni)
+Functions functions_of(Instructions instructions) {
+    if (instructions == AVX512_VNNI)
         return {{8, block_avx512<8, BITS, KIND>}, {6, block_avx512<6, BITS, KIND>}, {4, block_avx512<4, BITS, KIND>},
                 {3, block_avx512<3, BITS, KIND>}, {2, block_avx512<2, BITS, KIND>}, {1, block_avx512<1, BITS, KIND>}};
-    return {{4, block_avx2<4, BITS, KIND>},
-            {3, block_avx2<3, BITS, KIND>},
-            {2, block_avx2<2, BITS, KIND>},
-            {1, block_avx2<1, BITS, KIND>}};
+    return instructions == AVX_VNNI ? functions_of_256<BITS, KIND, true>() : functions_of_256<BITS, KIND, false>();
 }
 
-bool has_vnni() {
-    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+template <int BITS>
+Functions functions_of(const Matrix& m, Instructions instructions) {
+    return m.zeros     ? functions_of<BITS, ZEROS>(instructions)
+           : m.offsets ? functions_of<BITS, OFFSETS>(instructions)
+                       : functions_of<BITS, CONSTANT>(instructions);
 }
 
-Functions functions_of(const Matrix& m, bool vnni) {
-    if (m.bits == 4)
-        return m.zeros     ? functions_of<4, ZEROS>(vnni)
-               : m.offsets ? functions_of<4, OFFSETS>(vnni)
-                           : functions_of<4, CONSTANT>(vnni);
-    return m.zeros     ? functions_of<8, ZEROS>(vnni)
-           : m.offsets ? functions_of<8, OFFSETS>(vnni)
-                       : functions_of<8, CONSTANT>(vnni);
+Functions functions_of(const Matrix& m, Instructions instructions) {
+    return m.bits == 4 ? functions_of<4>(m, instructions) : functions_of<8>(m, instructions);
 }
 
 // Isolated: a thread that waits here must not begin another product, which would use the same `Rounded`.
@@ -506,7 +536,7 @@ int64_t ovserve_pack(int64_t arena_handle, size_t rows, size_t columns, size_t b
         m.row_scales = reinterpret_cast<float*>(take(m.blocks * ROWS * sizeof(float)));
     }
     if (!m.values || !m.row_scales || (scales && !m.scales) || (zeros && !m.zeros) || (offsets && !m.offsets)) return 0;
-    m.wide = functions_of(m, has_vnni()), m.narrow = functions_of(m, false);
+    m.wide = functions_of(m, best_instructions()), m.narrow = functions_of(m, AVX2_ALONE);
     tbb::parallel_for(size_t(0), m.blocks, [&](size_t block) {
         pack_block(m, block, values, flip, reinterpret_cast<uint32_t*>(m.values + block * m.block_bytes()));
         for (size_t r = 0; r < ROWS && block * ROWS + r < rows; ++r) {  // the rest is zero, as in any new mapping
