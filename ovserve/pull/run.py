@@ -254,7 +254,7 @@ def _how(
     )
     if request.weight_format != AUTO:
         return how
-    rounds = packaged is not None and packaged.rounded_zeros and not machine.has_kernels
+    rounds = packaged is not None and packaged.rounded_zeros
     how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True, rounds=rounds)
     int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
     return replace(how, output_layer=record.INT8) if int8 and not request.output_layer else how

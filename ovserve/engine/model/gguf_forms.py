@@ -13,8 +13,9 @@ the error is the file's own. A zero point in f16 turns the runtime's integer ker
 rounded to u4 doubles the error of Q4_K. So a weight is `scale * (value - 8) + offset`, and offsets are
 multiplied by the sums of an input's groups. In the shape of Llama-3.2-3B that takes 0.8 of the CPU time for
 one stream, and 0.6 for four (`benchmarks.weight_forms`, EPYC, 2026-11-27). A table that is looked up keeps
-zero points. Kernels of ours take either. Where OpenVINO's compute, SmolLM2 would take 26 ms instead of 18, so
-its zero points are rounded, and its perplexity is 28.9 instead of 22.4.
+zero points. With OpenVINO's kernels SmolLM2 would take 26 ms instead of 18, so its zero points are rounded,
+and its perplexity is 28.9 instead of 22.4. Kernels of ours take either in the same time. But exact weights
+make SmolLM2 as likely to begin with "L'Étoile" as with "The" when it is asked for the capital of France.
 """
 
 from __future__ import annotations
