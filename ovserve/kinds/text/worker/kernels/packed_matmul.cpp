@@ -165,8 +165,8 @@ struct Places {
     Places(const Matrix& m, const Rounded& a, size_t token, size_t block)
         : weights(m.values + block * m.block_bytes()),
           scales(m.scales ? m.scales + block * m.groups() * ROWS : nullptr),
-          zeros(m.zeros + block * m.groups() * ROWS),
-          offsets(m.offsets + block * m.groups() * ROWS),
+          zeros(m.zeros ? m.zeros + block * m.groups() * ROWS : nullptr),
+          offsets(m.offsets ? m.offsets + block * m.groups() * ROWS : nullptr),
           values(a.values.data() + token * m.columns),
           activation_scales(a.scales.data() + token * m.chunks()),
           sums(a.sums.data() + token * m.parts()),
