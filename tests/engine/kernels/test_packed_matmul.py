@@ -319,6 +319,13 @@ def test_a_library_that_others_may_have_written_is_not_loaded(
         open_library()
 
 
+def test_a_file_that_is_no_library(folder: Path) -> None:
+    made = compile_into_new(folder)
+    made.write_bytes(b"cut short")
+    with pytest.raises(KernelError, match="file too short"):
+        open_library()
+
+
 def test_without_a_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

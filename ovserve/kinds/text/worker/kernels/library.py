@@ -37,13 +37,13 @@ class Library:
     """Calls into the library. An arena and a matrix are numbers, until they are released."""
 
     def __init__(self, file: Path) -> None:
+        self._nodes = NodeFactory()
         try:
             self._library = ctypes.CDLL(str(file))
-        except OSError as error:
+            self._nodes.add_extension(str(file))
+        except (OSError, RuntimeError) as error:
             raise KernelError(str(error)) from error
         self._library.ovserve_arena.restype = self._library.ovserve_pack.restype = ctypes.c_int64
-        self._nodes = NodeFactory()
-        self._nodes.add_extension(str(file))
 
     def arena(self, size: int) -> int:
         """Reserve addresses for matrices of `size` bytes in all. Memory is used when it is written."""
@@ -87,7 +87,7 @@ class Library:
         return int(handle)
 
     def release(self, handle: int) -> None:
-        """Forget a number. What was library of it keeps its memory."""
+        """Forget a number. Operations and matrices that were made of it keep its memory."""
         self._library.ovserve_release(ctypes.c_int64(handle))
 
     def product(self, activations: openvino.Output, matrix: int, *, narrow: bool = False) -> openvino.Node:

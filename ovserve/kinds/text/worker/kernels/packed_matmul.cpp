@@ -2,7 +2,7 @@
 //
 // The plugin's own kernels keep a second copy of the weights with scales in f32, in pages of 4 kB, and compute
 // longer than they read where 32 weights share a scale. Here the weights lie in one order that every step reads
-// from front to back, once, in huge pages. `build.py` compiles this file on the machine that uses it, and
+// from front to back, once, in huge pages. `library.py` compiles this file on the machine that uses it, and
 // `matmul.py` describes the arrays that `ovserve_pack` takes.
 //
 // Order of the weights: 16 rows of the matrix are a block. Of a block, four neighbouring columns of all 16 rows
