@@ -1,9 +1,10 @@
 """Compares forms of a model by the time of a step with few tokens, without an engine around it.
 
-    python -m benchmarks.few_tokens NAME=MODEL.xml[,PROPERTY=VALUE,...] ... [--tokens 1,8,32] [--rounds 8]
+    python -m benchmarks.few_tokens NAME=MODEL.xml[,PROPERTY=VALUE,...] ... [--tokens 1,8,32] [--before 150]
+        [--rounds 8]
 
 Each side is the model with paged attention, as the paged engine compiles it. A step computes one token of each
-of as many sequences, after 150 tokens. Sides take turns every four steps; the table has medians in milliseconds
+of as many sequences, after `--before` tokens. Sides take turns every four steps; the table has medians in milliseconds
 and the speed against the first side. The first of all to run gets slower clocks: name one twice.
 
 The bf16 kernels of OpenVINO's CPU plugin are slower than its f32 ones for few rows; this shows it with the
@@ -20,40 +21,39 @@ from statistics import median
 import numpy as np
 import openvino
 
-from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner
+from ovserve.kinds.text.worker.paged.model import PagedModel, Runner
+from ovserve.kinds.text.worker.paged.scheduler import blocks_of
 
-BEFORE = 150  # tokens of each sequence
-BLOCKS = BEFORE // BLOCK_TOKENS + 1  # of each sequence
 STEPS = 4
 LATENCY = {"PERFORMANCE_HINT": "LATENCY"}
 
 
-def side(told: str, most: int) -> tuple[str, Runner]:
+def side(told: str, blocks: int) -> tuple[str, Runner]:
     name, _, rest = told.partition("=")
     path, *given = rest.split(",")
     properties = LATENCY | dict(text.split("=", 1) for text in given)
     model = PagedModel(Path(path), "CPU", properties)
     model.compile()
-    return name, Runner(model.compiled, model.make_cache(most * BLOCKS))
+    return name, Runner(model.compiled, model.make_cache(blocks))
 
 
-def bind(runner: Runner, count: int) -> None:
+def bind(runner: Runner, count: int, before: int) -> None:
     """Bind the inputs of a step with a token for each of `count` sequences."""
-    begins = np.arange(count + 1, dtype=np.int32)
+    begins, blocks = np.arange(count + 1, dtype=np.int32), blocks_of(before + 1)
     runner.bind("input_ids", np.full(count, 100, np.int64))
-    runner.bind("position_ids", np.full(count, BEFORE, np.int64))
-    runner.bind("past_lens", np.full(count, BEFORE, np.int32))
+    runner.bind("position_ids", np.full(count, before, np.int64))
+    runner.bind("past_lens", np.full(count, before, np.int32))
     runner.bind("subsequence_begins", begins)
-    runner.bind("block_indices", np.arange(BLOCKS * count, dtype=np.int32))
-    runner.bind("block_indices_begins", BLOCKS * begins)
+    runner.bind("block_indices", np.arange(blocks * count, dtype=np.int32))
+    runner.bind("block_indices_begins", blocks * begins)
     runner.bind("rows", begins[:-1].copy())
 
 
-def milliseconds(runner: Runner) -> float:
-    runner.run(BEFORE + 1)
+def milliseconds(runner: Runner, before: int) -> float:
+    runner.run(before + 1)
     began = time.perf_counter()
     for _ in range(STEPS):
-        runner.run(BEFORE + 1)
+        runner.run(before + 1)
     return (time.perf_counter() - began) / STEPS * 1e3
 
 
@@ -63,20 +63,21 @@ def main() -> None:
     )
     parser.add_argument("sides", nargs="+")
     parser.add_argument("--tokens", default="1,4,8,16,32,64")
+    parser.add_argument("--before", type=int, default=150, help="tokens of each sequence")
     parser.add_argument("--rounds", type=int, default=8)
     told = parser.parse_args()
     counts = [int(text) for text in told.tokens.split(",")]
-    sides = [side(text, max(counts)) for text in told.sides]
+    sides = [side(text, max(counts) * blocks_of(told.before + 1)) for text in told.sides]
     print(f"OpenVINO {openvino.get_version()}\n\n| form |" + "".join(f" {count} |" for count in counts))
     print("|---|" + "--:|" * len(counts))
     rows: list[list[float]] = [[] for _ in sides]
     for count in counts:
         times: list[list[float]] = [[] for _ in sides]
         for _, runner in sides:
-            bind(runner, count)
+            bind(runner, count, told.before)
         for _ in range(told.rounds):
             for (_, runner), measured in zip(sides, times, strict=True):
-                measured.append(milliseconds(runner))
+                measured.append(milliseconds(runner, told.before))
         for row, measured in zip(rows, times, strict=True):
             row.append(median(measured))
     for (name, _), row in zip(sides, rows, strict=True):

@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 638,
-    "lines": 100_530,
+    "lines": 100_560,
     "median lines of a file": 134,
     "folders": 78,
     "top-level packages": 20,

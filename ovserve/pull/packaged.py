@@ -92,7 +92,6 @@ class PackagedModel:
     licence: str
     needs: str = ""  # disk, with the converted form; memory of the server and its engine
     options: Mapping[str, bool] = field(default_factory=dict)  # of its graph, where they differ from OVMS's
-    wide_cache: bool = False  # faster with a KV cache in bf16, see `Processor.wide_cache_is_faster`
     int8_output: bool = False  # faster where `Processor.int8_output_is_faster`, and no worse in perplexity
     rounded_zeros: bool = False  # faster and repeatable, see `gguf_forms`; a tool for trying the server
     sampling: Mapping[str, float] = field(
@@ -115,7 +114,6 @@ MODELS = {
         "Apache-2.0",
         "190 MB of disk, 450 MB with AMX, and 0.6 to 1.2 GB of memory",
         options={"generic_tool_prompt": True},  # its chat template has no place for tools
-        wide_cache=True,
         int8_output=True,
         rounded_zeros=True,
         sampling={"temperature": 0.2, "top_p": 0.9},  # huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct

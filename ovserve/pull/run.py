@@ -187,8 +187,6 @@ def _pull(request: Wanted, say: Say, models: Mapping[str, PackagedModel], machin
         )
     packaged = models[request.source].options if request.source in models else {}
     options: Mapping[str, OptionValue] = {**packaged, **request.options}
-    if request.weight_format == AUTO and request.source in models and models[request.source].wide_cache:
-        options = _with_cache(options, machine)
     source.identify(old.identity if old.source == request.source else "")
     if source.is_gguf and not request.draft and not as_source:
         options = with_paged_engine(options)
@@ -258,14 +256,6 @@ def _how(
     how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True, rounds=rounds)
     int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
     return replace(how, output_layer=record.INT8) if int8 and not request.output_layer else how
-
-
-def _with_cache(options: Mapping[str, OptionValue], machine: Processor) -> Mapping[str, OptionValue]:
-    """Choose the type of the KV cache for this processor, unless the options do."""
-    has_precision = "KV_CACHE_PRECISION" in str(options.get("plugin_config", ""))
-    if has_precision or not machine.wide_cache_is_faster or options.get("target_device", "CPU") != "CPU":
-        return options
-    return {"kv_cache_precision": "bf16", **options}
 
 
 def convert_for_serving(file: Path, repository: Path, say: Say, available: Memory | None = None) -> Path:

@@ -27,8 +27,9 @@ from ovserve.engine.model.gguf_forms import converted_size
 from ovserve.engine.protocol.specs import PagedTextSpec, Spec, StatefulTextSpec, TextSpec
 
 WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
-# Bytes per number in the cache by KV_CACHE_PRECISION; u8 is the default on the CPU, f16 elsewhere. In 8 bits
-# each head of a token has a scale and a zero point too, 8 bytes for 128 numbers.
+# Bytes per number in the cache by KV_CACHE_PRECISION. OpenVINO's default is u8 on the CPU and f16 elsewhere.
+# The paged engine takes bf16 where that is faster and memory is not short. In 8 bits each head of a token has
+# a scale and a zero point too, 8 bytes for 128 numbers.
 PRECISIONS = {"u8": 1.0625, "i8": 1.0625, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
 GIGABYTE = 1 << 30
 MEMORY_RATIO = 1.2  # memory of a loaded model per byte of its weights, where its form is unknown
@@ -123,8 +124,9 @@ def memory_fault(spec: Spec, memory: Memory, limit: int = 0) -> str:
 
 def model_size(spec: Spec) -> ModelSize:
     values = _values_per_token(spec.model_path)
-    precision = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if spec.device == "CPU" else "f16")
     both = isinstance(spec, PagedTextSpec)
+    small = spec.device == "CPU" and not (both and processor().wide_cache_is_faster)
+    precision = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if small else "f16")
     size = sum(weights(path, packed=both) for path in spec.model_paths)
     return ModelSize(size, values * PRECISIONS.get(str(precision).lower(), 2))
 

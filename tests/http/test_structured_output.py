@@ -170,13 +170,15 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_bad_ones_are_refused_and_a_running_neighbour_goes_on(server: Server, client: openai.OpenAI) -> None:
-    alone = ask(server, max_tokens=60, frequency_penalty=0).json()["choices"][0]["message"]["content"]
+    """Its pattern allows one text: other rounding in another company cannot change it."""
+    whole = "Ann has two cats in Oslo. " * 20
     stream = client.chat.completions.create(
         model="smollm2",
         messages=ANN,
         temperature=0,
-        max_tokens=60,
+        max_tokens=400,
         stream=True,  # type: ignore[arg-type]
+        extra_body={"guided_regex": r"(Ann has two cats in Oslo\. ){20}"},
     )
     chunks = iter(stream)
     text = next(chunks).choices[0].delta.content or ""
@@ -188,7 +190,7 @@ def test_bad_ones_are_refused_and_a_running_neighbour_goes_on(server: Server, cl
         assert (error["param"], error["type"]) == (param, "invalid_request_error")
         assert says in error["message"]
     text += "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == alone
+    assert text == whole
     assert server.engine_pid() == engine
 
 

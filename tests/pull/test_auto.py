@@ -62,33 +62,6 @@ def test_one_directory_is_served_on_both_processors(index: Index, packed: Path, 
     assert sizes[0] == sizes[2] != sizes[1]
 
 
-@pytest.mark.parametrize(
-    ("processor", "options", "written"),
-    [
-        (BF16, {}, '{"KV_CACHE_PRECISION": "bf16"}'),
-        (BF16, {"kv_cache_precision": "u8"}, '{"KV_CACHE_PRECISION": "u8"}'),
-        (BF16, {"plugin_config": '{"KV_CACHE_PRECISION": "f16"}'}, '{"KV_CACHE_PRECISION": "f16"}'),
-        (BF16, {"target_device": "GPU"}, "{ }"),
-        (PLAIN, {}, "{ }"),
-        (replace(TILES, flags=TILES.flags | BF16.flags), {}, "{ }"),
-    ],
-)
-def test_the_kv_cache(
-    index: Index,
-    packed: Path,
-    tmp_path: Path,
-    processor: Processor,
-    options: Mapping[str, OptionValue],
-    written: str,
-) -> None:
-    whole = packed.read_bytes()
-    models = {"small": index.model(whole, wide_cache=True), "other": index.model(whole)}
-    for name, expected in ("small", written), *([] if options else [("other", "{ }")]):
-        wanted = Wanted(name, tmp_path / "r", weight_format="auto", options=options)
-        graph = (pull(wanted, print, models, processor) / "graph.pbtxt").read_text()
-        assert f"plugin_config: '{expected}'" in graph
-
-
 def test_the_output_layer(index: Index, packed: Path, tmp_path: Path) -> None:
     """One disk on all processors, with and without the flag that wins over the processor."""
     whole = packed.read_bytes()
@@ -207,7 +180,7 @@ def test_the_engine(
 
 def test_pull_again_keeps_the_form_that_is_there(index: Index, packed: Path, tmp_path: Path) -> None:
     """What `make serve` laid stays as it is when the tutorial's first command is typed in the same directory."""
-    models = {"small": replace(index.model(packed.read_bytes()), wide_cache=True)}
+    models = {"small": index.model(packed.read_bytes())}
     laid = Wanted("small", tmp_path / "r", weight_format="auto", explicit=True)
     directory = pull(laid, print, models, BF16)
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}

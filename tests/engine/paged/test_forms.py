@@ -115,6 +115,34 @@ def test_without_a_form_the_one_for_many_goes_on(
     assert "steps of few tokens use the form for many: no memory for it" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "properties", "cache_bytes", "available", "wide"),
+    [
+        ({"avx512_bf16"}, {}, 0, 64 << 30, True),
+        ({"avx512_bf16"}, {}, 0, 1 << 20, False),
+        ({"avx512_bf16"}, {}, 64 << 30, 1 << 20, True),
+        ({"avx512_bf16"}, {}, 1 << 20, 64 << 30, False),
+        ({"avx512_bf16"}, {"KV_CACHE_PRECISION": "u8"}, 0, 64 << 30, False),
+        ({"avx512_bf16"}, {"INFERENCE_PRECISION_HINT": "f32"}, 0, 64 << 30, False),
+        ({"avx512_bf16", "amx_bf16"}, {}, 0, 64 << 30, False),
+        ({"avx2"}, {}, 0, 64 << 30, False),
+    ],
+)
+def test_a_cache_in_16_bits_where_it_is_faster_and_fits(
+    tiny_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: set[str],
+    properties: dict[str, str],
+    cache_bytes: int,
+    available: int,
+    wide: bool,
+) -> None:
+    monkeypatch.setattr(paged_model, "processor", lambda: Processor(flags=frozenset(flags)))
+    monkeypatch.setattr(paged_model, "memory", lambda: Memory(available))
+    model = PagedModel(Path(tiny_model, FILE), "CPU", properties, "amx_bf16" in flags, cache_bytes)
+    assert ("bf16" in model.layout()) == wide
+
+
 @pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute here")
 def test_kernels_and_a_cache_of_compiled_models(
     tmp_path: Path, model_path: str, capfd: pytest.CaptureFixture[str]

@@ -23,6 +23,7 @@ from ovserve.kinds.text.worker.paged.model import FILE, Floats, PagedModel
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 
 FIELD = "draft_models_path"
+GIGABYTE = 1 << 30
 
 
 class DraftModel:
@@ -30,7 +31,9 @@ class DraftModel:
         """Read and compile it; `allocate` follows. Raises LoadError."""
         file = Path(draft.model_path) / FILE
         try:
-            self._model = PagedModel(file, spec.device, properties(spec), tiles)
+            self._model = PagedModel(
+                file, spec.device, properties(spec), tiles, (draft.cache_size or 0) * GIGABYTE
+            )
             self._model.compile()
         except RuntimeError as error:
             raise LoadError(sentence(error), field=FIELD) from error

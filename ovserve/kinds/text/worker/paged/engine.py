@@ -42,7 +42,14 @@ from ovserve.kinds.text.worker.paged.drafts import (
 from ovserve.kinds.text.worker.paged.dry import DryPenalty
 from ovserve.kinds.text.worker.paged.grammars import Grammars
 from ovserve.kinds.text.worker.paged.inputs import Inputs
-from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, FEW_TOKENS, FILE, Floats, PagedModel
+from ovserve.kinds.text.worker.paged.model import (
+    BLOCK_TOKENS,
+    FEW_TOKENS,
+    FILE,
+    MAX_CACHE_SHARE,
+    Floats,
+    PagedModel,
+)
 from ovserve.kinds.text.worker.paged.prefix_store import open_store
 from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
@@ -53,7 +60,6 @@ from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
 
 GIGABYTE = 1 << 30
-MAX_CACHE_SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
 RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
 CALM_SECONDS = 5.0  # after the last live request, the steps of batches need not be short any more
 FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; few tokens of it are drafted
@@ -76,8 +82,11 @@ class PagedEngine:
             with ThreadPoolExecutor(1, "tokenizer") as thread:
                 opened = thread.submit(ov_genai.Tokenizer, directory)
                 table = thread.submit(lambda: prove_tokens(opened.result()))
-                model = self._model = PagedModel(directory / FILE, spec.device, properties(spec), tiles)
-                tokenizer, cache = opened.result(), spec.cache_size * GIGABYTE
+                cache = spec.cache_size * GIGABYTE
+                model = self._model = PagedModel(
+                    directory / FILE, spec.device, properties(spec), tiles, cache
+                )
+                tokenizer = opened.result()
                 self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, 0.0)
                 ends = self.facts.eos_token_ids
                 grammars = thread.submit(lambda: Grammars(*vocabulary(tokenizer, ends, model.vocabulary)))

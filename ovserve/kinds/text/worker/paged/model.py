@@ -48,10 +48,13 @@ ONE_TOKEN = {"input_ids": 1, "position_ids": 1, "rows": 1, "past_lens": 1} | dic
 )
 SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
 FEW_TOKENS = 16  # tokens of a step
+MAX_CACHE_SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
+WIDE_CACHE_TOKENS = 65_536  # that a KV cache in 16 bits must hold, or it is in 8
 COPY_SIZE_RATIO = 1.2  # memory of a compiled model, over its file
 MAX_COPY_SHARE = 0.5  # of the memory that is left, for copies of the weights; the other half is the cache's
 MEASURED_TOKENS = 1, 2, 4, 8, 16  # of steps, to know what candidates cost
 PRECISION = {"INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT"}  # an operator's choice is for every step
+CACHE_TYPES = PRECISION | {"KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"}
 ACTIVATION_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 WIDE_ACTIVATION_GROUP = (
     64  # activations that share a scale when they are rounded to 8 bits; the device's are 32
@@ -113,6 +116,13 @@ def takes_wide_groups(model: openvino.Model) -> bool:
         and node.shape[-1] > 1  # else zero points
     ]
     return bool(groups) and all(size % WIDE_ACTIVATION_GROUP == 0 for size in groups)
+
+
+def wide_token_bytes(model: openvino.Model) -> int:
+    """Return the bytes of a token's keys and values in 16 bits."""
+    layers = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    shapes = [node.get_input_partial_shape(at) for node in layers for at in (1, 2)]  # keys, then values
+    return sum(2 * shape[-1].get_length() for shape in shapes if shape[-1].is_static)
 
 
 def pack_weights(model: openvino.Model) -> int:
@@ -181,8 +191,19 @@ class PagedModel:
       of 500 M parameters gains nothing.
     """
 
-    def __init__(self, file: Path, device: str, properties: Mapping[str, Any], tiles: bool = False) -> None:
-        """Read the file. `tiles`: the processor has AMX. Raises LoadError."""
+    def __init__(
+        self,
+        file: Path,
+        device: str,
+        properties: Mapping[str, Any],
+        tiles: bool = False,
+        cache_bytes: int = 0,
+    ) -> None:
+        """Read the file. Raises LoadError.
+
+        `tiles`: the processor has AMX. `cache_bytes`: size of the KV cache; 0: it grows into free memory. If
+        WIDE_CACHE_TOKENS fit into it, the cache is in 16 bits where that is faster.
+        """
         self._core = openvino.Core()
         self._file, self._device, self._properties = file, device, dict(properties)
         self._read = read_paged(self._core, file)
@@ -196,6 +217,11 @@ class PagedModel:
                     print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
             if not self.packed_bytes and takes_wide_groups(self._read):
                 self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
+        if device == "CPU" and processor().wide_cache_is_faster and not CACHE_TYPES & self._properties.keys():
+            free = memory().available - int(file.with_suffix(".bin").stat().st_size * COPY_SIZE_RATIO)
+            room = cache_bytes or int(free * MAX_CACHE_SHARE)
+            if wide_token_bytes(self._read) * WIDE_CACHE_TOKENS <= room:
+                self._properties["KV_CACHE_PRECISION"] = "bf16"
         self._form_read: tuple[Path, openvino.Model] | None = None
         self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
         self._cache: dict[str, openvino.Tensor] = {}
