@@ -3,7 +3,8 @@
     python -m benchmarks.few_tokens NAME=MODEL.xml[,PROPERTY=VALUE,...] ... [--tokens 1,8,32] [--before 150]
         [--rounds 8]
 
-Each side is the model with paged attention, as the paged engine compiles it. A step computes one token of each
+Each side is the model with paged attention, as the paged engine compiles it for decodes, or with the property
+`form=prompts` as for steps with prompts. A step computes one token of each
 of as many sequences, after `--before` tokens. Sides take turns every four steps; the table has medians in milliseconds
 and the speed against the first side. The first of all to run gets slower clocks: name one twice.
 
@@ -32,9 +33,15 @@ def side(told: str, blocks: int) -> tuple[str, Runner]:
     name, _, rest = told.partition("=")
     path, *given = rest.split(",")
     properties = LATENCY | dict(text.split("=", 1) for text in given)
+    form = properties.pop("form", "")
     model = PagedModel(Path(path), "CPU", properties)
     model.compile()
-    return name, Runner(model.compiled, model.make_cache(blocks))
+    model.allocate(blocks)
+    if form == "prompts":
+        return name, model.runner
+    model.start_forms()
+    model.wait()
+    return name, model.decode or model.runner
 
 
 def bind(runner: Runner, count: int, before: int) -> None:

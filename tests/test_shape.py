@@ -12,12 +12,12 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 638,
-    "lines": 100_560,
+    "files": 639,
+    "lines": 100_700,
     "median lines of a file": 134,
     "folders": 78,
     "top-level packages": 20,
-    "modules with one importer": 123,
+    "modules with one importer": 124,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 6,
     "base classes with one subclass": 24,
     "depth of inheritance": 5,

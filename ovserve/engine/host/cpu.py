@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNEL_FLAGS = frozenset({"avx2", "fma", "f16c"})
+ATTENTION_FLAGS = KERNEL_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Processor:
         They have no form for matrix tiles, with which OpenVINO reads prompts faster.
         """
         return self.flags >= KERNEL_FLAGS and not self.unpacked_is_faster
+
+    @property
+    def has_attention(self) -> bool:
+        """Return whether a kernel of ours computes the attention of decodes."""
+        return self.flags >= ATTENTION_FLAGS and self.has_kernels
 
     @property
     def wide_cache_is_faster(self) -> bool:

@@ -95,6 +95,13 @@ class Library:
         with AVX2 alone."""
         return self._nodes.create("PackedMatMul", [activations], {"handle": matrix, "narrow": narrow})
 
+    def decode_attention(self, inputs: list[openvino.Output], *, scale: float, window: int) -> openvino.Node:
+        """Return the attention of one token of each sequence, [tokens, heads * size] in f32.
+
+        `inputs` are described in `decode_attention.h`. `window`: tokens that one sees; 0: all.
+        """
+        return self._nodes.create("DecodeAttention", inputs, {"scale": scale, "window": window})
+
 
 def _address(array: NDArray[Any] | None) -> ctypes.c_void_p | None:
     return None if array is None else ctypes.c_void_p(array.ctypes.data)
@@ -150,8 +157,9 @@ def _only(directory: Path, pattern: str) -> str:
 
 
 def _name() -> str:
-    both = SOURCE.read_bytes() + openvino.get_version().encode()
-    return LIBRARY.replace("*", hashlib.sha256(both).hexdigest()[:16])
+    sources = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("*.[ch]*")))
+    digest = hashlib.sha256(sources + openvino.get_version().encode()).hexdigest()
+    return LIBRARY.replace("*", digest[:16])
 
 
 def _is_safe(file: Path) -> bool:

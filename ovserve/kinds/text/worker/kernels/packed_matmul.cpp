@@ -24,11 +24,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "decode_attention.h"
 #include "openvino/core/extension.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/op/op.hpp"
-#include "tbb/parallel_for.h"
-#include "tbb/task_arena.h"
+#include "parallel.h"
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma"), flatten))
 #define AVX2 __attribute__((target("avx2,f16c,fma"), flatten))
@@ -391,14 +391,6 @@ Functions functions_of(const Matrix& m, Instructions instructions) {
     return m.bits == 4 ? functions_of<4>(m, instructions) : functions_of<8>(m, instructions);
 }
 
-// Isolated: a thread that waits here must not begin another product, which would use the same `Rounded`.
-template <typename Body>
-void isolated_for(size_t count, size_t grain, const Body& body) {
-    tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(tbb::blocked_range<size_t>(0, count, grain), body, tbb::simple_partitioner());
-    });
-}
-
 void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool narrow) {
     thread_local Rounded own;
     Rounded& a = own;  // the tasks below run in other threads, whose `own` is another
@@ -574,4 +566,6 @@ void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens
 
 }  // extern "C"
 
-OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedMatMul>>()}));
+OPENVINO_CREATE_EXTENSIONS(
+    std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedMatMul>>(),
+                                     std::make_shared<ov::OpExtension<decode_attention::DecodeAttention>>()}));

@@ -133,6 +133,7 @@ class PagedEngine:
         self._inputs = Inputs(self._model.runner)
         self._few: Inputs | None = None
         self._single: Inputs | None = None
+        self._decode: Inputs | None = None
         self._costs = StepCosts(model.step_seconds())
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
@@ -179,8 +180,15 @@ class PagedEngine:
             limit = room
         self.facts = msgspec.structs.replace(self.facts, max_length=limit)
 
-    def _inputs_for(self, tokens: int, alone: bool) -> Inputs:
-        """Return the inputs of the form for a step of `tokens`; `alone`: of one token of one request."""
+    def _inputs_for(self, tokens: int, *, alone: bool, decodes: bool) -> Inputs:
+        """Return the inputs of the form for a step of `tokens`.
+
+        `alone`: of one token of one request. `decodes`: without prompts.
+        """
+        if decodes and self._model.decode is not None:
+            if self._decode is None:
+                self._decode = Inputs(self._model.decode, splits=True)
+            return self._decode
         if alone and self._model.single is not None:
             if self._single is None:
                 self._single = Inputs(self._model.single)
@@ -271,9 +279,10 @@ class PagedEngine:
             return
         tokens, depth = sum(item.tokens for item in scheduled), self._scheduler.depth
         alone = tokens == 1 == scheduled[0].rows
-        logits = self._inputs_for(tokens, alone).run(scheduled, self._scheduler.version)
-        seconds = time.perf_counter() - began
         prefilled = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
+        inputs = self._inputs_for(tokens, alone=alone, decodes=not prefilled)
+        logits = inputs.run(scheduled, self._scheduler.version)
+        seconds = time.perf_counter() - began
         self._draft_cost = 0.0
         if decoding == len(scheduled):
             self._costs.record_step(decoding, tokens, seconds)

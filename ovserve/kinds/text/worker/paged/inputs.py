@@ -4,8 +4,8 @@ place."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +32,10 @@ class Bound(NamedTuple):
 
 
 class Inputs:
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, splits: bool = False) -> None:
+        """`splits`: the form takes one token of each sequence, so draft tokens are sequences of their own."""
         self._runner = runner
+        self._splits = splits
         self._bound: Bound | None = None
         self._decoding: list[int] = []  # who was in the last step, if each had one token
         self._version = -1
@@ -54,7 +56,10 @@ class Inputs:
             past = [item.sequence.num_computed_tokens for item in scheduled]
             self._bound.positions[:] = self._bound.past[:] = past
         else:
-            self._bound = bind_tokens(self._runner, map(_tokens_of, scheduled))
+            parts = map(_tokens_of, scheduled)
+            self._bound = bind_tokens(
+                self._runner, chain.from_iterable(map(_split, parts)) if self._splits else parts
+            )
         self._decoding, self._version = decoding, version
         return self._runner.run(max(item.sequence.num_computed_tokens + item.tokens for item in scheduled))
 
@@ -64,6 +69,12 @@ def _tokens_of(item: ScheduledSequence) -> StepTokens:
     ids = sequence.ids[start : start + item.tokens]
     ids.extend(item.drafted)
     return StepTokens(ids, start, item.rows, sequence.block_table)
+
+
+def _split(part: StepTokens) -> Iterator[StepTokens]:
+    """A token's keys are in the cache before any attention of the step is computed."""
+    for at in range(len(part.ids)):
+        yield StepTokens(part.ids[at : at + 1], part.start + at, 1, part.block_table)
 
 
 def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:

@@ -1,0 +1,68 @@
+"""The form of a model for steps of decodes: paged attention by the kernel of `decode_attention.h`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import openvino
+from openvino import opset13 as ops
+
+from ovserve.kinds.text.worker.kernels.library import Library
+
+PAGED_ATTENTION = "PagedAttentionExtension"
+MAX_SIZE, SIZE_UNIT = 256, 32  # numbers of a head
+CACHE_AT = 3, 4  # inputs of the operation: keys, values
+PLACES_AT = 5, 7, 8  # past_lens, block_indices, block_indices_begins
+SCALE_AT, WINDOW_AT = 9, 10
+# Inputs behind them are off where they have no elements, or are a scalar of zero.
+MAX_CONTEXT_AT, FIRST_OPTION_AT = 12, 11
+
+
+def decode_form(
+    model: openvino.Model, library: Library, caches: Mapping[str, list[int]]
+) -> openvino.Model | None:
+    """Return a copy of the model for one token of each sequence, or None if the kernel cannot compute it.
+
+    `caches`: shape of a block [kv_heads, 32, size] of each input for a cache, in bf16. Those of the copy have
+    bytes, [blocks, kv_heads, 32, 2 * size].
+    """
+    if any(len(shape) != 3 or shape[-1] % SIZE_UNIT or shape[-1] > MAX_SIZE for shape in caches.values()):
+        return None
+    form = model.clone()
+    layers = [node for node in form.get_ordered_ops() if node.get_type_name() == PAGED_ATTENTION]
+    if not layers or not all(map(_is_plain, layers)):
+        return None
+    bytes_of: dict[str, Any] = {}
+    for node in layers:
+        ports = [node.input_value(at) for at in CACHE_AT]
+        for port in ports:
+            heads, tokens, size = caches[name := port.get_any_name()]
+            bytes_of[name] = ops.parameter([-1, heads, tokens, 2 * size], openvino.Type.u8, name=name)
+            bytes_of[name].output(0).get_tensor().set_names({name})
+            form.remove_parameter(port.get_node())
+        inputs = [node.input_value(at) for at in range(3)]
+        inputs += [bytes_of[port.get_any_name()].output(0) for port in ports]
+        inputs += [node.input_value(at) for at in PLACES_AT]
+        scale, window = (node.input_value(at).get_node().data for at in (SCALE_AT, WINDOW_AT))
+        attention = library.decode_attention(inputs, scale=float(scale), window=int(window))
+        for target in node.output(0).get_target_inputs():
+            target.replace_source_output(attention.output(0))
+    form.add_parameters(list(bytes_of.values()))
+    form.validate_nodes_and_infer_types()
+    return form
+
+
+def _is_plain(node: Any) -> bool:
+    """Return whether an attention has nothing besides a scale and a window, and each cache to itself."""
+    sources = [node.input_value(at).get_node() for at in range(node.get_input_size())]
+    if any(sources[at].get_type_name() != "Parameter" for at in (*CACHE_AT, *PLACES_AT)):
+        return False
+    if any(len(sources[at].output(0).get_target_inputs()) != 1 for at in CACHE_AT):
+        return False
+    if any(node.output(at).get_target_inputs() for at in range(1, node.get_output_size())):
+        return False
+    options = [at for at in range(FIRST_OPTION_AT, len(sources)) if at != MAX_CONTEXT_AT]
+    if any(sources[at].get_type_name() != "Constant" for at in (SCALE_AT, WINDOW_AT, *options)):
+        return False
+    return not any(sources[at].data.any() for at in options)

@@ -1,0 +1,157 @@
+"""Attention of decodes, against the same in numpy, and in the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openvino
+import pytest
+from numpy.typing import NDArray
+from openvino import opset13 as ops
+
+from ovserve.engine.host.cpu import processor
+from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.kinds.text.worker.kernels.library import Library, open_library
+from ovserve.kinds.text.worker.paged import PagedEngine
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
+from tests.engine.real import LIST, STORY, add, generate, run
+
+pytestmark = pytest.mark.skipif(
+    not processor().has_attention, reason="OpenVINO's attention computes on this processor"
+)
+NO_NUMBER = 0x7FC0
+
+Bits = NDArray[np.uint16]
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int32]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return open_library()
+
+
+def bf16(numbers: Floats) -> Bits:
+    """OpenVINO's rounding."""
+    given = ops.parameter([-1], np.float32)
+    model = openvino.Model([ops.result(ops.convert(given, "bf16"))], [given])
+    request = openvino.Core().compile_model(model, "CPU").create_infer_request()
+    request.infer([numbers.reshape(-1)])
+    bits: Bits = request.get_output_tensor(0).data.view(np.uint16).reshape(numbers.shape).copy()
+    return bits
+
+
+def numbers(bits: Bits) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Operation:
+    """A model of one operation."""
+
+    def __init__(self, library: Library, heads: int, kv_heads: int, size: int, window: int = 0) -> None:
+        self._heads, self._size = heads, size
+        cache = [-1, kv_heads, BLOCK_TOKENS, 2 * size]
+        inputs = [
+            *(ops.parameter([-1, count * size], np.float32) for count in (heads, kv_heads, kv_heads)),
+            *(ops.parameter(cache, np.uint8) for _ in range(2)),
+            *(ops.parameter([-1], np.int32) for _ in range(3)),
+        ]
+        node = library.decode_attention([each.output(0) for each in inputs], scale=size**-0.5, window=window)
+        model = openvino.Model([ops.result(node)], inputs)
+        hint = {"INFERENCE_PRECISION_HINT": "f32"}
+        self._request = openvino.Core().compile_model(model, "CPU", hint).create_infer_request()
+
+    def __call__(self, rows: list[Floats], caches: list[Bits], places: list[Integers]) -> Floats:
+        """`rows`: queries, keys and values, [tokens, heads, size]. `places`: past_lens, block_indices,
+        block_indices_begins."""
+        given = (
+            [row.reshape(len(row), -1) for row in rows] + [cache.view(np.uint8) for cache in caches] + places
+        )
+        for at, array in enumerate(given):
+            tensor = openvino.Tensor(np.ascontiguousarray(array), shared_memory=True)
+            self._request.set_input_tensor(at, tensor)
+        self._request.infer()
+        out: Floats = self._request.get_output_tensor(0).data.reshape(-1, self._heads, self._size).copy()
+        return out
+
+
+def attention(query: Floats, keys: Floats, values: Floats, window: int) -> NDArray[np.float64]:
+    """`query` [heads, size], `keys` and `values` [tokens, kv_heads, size]."""
+    seen = slice(max(0, len(keys) - window) if window else 0, None)
+    of_heads = [
+        np.repeat(each[seen].astype(np.float64), len(query) // each.shape[1], 1) for each in (keys, values)
+    ]
+    scores = np.einsum("hs,nhs->hn", query, of_heads[0]) * query.shape[1] ** -0.5
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    product: NDArray[np.float64] = np.einsum("hn,nhs->hs", weights, of_heads[1])
+    return product
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"),
+    [(9, 3, 64), (24, 8, 128), (8, 1, 256), (14, 2, 64), (4, 4, 96), (5, 5, 32), (10, 2, 160)],
+)
+@pytest.mark.parametrize("window", [0, 1, 70])
+def test_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, window: int) -> None:
+    """Contexts end within a block, at its end, and behind several parts; unused places hold no numbers."""
+    random, operation = np.random.default_rng(heads), Operation(library, heads, kv_heads, size, window)
+    contexts = [1, 2, 31, 32, 33, 100, 512, 513, 1100]
+    counts = [-(-tokens // BLOCK_TOKENS) for tokens in contexts]
+    caches = [np.full((sum(counts), kv_heads, BLOCK_TOKENS, size), NO_NUMBER, np.uint16) for _ in range(2)]
+    blocks = random.permutation(sum(counts)).astype(np.int32)
+    begins = np.array([0, *np.cumsum(counts)], np.int32)
+    new = [
+        random.standard_normal((len(contexts), each, size), np.float32)
+        for each in (heads, kv_heads, kv_heads)
+    ]
+    new[0] *= 3
+    known: list[list[Floats]] = []
+    for at, tokens in enumerate(contexts):
+        bits = [bf16(random.standard_normal((tokens, kv_heads, size), np.float32)) for _ in caches]
+        for cache, each, fresh in zip(caches, bits, new[1:], strict=True):
+            each[-1] = bf16(fresh[at])
+            for token in range(tokens - 1):
+                block = blocks[begins[at] + token // BLOCK_TOKENS]
+                cache[block, :, token % BLOCK_TOKENS] = each[token]
+        known.append([numbers(each) for each in bits])
+    past = np.array(contexts, np.int32) - 1
+    out = operation(new, caches, [past, blocks, begins])
+    for at, tokens in enumerate(contexts):
+        block = blocks[begins[at] + (tokens - 1) // BLOCK_TOKENS]
+        for cache, whole in zip(caches, known[at], strict=True):
+            assert np.array_equal(numbers(cache[block, :, (tokens - 1) % BLOCK_TOKENS]), whole[-1])
+        expected = attention(new[0][at], *known[at], window)
+        np.testing.assert_allclose(out[at], expected, rtol=0, atol=2e-6 * max(1.0, np.abs(expected).max()))
+        places = [past[at : at + 1], blocks, begins[at : at + 2]]
+        alone = operation([each[at : at + 1] for each in new], caches, places)
+        assert np.array_equal(alone[0], out[at])  # whoever else is in the step
+
+
+def test_rounding_as_openvino_rounds(library: Library) -> None:
+    ties = [1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-9, -(1 + 2**-8 + 2**-20), 1e-30, 3.4e38, -np.inf]
+    row = np.tile(np.array(ties, np.float32), 4).reshape(1, 1, 32)
+    caches = [np.zeros((1, 1, BLOCK_TOKENS, 32), np.uint16) for _ in range(2)]
+    zero = np.zeros(1, np.int32)
+    Operation(library, 1, 1, 32)([row, row, row], caches, [zero, zero, np.array([0, 1], np.int32)])
+    assert np.array_equal(caches[0][0, 0, 0], bf16(row).reshape(-1))
+    row[...] = np.nan
+    Operation(library, 1, 1, 32)([row, row, row], caches, [zero, zero, np.array([0, 1], np.int32)])
+    assert np.isnan(numbers(caches[1][0, 0, 0])).all()
+
+
+@pytest.mark.long
+def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
+    """Their steps have no prompts, and each token is computed as if it were alone."""
+    spec = PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "bf16"}')
+    engine = PagedEngine(spec)
+    engine.wait_for_forms()
+    assert engine._model.decode is not None
+    for prompt in (LIST, STORY):
+        plain = generate(engine, prompt, max_tokens=120, num_assistant_tokens=0)
+        drafted = generate(engine, prompt, max_tokens=120, num_assistant_tokens=8)
+        assert drafted.text == plain.text
+        for id_ in range(5):
+            add(engine, id_, prompt, max_tokens=120, num_assistant_tokens=0)
+        assert {result.text for result in run(engine).values()} == {plain.text}
