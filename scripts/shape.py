@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -196,7 +195,6 @@ def shape() -> dict[str, int]:
     return {
         "files": len(lines),
         "lines": sum(lines),
-        "median lines of a file": int(statistics.median(lines)),
         "folders": len({path.parent for path in files()}),
         "top-level packages": len(
             {path.relative_to(PACKAGE).parts[0] for path in files() if path.parent != PACKAGE}
