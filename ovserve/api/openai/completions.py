@@ -95,62 +95,67 @@ class Completions:
     def decode(self, body: bytes) -> DecodedCompletions:
         request, unknown = decode_body(body, _decoder)
         refuse_unsupported(unknown, UNSUPPORTED)
-        return self.checked(request, unknown)
-
-    def checked(self, request: CompletionRequest, unknown: Iterable[str]) -> DecodedCompletions:
-        """Check what types cannot say. Raises InvalidArgument."""
-        check_sampling(request)
-        check_stream_options(request)
-        prompts = ("",) if request.suffix and request.prompt == "" else _prompts(request.prompt)
-        _check_suffix(request, prompts)
-        if len(prompts) * (request.n or 1) > MAX_ALL_CHOICES:
-            raise InvalidArgument(
-                f"prompt: {len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices",
-                param="prompt",
-            )
-        if request.max_tokens == 0 and not request.echo:
-            raise InvalidArgument("max_tokens: 0 is only allowed with echo: true", param="max_tokens")
-        return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
+        return _checked(request, unknown)
 
     def to_request(self, decoded: DecodedCompletions, model: ModelContext) -> GenerateRequest:
-        body = decoded.body
-        if model.vision is not None:
-            raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
-        max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
-        sampling = to_sampling(
-            body,
-            model,
-            max_tokens,
-            logprobs=body.logprobs is not None,
-            top_logprobs=body.logprobs,
-            top_name="logprobs",
-            echo=bool(body.echo),
-        )
-        prompts = decoded.prompts
-        if body.suffix:
-            prompts = tuple(middle_prompt(model.fim, str(prompt), body.suffix) for prompt in prompts)
-            sampling = ending_middle(model.fim, sampling)
-        return GenerateRequest(
-            id=new_id("cmpl-"),
-            prompts=prompts,
-            add_special_tokens=True,
-            sampling=sampling,
-            presentation=Presentation(
-                endpoint=self.name,
-                model=body.model,
-                created=int(time.time()),
-                stream=bool(body.stream),
-                include_usage=body.include_usage,
-                continuous_usage=body.continuous_usage,
-                requested_max_tokens=body.max_tokens,
-                top_logprobs=body.logprobs or 0,
-                ignored_params=tuple(sorted([*decoded.ignored, *idle_fields(body, model)])),
-            ),
-            user=body.user or "",
-        )
+        return _to_request(decoded, model, self.name)
 
     def writer(self, request: GenerateRequest) -> CompletionWriter:
         return CompletionWriter(request)
+
+
+def _checked(request: CompletionRequest, unknown: Iterable[str]) -> DecodedCompletions:
+    """Check what types cannot say. Raises InvalidArgument."""
+    check_sampling(request)
+    check_stream_options(request)
+    prompts = ("",) if request.suffix and request.prompt == "" else _prompts(request.prompt)
+    _check_suffix(request, prompts)
+    if len(prompts) * (request.n or 1) > MAX_ALL_CHOICES:
+        raise InvalidArgument(
+            f"prompt: {len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices",
+            param="prompt",
+        )
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidArgument("max_tokens: 0 is only allowed with echo: true", param="max_tokens")
+    return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
+
+
+def _to_request(decoded: DecodedCompletions, model: ModelContext, endpoint: str) -> GenerateRequest:
+    body = decoded.body
+    if model.vision is not None:
+        raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
+    max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
+    sampling = to_sampling(
+        body,
+        model,
+        max_tokens,
+        logprobs=body.logprobs is not None,
+        top_logprobs=body.logprobs,
+        top_name="logprobs",
+        echo=bool(body.echo),
+    )
+    prompts = decoded.prompts
+    if body.suffix:
+        prompts = tuple(middle_prompt(model.fim, str(prompt), body.suffix) for prompt in prompts)
+        sampling = ending_middle(model.fim, sampling)
+    return GenerateRequest(
+        id=new_id("cmpl-"),
+        prompts=prompts,
+        add_special_tokens=True,
+        sampling=sampling,
+        presentation=Presentation(
+            endpoint=endpoint,
+            model=body.model,
+            created=int(time.time()),
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            requested_max_tokens=body.max_tokens,
+            top_logprobs=body.logprobs or 0,
+            ignored_params=tuple(sorted([*decoded.ignored, *idle_fields(body, model)])),
+        ),
+        user=body.user or "",
+    )
 
 
 def _check_suffix(request: CompletionRequest, prompts: tuple[Prompt, ...]) -> None:
@@ -289,7 +294,7 @@ class FimRequest(CompletionRequest, kw_only=True):
 _fim_decoder = msgspec.json.Decoder(FimRequest)
 
 
-class FimCompletions(Completions):
+class FimCompletions:
     name = "fim/completions"
 
     def decode(self, body: bytes) -> DecodedCompletions:
@@ -299,14 +304,12 @@ class FimCompletions(Completions):
             if request.seed is not None:
                 raise InvalidArgument("random_seed: excludes seed", param="random_seed")
             request.seed = request.random_seed
-        return self.checked(request, unknown)
+        return _checked(request, unknown)
 
     def to_request(self, decoded: DecodedCompletions, model: ModelContext) -> GenerateRequest:
-        request = super().to_request(decoded, model)
-        presentation = msgspec.structs.replace(request.presentation, endpoint=self.name)
-        return msgspec.structs.replace(request, presentation=presentation)
+        return _to_request(decoded, model, self.name)
 
-    def writer(self, request: GenerateRequest) -> ChatWriter:  # type: ignore[override]
+    def writer(self, request: GenerateRequest) -> ChatWriter:
         return ChatWriter(request)
 
 

@@ -16,22 +16,6 @@ from ovserve.llm.parsing.tools.pythonic import Lfm2
 Sign = Callable[[str], bool]
 
 
-class SeedOssReasoning(ReasoningDialect):
-    """ByteDance Seed-OSS."""
-
-    name = "seed_oss"
-    starts = ("<seed:think>",)
-    ends = ("</seed:think>",)
-    erase = ("<seed:eos>",)
-
-    def implicit(self, prompt: str) -> bool:
-        """Return whether the prompt opens the reasoning; a budget of 0 also opens a reflection inside it."""
-        return super().implicit(prompt.rstrip().removesuffix("<seed:cot_budget_reflect>"))
-
-    def matches(self, template: str) -> bool:
-        return "<seed:think>" in template
-
-
 def _row(name: str, sign: Sign | None, **fields: object) -> type[ReasoningDialect]:
     """Make a dialect of its fields. `sign`: whether a template shows it; None: it is chosen by name only."""
 
@@ -110,7 +94,15 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
         lambda template: "<arg_key>" in template and _any("<think>", "</think>")(template),
         erase=("<|user|>", "<|observation|>", "<|endoftext|>"),
     ),
-    SeedOssReasoning,
+    # ByteDance Seed-OSS. A budget of 0 also opens a reflection inside the reasoning.
+    _row(
+        "seed_oss",
+        _all("<seed:think>"),
+        starts=("<seed:think>",),
+        ends=("</seed:think>",),
+        inner="<seed:cot_budget_reflect>",
+        erase=("<seed:eos>",),
+    ),
     # DeepSeek R1 and its distills, MiniMax M2. Hybrid models, whose prompt decides, are qwen3.
     _always("deepseek_r1", _shows_r1),
     # Cohere Command R7B and A: the answer stands in tags as well.

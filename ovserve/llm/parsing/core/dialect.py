@@ -73,6 +73,8 @@ class ReasoningDialect:
     start_optional: ClassVar[bool] = False
     # A word after the start that is part of the tag when a newline or the end follows.
     label: ClassVar[str] = ""
+    # A tag that a prompt may open inside the reasoning.
+    inner: ClassVar[str] = ""
     # Tags around the answer proper.
     erase: ClassVar[tuple[str, ...]] = ()
     # True: the tool dialect of this name reads the whole answer.
@@ -89,7 +91,7 @@ class ReasoningDialect:
     def implicit(self, prompt: str) -> bool:
         """Return whether this rendered prompt ends inside the reasoning. It is trimmed, because templates add
         newlines."""
-        prompt = prompt.rstrip()
+        prompt = prompt.rstrip().removesuffix(self.inner).rstrip()
         return any(prompt.endswith((start + self.label).rstrip()) for start in self.starts)
 
     def begun(self, prefill: str) -> bool:

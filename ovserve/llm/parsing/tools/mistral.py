@@ -43,29 +43,30 @@ class Devstral(ToolDialect):
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect("[TOOL_CALLS]")
-        yield from self.tagged(cur, out)
-
-    def tagged(self, cur: Cursor, out: Output) -> Steps[None]:
-        yield from cur.space()
-        char = yield from cur.peek()
-        if char == "[":
-            yield from call_list(cur, out, _KEYS)
-            return
-        if char == "{":
-            raise NotACall
-        name, marker = yield from header(cur, _AFTER_NAME)
-        id = None
-        if marker == "[CALL_ID]":
-            cur.advance(len(marker))
-            id, marker = yield from header(cur, _AFTER_ID)
-        if marker == "[ARGS]":
-            cur.advance(len(marker))
-        elif marker != "{":
-            raise NotACall
-        yield from call(cur, out, name.strip(), _NEXT, id=id and id.strip())
+        yield from _tagged(cur, out)
 
 
-class Mistral(Devstral):
+def _tagged(cur: Cursor, out: Output) -> Steps[None]:
+    yield from cur.space()
+    char = yield from cur.peek()
+    if char == "[":
+        yield from call_list(cur, out, _KEYS)
+        return
+    if char == "{":
+        raise NotACall
+    name, marker = yield from header(cur, _AFTER_NAME)
+    id = None
+    if marker == "[CALL_ID]":
+        cur.advance(len(marker))
+        id, marker = yield from header(cur, _AFTER_ID)
+    if marker == "[ARGS]":
+        cur.advance(len(marker))
+    elif marker != "{":
+        raise NotACall
+    yield from call(cur, out, name.strip(), _NEXT, id=id and id.strip())
+
+
+class Mistral(ToolDialect):
     """A JSON list after `[TOOL_CALLS]`. Mistral 7B v0.3, Nemo, Small 2409; v11 and later as devstral.
 
     The token is often lost, so an answer that starts with `[{` may be one too, if it names a tool of the
@@ -76,6 +77,8 @@ class Mistral(Devstral):
     """
 
     name = "mistral"
+    markers = ("[TOOL_CALLS]",)
+    erase = ("</s>",)
     bare = "["
     guide = Guide(
         '{"name": "NAME", "arguments": ',
@@ -90,6 +93,6 @@ class Mistral(Devstral):
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         if (yield from cur.literal("[TOOL_CALLS]")):
-            yield from self.tagged(cur, out)
+            yield from _tagged(cur, out)
         else:
             yield from call_list(cur, out, unmarked(tools, good_id))

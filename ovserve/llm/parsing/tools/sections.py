@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect
@@ -36,23 +37,28 @@ class DeepseekV31(ToolDialect):
         return SECTION in template or BEGIN in template
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from cur.literal(SECTION)
-        yield from cur.space()
-        if (yield from cur.close(SECTION_END)):
-            return
-        yield from cur.expect(BEGIN)
-        while True:
-            yield from self.call(cur, out)
-            yield from cur.close(END)
-            out.commit()
-            if not (yield from cur.close(BEGIN)):
-                break
-        yield from cur.close(SECTION_END)
+        yield from _section(cur, out, _named_call)
 
-    def call(self, cur: Cursor, out: Output) -> Steps[None]:
-        name, _ = yield from header(cur, _NAME_END)
-        yield from cur.expect(SEPARATOR)
-        yield from call(cur, out, name.strip(), CLOSERS)
+
+def _section(cur: Cursor, out: Output, read_call: Callable[[Cursor, Output], Steps[None]]) -> Steps[None]:
+    yield from cur.literal(SECTION)
+    yield from cur.space()
+    if (yield from cur.close(SECTION_END)):
+        return
+    yield from cur.expect(BEGIN)
+    while True:
+        yield from read_call(cur, out)
+        yield from cur.close(END)
+        out.commit()
+        if not (yield from cur.close(BEGIN)):
+            break
+    yield from cur.close(SECTION_END)
+
+
+def _named_call(cur: Cursor, out: Output) -> Steps[None]:
+    name, _ = yield from header(cur, _NAME_END)
+    yield from cur.expect(SEPARATOR)
+    yield from call(cur, out, name.strip(), CLOSERS)
 
 
 _TYPE_END = Markers((SEPARATOR, BEGIN, END))
@@ -61,7 +67,7 @@ _FENCE = "```"
 _FENCE_CLOSERS = Markers((_FENCE, END, BEGIN, SECTION_END))
 
 
-class DeepseekV3(DeepseekV31):
+class DeepseekV3(ToolDialect):
     """Like V3.1, with a type before the name and the arguments in a ```json fence. DeepSeek V3, R1.
 
     Source: read 2026-11-22,
@@ -69,6 +75,8 @@ class DeepseekV3(DeepseekV31):
     """
 
     name = "deepseek_v3"
+    markers = (SECTION, BEGIN)
+    erase = ("<｜end▁of▁sentence｜>",)
     guide = Guide(
         f"{BEGIN}function{SEPARATOR}NAME\n```json\n",
         f"\n```{END}",
@@ -78,15 +86,19 @@ class DeepseekV3(DeepseekV31):
     )
 
     def matches(self, template: str) -> bool:
-        return super().matches(template) and "```json" in template
+        return (SECTION in template or BEGIN in template) and "```json" in template
 
-    def call(self, cur: Cursor, out: Output) -> Steps[None]:
-        yield from header(cur, _TYPE_END)
-        yield from cur.expect(SEPARATOR)
-        name, _ = yield from header(cur, _FENCED_NAME_END)
-        yield from cur.close("```json", "```")
-        yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
-        yield from cur.close(_FENCE)
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from _section(cur, out, _fenced_call)
+
+
+def _fenced_call(cur: Cursor, out: Output) -> Steps[None]:
+    yield from header(cur, _TYPE_END)
+    yield from cur.expect(SEPARATOR)
+    name, _ = yield from header(cur, _FENCED_NAME_END)
+    yield from cur.close("```json", "```")
+    yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
+    yield from cur.close(_FENCE)
 
 
 _KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
