@@ -22,7 +22,7 @@ import openvino as ov
 import uvloop
 from aiohttp import web
 
-from ovserve.engine.host.device_properties import properties_of
+from ovserve.engine.host.cpu import properties_of
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.tokens import FastTokenizer
 

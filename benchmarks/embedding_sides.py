@@ -66,7 +66,7 @@ class Bare:
     def __init__(self, directory: Path) -> None:
         import openvino as ov
 
-        from ovserve.engine.host.device_properties import properties_of
+        from ovserve.engine.host.cpu import properties_of
         from ovserve.kinds.encoders.worker import model as models
         from ovserve.kinds.encoders.worker.tokens import FastTokenizer
 

@@ -38,7 +38,7 @@ SERIES = (
     # The library's kernels for every number of tokens that a step has had (docs/reliability.md): a leak of
     # ours cannot be distinguished from that.
     Series("engine without cache", "engine_beside_cache_mb", "MB", 0, 0),
-    # The kernels for each length are bounded (ovserve/engine/host/device_properties.py). In a minute it grew
+    # The kernels for each length are bounded (ovserve/engine/host/cpu.py). In a minute it grew
     # by 16 MB until all 64 were there; without a bound it is 1.5 MB for each of hundreds of lengths.
     Series("embeddings engine", "embeddings_mb", "MB", 40, 0.05),
     Series("speech engine", "speech_mb", "MB", 50, 0.05),

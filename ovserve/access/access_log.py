@@ -1,4 +1,5 @@
-"""The access log: what is reported of a request once it has ended, in one line and to listeners (tracing).
+"""The logs of requests that have ended: the access log, whose lines also go to listeners (tracing), and the
+audit log, which is one of them.
 
 Each transport calls `AccessLog.log` last for every request. It holds no prompt, no answer and no key; the
 name of a key is all that identifies the caller.
@@ -6,11 +7,14 @@ name of a key is all that identifies the caller.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
 from typing import Any, NamedTuple
 
 from ovserve.access.request_context import RequestContext
@@ -159,3 +163,52 @@ class AccessLog:
         if not quiet:
             for listener in self._listeners:
                 listener(ended)
+
+
+# It has every request but successful probes, scrapes and what the console reads. So it holds refused keys,
+# changes of what is served, and inference, but no prompts, answers and keys. It has no level, unlike the
+# access log. A line is written when its request ends, and a file that is moved away is made anew.
+
+
+audit_problems = logging.getLogger(__name__)
+class AuditLog:
+    """The file of --audit_log_path: one JSON object per request, about who did what and how it ended.
+
+    It has every request but successful probes, scrapes and what the console reads. So it holds refused keys,
+    changes of what is served, and inference, but no prompts, answers and keys. It has no level, unlike the
+    access log. A line is written when its request ends, and a file that is moved away is made anew.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError if the file cannot be written."""
+        self._file = WatchedFileHandler(path, encoding="utf-8")
+        self._failing = False
+
+    def record(self, ended: Ended) -> None:
+        """Append a line. A disk that is full does not end requests; it is logged when it begins and ends."""
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request_id": ended.request_id,
+            "remote": ended.call.remote,
+            "key": ended.call.caller.name,
+            "admin": ended.call.caller.rights.admin,
+            **{name: value for name, value in ended.fields().items() if name != "key"},
+        }
+        try:
+            self._file.reopenIfNeeded()
+            if (stream := self._file.stream) is None:
+                raise OSError("it could not be opened")
+            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+            stream.flush()
+        except OSError as error:
+            if not self._failing:
+                audit_problems.error("the audit log cannot be written: %s", error)
+            self._failing = True
+            return
+        if self._failing:
+            audit_problems.warning("the audit log is written again; it lacks what happened meanwhile")
+        self._failing = False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk left unwritten was logged
+            self._file.close()

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from aiohttp import web
 from msgspec import UNSET
 
-from ovserve.api.anthropic import errors as anthropic_errors
+from ovserve.api.anthropic import answer as anthropic_errors
 from ovserve.api.anthropic.models import VERSION
 from ovserve.api.azure import errors as azure_errors
 from ovserve.api.azure.shape import is_azure, may_be_azure

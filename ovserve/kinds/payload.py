@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from ovserve.api.openai.responses.context import ResponseContext
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import UNREAD, Head
 

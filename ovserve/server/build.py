@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from ovserve.access import Guard
-from ovserve.access.audit_log import AuditLog
+from ovserve.access.access_log import AuditLog
 from ovserve.access.keys import load_key
 from ovserve.api.openai.bounds import BodyBounds
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError

@@ -28,7 +28,7 @@ import msgspec
 from ovserve.access import as_system
 from ovserve.api.kserve.json_body import decode_infer
 from ovserve.engine.admission.calls import CallAdmission
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.model.lora import adapter_file, scaling
 from ovserve.engine.protocol.specs import LoraAdapter, Spec, TextSpec

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ovserve.access import current_request
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.calculators.library.mcp_servers import McpServers
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.dormancy import RESTING
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound, OvserveError
 from ovserve.graph.graph import Graph

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.serving.aliases import Aliases

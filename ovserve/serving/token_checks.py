@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.errors import InvalidArgument
 
 

@@ -18,7 +18,7 @@ from ovserve.api.openai.common import encode
 from ovserve.api.openai.images import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.operations import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.kinds.encoders.resource import EncoderResource

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ovserve.access import AccessLog, RequestContext
-from ovserve.access.audit_log import AuditLog
+from ovserve.access.access_log import AuditLog
 from ovserve.access.keys import entry_text
 from ovserve.protos import kserve_pb2
 from tests.conftest import script_graph, start_server
@@ -90,6 +90,6 @@ def test_a_full_disk_is_logged_once_and_ends_no_request(caplog: pytest.LogCaptur
                 request_id=str(number),
                 headers={},
             )
-    assert [record.name for record in caplog.records].count("ovserve.access.audit_log") == 1
+    assert [record.name for record in caplog.records].count("ovserve.access.access_log") == 1
     assert "No space left" in caplog.text
     audit.close()

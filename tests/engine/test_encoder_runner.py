@@ -12,8 +12,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from ovserve.engine.host.cpu import Processor
-from ovserve.engine.host.device_properties import properties_of
+from ovserve.engine.host.cpu import Processor, properties_of
 from ovserve.kinds.encoders.worker.model import (
     Compiled,
     Output,
@@ -204,5 +203,5 @@ def test_the_precision_is_f32_where_bf16_is_slower(
     monkeypatch: pytest.MonkeyPatch, name: str, flags: str, given: str, device: str, precision: str | None
 ) -> None:
     here = Processor(name, flags=frozenset(flags.split()))
-    monkeypatch.setattr("ovserve.engine.host.device_properties.processor", lambda: here)
+    monkeypatch.setattr("ovserve.engine.host.cpu.processor", lambda: here)
     assert properties_of(given, device).get("INFERENCE_PRECISION_HINT") == precision

@@ -12,7 +12,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from ovserve.engine.host.device_properties import CACHE, PER_DEVICE, RUNTIME_CACHE_KERNELS, device_properties
+from ovserve.engine.host.cpu import CACHE, PER_DEVICE, RUNTIME_CACHE_KERNELS, device_properties
 from ovserve.kinds.tensors.spec import TensorSpec
 from ovserve.kinds.tensors.worker.model import Model
 from tests.encoders import tiny
@@ -40,7 +40,7 @@ if kind == "plain":
         request.infer({{0: np.zeros((rows, length, 64), np.float32)}})
 else:
     from ovserve.kinds.encoders.worker import model as models
-    from ovserve.engine.host.device_properties import properties_of
+    from ovserve.engine.host.cpu import properties_of
     own = properties_of(properties, "CPU")
     read = models.pool(models.read(Path(path)), "MEAN", True)
     compiled = models.Compiled(read, "CPU", {{"NUM_STREAMS": 1, **own}}, 1)

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.http.transport.limits import RestLimits
 from ovserve.kinds.text import engine_spec

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.kinds.payload import AnswerPacket, HttpResponse
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.response_writer import ResponseBuilder

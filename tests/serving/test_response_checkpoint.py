@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.services.responses.run import Run
 from ovserve.services.responses.service import Checkpoints
 from ovserve.services.responses.store import Record, ResponseStore

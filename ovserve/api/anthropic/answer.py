@@ -1,4 +1,10 @@
-"""The forms of an answer: the message, its blocks, and the events of a stream. Made by `writer.py`."""
+"""The answers of Anthropic's API: a message whole or as named events, and the body of an error.
+
+Blocks follow one another and never overlap: thinking, text and tool_use, in the order of the parsed output.
+
+A call's events are sent when it is certain: Anthropic's clients read half a JSON as the input so far, and
+would carry out a call that broke off (the rules are in llm/output.py).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,12 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from ovserve.api.openai.common import UsageCounter, encode
+from ovserve.errors import OvserveError
+from ovserve.llm import output as parts
+from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall
+from ovserve.llm.request import GenerateRequest
 
 
 class Usage(msgspec.Struct):
@@ -109,3 +121,160 @@ Event = MessageStart | BlockStart | BlockDeltaEvent | BlockStop | MessageDelta |
 
 class TokenCount(msgspec.Struct):
     input_tokens: int
+
+
+def named_event(event: Event) -> bytes:
+    """One server-sent event under its own name; Anthropic's clients skip those without."""
+    name = str(event.__struct_config__.tag)
+    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+
+class MessagesWriter:
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request, self._shown = request, request.presentation
+        self._meter = UsageCounter()
+        self._max_tokens = 0
+        self._begun = False
+        self._index = -1  # of the block that was begun last
+        self._open: str | int | None = None  # "text", "thinking", or the index of a call
+        self._call: ToolCall | None = None  # the one that is not certain yet
+        self._call_index = -1
+
+    # ---- as events
+
+    def chunk(self, parsed: Parsed) -> bytes:
+        self._meter.add(parsed)
+        out = b""
+        self._max_tokens = parsed.max_tokens or self._max_tokens
+        if not self._begun:
+            self._begun = True
+            out += named_event(MessageStart(self._message([], None, None, self._meter)))
+        for part in parsed.parts:
+            match part:
+                case parts.Content(text):
+                    out += self._send_call()
+                    out += self._begin("text", Text()) + self._delta(TextDelta(text))
+                case parts.Reasoning(text):
+                    out += self._send_call()
+                    out += self._begin("thinking", Thinking()) + self._delta(ThinkingDelta(text))
+                case parts.ToolCallDelta():
+                    out += self._piece(part)
+                case parts.ToolCallBroken():
+                    self._call = None
+        if parsed.last:
+            out += self._send_call()
+            reason, stop = self._reason(parsed)
+            out += self._end()
+            out += named_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
+            out += named_event(MessageStop())
+        return out
+
+    def _begin(self, kind: str | int, block: Block) -> bytes:
+        """The events that make `kind` the open block, if it is not."""
+        if self._open == kind:
+            return b""
+        out = self._end()
+        self._open = kind
+        self._index += 1
+        return out + named_event(BlockStart(self._index, block))
+
+    def _end(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return named_event(BlockStop(self._index))
+
+    def _delta(self, delta: BlockDelta) -> bytes:
+        return named_event(BlockDeltaEvent(self._index, delta))
+
+    def _piece(self, piece: parts.ToolCallDelta) -> bytes:
+        out = b""
+        if piece.id is not None:
+            out = self._send_call()
+            self._call, self._call_index = ToolCall(piece.id, piece.name or "", ""), piece.index
+        assert self._call is not None, "the first piece of a call has its id"
+        self._call.arguments += piece.arguments
+        return out
+
+    def _send_call(self) -> bytes:
+        call, self._call = self._call, None
+        if call is None:
+            return b""
+        out = self._begin(self._call_index, ToolUse(id=call.id, name=call.name, input={}))
+        return out + (self._delta(InputJsonDelta(call.arguments)) if call.arguments else b"")
+
+    # ---- as one body
+
+    def whole(self, completion: Completion) -> bytes:
+        choice = completion.choices[0]
+        self._max_tokens = completion.max_tokens
+        blocks: list[Block] = [Thinking(choice.reasoning)] if choice.reasoning else []
+        for part in choice.parts:
+            if isinstance(part, ToolCall):
+                blocks.append(ToolUse(id=part.id, name=part.name, input=_input(part.arguments)))
+            else:
+                blocks.append(Text(part))
+        return encode(self._message(blocks, *self._reason(choice), completion))
+
+    # ---- both
+
+    def _message(
+        self, content: list[Block], reason: str | None, stop: str | None, counted: UsageCounter | Completion
+    ) -> Message:
+        return Message(
+            id=self._request.id,
+            model=self._shown.model,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=stop,
+            usage=_usage(counted),
+        )
+
+    def _reason(self, end: Parsed | FoldedChoice) -> tuple[str, str | None]:
+        """Return why the answer ended, and the stop sequence if that ended it and the client asked for it."""
+        if end.finish_reason == "length":
+            requested = self._shown.requested_max_tokens
+            cut_short = requested is not None and 0 < self._max_tokens < requested
+            return "model_context_window_exceeded" if cut_short else "max_tokens", None
+        if end.finish_reason == "tool_calls":
+            return "tool_use", None
+        if end.finish_reason == "content_filter":
+            return "refusal", None
+        return (
+            ("stop_sequence", end.stop_string)
+            if end.stop_string in self._shown.stop_sequences
+            else ("end_turn", None)
+        )
+
+
+def _usage(counted: UsageCounter | Completion) -> Usage:
+    cached = counted.cached_tokens
+    if cached is None:
+        return Usage(counted.prompt_tokens, counted.completion_tokens)
+    return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cached)
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A tool's input must be an object; what the model wrote otherwise is kept as text, not lost."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"unparsed": arguments}
+
+
+def error_body(error: OvserveError, type_: str, request_id: str) -> bytes:
+    return encode(_error(error, type_, request_id))
+
+
+def error_event(error: OvserveError, type_: str, request_id: str) -> bytes:
+    return named_event(_error(error, type_, request_id))
+
+
+def _error(error: OvserveError, type_: str, request_id: str) -> Error:
+    message = str(error)
+    if error.code == "context_length_exceeded" and error.details:
+        # Agents look for these words to know that they must compact the conversation.
+        tokens, room = error.details["prompt_tokens"], error.details["max_length"] - 1
+        message = f"prompt is too long: {tokens} tokens > {room} maximum. {message}"
+    return Error(ErrorDetail(type_, message), request_id)

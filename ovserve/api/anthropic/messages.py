@@ -1,6 +1,6 @@
 """POST messages: the request's mapping; and the prompt of messages/count_tokens, which is the same one.
 
-The answer is `writer.py`. A conversation that ends with the assistant is continued where it ends.
+The answer is `answer.py`. A conversation that ends with the assistant is continued where it ends.
 Anthropic's tools and tool_choice become a policy like that of OpenAI's bodies.
 
 The conversation becomes OpenAI's messages, which chat templates are fed with. A tool_result block becomes a
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.anthropic.answer import TokenCount
+from ovserve.api.anthropic.answer import MessagesWriter, TokenCount
 from ovserve.api.anthropic.body import (
     Block,
     CountRequest,
@@ -27,7 +27,6 @@ from ovserve.api.anthropic.body import (
     Turn,
     check_stops,
 )
-from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.effort import EFFORT_VARIABLE, SWITCHES, reasoning_budget

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeGuard
 
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.request import GenerateRequest

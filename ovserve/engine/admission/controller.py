@@ -24,8 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from ovserve.access import current_request
-from ovserve.engine.admission.fair_queue import FairQueue, Waiter
-from ovserve.engine.admission.limits import Limits
+from ovserve.engine.admission.fair_queue import FairQueue, Limits, Waiter
 from ovserve.engine.client.client import EngineClient
 from ovserve.errors import Overloaded, RateLimited
 from ovserve.telemetry.requests import RequestMetrics

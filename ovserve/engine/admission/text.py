@@ -26,11 +26,9 @@ import msgspec
 
 from ovserve.access import current_request
 from ovserve.engine.admission.controller import BATCH_TIMEOUT_SECONDS, AdmissionController
-from ovserve.engine.admission.fair_queue import FairQueue, Waiter
-from ovserve.engine.admission.limits import Limits
-from ovserve.engine.client.lengths import check_sizes
+from ovserve.engine.admission.fair_queue import FairQueue, Limits, Waiter
 from ovserve.engine.client.requests import DeltaStream
-from ovserve.engine.client.text import TextClient
+from ovserve.engine.client.text import TextClient, check_sizes
 from ovserve.errors import DeadlineExceeded
 from ovserve.llm.request import Delta, GenerateRequest, Prompt
 from ovserve.telemetry.requests import RequestMetrics

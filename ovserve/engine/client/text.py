@@ -19,7 +19,6 @@ from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.grammars import CompiledGrammars, GrammarProver
 from ovserve.engine.client.helper import HelperEnded, HelperProcess
 from ovserve.engine.client.hosting.host import ModelProcess
-from ovserve.engine.client.lengths import check_sizes
 from ovserve.engine.client.pending_calls import PendingCalls, Question
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import DeltaStream, Requests
@@ -36,10 +35,10 @@ from ovserve.engine.protocol.messages import (
     Usage,
 )
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, Spec, TextFacts, TokenizerSpec
-from ovserve.errors import InvalidArgument, OvserveError, Unavailable
+from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError, Unavailable
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
-from ovserve.llm.request import GenerateRequest
+from ovserve.llm.request import GenerateRequest, Prompt
 from ovserve.telemetry.requests import RequestMetrics
 
 log = logging.getLogger(__name__)
@@ -262,3 +261,53 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 
     def _on_death(self, process: ModelProcess) -> None:
         self._requests.suspects.ended(by_itself=process.ended_by_itself)
+
+
+MAX_CHARACTER_BYTES = 4  # at most, per character
+
+
+class TooLongUncounted(ContextLengthExceeded):
+    """The prompt is too long, and its tokens were deliberately not counted."""
+
+
+def check_sizes(prompts: Sequence[Prompt], facts: TextFacts) -> None:
+    """Reject a prompt that cannot fit by its size alone, before it is tokenized: with ContextLengthExceeded.
+
+    A token of a byte-level vocabulary stands for at most `longest_token` bytes, so a text of more than that
+    times the context cannot fit. Tokenizing one of several megabytes only to report the excess would take
+    seconds.
+    """
+    if facts.max_length is None:
+        return
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _check_text(prompt, facts.max_length, facts.longest_token)
+        elif len(prompt) >= facts.max_length:
+            raise TooLongUncounted(
+                f"{_limit(facts.max_length)} The prompt has {len(prompt)} tokens: shorten it by at least "
+                f"{len(prompt) - facts.max_length + 1}.",
+                param="prompt",
+            )
+
+
+def _check_text(text: str, max_length: int, longest: int) -> None:
+    most = (max_length - 1) * longest
+    if not longest or len(text) * MAX_CHARACTER_BYTES <= most:
+        return
+    size = len(text) if len(text) > most else len(text.encode("utf-8", "surrogatepass"))
+    if size <= most:
+        return
+    least = -(-size // longest)
+    raise TooLongUncounted(
+        f"{_limit(max_length)} The prompt has at least {size} bytes, and no token of this model stands for "
+        f"more than {longest}, so it has at least {least} tokens: shorten it by at least "
+        f"{least - max_length + 1}.",
+        param="prompt",
+    )
+
+
+def _limit(max_length: int) -> str:
+    return (
+        f"This model's maximum context length is {max_length} tokens, and one of them must be left for the "
+        "answer."
+    )

@@ -12,7 +12,7 @@ import msgspec
 
 from ovserve.api.openai.endpoint import TextEndpoint
 from ovserve.api.openai.responses.context import ResponseContext
-from ovserve.api.openai.responses.decoded import DecodedResponses
+from ovserve.api.openai.responses.request import DecodedResponses
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.llm.model import ModelContext

@@ -9,7 +9,7 @@ import msgspec
 
 from ovserve.access import current_request
 from ovserve.api.openai.endpoint import EventWriter, Writer, writes_events
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.graph import Calculator, Context, Input, Output, calculator
 from ovserve.kinds.payload import (
     CLAMPED_HEADER,

@@ -16,7 +16,7 @@ from typing import cast
 
 from ovserve.access import current_request
 from ovserve.engine.admission.text import AdmittedText
-from ovserve.engine.client.lengths import TooLongUncounted
+from ovserve.engine.client.text import TooLongUncounted
 from ovserve.engine.protocol.admission import context_limit
 from ovserve.errors import ContextLengthExceeded, OvserveError
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator

@@ -22,32 +22,30 @@ from msgspec import Raw
 
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.responses.endpoint import Responses
-from ovserve.api.openai.responses.events import (
+from ovserve.api.openai.responses.fold import ResponseFold
+from ovserve.api.openai.responses.mcp import McpOffer, McpRequest, mcp_requests
+from ovserve.api.openai.responses.objects import (
     ArgumentsDone,
+    FunctionCall,
     GenerationStarted,
+    Incomplete,
+    InputDetails,
     ItemAdded,
     ItemBecameReasoning,
     ItemDelta,
     ItemDone,
     ItemRetracted,
+    McpApprovalRequest,
+    McpCall,
+    OutputDetails,
     ResponseCreated,
     ResponseEnded,
     ResponseEvent,
     ResponseEvents,
     ToolEnded,
-)
-from ovserve.api.openai.responses.fold import ResponseFold
-from ovserve.api.openai.responses.mcp import McpOffer, McpRequest, mcp_requests
-from ovserve.api.openai.responses.objects import CustomToolCall as CustomCall
-from ovserve.api.openai.responses.objects import (
-    FunctionCall,
-    Incomplete,
-    InputDetails,
-    McpApprovalRequest,
-    McpCall,
-    OutputDetails,
     Usage,
 )
+from ovserve.api.openai.responses.objects import CustomToolCall as CustomCall
 from ovserve.calculators.library.mcp_connection import McpError
 from ovserve.calculators.library.mcp_servers import McpServers
 from ovserve.calculators.library.server_tools import Rounds

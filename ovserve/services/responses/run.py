@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from ovserve.api.openai.responses.encoder import EventEncoder
-from ovserve.api.openai.responses.events import ResponseEvent, ResponseEvents
 from ovserve.api.openai.responses.fold import ResponseFold
-from ovserve.api.openai.responses.objects import Failure
+from ovserve.api.openai.responses.objects import Failure, ResponseEvent, ResponseEvents
 from ovserve.api.openai.responses.replay import resume
 
 

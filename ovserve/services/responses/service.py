@@ -37,7 +37,7 @@ from msgspec import UNSET, Raw
 
 from ovserve.api.openai.body import decode_fields, named_once, peek_optional_model
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.responses.events import ResponseEvents
+from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.api.openai.responses.operations import Deleted, ItemPage
 from ovserve.api.openai.responses.replay import replay
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from ovserve.access import current_request
-from ovserve.api.openai.responses.events import ResponseEvents
 from ovserve.api.openai.responses.fold import ResponseFold
-from ovserve.api.openai.responses.objects import Failure
+from ovserve.api.openai.responses.objects import Failure, ResponseEvents
 from ovserve.errors import InvalidArgument, NodeError, OvserveError, for_log
 from ovserve.kinds.payload import HttpResponse
 from ovserve.services.responses.mcp_answer import McpAnswer

@@ -13,9 +13,9 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from ovserve.api.anthropic import ENDPOINTS
+from ovserve.api.anthropic.answer import MessagesWriter
 from ovserve.api.anthropic.body import CountRequest
 from ovserve.api.anthropic.messages import openai_tools
-from ovserve.api.anthropic.writer import MessagesWriter
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed, ToolCallDelta

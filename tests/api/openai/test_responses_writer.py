@@ -18,7 +18,9 @@ from pydantic import TypeAdapter
 
 from ovserve.api.openai.responses.encoder import EventEncoder
 from ovserve.api.openai.responses.endpoint import ResponseEventWriter
-from ovserve.api.openai.responses.events import (
+from ovserve.api.openai.responses.fold import ResponseFold
+from ovserve.api.openai.responses.objects import (
+    Failure,
     ItemAdded,
     ItemDelta,
     ItemDone,
@@ -27,8 +29,6 @@ from ovserve.api.openai.responses.events import (
     ResponseEvent,
     ResponseEvents,
 )
-from ovserve.api.openai.responses.fold import ResponseFold
-from ovserve.api.openai.responses.objects import Failure
 from ovserve.api.openai.responses.replay import events_of, failed, resume
 from ovserve.errors import Internal
 from ovserve.llm.output import Parsed, ToolCallDelta

@@ -12,20 +12,14 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.common import DONE, encode
-from ovserve.api.openai.responses.events import (
+from ovserve.api.openai.responses.objects import (
     ArgumentsDone,
+    CustomToolCall,
+    FunctionCall,
     GenerationStarted,
     ItemAdded,
     ItemDelta,
     ItemDone,
-    ResponseCreated,
-    ResponseEnded,
-    ResponseEvent,
-    ToolEnded,
-)
-from ovserve.api.openai.responses.objects import (
-    CustomToolCall,
-    FunctionCall,
     Logprob,
     McpApprovalRequest,
     McpCall,
@@ -33,6 +27,10 @@ from ovserve.api.openai.responses.objects import (
     OutputItem,
     Reasoning,
     Response,
+    ResponseCreated,
+    ResponseEnded,
+    ResponseEvent,
+    ToolEnded,
 )
 
 

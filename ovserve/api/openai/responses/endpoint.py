@@ -21,32 +21,31 @@ from ovserve.api.openai.custom_tools import ClientTool, InputReader
 from ovserve.api.openai.effort import effort_variables, reasoning_budget
 from ovserve.api.openai.images import pictures_of
 from ovserve.api.openai.logprobs import MISSING, top_of
-from ovserve.api.openai.responses.decoded import DecodedResponses, ResponsePresentation
-from ovserve.api.openai.responses.events import (
+from ovserve.api.openai.responses.items import as_items, check_items, loosen_items, to_messages
+from ovserve.api.openai.responses.objects import (
     GenerationStarted,
+    Incomplete,
+    InputDetails,
     ItemAdded,
     ItemBecameReasoning,
     ItemDelta,
     ItemDone,
     ItemKind,
     ItemRetracted,
+    Logprob,
+    OutputDetails,
+    Response,
     ResponseCreated,
     ResponseEnded,
     ResponseEvent,
     ResponseEvents,
-)
-from ovserve.api.openai.responses.items import as_items, check_items, loosen_items, to_messages
-from ovserve.api.openai.responses.objects import (
-    Incomplete,
-    InputDetails,
-    Logprob,
-    OutputDetails,
-    Response,
     TopLogprob,
     Usage,
 )
 from ovserve.api.openai.responses.request import (
     RESPONSES_UNSUPPORTED,
+    DecodedResponses,
+    ResponsePresentation,
     ResponseRequest,
     check_response,
     unused_fields,

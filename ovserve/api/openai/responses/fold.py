@@ -6,28 +6,19 @@ import msgspec
 from msgspec import UNSET
 
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.responses.events import (
+from ovserve.api.openai.responses.objects import (
+    STATELESS,
+    TERMINAL,
     ArgumentsDone,
+    CustomToolCall,
+    Failure,
+    FunctionCall,
     GenerationStarted,
     ItemAdded,
     ItemBecameReasoning,
     ItemDelta,
     ItemDone,
     ItemRetracted,
-    ResponseCreated,
-    ResponseEnded,
-    ResponseEvent,
-    ResponseEvents,
-    Status,
-    StoredInput,
-    ToolEnded,
-)
-from ovserve.api.openai.responses.objects import (
-    STATELESS,
-    TERMINAL,
-    CustomToolCall,
-    Failure,
-    FunctionCall,
     Logprob,
     McpApprovalRequest,
     McpCall,
@@ -37,7 +28,14 @@ from ovserve.api.openai.responses.objects import (
     OutputText,
     Reasoning,
     Response,
+    ResponseCreated,
+    ResponseEnded,
+    ResponseEvent,
+    ResponseEvents,
+    Status,
+    StoredInput,
     SummaryText,
+    ToolEnded,
     Usage,
 )
 from ovserve.errors import Internal

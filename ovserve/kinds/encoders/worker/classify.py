@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ovserve.engine.host.device_properties import properties_of
+from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import (

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ovserve.engine.host.device_properties import properties_of
+from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
 from ovserve.errors import Internal, InvalidArgument, OvserveError
 from ovserve.kinds.encoders.spec import (

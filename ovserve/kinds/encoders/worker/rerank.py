@@ -28,7 +28,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
-from ovserve.engine.host.device_properties import properties_of
+from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
 from ovserve.kinds.encoders.files import POSITIONS_BEHIND_PADDING

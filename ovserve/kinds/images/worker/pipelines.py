@@ -38,7 +38,7 @@ import openvino_genai as ov_genai
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.cpu import device_properties
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.images.files import pipeline_class, text_encoders

@@ -33,7 +33,7 @@ import openvino as ov
 import openvino_genai as ov_genai
 from numpy.typing import NDArray
 
-from ovserve.engine.host.device_properties import device_properties, properties_of
+from ovserve.engine.host.cpu import device_properties, properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument

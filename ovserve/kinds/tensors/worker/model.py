@@ -13,7 +13,7 @@ from typing import Any
 
 import openvino as ov
 
-from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.cpu import device_properties
 from ovserve.errors import LoadError
 from ovserve.kinds.tensors.files import Mapping, model_file, read_mapping
 from ovserve.kinds.tensors.spec import TensorSpec

@@ -23,7 +23,7 @@ import numpy as np
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.host.device_properties import properties_of
+from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.voice.spec import TextToSpeechFacts, TextToSpeechSpec

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import openvino_genai as ov_genai
 
-from ovserve.engine.host.device_properties import device_properties
+from ovserve.engine.host.cpu import device_properties
 from ovserve.engine.model.lora import compressed, unusable
 from ovserve.engine.protocol.specs import (
     CacheEviction,
