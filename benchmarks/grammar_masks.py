@@ -19,7 +19,6 @@ import numpy as np
 from ovserve.kinds.text.worker.genai.vocabulary import read_vocabulary
 from ovserve.kinds.text.worker.paged.grammars import Compiler
 from ovserve.kinds.text.worker.paged.masks import apply, mask_bits, mask_of, words
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import (
     Format,
     any_text,
@@ -30,6 +29,7 @@ from ovserve.llm.grammar.constraint import (
     tag,
     triggered,
 )
+from ovserve.llm.grammar.writer import compact
 from tests.schemas import obj
 
 SEEDS, TOKENS, REPEAT = 4, 100, 30

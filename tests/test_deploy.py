@@ -14,8 +14,7 @@ import pytest
 
 from ovserve.cli.commands import build_parser
 from ovserve.server.environment import from_environment, unknown_variables
-from ovserve.server.settings import Settings
-from ovserve.server.settings_check import problem
+from ovserve.server.settings import Settings, problem
 from tests.conftest import ROOT
 
 DEPLOY = ROOT / "examples/deploy"

@@ -171,6 +171,8 @@ class AccessLog:
 
 
 audit_problems = logging.getLogger(__name__)
+
+
 class AuditLog:
     """The file of --audit_log_path: one JSON object per request, about who did what and how it ended.
 

@@ -79,7 +79,7 @@ def _effect(use: Use, fault: str) -> str:
 
 def _check_metrics(path: Path) -> None:
     """Raises InvalidArgument for a metric of the file that does not exist, or LoadError."""
-    from ovserve.services.monitoring.choice import choose
+    from ovserve.services.monitoring.families import choose
     from ovserve.serving.config.file import ConfigFile
 
     try:
@@ -95,8 +95,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.sandbox.templates import Templates
     from ovserve.server.build import convert_when_loaded
     from ovserve.server.source import model_without_graph
-    from ovserve.serving.check import CONFIG_SUFFIXES, Trial, find, report
-    from ovserve.serving.check_engine import Probe
+    from ovserve.serving.check import CONFIG_SUFFIXES, Probe, Trial, find, report
     from ovserve.serving.config.repository import RepositoryContent
 
     registry = Registry(MODULES)

@@ -150,7 +150,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     from ovserve.deploy.ray.check import check
     from ovserve.deploy.ray.plan import Plan
     from ovserve.deploy.ray.rollout import pack
-    from ovserve.server.settings_check import problem
+    from ovserve.server.settings import problem
     from ovserve.server.source import resolve
 
     values = {o.name: getattr(arguments, o.name) for o in OPTIONS if hasattr(arguments, o.name)}

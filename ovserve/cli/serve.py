@@ -33,7 +33,7 @@ from ovserve.pull.packaged import DEFAULT_MODEL
 from ovserve.server.environment import from_environment, parse, unknown_variables
 from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
 from ovserve.server.settings import GROUPS, OPTIONS, Settings
-from ovserve.server.settings_check import problem as problem_of
+from ovserve.server.settings import problem as problem_of
 from ovserve.server.source import Served, resolve
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.models import entry_of, looks_plain

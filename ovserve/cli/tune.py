@@ -122,14 +122,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _tell(result: TuneResult, output: Path, picture: Path, title: str) -> None:
-    from ovserve.tools.tuning import plot, report
+    from ovserve.tools.tuning import report
 
     print(table(report.HEADER, report.rows(result)))  # noqa: T201
     if untried := report.untried(result):
         print(f"not tried for lack of time: {', '.join(untried)}")  # noqa: T201
     if report.bars(result):
         print(f"\n{report.plot(result)}\n")  # noqa: T201
-        has_picture = plot.draw(result, title, picture)
+        has_picture = report.draw(result, title, picture)
         missing = f"no picture: matplotlib is not installed; {extra('plot')}"
         print(f"picture: {picture}" if has_picture else missing)  # noqa: T201
     if result.options and result.final is not None:

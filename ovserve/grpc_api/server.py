@@ -22,6 +22,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -52,6 +53,43 @@ from ovserve.services.inference.administration import Administration, Entry
 from ovserve.services.inference.infer import Inference
 from ovserve.services.inference.metadata import Description
 from ovserve.serving.manager import Manager
+
+log = logging.getLogger(__name__)
+
+
+def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
+    """Read PEM files, whose content `http/transport/tls.py` has checked. Before each handshake the library
+    asks for newer ones, from its own thread. Raises LoadError for an unreadable one."""
+    files = [path for path in (certificate, key, client_ca) if path is not None]
+    seen = _stamps(files)
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        pair = (key.read_bytes(), certificate.read_bytes())
+        roots = client_ca.read_bytes() if client_ca is not None else None
+        return grpc.ssl_server_certificate_configuration([pair], roots)
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal seen
+        try:
+            now = _stamps(files)
+            if now == seen:
+                return None
+            seen = now
+            return read()
+        except OSError as exc:
+            log.error("the certificate of gRPC is unchanged: %s", exc)
+            return None
+
+    try:
+        # The stubs do not allow None, which the library takes for "unchanged".
+        return grpc.dynamic_ssl_server_credentials(read(), newer, client_ca is not None)  # type: ignore[arg-type]
+    except OSError as exc:
+        raise LoadError(f"cannot be read: {exc.strerror}", file=str(exc.filename)) from exc
+
+
+def _stamps(files: list[Path]) -> list[tuple[int, int, int]]:
+    return [(s.st_mtime_ns, s.st_size, s.st_ino) for s in (path.stat() for path in files)]
+
 
 _FILE: Any = reflection_pb.DESCRIPTOR  # its stub has its own types
 ALPHA: ServiceDescriptor = _FILE.services_by_name["ServerReflection"]
@@ -220,8 +258,6 @@ def _service(module: Any, name: str) -> ServiceDescriptor:
 INFERENCE = _service(kserve_pb2, "GRPCInferenceService")
 MODELS = _service(tensorflow_serving_pb2, "ModelService")
 HEALTH = _service(health_pb2, "Health")
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ovserve.kinds.payload import HttpPayload, report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
-from ovserve.serving.token_checks import TokenizeResult
+from ovserve.serving.tokens import TokenizeResult
 
 BODIES = web.AppKey("BODIES", Bodies)
 MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", codecs.BOM_UTF32_BE: "UTF-32"}

@@ -14,7 +14,7 @@ from ovserve.llm.decoding import Mode
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
 from ovserve.llm.parsing import default, implicit_reasoning_start, reasoning_closed
-from ovserve.llm.parsing.core.choice import ParserChoice
+from ovserve.llm.parsing.core.registry import ParserChoice
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.prompt.fim import Fim
 from ovserve.llm.request import Sampling

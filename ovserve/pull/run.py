@@ -37,8 +37,7 @@ from ovserve.pull.graph_file import check_file
 from ovserve.pull.graph_text import OptionValue, graph_text
 from ovserve.pull.loras import FLAG, fetch_loras, lora_fields, parse_loras
 from ovserve.pull.model import How, obtain
-from ovserve.pull.packaged import MODELS, PackagedModel
-from ovserve.pull.plain import PLAIN_MODELS, PackagedModels, fetch_plain
+from ovserve.pull.packaged import MODELS, PLAIN_MODELS, PackagedModel, PackagedModels, fetch_plain
 from ovserve.pull.source import Say, Source, find
 from ovserve.serving.engines import FIELD, convert_spec
 from ovserve.serving.settings import Convert

@@ -18,8 +18,7 @@ from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.convert import checked
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
-from ovserve.pull.packaged import ENCODERS, MODELS, NO_SAMPLING, PackagedModel
-from ovserve.pull.plain import PLAIN_MODELS
+from ovserve.pull.packaged import ENCODERS, MODELS, NO_SAMPLING, PLAIN_MODELS, PackagedModel
 from ovserve.pull.progress import Say as Say
 from ovserve.serving.fingerprint import Fingerprints
 

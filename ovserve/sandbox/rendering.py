@@ -8,8 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation
-from ovserve.llm.prompt.expectations import Expectations
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Expectations
 from ovserve.llm.prompt.template import CompiledTemplate
 
 MAX_PROMPT = 64 * 1024 * 1024  # characters; no context is that long

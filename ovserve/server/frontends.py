@@ -14,9 +14,9 @@ from ovserve.access import AccessLog, Guard
 from ovserve.console.console import Console, ConsoleSettings
 from ovserve.errors import LoadError
 from ovserve.http.app import build_app, build_batches, build_metrics_app, build_runner
+from ovserve.http.transport.connections import Listener
 from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.limits import RestLimits
-from ovserve.http.transport.listen import Listener
 from ovserve.http.transport.malformed import Runner
 from ovserve.http.transport.sockets import Sockets, is_local, split
 from ovserve.http.transport.tls import Certificate
@@ -147,8 +147,12 @@ def _rpc_server(
         return None
     # Engines are started by exec. grpc prepares for a copy of this process instead, and logs that it cannot.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    from ovserve.grpc_api.server import RpcOptions, RpcServer, parse_arguments  # grpc takes 0.1 s to import
-    from ovserve.grpc_api.tls import credentials
+    from ovserve.grpc_api.server import (  # grpc takes 0.1 s to import
+        RpcOptions,
+        RpcServer,
+        credentials,
+        parse_arguments,
+    )
 
     options = RpcOptions(
         grpc_addresses(settings),

@@ -8,7 +8,10 @@ their engine, so the command loads them in any case.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,21 +21,21 @@ import msgspec
 
 from ovserve.access import as_system
 from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script
 from ovserve.engine.protocol.admission import context_limit
-from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, TextFacts, TextSpec
+from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, Spec, TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.graph.plan import NodePlan
-from ovserve.kinds.tensors.files import is_model_file
+from ovserve.kinds.tensors.files import is_model_file, weights_fault
 from ovserve.kinds.tensors.session import Models
 from ovserve.kinds.text.engine_choice import TextEngine
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.kinds.text.resource import choose_parsers, load_template
-from ovserve.llm.parsing.core.choice import ParserChoice, choose
+from ovserve.llm.parsing.core.registry import ParserChoice, choose
 from ovserve.sandbox.templates import Templates
-from ovserve.serving.check_engine import Probe, cache_fault, file_faults
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.config.repository import GraphsDirectory
@@ -40,10 +43,76 @@ from ovserve.serving.config.subconfig import RepositoryContent, graph_spec, with
 from ovserve.serving.engine_nodes import EngineNode
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
-from ovserve.serving.model_size import LoadEstimate, ModelSize, cache_bytes, estimate, model_size, weights
+from ovserve.serving.model_size import (
+    GIGABYTE,
+    LoadEstimate,
+    ModelSize,
+    cache_bytes,
+    estimate,
+    model_size,
+    weights,
+)
 from ovserve.serving.sessions import ServedModels, bind_sessions, unknown_models
 from ovserve.serving.settings import Convert, ServingSettings
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+
+PROBE_SECONDS = 60.0
+
+
+def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield faults of models in OpenVINO IR form: an XML file that is invalid, or truncated weights."""
+    for name in names:
+        xml, weights = directory / f"{name}.xml", directory / f"{name}.bin"
+        if not (xml.is_file() and weights.is_file()):
+            continue
+        if fault := weights_fault(xml, weights):
+            yield fault
+
+
+def cache_fault(spec: Spec) -> str:
+    """Return why the configured cache does not fit here; "" if it does, or the memory is unknown."""
+    size = spec.cache_size if isinstance(spec, TextSpec) else 0
+    size_in_bytes, there = size * GIGABYTE, memory()
+    if not there.available or size_in_bytes <= there.available:
+        return ""
+    free = there.available / GIGABYTE
+    return f"{size} GB are more than the {free:.1f} GB that are free on this {there.limit}"
+
+
+class Probe:
+    """Queries the library in a child process, once for each device and properties."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[str, str]] = {}
+        self.untried = ""  # why the library could not be queried
+
+    async def fault(self, device: str, properties: str) -> tuple[str, str]:
+        """Return the option and what is wrong with it; empty if nothing is."""
+        key = (device, properties)
+        if key not in self._known:
+            self._known[key] = await self._ask(device, json.loads(properties))
+        return self._known[key]
+
+    async def _ask(self, device: str, properties: object) -> tuple[str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ovserve.kinds.text.worker.genai.probe",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                out, errors = await process.communicate(json.dumps([[device, properties]]).encode())
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            self.untried = f"OpenVINO gave no answer in {PROBE_SECONDS:g} s"
+            return "", ""
+        if process.returncode:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            self.untried = f"OpenVINO could not be queried: {''.join(last) or process.returncode}"
+            return "", ""
+        ((option, reason),) = json.loads(out.splitlines()[-1])
+        return option, reason
+
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 LANGUAGE_MODELS = ("openvino_model", "openvino_language_model")

@@ -1,4 +1,4 @@
-"""The interface of a graph, derived from the tags of its streams.
+"""The interface of a graph, derived from the tags of its streams, and the paths that its nodes declare.
 
 The rules are OVMS's table, with one tensor type in place of its seven. A graph with HTTP_REQUEST_PAYLOAD and
 HTTP_RESPONSE_PAYLOAD is an HTTP endpoint, and so is one with REQUEST_PAYLOAD and RESPONSE_PAYLOAD, as OVMS's
@@ -9,7 +9,7 @@ tag, so REQUEST_PAYLOAD counts as REQUEST; here the whole tag counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -18,7 +18,7 @@ from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import GraphPlan
 from ovserve.graph.planning import compatible
-from ovserve.kinds.payload import AnswerPacket, HttpPayload
+from ovserve.kinds.payload import AnswerPacket, HttpCalculator, HttpPayload
 
 HTTP_PAIRS = (
     ("HTTP_REQUEST_PAYLOAD", "HTTP_RESPONSE_PAYLOAD"),
@@ -96,3 +96,29 @@ def _ends(plan: GraphPlan, interface: Interface) -> tuple[set[str], set[str]]:
     inputs = {e.name for e in plan.inputs if tags is None or e.tag == tags[0]}
     outputs = {e.name for e in plan.outputs if tags is None or e.tag == tags[1]}
     return inputs, outputs
+
+
+BELOW = "/*"
+
+
+def declared(graph: Graph, servable: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the endpoints that the graph's nodes declare, and those of them that are open.
+
+    An endpoint is a path without its version prefix. One that ends in `/*` stands for every path below it. An
+    *open* endpoint takes any method and any body, and needs no `model`: a Python node decides what they mean.
+    Without any, the graph takes every request.
+    """
+    names: set[str] = set()
+    open_: set[str] = set()
+    for plan in graph.plan.nodes:
+        if issubclass(plan.cls, HttpCalculator):
+            endpoints = set(plan.cls.endpoints_of(plan.contract.options, servable))
+            names |= endpoints
+            open_ |= endpoints if plan.cls.open_endpoints else set()
+    return frozenset(names), frozenset(open_)
+
+
+def matches(endpoint: str, names: Iterable[str]) -> bool:
+    return any(
+        endpoint == name or (name.endswith(BELOW) and endpoint.startswith(name[:-1])) for name in names
+    )

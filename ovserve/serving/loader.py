@@ -50,10 +50,9 @@ from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.config.models import absent, nothing_served
 from ovserve.serving.config.subconfig import check_subconfig
-from ovserve.serving.endpoints import declared, matches
 from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
 from ovserve.serving.engines import AnyEngine, Engines, Key
-from ovserve.serving.interface import Interface, interface_of
+from ovserve.serving.interface import Interface, declared, interface_of, matches
 from ovserve.serving.model_size import loaded_bytes, log_memory
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions

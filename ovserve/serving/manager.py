@@ -30,8 +30,7 @@ from ovserve.sandbox.images.loader import Media
 from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
 from ovserve.serving.changes import Changes
 from ovserve.serving.config.repository import GraphsDirectory, Repository, RepositoryContent
-from ovserve.serving.entries import Entries
-from ovserve.serving.entry import Phase
+from ovserve.serving.entries import Entries, Phase
 from ovserve.serving.rollout import Rollout
 from ovserve.serving.servable import Servable, State
 from ovserve.serving.settings import ServingSettings

@@ -29,8 +29,7 @@ from typing import Any
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.host.memory import memory
 from ovserve.serving.engines import AnyEngine, Key
-from ovserve.serving.entries import Entries
-from ovserve.serving.entry import Entry
+from ovserve.serving.entries import Entries, Entry
 from ovserve.serving.model_size import loaded_bytes
 from ovserve.serving.settings import IdleSettings
 from ovserve.serving.spec import ServableSpec

@@ -23,8 +23,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import Engines, Key
-from ovserve.serving.entries import Entries
-from ovserve.serving.entry import Entry, Phase
+from ovserve.serving.entries import Entries, Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import Checked, check, listed_with_adapters, load_servable, model_paths
 from ovserve.serving.plan import Desired, Plan, diff

@@ -29,9 +29,8 @@ from ovserve.kinds.tensors.resource import PlainModel
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies
-from ovserve.serving.endpoints import matches
 from ovserve.serving.engines import AnyEngine
-from ovserve.serving.interface import Interface, http_streams
+from ovserve.serving.interface import Interface, http_streams, matches
 from ovserve.serving.status import GRAPH_VERSION
 from ovserve.telemetry.counters import REST, Front, ModelMetrics, Outcome
 

@@ -1,7 +1,6 @@
 """Plain counters, histograms and tracing; whoever has something to count imports this.
 
-- `counters`: per servable
-- `histogram`: buckets
-- `requests`: text generation
+- `counters`: per servable, and of the requests of a model
+- `metrics`: families and histograms
 - `tracing`: OpenTelemetry spans
 """

@@ -19,8 +19,7 @@ from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.text.worker.genai import GenAIEngine, continuous
 from ovserve.kinds.text.worker.genai.grammar import GrammarCompiler, _config, _init_times, _one_token
 from ovserve.llm.grammar import constraint as c
-from ovserve.llm.grammar.compact import compact
-from ovserve.llm.grammar.writer import write
+from ovserve.llm.grammar.writer import compact, write
 from ovserve.llm.request import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -14,7 +14,6 @@ from ovserve.engine.host.memory import resident
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.worker.genai.grammar import TRIVIAL, GrammarCompiler
 from ovserve.llm.grammar import constraint as c
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.cost import (
     MAX_ALTERNATIVES,
     MAX_BYTES,
@@ -23,6 +22,7 @@ from ovserve.llm.grammar.cost import (
     PROBE_TOKENS,
     is_cheap,
 )
+from ovserve.llm.grammar.writer import compact
 from tests.engine.conftest import Start, read_all, request
 
 pytestmark = pytest.mark.long

@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import Constraint, constrain
 from ovserve.llm.grammar.formats import EXPRESSIONS
+from ovserve.llm.grammar.writer import compact
 from tests.breadth import examples
 from tests.engine.walks import Walks
 

@@ -15,8 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ovserve.errors import InvalidArgument
-from ovserve.services.monitoring.choice import choose, parse_list
-from ovserve.services.monitoring.families import ENGINE_PROCESS, FAMILIES, NAMES, PROCESS
+from ovserve.services.monitoring.families import ENGINE_PROCESS, FAMILIES, NAMES, PROCESS, choose, parse_list
 from scripts.metrics_docs import FILE, text
 from tests.conftest import ROOT, Server, eventually, start_server
 from tests.http.conftest import Running, Scripted

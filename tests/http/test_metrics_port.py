@@ -13,8 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ovserve.access import as_system
-from ovserve.server.settings import Settings
-from ovserve.server.settings_check import problem
+from ovserve.server.settings import Settings, problem
 from ovserve.services.monitoring.scrape import Scraper
 from ovserve.serving.manager import Manager
 from tests.conftest import Server, script_graph, start_server

@@ -14,9 +14,8 @@ import pytest
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.budget import Costly, in_all, in_loop
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.guidance import guided
-from ovserve.llm.grammar.writer import write
+from ovserve.llm.grammar.writer import compact, write
 from ovserve.llm.parsing.core import registry
 from ovserve.llm.tooling import ToolPolicy
 

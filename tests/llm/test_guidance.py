@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, UnsupportedParameter
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import constrain, regex
 from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.grammar.writer import compact
 from ovserve.llm.parsing import default
 from ovserve.llm.parsing.core.guide import bare_text, json_arguments
 from ovserve.llm.tooling import ToolPolicy

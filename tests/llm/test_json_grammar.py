@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.formats import EXPRESSIONS
-from ovserve.llm.grammar.writer import Written, write
+from ovserve.llm.grammar.writer import Written, compact, write
 from tests.breadth import examples
 from tests.bytewise import instances
 from tests.ebnf import Sampler, matcher

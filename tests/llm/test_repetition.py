@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ovserve.llm.grammar.repetition import BLOCK_REPETITIONS, INLINE_REPETITIONS, repeated
 from ovserve.llm.grammar.rules import Rules
+from ovserve.llm.grammar.text import BLOCK_REPETITIONS, INLINE_REPETITIONS, repeated
 from ovserve.llm.grammar.writer import write
 from tests.breadth import examples
 from tests.bytewise import instances

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.conjunction import MAX_NAMED
-from ovserve.llm.grammar.writer import write
+from ovserve.llm.grammar.writer import compact, write
 from ovserve.llm.parsing.core import registry
 from tests.breadth import examples
 from tests.odd_schemas import SCHEMAS

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import constrain
+from ovserve.llm.grammar.writer import compact
 
 MEMORY = 600 * 1024 * 1024  # of address space
 CPU = 40  # seconds, on a slow machine; each takes less than one
@@ -19,7 +19,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
 resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.writer import compact
 from ovserve.llm.parsing.core import registry
 text = {{"type": "string"}}
 def names(n): return {{f"k{{i}}": text for i in range(n)}}

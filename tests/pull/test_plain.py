@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError, NotFound
-from ovserve.pull.plain import PLAIN_MODELS, PackagedFile, PackagedModels, fetch_plain
+from ovserve.pull.packaged import PLAIN_MODELS, PackagedFile, PackagedModels, fetch_plain
 from ovserve.pull.run import Wanted, pull
 from ovserve.pull.source import find
 from tests.pull.conftest import Index

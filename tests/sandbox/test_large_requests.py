@@ -19,15 +19,14 @@ from ovserve.api.openai.tools import tool_policy
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.large import decode_within, parse
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.grammar.writer import compact
 from ovserve.llm.images import Vision, tag
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Parsed
-from ovserve.llm.parsing.core.choice import ParserChoice
+from ovserve.llm.parsing.core.registry import ParserChoice
 from ovserve.llm.prompt import generic_tools
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
-from ovserve.llm.prompt.expectations import Expectations
+from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation, Expectations
 from ovserve.llm.request import GenerateRequest, Presentation
 from ovserve.sandbox.messages import DataUnpickler, Raised
 

@@ -16,7 +16,6 @@ from msgspec import Meta
 
 from ovserve.api.openai.describe.operation import doc
 from ovserve.errors import InvalidArgument, shortened
-from ovserve.llm.grammar.compact import strictly
 from ovserve.llm.grammar.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -29,7 +28,7 @@ from ovserve.llm.grammar.constraint import (
     literal,
 )
 from ovserve.llm.grammar.whole_text import regex, without_regex
-from ovserve.llm.grammar.writer import write
+from ovserve.llm.grammar.writer import strictly, write
 
 MAX_CHOICES = 4096
 

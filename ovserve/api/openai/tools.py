@@ -16,8 +16,7 @@ from msgspec import structs
 
 from ovserve.api.openai.describe.operation import REJECTED, Override
 from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
-from ovserve.llm.grammar.compact import strictly
-from ovserve.llm.grammar.writer import write
+from ovserve.llm.grammar.writer import strictly, write
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.core import registry
 from ovserve.llm.tooling import Choice, ToolPolicy

@@ -27,8 +27,7 @@ import msgspec
 
 from ovserve.calculators.library.matching import Matcher
 from ovserve.graph import Context, Input, Output, calculator
-from ovserve.llm.logprob_text import with_top
-from ovserve.llm.output import Content, Parsed, Part, Reasoning, ToolCallDelta
+from ovserve.llm.output import Content, Parsed, Part, Reasoning, ToolCallDelta, with_top
 from ovserve.llm.request import GenerateRequest, TokenLogprob
 
 CONTENT_FILTER = "content_filter"

@@ -38,7 +38,6 @@ import msgspec
 from ovserve.calculators.library.matching import Matcher
 from ovserve.graph import Context, Input, Output
 from ovserve.graph.overrides import must_override
-from ovserve.llm.logprob_text import with_top
 from ovserve.llm.output import (
     Content,
     ContentWasReasoning,
@@ -47,6 +46,7 @@ from ovserve.llm.output import (
     Reasoning,
     ToolCallBroken,
     ToolCallDelta,
+    with_top,
 )
 from ovserve.llm.request import TokenLogprob
 

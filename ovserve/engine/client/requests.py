@@ -29,7 +29,7 @@ from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepI
 from ovserve.errors import EndsEngine, EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.telemetry.requests import RequestMetrics, RequestTimeline
+from ovserve.telemetry.counters import RequestMetrics, RequestTimeline
 
 ALONE_POINTS, SHARED_POINTS, MAX_POINTS = 2, 1, 3
 SUSPECT_SECONDS = 600.0  # seconds after the last end

@@ -39,7 +39,7 @@ from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError,
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GenerateRequest, Prompt
-from ovserve.telemetry.requests import RequestMetrics
+from ovserve.telemetry.counters import RequestMetrics
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from ovserve.http.errors import openai_body
 from ovserve.http.middleware import REQUEST_ID
 from ovserve.http.sse import EventStream, as_event
 from ovserve.log import request_id
+from ovserve.services.responses.run import ResponseReply
 from ovserve.services.responses.service import ResponsesService
-from ovserve.services.responses.streams import ResponseReply
 
 log = logging.getLogger(__name__)
 

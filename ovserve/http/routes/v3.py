@@ -24,7 +24,7 @@ from ovserve.http.form import FORM, read_form
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse import send_answer
 from ovserve.kinds.text.endpoints import ENDPOINTS
-from ovserve.serving.endpoints import matches
+from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
 

@@ -12,7 +12,7 @@ from ovserve.engine.protocol.specs import GenerationSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.kinds.text.engine_spec import EngineOptions, engine_options
-from ovserve.llm.parsing.core.choice import check_pair
+from ovserve.llm.parsing.core.registry import check_pair
 from ovserve.llm.prompt.generic_tools import PARSER
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 

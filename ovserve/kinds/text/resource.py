@@ -34,7 +34,7 @@ from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
-from ovserve.llm.parsing.core.choice import ParserChoice, choose
+from ovserve.llm.parsing.core.registry import ParserChoice, choose
 from ovserve.llm.prompt import fim, generic_tools
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ovserve.llm.grammar.repetition import INLINE_REPETITIONS, repeated
-from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges
+from ovserve.llm.grammar.text import INLINE_REPETITIONS, LAST_CHARACTER, Ranges, repeated
 
 MAX_COUNT = 100_000  # of a repetition
 MAX_WIDTHS = 12  # of a part whose lengths are written one by one

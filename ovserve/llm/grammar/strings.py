@@ -12,9 +12,9 @@ from ovserve.llm.grammar import automata, formats, patterns, regular, text
 from ovserve.llm.grammar.conditions import UNLIKE, WITHOUT
 from ovserve.llm.grammar.conjunction import Schema
 from ovserve.llm.grammar.regular import Tree
-from ovserve.llm.grammar.repetition import repeated
 from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import Repeat
+from ovserve.llm.grammar.text import repeated
 
 Body = list[list[str | int | Repeat]]
 

@@ -19,7 +19,7 @@ from ovserve.llm.grammar import arrays, numbers, objects
 from ovserve.llm.grammar.arrays import Items
 from ovserve.llm.grammar.conditions import FRACTION, Alternatives
 from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema, pointed_at
-from ovserve.llm.grammar.constraint import JSON_MARK
+from ovserve.llm.grammar.constraint import JSON_MARK, Format, ebnf
 from ovserve.llm.grammar.enums import common, identity
 from ovserve.llm.grammar.judge import admitted
 from ovserve.llm.grammar.objects import named_members, strings_without
@@ -369,3 +369,26 @@ def _relates(writer: RuleWriter, conjunction: Conjunction, triples: list[tuple[s
         or least > sum(must for _, _, must in triples)
         or (most is not None and most < len(triples))
     )
+
+
+def compact(schema: Any, root: Any = None, what: str = "schema", *, exact: bool = False) -> Format:
+    """Return a JSON schema as one format of a constraint: of an answer, or of the arguments of a tool.
+
+    The EBNF comes from this package: in one line, linear in the schema, and correct where the library's
+    conversion is not. `root`: the document that references point into, if `schema` is a part. `what`: the
+    field. `exact`: see `write`.
+
+    Raises InvalidArgument for an invalid schema, or one without instances, or too large."""
+    return ebnf(write(schema, root=root, what=what, report=False, exact=exact).grammar)
+
+
+def strictly(schema: Any, what: str) -> Written:
+    """Write a schema that must be enforced in full. Raises InvalidArgument if some of it cannot be."""
+    result = write(schema, what=what)
+    if result.unenforced:
+        raise InvalidArgument(
+            f"{what}: with strict: true a schema may ask only for what can be enforced, "
+            f"got {result.unenforced[0]}",
+            param=what,
+        )
+    return result

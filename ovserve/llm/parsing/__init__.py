@@ -1,6 +1,6 @@
 """Parse answers into content, reasoning and tool calls, for every dialect, streamed or whole with the same
-result. `events.py`: what comes out; `core/`: the scanner, what a new format subclasses, the names of formats;
-`tools/` and `reasoning.py`: the formats; `json/` and `syntax/`: what these share.
+result. `core/`: what comes out (`output.py`), the scanner, what a new format subclasses, the names of
+formats; `tools/` and `reasoning.py`: the formats; `json/` and `syntax/`: what these share.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect
-from ovserve.llm.parsing.core.registry import Registry, default
-from ovserve.llm.parsing.core.scanner import TextParser
-from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.events import (
+from ovserve.llm.parsing.core.output import (
     Content,
     ContentWasReasoning,
     Event,
@@ -21,6 +18,9 @@ from ovserve.llm.parsing.events import (
     ToolCallBroken,
     ToolCallStart,
 )
+from ovserve.llm.parsing.core.registry import Registry, default
+from ovserve.llm.parsing.core.scanner import TextParser
+from ovserve.llm.parsing.core.typed import Tools
 
 __all__ = [
     "Content",

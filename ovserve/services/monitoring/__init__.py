@@ -2,6 +2,5 @@
 
 - `family`: what a family is
 - `families`: the table of them
-- `choice`: `--metrics_list`
 - `scrape`: the text
 """

@@ -10,7 +10,7 @@ from ovserve.errors import ModelNotFound, OvserveError
 from ovserve.services.responses.batch_lines import check_part, endpoint_of
 from ovserve.services.responses.batch_rows import Batches, BatchRecord, drop_lines, enter
 from ovserve.services.responses.files import Files
-from ovserve.serving.endpoints import matches
+from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager
 
 MAX_ERRORS = 100  # that are reported

@@ -19,8 +19,7 @@ from ovserve.services.responses.batch_runner import AnswerError, BatchRunner
 from ovserve.services.responses.batch_validation import BatchBounds
 from ovserve.services.responses.files import Files, new_id, stored, unknown_file
 from ovserve.services.responses.service import ResponsesService
-from ovserve.serving.endpoints import matches
-from ovserve.serving.interface import Interface
+from ovserve.serving.interface import Interface, matches
 from ovserve.serving.manager import Manager
 
 ENDPOINTS = ("chat/completions", "completions", "responses", "embeddings", "rerank", "score")

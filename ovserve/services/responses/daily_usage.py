@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from ovserve.access import Guard
 from ovserve.access.caller import Caller, Usage
-from ovserve.services.responses.schema import StoreError
-from ovserve.services.responses.store import ResponseStore
+from ovserve.services.responses.store import ResponseStore, StoreError
 
 SYNC_SECONDS = 1.0
 KEPT_DAYS = 7  # of counts that are past

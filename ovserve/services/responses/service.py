@@ -45,7 +45,7 @@ from ovserve.kinds.payload import HttpResponse
 from ovserve.sandbox.bodies import Head
 from ovserve.services.responses.input import ResolvedRequest, own_items, prepare
 from ovserve.services.responses.mcp_answer import McpAnswer, McpSession, session_of
-from ovserve.services.responses.run import Run
+from ovserve.services.responses.run import ResponseReply, Run, failure_of, fold_all, one, stream_of, through
 from ovserve.services.responses.store import ResponseStore, StoreError
 from ovserve.services.responses.stored import (
     SERVER_GONE,
@@ -54,11 +54,9 @@ from ovserve.services.responses.stored import (
     require_background,
     unknown,
 )
-from ovserve.services.responses.streams import ResponseReply, failure_of, fold_all, one, stream_of, through
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse
-from ovserve.serving.token_checks import TokenizeResult
-from ovserve.serving.tokens import tokens_of
+from ovserve.serving.tokens import TokenizeResult, tokens_of
 
 Items = list[Raw]
 # An answer to the request with so much of its history and its input; None: all of it.

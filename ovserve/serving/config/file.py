@@ -20,9 +20,8 @@ from ovserve.engine.model.files import cloud_fault
 from ovserve.errors import LoadError
 from ovserve.kinds.tensors.files import SUFFIXES
 from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, option_fault
-from ovserve.serving.config.schema import FILE, uses
+from ovserve.serving.config.schema import FILE, Value, uses
 from ovserve.serving.config.subconfig import SUBCONFIG_FILE, RepositoryContent, checked, items, with_models
-from ovserve.serving.config.text import Value
 from ovserve.serving.spec import GRAPH_FILE, ServableSpec
 
 MESH_FOLDER, MESH_SUBCONFIG = "1", "config.json"  # the other one with this name is of the model on the hub

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ovserve.errors import LoadError
 from ovserve.serving.config.models import model_specs
-from ovserve.serving.config.schema import SUBCONFIG, Object, faults, uses
-from ovserve.serving.config.text import Value, parse
+from ovserve.serving.config.schema import SUBCONFIG, Object, Value, faults, parse, uses
 from ovserve.serving.spec import ServableSpec
 
 SUBCONFIG_FILE = "subconfig.json"

@@ -2,5 +2,5 @@
 
 `target.py` finds the engine of the graph, `choices.py` what is worth trying on this processor. `run.py`
 runs engines in turns under the load of `load.py`; `search.py` decides which wins. `graph_file.py` writes
-the winner's graph, `report.py` and `plot.py` show the results.
+the winner's graph, `report.py` shows the results.
 """

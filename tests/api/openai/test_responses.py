@@ -11,7 +11,7 @@ from ovserve.api.openai.responses import Responses, tools
 from ovserve.api.openai.responses.endpoint import DecodedResponses
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing.core.choice import ParserChoice
+from ovserve.llm.parsing.core.registry import ParserChoice
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import GenerateRequest
 from tests.rendering import probed, rendered

@@ -9,8 +9,8 @@ import pytest
 
 from ovserve.api.openai import ENDPOINTS
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import MAX_BYTES, Constraint, json_object
+from ovserve.llm.grammar.writer import compact
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.template import ChatTemplate
 

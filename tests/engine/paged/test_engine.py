@@ -16,8 +16,8 @@ from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument
 from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.kinds.text.worker.paged import PagedEngine
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.constraint import Format, constrain, either, literal, structural_tag, tag
+from ovserve.llm.grammar.writer import compact
 from ovserve.llm.request import Sampling, TokenLogprob
 from tests.breadth import examples
 from tests.engine.real import CHAT, EXACT, FRANCE, LIST, STORY, Result, add, generate, run

@@ -10,9 +10,9 @@ import jsonschema_rs
 import pytest
 
 from ovserve.llm.grammar import constraint as c
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.formats import EXPRESSIONS
 from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.grammar.writer import compact
 from ovserve.llm.tooling import ToolPolicy
 from tests.breadth import examples
 from tests.engine.paged.conftest import Masks

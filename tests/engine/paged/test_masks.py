@@ -10,7 +10,7 @@ import pytest
 from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
 from ovserve.kinds.text.worker.paged.masks import apply, mask_bits, mask_of
 from ovserve.llm.grammar import constraint as c
-from ovserve.llm.grammar.compact import compact
+from ovserve.llm.grammar.writer import compact
 from tests.engine.paged.conftest import Masks
 from tests.schemas import SCHEMAS
 

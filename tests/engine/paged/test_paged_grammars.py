@@ -19,8 +19,8 @@ from ovserve.kinds.text.worker.paged.grammars import Grammars
 from ovserve.kinds.text.worker.paged.masks import Mask, Matcher, mask_bits
 from ovserve.kinds.text.worker.paged.proof import prover
 from ovserve.llm.grammar import constraint as c
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.cost import PROBE_TOKENS
+from ovserve.llm.grammar.writer import compact
 from tests.engine.paged.conftest import Masks
 from tests.engine.test_genai_grammar import WRONG
 from tests.engine.test_grammar_cost import MEMORY, WORST

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from ovserve.errors import InvalidArgument, shortened
-from ovserve.llm.grammar.compact import compact
 from ovserve.llm.grammar.conjunction import pointed_at
 from ovserve.llm.grammar.constraint import (
     Format,
@@ -27,7 +26,7 @@ from ovserve.llm.grammar.constraint import (
     within_limit,
 )
 from ovserve.llm.grammar.whole_text import bare_string
-from ovserve.llm.grammar.writer import lost_relations, parameters
+from ovserve.llm.grammar.writer import compact, lost_relations, parameters
 
 Schema = Mapping[str, Any]
 Arguments = Callable[[Schema, bool], Format]  # a schema, and whether all that it allows is admitted

@@ -11,16 +11,47 @@ import random
 import string
 from itertools import groupby
 
+import msgspec
+
 from ovserve.llm.parsing.core.cursor import Cursor
-from ovserve.llm.parsing.events import (
-    Content,
-    ContentWasReasoning,
-    Event,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallBroken,
-    ToolCallStart,
-)
+
+
+class Content(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class ToolCallStart(msgspec.Struct, frozen=True, gc=False):
+    """Sent once per index; indices count from 0 in order of appearance."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallArguments(msgspec.Struct, frozen=True, gc=False):
+    """A chunk of the arguments' JSON text; the joined chunks of one index are the arguments."""
+
+    index: int
+    text: str
+
+
+class ToolCallBroken(msgspec.Struct, frozen=True, gc=False):
+    """The call of this index turned out not to be a call. Its raw text follows as Content (or was a list
+    item)."""
+
+    index: int
+
+
+class ContentWasReasoning(msgspec.Struct, frozen=True, gc=False):
+    """An end-of-reasoning tag without a start: all content so far was reasoning."""
+
+
+Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallBroken | ContentWasReasoning
+
 
 _ALPHABET = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates require exactly nine alphanumerics; they suit all others

@@ -1,6 +1,6 @@
 """Try devices and their properties on a model of one node: `python -m ovserve.kinds.text.worker.genai.probe`.
 
-Run by `serving/check_engine.py`, because neither the server nor a command imports OpenVINO. It reads a JSON
+Run by `serving/check.py`, because neither the server nor a command imports OpenVINO. It reads a JSON
 array of [device, properties] from stdin and writes one of [option, reason], empty where nothing is wrong.
 What the library says here is what it says when an engine starts, and no weights are read.
 """
