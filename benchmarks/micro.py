@@ -41,7 +41,7 @@ from ovserve.engine.protocol.specs import TextSpec
 from ovserve.graph import Registry
 from ovserve.graph.graph import Graph
 from ovserve.kinds.payload import HttpPayload
-from ovserve.kinds.text.http_frontend import decode as decode_payload
+from ovserve.kinds.text.node import decode as decode_payload
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed

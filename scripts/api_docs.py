@@ -1,6 +1,6 @@
 """`make docs`: writes docs/api.md from the operations the server itself uses; tests/test_api_docs.py checks it.
 
-The table of parameters is `ovserve.api.openai.describe.parameters`, which GET capabilities also serves, narrowed per model.
+The table of parameters is `ovserve.api.openai.describe`, which GET capabilities also serves, narrowed per model.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ovserve.api.openai.describe.operation import REJECTED, SUPPORTED, Operation
-from ovserve.api.openai.describe.parameters import Parameter, parameters
+from ovserve.api.openai.describe import Parameter, parameters
+from ovserve.api.openai.operation import REJECTED, SUPPORTED, Operation
 from ovserve.http.app import build_app
 from ovserve.http.openapi import OPERATIONS, paths_of
 from ovserve.http.routes.describe import routes_of
-from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.connections import RestLimits
 from ovserve.serving.manager import Manager
 from tests.conftest import ROOT
 

@@ -18,7 +18,7 @@ from ovserve.api.kserve import Tensor
 from ovserve.api.kserve.tensor import BYTES, FLOATS
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.operation import doc
 from ovserve.errors import InvalidArgument
 
 B64 = "b64"

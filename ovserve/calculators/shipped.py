@@ -5,32 +5,24 @@ alone. A new calculator is a file in this package and a row here.
 """
 
 from ovserve.calculators import library, realtime, realtime_audio
-from ovserve.kinds.encoders import classification, embeddings, rerank
+from ovserve.kinds.encoders import node as encoder_node
 from ovserve.kinds.images import node as image_generation
-from ovserve.kinds.python import converter as python_converter
 from ovserve.kinds.python import node as python_node
 from ovserve.kinds.speech import node as speech_to_text
-from ovserve.kinds.tensors import adapter, inference, session
+from ovserve.kinds.tensors import inference, session
 from ovserve.kinds.tensors import node as plain_model_node
-from ovserve.kinds.text import http_frontend, http_llm, response_writer, steps
+from ovserve.kinds.text import node as text_node
 from ovserve.kinds.voice import node as text_to_speech
 
 MODULES = (
-    adapter,
-    classification,
-    embeddings,
-    http_frontend,
-    http_llm,
+    encoder_node,
     image_generation,
     inference,
     plain_model_node,
-    python_converter,
     python_node,
-    rerank,
-    response_writer,
     session,
     speech_to_text,
-    steps,
+    text_node,
     text_to_speech,
     realtime,
     realtime_audio,

@@ -84,12 +84,12 @@ def add_to(commands: Commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from ovserve.server.build import convert_when_loaded
     from ovserve.server.settings import Settings
-    from ovserve.tools.tuning import graph_file, prompts, target
+    from ovserve.tools.tuning import graph_file, prompts
     from ovserve.tools.tuning.run import TuneOptions, tune
     from ovserve.tools.tuning.search import Allowed
 
     seconds, streams = _seconds(arguments.budget), _streams(arguments.concurrency, arguments.goal)
-    tuned = target.find(arguments.graph, arguments.node)
+    tuned = graph_file.find(arguments.graph, arguments.node)
     output = graph_file.check_output(
         tuned, arguments.output or tuned.base / DEFAULT_OUTPUT, force=arguments.force
     )

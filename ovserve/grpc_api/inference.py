@@ -24,8 +24,7 @@ from ovserve.grpc_api.service import Context, Method
 from ovserve.protos import kserve_pb2 as pb
 from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
-from ovserve.services.inference.infer import Inference
-from ovserve.services.inference.infer_stream import infer_stream
+from ovserve.services.inference.infer import Inference, infer_stream
 from ovserve.services.inference.metadata import BACKEND, Description
 from ovserve.telemetry.counters import GRPC, MODEL_METADATA, MODEL_READY
 

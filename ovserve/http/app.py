@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from ovserve.access import AccessLog, Guard
-from ovserve.api.azure.shape import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
+from ovserve.api.azure import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
 from ovserve.errors import OvserveError
 from ovserve.http.body import BODIES
 from ovserve.http.errors import OPENAI_STYLE
@@ -28,7 +28,6 @@ from ovserve.http.middleware import (
     identify,
 )
 from ovserve.http.openapi import VERSIONS
-from ovserve.http.routes.anthropic import Anthropic
 from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.batches import BatchRoutes
 from ovserve.http.routes.config import Config
@@ -43,9 +42,9 @@ from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
 from ovserve.http.routes.v2 import V2
 from ovserve.http.routes.v2_models import V2Admin, V2Models, no_shared_memory, no_traces
-from ovserve.http.routes.v3 import V3
+from ovserve.http.routes.v3 import V3, Anthropic
+from ovserve.http.transport.connections import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.http.transport.cors import Cors
-from ovserve.http.transport.limits import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
 from ovserve.http.transport.malformed import Runner
 from ovserve.services.inference.administration import Administration
 from ovserve.services.inference.infer import Inference

@@ -3,7 +3,7 @@
     openai      `{"error": {"message", "type", "param", "code"}}`; the default
     plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
     ollama      the same; /api, where a stream is lines and not events
-    azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see api/azure/shape.py
+    azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see api/azure.py
     anthropic   `{"type": "error", "error": {"type", "message"}}`; /messages and /messages/count_tokens,
                 and /models with the header anthropic-version
 
@@ -22,10 +22,10 @@ from typing import NamedTuple
 from aiohttp import web
 from msgspec import UNSET
 
+from ovserve.api import azure
 from ovserve.api.anthropic import answer as anthropic_errors
 from ovserve.api.anthropic.models import VERSION
-from ovserve.api.azure import errors as azure_errors
-from ovserve.api.azure.shape import is_azure, may_be_azure
+from ovserve.api.azure import is_azure, may_be_azure
 from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
 from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable
 from ovserve.log import request_id
@@ -86,7 +86,7 @@ ANTHROPIC = {
 # OVMS's status for an invalid configuration.
 PLAIN = OPENAI | {"failed_precondition": Row(412, _INVALID)}
 AZURE = {
-    "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure_errors.refine
+    "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure.refine
     "unauthenticated": Row(401, "unauthorized"),
     "permission_denied": Row(403, "forbidden"),
     "not_found": Row(404, "not_found"),
@@ -211,8 +211,8 @@ def _line(error: OvserveError, row: Row) -> bytes:
 
 
 def _azure(error: OvserveError, row: Row) -> ErrorResponse:
-    status, code = azure_errors.refine(error, row.status, row.type)
-    return ErrorResponse(status, {"x-ms-error-code": code}, azure_errors.error_body(error, status, code))
+    status, code = azure.refine(error, row.status, row.type)
+    return ErrorResponse(status, {"x-ms-error-code": code}, azure.error_body(error, status, code))
 
 
 def _anthropic(error: OvserveError, row: Row) -> ErrorResponse:

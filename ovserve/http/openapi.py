@@ -21,24 +21,24 @@ import msgspec
 
 from ovserve import __version__
 from ovserve.api import anthropic, ollama
-from ovserve.api.azure.errors import UNPROCESSABLE_STATUS, AzureError
-from ovserve.api.azure.shape import (
+from ovserve.api.azure import (
     CHAT,
     DEPLOYMENTS,
     EMBEDDINGS,
     FOUNDRY,
     FOUNDRY_INFO,
     INFO,
+    UNPROCESSABLE_STATUS,
     VERSION,
+    AzureError,
     ModelInfo,
 )
-from ovserve.api.openai import batches, chat, completions, models
+from ovserve.api.openai import batches, chat, completions, describe, models
 from ovserve.api.openai.chat import OPERATION
 from ovserve.api.openai.common import ErrorBody
-from ovserve.api.openai.describe import capabilities
-from ovserve.api.openai.describe.operation import Operation
-from ovserve.api.openai.describe.parameters import REF
+from ovserve.api.openai.describe import REF
 from ovserve.api.openai.models import Model
+from ovserve.api.openai.operation import Operation
 from ovserve.api.openai.responses import operations as responses
 from ovserve.api.openai.tokenize import (
     CountedTokens,
@@ -244,7 +244,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *rerank_api.OPERATIONS,
     *score_api.OPERATIONS,
     *ollama.OPERATIONS,
-    capabilities.OPERATION,
+    describe.OPERATION,
     *v2.OPERATIONS,
     *tensorflow.OPERATIONS,
     *metrics.OPERATIONS,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.objects import ResponseEvents
+from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import UNREAD, Head
 

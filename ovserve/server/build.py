@@ -25,10 +25,9 @@ from ovserve.services.monitoring.families import ALL, parse_list
 from ovserve.services.responses.batch_validation import BatchBounds
 from ovserve.services.responses.files import FileBounds
 from ovserve.services.responses.store import ResponseStore, StoreError
-from ovserve.serving.aliases import Aliases
 from ovserve.serving.config.file import ConfigFile, Monitoring
 from ovserve.serving.config.repository import Repository
-from ovserve.serving.settings import IdleSettings, ServingSettings
+from ovserve.serving.settings import Aliases, IdleSettings, ServingSettings
 from ovserve.telemetry.counters import Metrics
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from ovserve.access import AccessLog, Guard
 from ovserve.console.console import Console, ConsoleSettings
 from ovserve.errors import LoadError
 from ovserve.http.app import build_app, build_batches, build_metrics_app, build_runner
-from ovserve.http.transport.connections import Listener
+from ovserve.http.transport.connections import Listener, RestLimits
 from ovserve.http.transport.cors import Cors
-from ovserve.http.transport.limits import RestLimits
 from ovserve.http.transport.malformed import Runner
 from ovserve.http.transport.sockets import Sockets, is_local, split
 from ovserve.http.transport.tls import Certificate

@@ -15,7 +15,7 @@ from ovserve.graph.config import GraphConfig
 from ovserve.graph.graph import Graph
 from ovserve.graph.plan import NodePlan
 from ovserve.kinds.resource import EngineCalculator, ResourceKind
-from ovserve.kinds.tensors.adapter import OpenVINOInferenceAdapter
+from ovserve.kinds.tensors.session import OpenVINOInferenceAdapter
 
 
 @dataclass(frozen=True)

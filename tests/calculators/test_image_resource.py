@@ -9,7 +9,7 @@ import pytest
 
 from ovserve.kinds.images.api import decode_drawing
 from ovserve.kinds.images.files import text_encoders
-from ovserve.kinds.images.resource import ImageResource
+from ovserve.kinds.images.node import ImageResource
 from ovserve.kinds.images.spec import ImageFacts
 from scripts.vision_parts import write_json
 

@@ -8,7 +8,7 @@ from ovserve.calculators.library.streams import PassThrough
 from ovserve.graph import Packet
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.kinds.payload import HttpResponse, ignored_header
-from ovserve.kinds.text.response_writer import ResponseBuilder
+from ovserve.kinds.text.node import ResponseBuilder
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.packets import packet
 

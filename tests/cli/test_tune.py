@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.cli import main
-from ovserve.tools.tuning.target import find
+from ovserve.tools.tuning.graph_file import find
 from tests.conftest import ROOT, script_graph
 
 pytestmark = pytest.mark.long

@@ -30,8 +30,7 @@ from ovserve.kinds.encoders.spec import (
     ScoreAnswer,
     ScoreArguments,
 )
-from ovserve.kinds.encoders.worker.classify import ClassificationBackend
-from ovserve.kinds.encoders.worker.embed import EmbeddingBackend
+from ovserve.kinds.encoders.worker.embed import ClassificationBackend, EmbeddingBackend
 from ovserve.kinds.encoders.worker.rerank import RerankBackend, longest_first
 from tests.encoders import VECTORS, answers, tiny
 

@@ -16,9 +16,8 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
-from ovserve.http.transport.connections import Listener
+from ovserve.http.transport.connections import Listener, RestLimits
 from ovserve.http.transport.cors import Cors
-from ovserve.http.transport.limits import RestLimits
 from ovserve.http.transport.sockets import Sockets
 from ovserve.sandbox.images.loader import Media
 from ovserve.services.monitoring.families import NAMES

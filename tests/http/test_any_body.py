@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovserve.api.openai.describe.parameters import parameters
+from ovserve.api.openai.describe import parameters
 from ovserve.http.openapi import OPERATIONS
 from tests.breadth import examples
 from tests.conftest import Server, script_graph, start_server

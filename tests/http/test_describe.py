@@ -13,13 +13,13 @@ import httpx
 import pytest
 from openai.types import Model
 
-from ovserve.api.openai.describe.parameters import parameters
+from ovserve.api.openai.describe import parameters
 from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
 from ovserve.http.openapi import OPERATIONS, document, paths_of, undocumented
 from ovserve.http.routes.describe import routes_of
-from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.connections import RestLimits
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.serving.manager import Manager
 from tests.conftest import eventually, script_graph

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from ovserve.http.sse import MOST_UNSENT, EventStream
-from ovserve.http.transport.limits import LIMITS, RestLimits
+from ovserve.http.transport.connections import LIMITS, RestLimits
 
 Use = Callable[[EventStream, web.Request], Awaitable[None]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.connections import RestLimits
 from tests.conftest import script_graph
 from tests.http.conftest import running
 from tests.http.loop import Loop

@@ -11,7 +11,7 @@ import pytest
 
 from ovserve.engine.admission.text import AdmittedText
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
-from ovserve.kinds.text.response_writer import ResponseBuilder
+from ovserve.kinds.text.node import ResponseBuilder
 from ovserve.serving.servable import GraphResponse
 from tests.conftest import eventually
 from tests.http.conftest import Scripted

@@ -12,8 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ovserve.http.transport.connections import Listener
-from ovserve.http.transport.limits import RestLimits
+from ovserve.http.transport.connections import Listener, RestLimits
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import Running, running
 from tests.http.loop import Loop

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from ovserve.api.openai.endpoint import writes_events
-from ovserve.api.openai.responses.context import ResponseContext
 from ovserve.api.openai.responses.objects import ResponseCreated
+from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.api.openai.tools import tool_policy
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.endpoints import ENDPOINTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.serving.aliases import Aliases
+from ovserve.serving.settings import Aliases
 
 
 def test_an_alias_names_one_or_the_only_servable() -> None:

@@ -27,10 +27,9 @@ from ovserve.api.anthropic.body import (
     Turn,
     check_stops,
 )
-from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.body import decode_body, explain
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.effort import EFFORT_VARIABLE, SWITCHES, reasoning_budget
-from ovserve.api.openai.faults import explain
 from ovserve.api.openai.images import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import (
     FunctionCall,

@@ -1,11 +1,11 @@
-"""Operations of Anthropic's paths (`api/openai/describe/operation.py`)."""
+"""Operations of Anthropic's paths (`api/openai/operation.py`)."""
 
 from __future__ import annotations
 
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
 from ovserve.api.anthropic.body import CountRequest, MessagesRequest
-from ovserve.api.openai.describe.operation import Operation, Override
 from ovserve.api.openai.effort import narrow_budget
+from ovserve.api.openai.operation import Operation, Override
 from ovserve.api.openai.sampling import narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.llm.model import ModelContext

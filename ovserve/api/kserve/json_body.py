@@ -19,7 +19,7 @@ from ovserve.api.kserve.infer import InferRequest, InferResponse, Parameter, as_
 from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, display, received
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.operation import doc
 from ovserve.errors import InvalidArgument
 
 HEADER_LENGTH = "Inference-Header-Content-Length"

@@ -14,7 +14,7 @@ from ovserve.api.ollama import models
 from ovserve.api.ollama.body import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, OfModel
 from ovserve.api.ollama.endpoints import Chat, Generate
 from ovserve.api.ollama.writer import Line
-from ovserve.api.openai.describe.operation import Operation, Refused
+from ovserve.api.openai.operation import Operation, Refused
 
 ENDPOINTS = {endpoint.name: endpoint for endpoint in (Chat(), Generate())}
 _CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello"}], "stream": False}

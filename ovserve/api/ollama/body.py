@@ -12,9 +12,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.body import show, without_type
 from ovserve.api.openai.effort import Effort
-from ovserve.api.openai.faults import show, without_type
+from ovserve.api.openai.operation import doc
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import InvalidArgument

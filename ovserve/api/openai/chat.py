@@ -19,7 +19,6 @@ from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
 from ovserve.api.openai.common import new_id
 from ovserve.api.openai.custom_tools import custom_function
-from ovserve.api.openai.describe.operation import Operation, Override, Refused, doc
 from ovserve.api.openai.effort import (
     BUDGET,
     DOC,
@@ -40,6 +39,7 @@ from ovserve.api.openai.messages import (
     loosen_messages,
     template_message,
 )
+from ovserve.api.openai.operation import Operation, Override, Refused, doc
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,

@@ -27,8 +27,8 @@ from ovserve.api.openai.common import (
     stop_reason,
     usage_of,
 )
-from ovserve.api.openai.describe.operation import Operation, Override, doc
 from ovserve.api.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter
+from ovserve.api.openai.operation import Operation, Override, doc
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import IGNORED, Override, doc
+from ovserve.api.openai.operation import IGNORED, Override, doc
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import ReasoningBudget

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.operation import doc
 from ovserve.errors import InvalidArgument
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import DETAILS, Detail, ImageSource, tag

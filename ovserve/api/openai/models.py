@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 
 STATES = ("LOADING", "AVAILABLE", "FAILED", "END")
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import IGNORED, REJECTED, Override, Refused, doc
+from ovserve.api.openai.operation import IGNORED, REJECTED, Override, Refused, doc
 from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.describe.operation import doc
+from ovserve.api.openai.operation import doc
 from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.grammar.constraint import (
     PLAIN_TYPES,

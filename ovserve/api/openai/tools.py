@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ovserve.api.openai.describe.operation import REJECTED, Override
+from ovserve.api.openai.operation import REJECTED, Override
 from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
 from ovserve.llm.grammar.writer import strictly, write
 from ovserve.llm.model import ModelContext

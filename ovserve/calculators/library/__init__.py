@@ -25,7 +25,7 @@ from ovserve.graph import (
     SidePacket,
     calculator,
 )
-from ovserve.kinds.text.http_frontend import DecodedRequest
+from ovserve.kinds.text.node import DecodedRequest
 from ovserve.kinds.text.resource import Generated, LlmCalculator, LlmResources, mean_logprob
 from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta, ToolResult
 from ovserve.llm.request import GenerateRequest, Sampling

@@ -65,7 +65,7 @@ from ovserve.calculators.library.messages import prompt_text
 from ovserve.calculators.library.text_filter import CONTENT_FILTER
 from ovserve.errors import ContentFiltered, described
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
-from ovserve.graph.loading import on_thread
+from ovserve.graph.graph import on_thread
 from ovserve.graph.overrides import awaited, must_override
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.output import Completion, Content, Parsed

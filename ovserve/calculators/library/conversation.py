@@ -37,7 +37,7 @@ from ovserve.access import current_request
 from ovserve.calculators.library.messages import question, with_system_text
 from ovserve.graph import Calculator, Context, Input, LoadContext, Output, SideOutput, SidePacket, calculator
 from ovserve.graph.overrides import awaited, must_override
-from ovserve.kinds.text.http_frontend import DecodedRequest
+from ovserve.kinds.text.node import DecodedRequest
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.request import GenerateRequest
 

@@ -36,7 +36,7 @@ import msgspec
 
 from ovserve.errors import described
 from ovserve.graph import Calculator, Context, SideOutput
-from ovserve.graph.loading import on_thread
+from ovserve.graph.graph import on_thread
 from ovserve.kinds.text.resource import LlmResources, Messages
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall, ToolResult
 from ovserve.llm.request import Sampling

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ovserve.calculators.library.matching import Matcher
+from ovserve.calculators.library.text_filter import Matcher
 from ovserve.graph import Context, Input, Output
 from ovserve.graph.overrides import must_override
 from ovserve.llm.output import (

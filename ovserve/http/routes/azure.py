@@ -1,7 +1,7 @@
 """Azure's paths: chat/completions, embeddings and info at the root and below /models, and Azure OpenAI's
 deployments.
 
-What counts as Azure's is in `api/azure/shape.py`; other requests to the same paths are OpenAI's: `v3.py`.
+What counts as Azure's is in `api/azure.py`; other requests to the same paths are OpenAI's: `v3.py`.
 
 The graph is, in this order: the one the header azureml-model-deployment names, the only one there is (`model`
 is ignored then, as Azure documents), the one that `model` names.
@@ -14,12 +14,9 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from ovserve.api.azure.chat import ExtraParameter
-from ovserve.api.azure.errors import VALUE
-from ovserve.api.azure.shape import DEPLOYMENT, endpoint_for, info_body, is_azure, mode_of
-from ovserve.api.openai.body import decode_fields, unique_members
+from ovserve.api.azure import DEPLOYMENT, VALUE, ExtraParameter, endpoint_for, info_body, is_azure, mode_of
+from ovserve.api.openai.body import decode_fields, shown_value, unique_members
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.faults import shown_value
 from ovserve.errors import InvalidArgument
 from ovserve.http.body import BODIES, Body, payload_of, read_body
 from ovserve.http.errors import API_STYLE, AZURE_STYLE
@@ -34,7 +31,7 @@ FIELDS = frozenset({"model", "input", "dimensions", "encoding_format", "input_ty
 
 
 def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
-    """Return the body naming `model`, with extra fields handled by `mode` (`azure/chat.py`).
+    """Return the body naming `model`, with extra fields handled by `mode` (`api/azure.py`).
 
     Raises InvalidArgument for one in the mode `error`, and for a body that is not a JSON object.
     """

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ovserve.access import current_request
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation
+from ovserve.api.openai.operation import Operation
 from ovserve.errors import LoadError
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus

@@ -12,8 +12,8 @@ import re
 from aiohttp import web
 
 from ovserve.access import current_request
+from ovserve.api.openai import describe
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe import capabilities
 from ovserve.http.body import json_response, only_servable_of, read_body
 from ovserve.http.openapi import OPERATIONS, Route, document
 from ovserve.kinds.voice.api import Voice, VoiceList
@@ -93,26 +93,26 @@ class Describe:
         for servable in servables:
             described.append(_capabilities(servable))
             await asyncio.sleep(0)  # there may be hundreds
-        body = capabilities.body(described)
+        body = describe.body(described)
         return web.Response(body=body, content_type="application/json")
 
 
-def _capabilities(servable: Servable) -> capabilities.ModelCapabilities:
-    return capabilities.of_model(
+def _capabilities(servable: Servable) -> describe.ModelCapabilities:
+    return describe.of_model(
         OPERATIONS,
         servable.name,
         servable.state.value,
         servable.max_length,
         servable.contexts,
         [
-            capabilities.EngineCapabilities(
+            describe.EngineCapabilities(
                 kind=servable.engines[packet].spec.kind, side_packet=packet, facts=dict(resource.facts())
             )
             for packet, resource in servable.resources.items()
         ],
         servable.endpoints,
         [
-            capabilities.NodeCapabilities(
+            describe.NodeCapabilities(
                 name=plan.node.name,
                 calculator=plan.node.calculator,
                 load_seconds=round(state.seconds, 3),

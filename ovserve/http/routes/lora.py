@@ -16,7 +16,7 @@ from aiohttp import web
 from ovserve.access import current_request
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.http.body import read_small_body
 from ovserve.serving.manager import Manager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ovserve.api.openai.describe.operation import Operation
+from ovserve.api.openai.operation import Operation
 from ovserve.errors import NotFound
 from ovserve.services.monitoring.scrape import CONTENT_TYPE, Scraper
 from ovserve.serving.manager import Manager

@@ -17,7 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from ovserve.access import Guard, current_request, presented_key
 from ovserve.access.origin import check_site
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, for_log, public
 from ovserve.http.body import headers_of, read_small_body
 from ovserve.http.sse import ANSWERED

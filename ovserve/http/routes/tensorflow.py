@@ -10,7 +10,7 @@ from msgspec import Struct
 from ovserve.api.kserve import InferRequest
 from ovserve.api.openai.body import LOOP_NODES
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation
+from ovserve.api.openai.operation import Operation
 from ovserve.api.tensorflow import InputType, Predict, PredictBody, decode_predict, encode_predict
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.http.body import BODIES, read_body

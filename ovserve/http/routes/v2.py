@@ -10,7 +10,7 @@ from msgspec import Struct
 from ovserve.access import current_request
 from ovserve.api.kserve.json_body import InferAnswer, InferBody
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation
+from ovserve.api.openai.operation import Operation
 from ovserve.errors import Unavailable
 from ovserve.serving.manager import RETRY_AFTER, Manager
 

@@ -1,6 +1,7 @@
-"""OpenAI's paths under /v3 and /v1: inference on a graph, and the list of models.
+"""OpenAI's and Anthropic's paths under /v3 and /v1: inference on a graph, the list of models, and
+count_tokens, which needs no graph.
 
-Anthropic's client lists models on the same path and is known by its header.
+Anthropic's client lists models on the same path and is known by its header. Errors are `errors.py`'s by path.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ovserve.access import current_request
 from ovserve.api.anthropic import models as anthropic_models
 from ovserve.api.openai import models
 from ovserve.errors import InvalidArgument, ModelNotFound
-from ovserve.http.body import open_payload, payload_of, read_body, read_bytes, servable_of
+from ovserve.http.body import json_response, open_payload, payload_of, read_body, read_bytes, servable_of
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE
 from ovserve.http.form import FORM, read_form
 from ovserve.http.routes.config import version_status
@@ -27,6 +28,7 @@ from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus, VersionState
+from ovserve.serving.tokens import tokens_of
 
 WITH_FILES = ("images/edits",)  # endpoints whose body may be a form
 AVAILABLE = VersionState.AVAILABLE
@@ -160,3 +162,19 @@ def _model(status: ServableStatus, max_length: int | None) -> models.Model:
         state_detail=status.state_detail or UNSET,
         reason=status.reason or UNSET,
     )
+
+
+class Anthropic:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        servable = servable_of(self._manager, body)
+        async with servable.start(payload_of(request, "messages", body)) as answer:
+            return await send_answer(request, answer)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        servable = servable_of(self._manager, body)
+        return json_response(await tokens_of(servable).count(body.data, body.head.large))

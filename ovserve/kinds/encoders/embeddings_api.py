@@ -14,10 +14,9 @@ from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 
-NAME = "embeddings"
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -97,7 +96,7 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 
 
 class Embeddings:
-    name = NAME
+    name = "embeddings"
 
     def decode(self, body: bytes) -> Embed:
         return decode_embeddings(body)

@@ -15,10 +15,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 
-NAME = "rerank"
 TEXT = "text"  # the field of an object that is ranked unless rank_fields says others
 COUNT = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -87,7 +86,7 @@ _decoder = msgspec.json.Decoder(RerankRequest)
 
 
 class Rerank:
-    name = NAME
+    name = "rerank"
 
     def decode(self, body: bytes) -> Ranked:
         return decode_rerank(body)

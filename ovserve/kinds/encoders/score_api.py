@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of
 

@@ -162,7 +162,7 @@ class ClassificationSpec(Spec, frozen=True):
     """A classifier of texts in a directory in OpenVINO IR form."""
 
     kind: ClassVar[str] = "classification"
-    backend: ClassVar[str] = "ovserve.kinds.encoders.worker.classify:ClassificationBackend"
+    backend: ClassVar[str] = "ovserve.kinds.encoders.worker.embed:ClassificationBackend"
     facts_type: ClassVar[type[Facts]] = ClassificationFacts
     shared: ClassVar[bool] = True
 

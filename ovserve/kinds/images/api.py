@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body, decode_fields, refuse_unsupported
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, Refused, doc
+from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
 
 GENERATIONS, EDITS = "images/generations", "images/edits"

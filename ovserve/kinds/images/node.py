@@ -1,21 +1,26 @@
-"""ImageGenCalculator: texts and images to images, with OVMS's options and graph files."""
+"""ImageGenCalculator: texts and images to images, with OVMS's options and graph files. Its side packet makes
+a request the arguments of one engine call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from ovserve.engine.client.call_client import CallClient
-from ovserve.errors import Internal
+from ovserve.errors import Internal, InvalidArgument, ModelNotFound, UnsupportedParameter
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.images.api import (
     BRACKETS,
     EDITS,
     IMAGE,
     MASK,
+    MAX_SEED,
     Drawing,
     Edits,
     EventWriter,
@@ -27,13 +32,14 @@ from ovserve.kinds.images.api import (
 )
 from ovserve.kinds.images.metrics import ImageMetrics
 from ovserve.kinds.images.options import (
+    ImageLimits,
     ImageOptions,
+    Size,
     check_image_files,
     parse_image_options,
     size_text,
 )
-from ovserve.kinds.images.resource import ImageResource
-from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageItem, Raster
+from ovserve.kinds.images.spec import GENERATE, PNG, GenerateArguments, ImageFacts, ImageItem, Raster, Task
 from ovserve.kinds.payload import (
     TRUNCATED_HEADER,
     AnswerPacket,
@@ -43,8 +49,203 @@ from ovserve.kinds.payload import (
     HttpResponse,
     ignored_header,
 )
-from ovserve.kinds.resource import EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.llm.images import Image, RasterForm
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions
+from ovserve.sandbox.bodies import Bodies
+from ovserve.sandbox.images.loader import Media
+
+# Options that go to the library by the name they have in the request.
+PASSED = (
+    "prompt_2", "prompt_3", "max_sequence_length",
+    "negative_prompt", "negative_prompt_2", "negative_prompt_3",
+)  # fmt: skip
+NAMES: Mapping[Task, str] = {
+    "generate": "Text-to-image", "edit": "Image-to-image", "inpaint": "Inpainting",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageResource:
+    engine: Caller
+    model: ImageFacts
+    options: ImageOptions
+    images: Media
+    bodies: Bodies
+    metrics: ImageMetrics
+
+    @property
+    def limits(self) -> ImageLimits:
+        return self.options.limits
+
+    @property
+    def variants(self) -> Collection[str]:
+        return self.options.aliases
+
+    @property
+    def base_name(self) -> bool:
+        return self.options.base_name
+
+    def facts(self) -> Mapping[str, object]:
+        fields: dict[str, object] = msgspec.to_builtins(self.model)
+        limits = self.limits
+        fields = {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
+        fields |= {
+            "max_resolution": size_text(limits.max_size),
+            "resolution": [size_text(size) for size in limits.sizes],
+            "max_num_images_per_prompt": limits.max_images,
+            "max_num_inference_steps": limits.max_steps,
+            "default_num_inference_steps": limits.steps,
+        }
+        if self.options.aliases:
+            fields["model_names"] = sorted(self.options.aliases)
+        return fields
+
+    def adapted(self, drawing: Drawing) -> Drawing:
+        """Return the request without what has no effect on this model, which `ignored` lists then."""
+        if self.model.max_sequence_length or drawing.request.max_sequence_length is None:
+            return drawing
+        request = msgspec.structs.replace(drawing.request, max_sequence_length=None)
+        return replace(
+            drawing, request=request, ignored=tuple(sorted((*drawing.ignored, "max_sequence_length")))
+        )
+
+    def arguments(self, drawing: Drawing, size: Size | None, *, edit: bool = False) -> GenerateArguments:
+        """Return the arguments of the call. Raises InvalidArgument naming the field that breaks a limit."""
+        request, limits = drawing.request, self.limits
+        count = limits.images if drawing.count is None else drawing.count
+        if count > limits.max_images:
+            raise InvalidArgument(
+                f"n: expected at most {limits.max_images}, the model's limit, got {count}",
+                param="n",
+            )
+        options: dict[str, str | int | float] = {
+            name: value for name in PASSED if (value := getattr(request, name)) is not None
+        }
+        if size is not None:
+            options |= {"width": size[0], "height": size[1]}
+        options["num_inference_steps"] = steps = self._steps(request.num_inference_steps)
+        if (guidance := self._guidance(request.guidance_scale)) is not None:
+            options["guidance_scale"] = guidance
+        if "negative_prompt" in options and (guidance or self.model.guidance_scale) <= 1:
+            raise InvalidArgument(
+                "negative_prompt: without effect at a guidance_scale of 1 or less", param="negative_prompt"
+            )
+        if edit and request.strength is not None:
+            if int(steps * request.strength) < 1:
+                raise InvalidArgument(
+                    f"strength: {request.strength:g} of {steps} steps leaves none", param="strength"
+                )
+            options["strength"] = request.strength
+        return GenerateArguments(
+            request.prompt,
+            _seeds(drawing, count),
+            options,
+            adapters=self._adapters(drawing),
+            progress=bool(request.stream),
+            partial_images=request.partial_images or 0,
+            format=request.output_format or PNG,
+            quality=100 if request.output_compression is None else request.output_compression,
+        )
+
+    def size(self, value: Size | None) -> Size | None:
+        """Return the size to draw; None: the library decides. Raises InvalidArgument."""
+        limits, multiple = self.limits, self.model.multiple
+        if value is None:
+            own = (self.model.width, self.model.height) if self.model.width else None
+            return limits.default_size or own
+        if limits.sizes and value not in limits.sizes:
+            allowed = ", ".join(map(size_text, limits.sizes))
+            raise InvalidArgument(f"size: expected one of {allowed}, got {size_text(value)}", param="size")
+        if any(side % multiple or not side for side in value):
+            raise InvalidArgument(
+                f"size: expected multiples of {multiple}, got {size_text(value)}", param="size"
+            )
+        if value[0] > limits.max_size[0] or value[1] > limits.max_size[1]:
+            raise InvalidArgument(
+                f"size: expected at most {size_text(limits.max_size)}, got {size_text(value)}", param="size"
+            )
+        return value
+
+    async def rasters(
+        self, drawing: Drawing, sources: Mapping[str, str | Path]
+    ) -> tuple[Image, Image | None]:
+        """Return the image to edit and its mask, in the size to draw. Raises InvalidArgument."""
+        limits, multiple = self.limits, self.model.multiple
+        width, height = limits.default_size or (0, 0)
+        if drawing.size is not None:
+            width, height = self.size(drawing.size) or (0, 0)
+        form = RasterForm(width, height, limits.max_size, multiple)
+        image = await self.images.raster(sources["image"], form, "image")
+        if "mask" not in sources:
+            return image, None
+        form = RasterForm(image.width, image.height, mask=True)
+        return image, await self.images.raster(sources["mask"], form, "mask")
+
+    def require(self, task: Task) -> None:
+        """Raises UnsupportedParameter for what the model cannot do."""
+        if task not in self.model.tasks:
+            raise UnsupportedParameter(
+                f"{NAMES[task]} pipeline is not available for this model; "
+                f"it can {', '.join(self.model.tasks)}",
+                param="mask" if task == "inpaint" else "model",
+            )
+
+    def _steps(self, value: int | None) -> int:
+        if value is None:
+            return self.limits.steps
+        if value > self.limits.max_steps:
+            raise InvalidArgument(
+                f"num_inference_steps: expected at most {self.limits.max_steps}, got {value}",
+                param="num_inference_steps",
+            )
+        return value
+
+    def _guidance(self, value: float | None) -> float | None:
+        fixed = self.limits.guidance
+        if fixed is not None and value is not None and value != fixed:
+            raise InvalidArgument(
+                f"guidance_scale: this model is loaded for {fixed:g} alone, got {value:g}",
+                param="guidance_scale",
+            )
+        return value if fixed is None else fixed
+
+    def _adapters(self, drawing: Drawing) -> dict[str, float]:
+        """Return the alphas of the adapters that the model's name or `lora_alphas` turns on."""
+        if not self.base_name and drawing.request.model not in self.options.aliases:
+            names = ", ".join(self.options.aliases)
+            raise ModelNotFound(
+                f"model {drawing.request.model!r} is only served with its adapters: {names}", param="model"
+            )
+        alphas = dict(self.options.aliases.get(drawing.request.model, {}))
+        requested_alphas = drawing.request.lora_alphas
+        if requested_alphas is None:
+            return alphas
+        adapters = self.model.adapters if self.options.spec.adapter_mode == "DYNAMIC" else ()
+        if not adapters:
+            raise UnsupportedParameter(
+                "lora_alphas: this model has no adapters that requests can set", param="lora_alphas"
+            )
+        for alias in requested_alphas:
+            if alias not in adapters:
+                raise InvalidArgument(
+                    f"lora_alphas: expected {', '.join(adapters)}, got {alias[:64]!r}", param="lora_alphas"
+                )
+        return alphas | requested_alphas
+
+
+def _seeds(drawing: Drawing, count: int) -> list[int]:
+    """Return a seed per image. Raises InvalidArgument where the last one would be past the largest."""
+    most = MAX_SEED - count + 1
+    first = secrets.randbelow(most + 1) if drawing.seed is None else drawing.seed
+    if first > most:
+        field = drawing.seed_field
+        raise InvalidArgument(
+            f"{field}: expected 0 to {most} for {count} images, which have the seeds from it on, got {first}",
+            param=field,
+        )
+    return list(range(first, first + count))
+
 
 EVENT_STREAM = "text/event-stream"
 

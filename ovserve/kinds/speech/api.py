@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.describe.operation import Operation, Refused, doc
+from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
 
 TRANSCRIPTIONS, TRANSLATIONS = "audio/transcriptions", "audio/translations"

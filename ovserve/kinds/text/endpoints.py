@@ -1,7 +1,7 @@
 """Every endpoint of every API style by name: the one place where the styles meet.
 
 Read by the node that decodes and the node that writes; a route in `http/` names the endpoint in
-its HttpPayload. A new API style is a package next to `api/azure/` and a line here.
+its HttpPayload. A new API style is a module or package next to `api/azure.py` and a line here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make a large body a request for the engine, in a body process and in one call.
 
-Called by name from `http_frontend.py`. The request comes back without the parts whose size the client chooses
+Called by name from `node.py`. The request comes back without the parts whose size the client chooses
 freely: the conversation is JSON text, and the presentation keeps only what its writer reads.
 """
 
@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.endpoint import TextEndpoint
-from ovserve.api.openai.responses.context import ResponseContext
-from ovserve.api.openai.responses.request import DecodedResponses
+from ovserve.api.openai.responses.request import DecodedResponses, ResponseContext
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.llm.model import ModelContext

@@ -16,7 +16,7 @@ import msgspec
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Operation, doc
+from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 
 NAME = "audio/speech"

@@ -1,32 +1,34 @@
-"""KServe's infer with one request and one response, for HTTP and gRPC.
+"""KServe's infer, for HTTP and gRPC: one request with one response, which is the fold of what the same
+request would stream; and ModelStreamInfer, many requests with many responses on one stream.
 
-`infer_stream.py` has the form with many requests and responses.
+On a stream, requests to a graph of HTTP payloads are independent and run concurrently; the id distinguishes
+their responses. Requests to a graph of tensors all go into one run: it keeps its state from one to the next,
+and ends when the client has sent the last.
 
-One response is the fold of what the same request would stream.
-
-Counts of infer requests by model, as in Triton's ModelStatistics.
-
-Only requests of KServe's protocol count; /metrics counts those of every API.
+Requests are counted by model, as in Triton's ModelStatistics: only those of KServe's protocol. /metrics
+counts those of every API.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Container, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from ovserve.access import current_request
-from ovserve.api.kserve import InferRequest, InferResponse, Tensor
+from ovserve.access import RequestContext, calling, current_request
+from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Tensor
+from ovserve.api.kserve.tensor import display
 from ovserve.errors import Internal, InvalidArgument, Overloaded, OvserveError
 from ovserve.kinds.tensors.resource import PlainModel
 from ovserve.services.inference import http_infer
-from ovserve.services.inference.tensor_run import TensorRun
+from ovserve.services.inference.tensor_run import TIMESTAMP, TensorRun
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
-from ovserve.telemetry.counters import Front
+from ovserve.telemetry.counters import GRPC_STREAM, Front
 
 
 @dataclass
@@ -171,3 +173,150 @@ def noting(response: InferResponse, ignored: Iterable[str]) -> InferResponse:
     if not (names := ",".join(ignored)):
         return response
     return replace(response, parameters={**response.parameters, http_infer.IGNORED: names})
+
+
+EMPTY_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+SIDE_BY_SIDE = 64  # requests of one stream that run at once; the next is read when one of them ends
+MAX_REQUEST_IDS = 1024  # request ids in one run, remembered for their responses
+
+# a failure: the message could not be parsed as a request
+Requests = AsyncIterator[InferRequest | InferFailure]
+Send = Callable[[InferResponse | InferFailure], Awaitable[None]]
+
+
+async def infer_stream(inference: Inference, requests: Requests, send: Send) -> None:
+    """Answer until there are no more requests and all are answered. `send` is never called concurrently.
+
+    An error of the first request that is known before it runs is raised. A later error is sent, and the
+    stream goes on. Only a failed run of tensors ends its stream.
+    """
+    first = await anext(requests, None)
+    if first is None:
+        return
+    if isinstance(first, InferFailure):
+        raise first.error
+    servable = inference.servable(first.model, first.version)
+    if _in_one_run(servable):
+        with inference.statistics[servable.name].request():
+            await _one_run(servable, first, requests, send)
+        return
+    if servable.model is None:
+        await http_infer.payload_of(servable, first)
+    await _SideBySide(inference, send).run(first, requests)
+
+
+def _in_one_run(servable: Servable) -> bool:
+    return servable.model is None and servable.interface is not Interface.HTTP
+
+
+class _SideBySide:
+    def __init__(self, inference: Inference, send: Send) -> None:
+        self._inference = inference
+        self._to_client = send
+        self._sending = asyncio.Lock()
+
+    async def run(self, first: InferRequest, requests: Requests) -> None:
+        places = asyncio.Semaphore(SIDE_BY_SIDE)
+        async with asyncio.TaskGroup() as group:
+            request: InferRequest | InferFailure | None = first
+            while request is not None:
+                await places.acquire()
+                task = group.create_task(self._answer(request))
+                task.add_done_callback(lambda _: places.release())
+                request = await anext(requests, None)
+
+    async def _answer(self, request: InferRequest | InferFailure) -> None:
+        if isinstance(request, InferFailure):
+            return await self._send(request)
+        try:
+            # It counts as a request of its own, as if it had arrived separately.
+            with calling(RequestContext(current_request().caller)):
+                await self._respond(request)
+        except OvserveError as exc:
+            await self._send(InferFailure(request.id, exc))
+
+    async def _respond(self, request: InferRequest) -> None:
+        async with aclosing(self._responses(request)) as responses:
+            async for response in responses:
+                await self._send(response)
+
+    async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """Yield the responses to one request; the last one is empty and says so, if requested."""
+        servable = self._inference.servable(request.model, request.version)
+        if _in_one_run(servable):
+            raise InvalidArgument(
+                f"model_name: {request.model!r} takes {servable.interface.value}, in a stream of its own",
+                param="model_name",
+            )
+        marks_end = request.parameters.get(EMPTY_FINAL) is True
+        with self._inference.statistics[servable.name].request():
+            async with aclosing(_answers(servable, request)) as answers:
+                async for response in answers:
+                    response = addressed(response, request, servable)
+                    yield _marked(response, last=False) if marks_end else response
+        if marks_end:
+            yield _marked(addressed(InferResponse({}), request, servable), last=True)
+
+    async def _send(self, item: InferResponse | InferFailure) -> None:
+        async with self._sending:
+            await self._to_client(item)
+
+
+async def _answers(servable: Servable, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    if servable.model is not None:
+        yield await plain_infer(servable, servable.model, request, GRPC_STREAM, (EMPTY_FINAL,))
+        return
+    async with aclosing(http_infer.answers(servable, request, GRPC_STREAM, (EMPTY_FINAL,))) as answers:
+        async for response in answers:
+            yield response
+
+
+async def _one_run(servable: Servable, first: InferRequest, requests: Requests, send: Send) -> None:
+    async with TensorRun(servable, first, GRPC_STREAM) as run:
+        ids = {await run.send(first, partial=True): first.id}
+        feeding = asyncio.create_task(_feed(run, first, requests, ids))
+        try:
+            while (item := await run.next()) is not None:
+                if isinstance(item, InferFailure):
+                    await send(item)
+                    continue
+                response = addressed(noting(item, run.unused), first, servable)
+                if response.outputs:
+                    await send(replace(response, id=ids.get(int(item.parameters[TIMESTAMP]), "")))
+            await feeding
+        finally:
+            feeding.cancel()
+            await asyncio.wait({feeding})
+
+
+async def _feed(run: TensorRun, first: InferRequest, requests: Requests, ids: dict[int, str]) -> None:
+    try:
+        async for request in requests:
+            if isinstance(request, InferFailure):
+                await run.report(request)
+                continue
+            try:
+                _check_same(request, first)
+                current_request().caller.ask()
+                ids[await run.send(request, partial=True)] = request.id
+            except OvserveError as exc:
+                await run.report(InferFailure(request.id, exc))
+            if len(ids) > MAX_REQUEST_IDS:
+                del ids[next(iter(ids))]
+    finally:
+        run.close()
+
+
+def _check_same(request: InferRequest, first: InferRequest) -> None:
+    for field, value, expected in (
+        ("model_name", request.model, first.model),
+        ("model_version", request.version, first.version),
+    ):
+        if value != expected:
+            raise InvalidArgument(
+                f"{field}: this stream is {expected!r}'s, got {display(value)}", param=field
+            )
+
+
+def _marked(response: InferResponse, *, last: bool) -> InferResponse:
+    return replace(response, parameters={**response.parameters, FINAL: last})

@@ -16,9 +16,7 @@ from ovserve.api.openai.batches import BatchError, Line
 from ovserve.api.openai.body import decode_struct, unique_members
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument, shortened
-from ovserve.kinds.encoders.classification import ClassificationCalculatorOV
-from ovserve.kinds.encoders.embeddings import EmbeddingsCalculatorOV
-from ovserve.kinds.encoders.rerank import RerankCalculatorOV
+from ovserve.kinds.encoders.node import ClassificationCalculatorOV, EmbeddingsCalculatorOV, RerankCalculatorOV
 from ovserve.kinds.payload import Decoder
 from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.services.responses.batch_rows import InputLine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.api.kserve.json_body import decode_infer
-from ovserve.api.openai.describe.parameters import parameters
+from ovserve.api.openai.describe import parameters
 from ovserve.api.openai.tokenize import decode_detokenize, decode_tokenize
 from ovserve.errors import InvalidArgument
 from ovserve.http.openapi import OPERATIONS

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from ovserve.api.openai.realtime.config import Abilities, ALaw, MuLaw, Pcm
 from ovserve.api.openai.realtime.conversation import MAX_AUDIO_BYTES
+from ovserve.api.openai.realtime.hearing import FRAME_SAMPLES
 from ovserve.api.openai.realtime.listener import MAX_LATER
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
 from ovserve.api.openai.realtime.session import RealtimeSession
-from ovserve.api.openai.realtime.turns import FRAME_SAMPLES
 from ovserve.calculators.realtime_codec import ear, encoded, without_silence
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall

@@ -210,7 +210,7 @@ CASCADE = (
 )
 async def test_a_cascade_hands_on_what_is_unsure(limits: str, logprob: float | None, sure: bool) -> None:
     from ovserve.api.openai import ENDPOINTS
-    from ovserve.kinds.text.http_frontend import DecodedRequest
+    from ovserve.kinds.text.node import DecodedRequest
 
     decoded = DecodedRequest(ENDPOINTS["completions"], b"{}")
     given = stream("ab", "cd")

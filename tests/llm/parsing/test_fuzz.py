@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ovserve.kinds.payload import HttpResponse
-from ovserve.kinds.text.response_writer import ResponseBuilder
+from ovserve.kinds.text.node import ResponseBuilder
 from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
 from ovserve.llm.parsing import default
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling

@@ -9,8 +9,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument
 from ovserve.tools.tuning.choices import applied
-from ovserve.tools.tuning.graph_file import check_output, write
-from ovserve.tools.tuning.target import find
+from ovserve.tools.tuning.graph_file import check_output, find, write
 from tests.conftest import ROOT, script_graph
 
 

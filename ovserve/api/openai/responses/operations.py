@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.describe.operation import Operation, Override
 from ovserve.api.openai.effort import narrow_budget, narrow_effort
+from ovserve.api.openai.operation import Operation, Override
 from ovserve.api.openai.responses.encoder import Event
 from ovserve.api.openai.responses.objects import Response
 from ovserve.api.openai.responses.request import REPORTED_FIELDS, RESPONSES_UNSUPPORTED, ResponseRequest

@@ -4,6 +4,7 @@ with what the writer of its response reads of it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -11,16 +12,37 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.common import encode
-from ovserve.api.openai.describe.operation import Refused, doc
+from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.effort import ReasoningOptions
-from ovserve.api.openai.responses.context import ResponseContext
+from ovserve.api.openai.operation import Refused, doc
 from ovserve.api.openai.responses.items import Item, listed
+from ovserve.api.openai.responses.mcp import McpOffer
 from ovserve.api.openai.responses.objects import StoredInput
 from ovserve.api.openai.responses.tools import Tools, clean_tools
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
 from ovserve.errors import InvalidArgument
 from ovserve.llm.request import Presentation
+
+
+def _id() -> str:
+    return new_id("resp_")
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+class ResponseContext(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that no service has prepared gets an id of its own, and no history."""
+
+    id: str = msgspec.field(default_factory=_id)
+    created: int = msgspec.field(default_factory=_now)
+    store: bool = False
+    history: tuple[msgspec.Raw, ...] = ()  # items of earlier responses, in the stored form
+    # The tools of MCP servers that the request may use; None: the graph has no servers.
+    mcp: tuple[McpOffer, ...] | None = None
+    done: tuple[msgspec.Raw, ...] = ()  # items of the response itself, of its rounds before
+
 
 LOGPROBS = "message.output_text.logprobs"
 

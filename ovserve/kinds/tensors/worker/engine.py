@@ -30,8 +30,7 @@ from ovserve.kinds.tensors.spec import INFER, InferArguments, InferResult, Tenso
 from ovserve.kinds.tensors.worker.batching import FIELD as DYNAMIC_BATCHING
 from ovserve.kinds.tensors.worker.batching import Batcher, check_ports
 from ovserve.kinds.tensors.worker.model import Model
-from ovserve.kinds.tensors.worker.ports import Port
-from ovserve.kinds.tensors.worker.values import input_tensor, result, shape_of
+from ovserve.kinds.tensors.worker.ports import Port, input_tensor, result, shape_of
 
 Given = list[tuple[int, ov.Tensor]]  # tensors, by the index of their input
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order

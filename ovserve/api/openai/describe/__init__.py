@@ -1,1 +1,0 @@
-"""Operations and their parameters, declared once for decoder, documentation and /openapi.json."""
