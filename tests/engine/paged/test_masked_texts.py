@@ -125,10 +125,11 @@ def test_maps_of_calls_have_no_key_twice(masks: Masks, dialect: str) -> None:
 @pytest.mark.parametrize(("form", "pattern"), [*PIECES, *MORE_PIECES])
 def test_pieces(masks: Masks, form: c.Format, pattern: str) -> None:
     ends = 0
+    errors = "replace" if "any_text" in json.dumps(form) else "strict"  # free text may have half a character
     for seed in range(examples(6)):
         text, ended = masks.anything(form, seed)
         ends += ended
-        assert not ended or re.fullmatch(pattern, text.decode()), text
+        assert not ended or re.fullmatch(pattern, text.decode(errors=errors)), text
     assert ends
 
 
