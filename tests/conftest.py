@@ -215,6 +215,23 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def short_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the first two layers of the default model: its vocabulary, tokenizer and chat template, but no
+    language. It costs 0.4 s, and saves 1.9 s in each engine. Not to be changed."""
+    from tests.short_model import write
+
+    directory = tmp_path_factory.mktemp("short") / "smollm2"
+    write(model.parent, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def short_graph(short_model: Path) -> Path:
+    """The graph `graphs/smollm2` with that model."""
+    return graph_of(short_model.parent / "graph", short_model)
+
+
+@pytest.fixture(scope="session")
 def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that sees (see scripts/vision_model.py). Not to be changed: `shutil.copytree` it."""
     made = tmp_path_factory.mktemp("vision") / "model"
@@ -230,6 +247,14 @@ def server(model: Path) -> Iterator[Server]:
     running = start_server(ROOT / "graphs/smollm2")
     yield running
     running.stop()
+
+
+def graph_of(directory: Path, model: Path) -> Path:
+    """A graph directory like `graphs/smollm2` with another model."""
+    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "graph.pbtxt").write_text(re.sub(r'models_path: "[^"]*"', f'models_path: "{model}"', text))
+    return directory
 
 
 def script_graph(directory: Path, script: str, options: str = "") -> Path:

@@ -49,8 +49,8 @@ WRONG: list[tuple[c.Format, str]] = [
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path) -> GenAIEngine:
-    return GenAIEngine(TextSpec(str(model.parent)))
+def engine(short_model: Path) -> GenAIEngine:
+    return GenAIEngine(TextSpec(str(short_model)))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""The paged engine through the server: what only it has, with the official client and the real model."""
+"""The paged engine through the server: what only it has, with the official client. Of the default model, whose tokens
+they are, it has two layers."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
-def server(ir_directory: Path) -> Iterator[Server]:
+def server(short_model: Path) -> Iterator[Server]:
     flags = ("--model_name", "m", "--engine", "paged", "--plugin_config", EXACT)
-    server = start_process(str(ir_directory), *flags, timeout=120)
+    server = start_process(str(short_model), *flags, timeout=120)
     yield server
     server.stop()
 

@@ -245,9 +245,7 @@ def test_the_context_is_bounded_by_a_cache_that_is_smaller(
     assert said is (expected == 160)
 
 
-def test_a_draft_of_another_tokenizer_is_a_load_error(
-    pair: tuple[str, DraftSpec], ir_directory: Path
-) -> None:
+def test_a_draft_of_another_tokenizer_is_a_load_error(pair: tuple[str, DraftSpec], short_model: Path) -> None:
     with pytest.raises(LoadError, match="Tokenizers for draft and main models are different") as caught:
-        GenAIEngine(TextSpec(pair[0], draft=DraftSpec(str(ir_directory))))
+        GenAIEngine(TextSpec(pair[0], draft=DraftSpec(str(short_model))))
     assert caught.value.field == "draft_models_path"

@@ -23,7 +23,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
     if request.param == "paged":
         yield request.param, request.getfixturevalue("server")
         return
-    model = request.getfixturevalue("ir_directory")
+    model = request.getfixturevalue("model").parent
     flags = ("--engine", "genai", "--enable_prefix_caching", "false")  # which excludes logprobs with echo
     running = start_process(str(model), "--model_name", NAME, *flags, timeout=120)
     yield request.param, running

@@ -102,7 +102,7 @@ def check_arguments(call: ToolCall) -> None:
 
 @pytest.fixture(scope="module")
 def walks(model_path: str) -> Walks:
-    return Walks(model_path)
+    return Walks(str(Path(model_path).parent))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -12,7 +12,6 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import InferInput, InferRequestedOutput, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import ROOT
 from tests.grpc_api.conftest import TENSORS, Scripted, running
 
 HELLO = json.dumps({"replies": [{"text": "Hello there"}]})
@@ -166,10 +165,10 @@ async def test_a_message_over_the_limit() -> None:
         assert error.status() == "StatusCode.RESOURCE_EXHAUSTED"
 
 
-async def test_the_real_model(model: Path) -> None:
+async def test_a_real_engine(short_graph: Path) -> None:
     """Unary and streamed, with greedy decoding: the same text."""
     async with (
-        running(ROOT / "graphs/smollm2") as server,
+        running(short_graph) as server,
         triton.InferenceServerClient(server.address) as client,
     ):
         fields = {"max_tokens": 8, "temperature": 0}

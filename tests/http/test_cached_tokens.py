@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.conftest import ROOT, start_server
+from tests.conftest import start_server
 from tests.http.conftest import Scripted
 
 SCRIPT = json.dumps({"replies": [{"match": "again", "text": "Hi.", "cached_tokens": 3}, {"text": "Hi."}]})
@@ -73,12 +72,8 @@ async def test_prompts_add_up_and_choices_are_counted_one_by_one(scripted: Scrip
             assert family(metrics, name) == 12
 
 
-def test_the_same_prompt_twice_on_the_real_engine(tmp_path: Path, model: Path) -> None:
-    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
-    (tmp_path / "graph.pbtxt").write_text(
-        re.sub(r'models_path: "[^"]*"', f'models_path: "{model.parent}"', text)
-    )
-    server = start_server(tmp_path)
+def test_the_same_prompt_twice_on_the_real_engine(short_graph: Path) -> None:
+    server = start_server(short_graph)
     try:
         story = " ".join(f"Item {i} of the list is number {i * 7}." for i in range(40))
         body = {"model": "smollm2", "max_tokens": 4, "messages": [{"role": "user", "content": story}]}

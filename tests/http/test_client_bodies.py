@@ -49,10 +49,11 @@ def strict_graph(directory: Path) -> Path:
 
 
 def tools_graph(directory: Path) -> Path:
+    """With the engine of the other graph, which is loaded once for both."""
     text = (ROOT / "graphs/tools/graph.pbtxt").read_text()
-    options = f'generic_tool_prompt: true models_path: "{ROOT}/models/'
+    options = f'generic_tool_prompt: true max_num_batched_tokens: 1024 models_path: "{ROOT}/models/smollm2"'
     directory.mkdir()
-    (directory / "graph.pbtxt").write_text(text.replace('models_path: "../../models/', options))
+    (directory / "graph.pbtxt").write_text(re.sub(r'models_path: "[^"]*"', options, text))
     return directory
 
 

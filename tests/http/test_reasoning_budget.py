@@ -1,4 +1,4 @@
-"""A budget of reasoning, on the real engine, with the clients that ask for one: the answer goes on after it."""
+"""A budget of reasoning, on real engines, with the clients that ask for one: the answer goes on after it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ASKED: dict[str, Any] = {"model": "paged", "messages": STORY, "temperature": 0, 
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The default model, made to reason by a template that opens it, on both engines."""
+def server(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two layers of the default model, made to reason by a template that opens it, on both engines."""
     directory = tmp_path_factory.mktemp("budget")
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
     listed = []
     for name in ("paged", "genai"):
         made = directory / name
         made.mkdir()
-        options = f'models_path: "{model.parent}" engine: "{name}" chat_template_path: "t.jinja" reasoning_parser: "qwen3"'
+        options = f'models_path: "{short_model}" engine: "{name}" chat_template_path: "t.jinja" reasoning_parser: "qwen3"'
         (made / "graph.pbtxt").write_text(text.replace('models_path: "../../models/smollm2"', options))
         (made / "t.jinja").write_text(OPENED)
         listed.append({"name": name, "base_path": str(made)})
