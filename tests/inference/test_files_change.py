@@ -62,12 +62,12 @@ def until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "i
 
 @contextmanager
 def asking(site: Site, *models: tuple[str, int]) -> Iterator[list[float | str]]:
-    """Ask all the while; the list gets the answers."""
+    """Ask all the while, 50 times a second at most; the list gets the answers."""
     answers: list[float | str] = []
     stop = threading.Event()
 
     def ask() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.02):
             answers.extend(answer(site, *model) for model in models)
 
     thread = threading.Thread(target=ask)
@@ -88,6 +88,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "small", 1.0, 8),
     )
     return root
+
+
+OVERWRITTEN = ("in_place", "cut_first", "copyfile", "cut_short", "open")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Site]:
+    """A server of the model `small`, and of one for each test that overwrites it and spoils nothing else."""
+    root = tmp_path_factory.mktemp("shared")
+    for name in (*OVERWRITTEN, "small"):
+        shutil.copytree(models / ("small" if name == "small" else "one"), root / name / "1")
+    site = start_site(root, [{"name": name} for name in (*OVERWRITTEN, "small")], *POLL)
+    yield site
+    site.server.stop()
 
 
 def serving(root: Path, models: Path, owner: int | None = None) -> Site:
@@ -127,36 +141,31 @@ def cut_first(source: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("writer", [in_place, cut_first, shutil.copyfile])
 def test_weights_overwritten_in_place(
-    tmp_path: Path, models: Path, writer: Callable[[Path, Path], None]
+    shared: Site, models: Path, writer: Callable[[Path, Path], None]
 ) -> None:
     """Each answer is that of the old or of the new weights, and no process ends."""
-    site = serving(tmp_path, models)
-    try:
-        engines = site.server.children("ovserve.engine.worker.main")
-        with asking(site, ("m", WIDTH), ("small", 8)) as answers:
-            writer(models / "two/model.bin", tmp_path / "m/1/model.bin")
-            until(lambda: answer(site, "m") == 2.0, lambda: (answers[-3:], site.states("m")))
-        assert {*answers} <= {1.0, 2.0}, [one for one in answers if isinstance(one, str)][:3]
-        assert site.server.children("ovserve.engine.worker.main") == engines
-        assert site.states("m") == {"1": ("AVAILABLE", "OK")}
-    finally:
-        site.server.stop()
+    name = writer.__name__
+    engines = shared.server.children("ovserve.engine.worker.main")
+    with asking(shared, (name, WIDTH), ("small", 8)) as answers:
+        until(lambda: len(answers) > 2)
+        writer(models / "two/model.bin", shared.root / name / "1/model.bin")
+        until(lambda: answer(shared, name) == 2.0, lambda: (answers[-3:], shared.states(name)))
+    assert {*answers} <= {1.0, 2.0}, [one for one in answers if isinstance(one, str)][:3]
+    assert shared.server.children("ovserve.engine.worker.main") == engines
+    assert shared.states(name) == {"1": ("AVAILABLE", "OK")}
 
 
-def test_a_file_that_is_cut_short_leaves_the_old_weights(tmp_path: Path, models: Path) -> None:
-    site = serving(tmp_path, models)
-    try:
-        weights = tmp_path / "m/1/model.bin"
-        with weights.open("r+b") as file:
-            file.truncate(1000)
-        until(lambda: "is truncated" in site.states("m")["1"][1], lambda: site.states("m"))
-        assert site.states("m")["1"][0] == "AVAILABLE"
-        assert (answer(site, "m"), answer(site, "small", 8)) == (1.0, 1.0)
-        shutil.copyfile(models / "two/model.bin", weights)
-        until(lambda: answer(site, "m") == 2.0, lambda: site.states("m"))
-        assert site.states("m") == {"1": ("AVAILABLE", "OK")}
-    finally:
-        site.server.stop()
+def test_a_file_that_is_cut_short_leaves_the_old_weights(shared: Site, models: Path) -> None:
+    name = "cut_short"
+    weights = shared.root / name / "1/model.bin"
+    with weights.open("r+b") as file:
+        file.truncate(1000)
+    until(lambda: "is truncated" in shared.states(name)["1"][1], lambda: shared.states(name))
+    assert shared.states(name)["1"][0] == "AVAILABLE"
+    assert (answer(shared, name), answer(shared, "small", 8)) == (1.0, 1.0)
+    shutil.copyfile(models / "two/model.bin", weights)
+    until(lambda: answer(shared, name) == 2.0, lambda: shared.states(name))
+    assert shared.states(name) == {"1": ("AVAILABLE", "OK")}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
@@ -220,19 +229,16 @@ def test_a_start_next_to_a_version_that_is_not_whole_serves_the_one_before(
         site.server.stop()
 
 
-def test_a_file_that_is_open_for_writing_is_loaded_when_it_is_closed(tmp_path: Path, models: Path) -> None:
+def test_a_file_that_is_open_for_writing_is_loaded_when_it_is_closed(shared: Site, models: Path) -> None:
     """Its size is right all the while, as of a file that was reserved before it is filled."""
-    site = serving(tmp_path, models)
-    try:
-        with (tmp_path / "m/1/model.bin").open("r+b") as file:
-            file.write((models / "two/model.bin").read_bytes())
-            file.flush()
-            until(lambda: "is open for writing" in site.states("m")["1"][1], lambda: site.states("m"))
-            assert answer(site, "m") == 1.0
-        until(lambda: answer(site, "m") == 2.0, lambda: site.states("m"))
-        assert site.states("m") == {"1": ("AVAILABLE", "OK")}
-    finally:
-        site.server.stop()
+    name = "open"
+    with (shared.root / name / "1/model.bin").open("r+b") as file:
+        file.write((models / "two/model.bin").read_bytes())
+        file.flush()
+        until(lambda: "is open for writing" in shared.states(name)["1"][1], lambda: shared.states(name))
+        assert answer(shared, name) == 1.0
+    until(lambda: answer(shared, name) == 2.0, lambda: shared.states(name))
+    assert shared.states(name) == {"1": ("AVAILABLE", "OK")}
 
 
 def hide(path: Path) -> None:
@@ -243,37 +249,41 @@ def bring_back(path: Path) -> None:
     path.with_name("away").rename(path)
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Site]:
+    root = tmp_path_factory.mktemp("stored")
+    for name, source in (("m", "one"), ("small", "small")):
+        shutil.copytree(models / source, root / "models" / name / "1")
+    entries: list[dict[str, Any]] = [{"name": n, "base_path": f"models/{n}"} for n in ("m", "small")]
+    site = start_site(root, entries, *POLL)
+    yield site
+    site.server.stop()
+
+
 @pytest.mark.parametrize(
     ("what", "empty"), [("models/m", False), ("models", True), ("models/m/1", False), ("models/m", True)]
 )
-def test_storage_that_goes_away_for_a_while(tmp_path: Path, models: Path, what: str, empty: bool) -> None:
+def test_storage_that_goes_away_for_a_while(stored: Site, what: str, empty: bool) -> None:
     """The model answers from memory; its state has the reason until the files are back."""
-    for name, source in (("m", "one"), ("small", "small")):
-        shutil.copytree(models / source, tmp_path / "models" / name / "1")
-    entries: list[dict[str, Any]] = [{"name": n, "base_path": f"models/{n}"} for n in ("m", "small")]
-    site = start_site(tmp_path, entries, *POLL)
-    place = tmp_path / what
-    try:
-        with asking(site, ("m", WIDTH), ("small", 8)) as answers:
-            hide(place)
-            if empty:
-                place.mkdir()
-            until(lambda: site.states("m")["1"][1] != "OK", lambda: site.states("m"))
-            assert site.states("m").keys() == {"1"}
-            state, why = site.states("m")["1"]
-            assert state == "AVAILABLE"
-            assert str(tmp_path / "models/m") in why
-            count = len(answers)
-            until(lambda: len(answers) > count + 4)
-            if empty:
-                place.rmdir()
-            bring_back(place)
-            until(lambda: site.states("m") == {"1": ("AVAILABLE", "OK")}, lambda: site.states("m"))
-        assert {*answers} == {1.0}
-        loads = [line for line in site.server.errors if "m version 1 is served" in line]
-        assert len(loads) == 1, "it was not loaded again"
-    finally:
-        site.server.stop()
+    place = stored.root / what
+    with asking(stored, ("m", WIDTH), ("small", 8)) as answers:
+        hide(place)
+        if empty:
+            place.mkdir()
+        until(lambda: stored.states("m")["1"][1] != "OK", lambda: stored.states("m"))
+        assert stored.states("m").keys() == {"1"}
+        state, why = stored.states("m")["1"]
+        assert state == "AVAILABLE"
+        assert str(stored.root / "models/m") in why
+        count = len(answers)
+        until(lambda: len(answers) > count + 4)
+        if empty:
+            place.rmdir()
+        bring_back(place)
+        until(lambda: stored.states("m") == {"1": ("AVAILABLE", "OK")}, lambda: stored.states("m"))
+    assert {*answers} == {1.0}
+    loads = [line for line in stored.server.errors if "m version 1 is served" in line]
+    assert len(loads) == 1, "it was not loaded again"
 
 
 def test_a_directory_of_models_that_is_empty_for_a_while(tmp_path: Path, models: Path) -> None:
