@@ -112,6 +112,7 @@ class Server:
             log.info("listening on %s, loading %s", ", ".join(urls), self._served.what)
             gc.collect()  # 25 ms, while the engine loads
             gc.freeze()
+            gc.enable()  # `ovserve.cli.main` has disabled it
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not loading.done():
@@ -121,6 +122,7 @@ class Server:
         gc.collect()
         gc.freeze()  # what loading made stays: keep it out of every collection under load
         gc.set_threshold(YOUNG_OBJECTS)
+        gc.enable()
         _announce(urls[0], self._manager, self._settings.log_format)
         self._reloads.start(self._settings.file_system_poll_wait_seconds)
         return True
