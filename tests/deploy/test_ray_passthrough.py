@@ -7,7 +7,7 @@ from typing import Any
 
 from ovserve.deploy.ray.passthrough import Answer, Handled, Passthrough, Request
 
-QUIET = 4.0  # seconds
+QUIET = 1.5  # seconds
 
 
 class Desk:

@@ -14,6 +14,7 @@ from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.pull.graph_text import OPTIONS, graph_text
 from ovserve.pull.run import Wanted, pull
 from tests.conftest import ROOT
+from tests.pull import tiny_gguf
 
 DEFAULTS = {
     "models_path": "./",
@@ -135,9 +136,10 @@ def test_what_cannot_be_written(flags: dict[str, Any], says: str) -> None:
 # ---- the file
 
 
-@pytest.fixture
-def source(model: Path) -> str:
-    return str(model)
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file that is converted in 0.1 s, and the default model in 2."""
+    return str(tiny_gguf.write(tmp_path_factory.mktemp("source") / "tiny.gguf"))
 
 
 def test_a_gguf_file_stays_where_it_is(source: str, tmp_path: Path) -> None:
