@@ -18,12 +18,15 @@ from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 from openai.types.responses import Response
 
+from ovserve.access import as_system
 from ovserve.errors import LoadError
 from tests.conftest import eventually
 from tests.http.responses_harness import Serving, serving
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVER = Path(__file__).parents[1] / "mcp_servers" / "server.py"
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -71,8 +74,16 @@ def stdio(more: str = "") -> str:
     return f'servers: {{ label: "tools" command: ["{sys.executable}", "{SERVER}"] {more} }}'
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Serving]:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    """Shared by tests that leave it as it was: the import of the package takes 0.6 s of each server."""
+    with as_system():
+        async with with_servers(tmp_path_factory.mktemp("shared"), stdio(), "call_seconds: 60") as made:
+            yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(tmp_path: Path) -> AsyncIterator[Serving]:
     async with with_servers(tmp_path, stdio('env: "TOKEN=s3cret"'), "call_seconds: 60") as made:
         yield made
 
@@ -164,12 +175,12 @@ async def test_a_server_that_hangs(tmp_path: Path) -> None:
 
 
 async def test_an_image_is_named_and_secrets_stay_in_the_server(
-    server: Serving, caplog: pytest.LogCaptureFixture
+    own: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert (await ask(server, "please picture")).output[1].output == "[image/png, 99 bytes]"
-    assert (await ask(server, "please environment")).output[1].output == "s3cret"
+    assert (await ask(own, "please picture")).output[1].output == "[image/png, 99 bytes]"
+    assert (await ask(own, "please environment")).output[1].output == "s3cret"
     assert "s3cret" not in caplog.text
-    [(plan, _)] = server.manager.get("m").graph.loaded
+    [(plan, _)] = own.manager.get("m").graph.loaded
     from ovserve.calculators.library.mcp_servers import McpServersOptions
 
     assert "s3cret" not in str(plan.options(McpServersOptions))
@@ -233,13 +244,13 @@ async def test_rounds_have_an_end(tmp_path: Path, options: str, field: Any, call
         assert response.output_text == "enough"
 
 
-async def test_a_child_ends_with_its_graph(server: Serving) -> None:
-    pid = int((await ask(server, "please pid")).output[1].output)
-    assert int((await ask(server, "please pid")).output[1].output) == pid, "the connection is kept"
+async def test_a_child_ends_with_its_graph(own: Serving) -> None:
+    pid = int((await ask(own, "please pid")).output[1].output)
+    assert int((await ask(own, "please pid")).output[1].output) == pid, "the connection is kept"
     os.kill(pid, signal.SIGKILL)
-    new = int((await ask(server, "please pid")).output[1].output)
+    new = int((await ask(own, "please pid")).output[1].output)
     assert new != pid
-    await server.manager.get("m").graph.unload_nodes()
+    await own.manager.get("m").graph.unload_nodes()
     await eventually(lambda: not Path(f"/proc/{new}").exists())
 
 
