@@ -13,6 +13,7 @@ from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
 from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling
+from tests.short_model import EXACT as EXACT
 
 Engine = GenAIEngine | StatefulEngine | PagedEngine
 
@@ -20,12 +21,6 @@ CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FRANCE = CHAT.format("What is the capital of France?")
 STORY = CHAT.format("Tell me a long story about a dragon.")
 LIST = CHAT.format("Repeat this list: apple banana cherry apple banana cherry apple banana cherry.")
-
-# Rounding depends on how many tokens go through a matrix at once. Only so does it not show: plain and drafted
-# text can then be compared exactly.
-EXACT = (
-    '{"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}'
-)
 
 
 class Result:

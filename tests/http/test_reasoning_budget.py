@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.conftest import ROOT, Server, start_process
+from tests.short_model import EXACT
 
 IGNORED = "x-ovserve-ignored-params"
 OPENED = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}{{- '<|im_start|>assistant\\n<think>\\n' }}{# </think> #}"
@@ -30,7 +31,8 @@ def server(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for name in ("paged", "genai"):
         made = directory / name
         made.mkdir()
-        options = f'models_path: "{short_model}" engine: "{name}" chat_template_path: "t.jinja" reasoning_parser: "qwen3"'
+        options = f"plugin_config: '{EXACT}' "
+        options += f'models_path: "{short_model}" engine: "{name}" chat_template_path: "t.jinja" reasoning_parser: "qwen3"'
         (made / "graph.pbtxt").write_text(text.replace('models_path: "../../models/smollm2"', options))
         (made / "t.jinja").write_text(OPENED)
         listed.append({"name": name, "base_path": str(made)})
