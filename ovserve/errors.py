@@ -142,7 +142,7 @@ class Unavailable(OvserveError):
 
 
 class Overloaded(Unavailable):
-    """Rejected before the engine saw it; `cause` is one of telemetry.counters.REFUSAL_CAUSES."""
+    """Rejected before the engine saw it; `cause` is one of telemetry.metrics.REFUSAL_CAUSES."""
 
     code = "server_overloaded"
 

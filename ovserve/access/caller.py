@@ -173,6 +173,7 @@ class Caller:
     def allow(self, rights: Rights) -> None:
         """Replace the rights. A limit that stays the same keeps its usage."""
         self.rights = rights
+        self._limited_by_day = rights.limited_by_day
         self._requests = self._bucket(self._requests, rights.requests_per_minute)
         self._tokens = self._bucket(self._tokens, rights.tokens_per_minute)
 
@@ -215,7 +216,7 @@ class Caller:
             if bucket is not None and (wait := bucket.wait(bucket.per_minute / 2 if batch else 0)):
                 waits.append((wait, f"this key may have {_counted(bucket.per_minute, what)} per minute"))
         rights = self.rights
-        if rights.limited_by_day:
+        if self._limited_by_day:
             usage = self.day.current()
             for what, limit, count in (
                 ("requests", rights.requests_per_day, usage.requests),
@@ -230,13 +231,13 @@ class Caller:
             raise RateLimited(message, retry_after=wait)
         if self._requests is not None:
             self._requests.take(1)
-        if rights.limited_by_day:
+        if self._limited_by_day:
             self.day.add(requests=1)
 
     def spend(self, tokens: int) -> None:
         if self._tokens is not None:
             self._tokens.take(tokens)
-        if self.rights.limited_by_day:
+        if self._limited_by_day:
             self.day.add(tokens=tokens)
 
     @property

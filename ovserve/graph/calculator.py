@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import msgspec
 
 from ovserve.errors import LoadError
-from ovserve.telemetry.counters import NodeEvents
+from ovserve.telemetry.metrics import NodeEvents
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

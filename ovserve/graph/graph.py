@@ -26,7 +26,7 @@ from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.nodes import InlineNode, TaskNode, WholeNode
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import TapSlot
-from ovserve.telemetry.counters import NodeEvents
+from ovserve.telemetry.metrics import NodeEvents
 
 T = TypeVar("T")
 

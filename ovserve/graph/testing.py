@@ -14,7 +14,7 @@ from ovserve.graph.calculator import Calculator, Packet
 from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.graph.registry import Registry
-from ovserve.telemetry.counters import NodeEvents
+from ovserve.telemetry.metrics import NodeEvents
 
 
 class CalculatorRunner:

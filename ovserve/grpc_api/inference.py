@@ -26,7 +26,7 @@ from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 from ovserve.services.inference.infer import Inference, infer_stream
 from ovserve.services.inference.metadata import BACKEND, Description
-from ovserve.telemetry.counters import GRPC, MODEL_METADATA, MODEL_READY
+from ovserve.telemetry.metrics import GRPC, MODEL_METADATA, MODEL_READY
 
 # The field of InferTensorContents for each datatype. FP16 and BF16 exist only as raw bytes.
 CONTENTS = {

@@ -43,7 +43,7 @@ from ovserve.http.sse import ANSWERED
 from ovserve.http.transport.connections import Connection
 from ovserve.http.transport.cors import Cors
 from ovserve.log import request_id
-from ovserve.telemetry.counters import Metrics
+from ovserve.telemetry.metrics import Metrics
 
 _ABSENT = (
     (

@@ -24,7 +24,7 @@ from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
-from ovserve.telemetry.counters import KindMetrics
+from ovserve.telemetry.metrics import KindMetrics
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -28,7 +28,7 @@ from ovserve.services.responses.store import ResponseStore, StoreError
 from ovserve.serving.config.file import ConfigFile, Monitoring
 from ovserve.serving.config.repository import Repository
 from ovserve.serving.settings import Aliases, IdleSettings, ServingSettings
-from ovserve.telemetry.counters import Metrics
+from ovserve.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

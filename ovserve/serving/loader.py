@@ -57,7 +57,7 @@ from ovserve.serving.model_size import loaded_bytes, log_memory
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions
 from ovserve.serving.spec import GRAPH_FILE, AdapterOf, ServableSpec
-from ovserve.telemetry.counters import ModelMetrics
+from ovserve.telemetry.metrics import ModelMetrics
 
 WARMUP_FILE = "warmup.jsonl"
 MOST_BYTES, MOST_LINES = 32 << 20, 1000

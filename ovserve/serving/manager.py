@@ -36,7 +36,7 @@ from ovserve.serving.servable import Servable, State
 from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult, ServableStatus
-from ovserve.telemetry.counters import Metrics
+from ovserve.telemetry.metrics import Metrics
 
 RETRY_FAILED = 30.0  # and for one that could not be loaded
 

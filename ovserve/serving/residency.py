@@ -33,7 +33,7 @@ from ovserve.serving.entries import Entries, Entry
 from ovserve.serving.model_size import loaded_bytes
 from ovserve.serving.settings import IdleSettings
 from ovserve.serving.spec import ServableSpec
-from ovserve.telemetry.counters import IDLE, ROOM, Metrics
+from ovserve.telemetry.metrics import IDLE, ROOM, Metrics
 
 PERMANENT = "permanent"
 

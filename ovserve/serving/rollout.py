@@ -33,7 +33,7 @@ from ovserve.serving.sessions import ServedModels
 from ovserve.serving.settings import ServingSettings
 from ovserve.serving.spec import ServableSpec
 from ovserve.serving.status import ReloadResult
-from ovserve.telemetry.counters import Metrics
+from ovserve.telemetry.metrics import Metrics
 
 PROGRESS_SECONDS = 10.0  # between two lines of the log while a model loads
 

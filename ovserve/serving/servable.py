@@ -32,7 +32,7 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.serving.engines import AnyEngine
 from ovserve.serving.interface import Interface, http_streams, matches
 from ovserve.serving.status import GRAPH_VERSION
-from ovserve.telemetry.counters import REST, Front, ModelMetrics, Outcome
+from ovserve.telemetry.metrics import REST, Front, ModelMetrics, Outcome
 
 log = logging.getLogger(__name__)
 

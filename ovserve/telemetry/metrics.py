@@ -1,4 +1,12 @@
-"""Families of metrics, how their samples are read, and histograms as plain numbers with their buckets.
+"""Metrics: counters per servable and for the server, histograms, and the families that read them.
+
+Counters are plain numbers, kept across reloads. A servable reports each answer through an `Outcome`, which
+ensures that an accepted request ends in exactly one of finished, failed, cancelled and rejected. What
+calculators count with `cc.count` is kept by node and by the author's name of the event.
+
+The engine client updates a RequestTimeline where messages of the engine arrive, so a slow reader of the text
+does not make the engine look slow. A token costs one comparison and one observation. Times are
+`time.monotonic()` in seconds.
 
 Histograms replace prometheus_client's own instruments, which take a lock and search the buckets one by one.
 That costs four to five times as much (0.73 us against 0.16), and there is one observation per token. The
@@ -7,12 +15,18 @@ event loop is the only writer, so nothing needs a lock.
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
 
 Bounds = tuple[float, ...]
 
@@ -87,3 +101,291 @@ def value(read_value: Callable[[S], float | Histogram]) -> Callable[[S], Iterabl
 
 def by_label(read_counts: Callable[[S], Counter[str]]) -> Callable[[S], Iterable[Sample]]:
     return lambda source: [((label,), count) for label, count in read_counts(source).items()]
+
+
+class RequestMetrics:
+    """Sums over all requests to one model since the server started, across reloads and engine restarts."""
+
+    @cached_property
+    def of_batches(self) -> RequestMetrics:
+        """The sums of lines of batches, which are not in these: their times say nothing of live requests."""
+        return RequestMetrics()
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.prefix_queries = 0  # prompt tokens of all choices that were looked up in the prefix cache
+        self.prefix_hits = 0  # how many of them were found
+        self.ignored_params = 0
+        self.queued = 0  # requests waiting for room in the engine
+        self.queued_tokens = 0  # estimated tokens of their prompts
+        self.in_engine = 0  # choices that run or wait in the engine
+        self.finished: Counter[str] = Counter()  # choices by finish reason
+        self.first_token = Histogram(TO_FIRST_TOKEN)
+        self.between_tokens = Histogram(BETWEEN_TOKENS)
+        self.queue_time = Histogram(OF_REQUESTS)  # from the request to its admission by the engine
+        self.prefill_time = Histogram(OF_REQUESTS)  # from the admission to the first token
+        self.decode_time = Histogram(OF_REQUESTS)  # from the first to the last token
+        self.latency = Histogram(OF_REQUESTS)  # from the request to the last token
+        self.request_prompt_tokens = Histogram(TOKENS)
+        self.request_generated_tokens = Histogram(TOKENS)
+
+
+class RequestTimeline:
+    """The timeline of one request to an engine: a choice, or all its beams."""
+
+    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "prompt_tokens", "tokens")
+
+    def __init__(self, meter: RequestMetrics, arrived: float) -> None:
+        self._meter = meter
+        self._arrived = arrived
+        self._admitted = self._first = self._last = 0.0
+        self.prompt_tokens = self.tokens = 0
+        meter.in_engine += 1
+
+    def admitted(self, prompt_tokens: int, now: float) -> None:
+        """Record the admission. `prompt_tokens` is 0 where another choice of the same prompt has counted
+        them."""
+        meter = self._meter
+        self._admitted = now
+        if prompt_tokens:
+            meter.prompt_tokens += prompt_tokens
+            meter.queue_time.observe(now - self._arrived)
+            meter.request_prompt_tokens.observe(prompt_tokens)
+
+    def looked_up(self, prompt_tokens: int, cached_tokens: int | None) -> None:
+        """Record a prefix cache lookup. `cached_tokens` is None without a cache, or if its hits are
+        unknown."""
+        if cached_tokens is not None:
+            self._meter.prefix_queries += prompt_tokens
+            self._meter.prefix_hits += cached_tokens
+
+    def on_tokens(self, tokens: int, finish_reason: str | None, now: float) -> None:
+        meter = self._meter
+        if tokens:
+            meter.generated_tokens += tokens
+            if self.tokens:
+                meter.between_tokens.observe((now - self._last) / tokens, tokens)
+            else:
+                self._first = now
+                meter.first_token.observe(now - self._arrived)
+                meter.prefill_time.observe(now - self._admitted)
+            self.tokens += tokens
+            self._last = now
+        if finish_reason is not None:
+            meter.finished[finish_reason] += 1
+
+    def finish(self, now: float) -> None:
+        """Record the last message of the request."""
+        meter = self._meter
+        meter.in_engine -= 1
+        meter.latency.observe(now - self._arrived)
+        meter.request_generated_tokens.observe(self.tokens)
+        if self.tokens:
+            meter.decode_time.observe(self._last - self._first)
+
+    def drop(self) -> None:
+        """Remove a request that failed or was aborted; its outcome is counted where the client's answer
+        ends."""
+        self._meter.in_engine -= 1
+
+    def describe(self, now: float) -> str:
+        """Return its state in words, for the report on a stalled engine."""
+        if not self._admitted:
+            return f"arrived {now - self._arrived:.1f} s ago, not admitted"
+        since = f", the last {now - self._last:.1f} s ago" if self.tokens else ""
+        return f"arrived {now - self._arrived:.1f} s ago, {self.tokens} tokens{since}"
+
+
+# Each name is a time series for every scraper, so a client's text must not become one.
+MAX_EVENTS = 100
+
+
+class NodeEvents:
+    """The counters of all nodes of one servable, kept across its reloads."""
+
+    def __init__(self) -> None:
+        self.values: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()  # calculators on executors count as well
+
+    def add(self, node: str, event: str, n: int = 1) -> None:
+        """Count `n` events. Raises ValueError for a negative number, and for a node's 101st name."""
+        if n < 0:
+            raise ValueError(f"event {event!r}: a counter cannot be decreased, got {n}")
+        key = node, event
+        with self._lock:
+            if key not in self.values and sum(name == node for name, _ in self.values) >= MAX_EVENTS:
+                raise ValueError(f"node {node!r} counts more than {MAX_EVENTS} kinds of events")
+            self.values[key] += n
+
+
+M = TypeVar("M")
+
+# Why the work for a request was cancelled: disconnect of the client, a cancel request, its deadline,
+# shutdown.
+CANCEL_CAUSES = (DISCONNECT, REQUEST, TIMEOUT, SHUTDOWN) = ("disconnect", "request", "timeout", "shutdown")
+
+# Why a graph was unloaded until the next request: without one for long, or for another graph.
+UNLOAD_CAUSES = (IDLE, ROOM) = ("idle", "room")
+
+# Causes of an Overloaded.
+REFUSAL_CAUSES = ("queue_full", "queue_tokens", "queue_share", "queue_timeout", "memory", "unloaded")
+
+
+class Front(NamedTuple):
+    """The interfaces of requests, with the label values of OVMS."""
+
+    api: str
+    interface: str
+    unary: str
+    stream: str
+
+
+REST = Front("V3", "REST", "Unary", "Stream")
+KSERVE_REST = Front("KServe", "REST", "ModelInfer", "ModelInferStream")
+GRPC = Front("KServe", "gRPC", "ModelInfer", "ModelInferStream")
+TENSORFLOW = Front("TensorFlowServing", "REST", "Predict", "Predict")
+GRPC_STREAM = GRPC._replace(unary=GRPC.stream)  # a gRPC stream may carry whole answers
+
+
+MODEL_READY, MODEL_METADATA = "ModelReady", "ModelMetadata"
+
+
+class Call(NamedTuple):
+    """The labels of OVMS for the metrics of a graph."""
+
+    api: str
+    interface: str
+    method: str
+
+
+class KindMetrics:
+    """The counters of each kind of model, by their class."""
+
+    def __init__(self) -> None:
+        self._counters: dict[type[Any], Any] = {}
+
+    def of(self, kind: type[M]) -> M:
+        """Return the counters of a kind; they begin when they are first asked for."""
+        counters: M | None = self._counters.get(kind)
+        if counters is None:
+            counters = self._counters[kind] = kind()
+        return counters
+
+
+class ModelMetrics:
+    """Counters of one servable name."""
+
+    @cached_property
+    def of_batches(self) -> ModelMetrics:
+        """The counters of lines of batches, whose times would say nothing of live requests."""
+        return ModelMetrics()
+
+    def __init__(self) -> None:
+        self.meter = RequestMetrics()
+        self.kinds = KindMetrics()
+        self.running = 0  # answers in progress
+        self.accepted: Counter[Call] = Counter()
+        self.rejected: Counter[Call] = Counter()
+        self.responses: Counter[Call] = Counter()  # bodies, or chunks of a stream
+        self.errors: Counter[Call] = Counter()
+        self.lookups: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls that were answered
+        self.lookup_failures: Counter[Call] = Counter()  # and those that failed
+        self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
+        # Of streams: microseconds to the first piece.
+        self.latencies: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
+        self.versions: defaultdict[int, KindMetrics] = defaultdict(KindMetrics)  # of a plain model
+        self.finished = 0
+        self.failed: Counter[str] = Counter()  # by the error's code or kind
+        self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
+        self.node_events = NodeEvents()
+        self.wakes = Histogram(OF_REQUESTS)  # seconds of loads on demand
+        self.unloads: Counter[str] = Counter(dict.fromkeys(UNLOAD_CAUSES, 0))
+        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
+        for method in (REST.unary, REST.stream):  # so that a rate starts from zero
+            call = Call(REST.api, REST.interface, method)
+            for counter in (self.accepted, self.rejected, self.responses, self.errors):
+                counter[call] = 0
+            self.processing[method] = Histogram(MICROSECONDS)
+        self.latencies[REST.stream] = Histogram(MICROSECONDS)
+
+
+class BatchMetrics:
+    """Batches and their lines, which the metrics of live requests leave out."""
+
+    def __init__(self) -> None:
+        self.living: Counter[str] = Counter()  # by status, of all servers on the store
+        self.oldest = 0.0  # when the oldest of them was created, Unix seconds; 0: there is none
+        self.running = 0  # lines of this server
+        self.lines: Counter[str] = Counter(completed=0, failed=0)
+
+
+class Metrics:
+    """Counters of the whole server. `enabled` names the metric families that are shown."""
+
+    def __init__(self, enabled: frozenset[str] = frozenset()) -> None:
+        self.enabled = enabled
+        self.responses: Counter[int] = Counter()  # HTTP, by status
+        self.batches = BatchMetrics()
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, name: str) -> ModelMetrics:
+        """Return the counters of a servable; the same object for the lifetime of the server."""
+        return self._models.setdefault(name, ModelMetrics())
+
+
+class Outcome:
+    """One answer, counted as begun once and as ended once, however often its end is reported."""
+
+    __slots__ = ("_began", "_call", "_ended", "_model", "_unanswered")
+
+    def __init__(self, model: ModelMetrics, front: Front, *, stream: bool) -> None:
+        self._model = model
+        self._call = Call(front.api, front.interface, front.stream if stream else front.unary)
+        self._began = time.monotonic()
+        self._ended = False
+        self._unanswered = stream
+        model.running += 1
+        model.accepted[self._call] += 1
+
+    def record_response(self) -> None:
+        self._model.responses[self._call] += 1
+        if self._unanswered:
+            self._unanswered = False
+            self._model.latencies[self._call.method].observe((time.monotonic() - self._began) * 1e6)
+
+    def finished(self) -> None:
+        if self._end():
+            self._model.finished += 1
+            self._model.processing[self._call.method].observe((time.monotonic() - self._began) * 1e6)
+
+    def failed(self, error: OvserveError) -> None:
+        if not self._end():
+            return
+        model = self._model
+        if isinstance(error, Overloaded):
+            model.rejected[self._call] += 1
+            model.refused[error.cause] += 1
+            return
+        model.errors[self._call] += 1
+        if isinstance(error, DeadlineExceeded):
+            model.cancelled[TIMEOUT] += 1
+        elif isinstance(error, Cancelled):
+            model.cancelled[REQUEST] += 1
+        else:
+            model.failed[error.code or error.kind] += 1
+
+    def close(self, error: BaseException | None) -> None:
+        """Record that the answer is closed; if that is before its end, `error` is the reason."""
+        if isinstance(error, OvserveError):
+            self.failed(error)
+        elif self._end():
+            cause = str(error.args[0]) if isinstance(error, asyncio.CancelledError) and error.args else ""
+            self._model.errors[self._call] += 1  # OVMS also counts a disconnected client as an error
+            self._model.cancelled[cause if cause in CANCEL_CAUSES else DISCONNECT] += 1
+
+    def _end(self) -> bool:
+        first, self._ended = not self._ended, True
+        if first:
+            self._model.running -= 1
+        return first

@@ -9,7 +9,7 @@ from typing import Any
 import tritonclient.grpc.aio as triton
 
 from ovserve.services.monitoring.scrape import Scraper
-from ovserve.telemetry.counters import Call
+from ovserve.telemetry.metrics import Call
 from tests.grpc_api.conftest import TENSORS, Scripted, running
 from tests.grpc_api.test_infer import body, refused, tensor
 

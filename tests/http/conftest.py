@@ -23,7 +23,7 @@ from ovserve.sandbox.images.loader import Media
 from ovserve.services.monitoring.families import NAMES
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import ServingSettings
-from ovserve.telemetry.counters import Metrics
+from ovserve.telemetry.metrics import Metrics
 from tests.conftest import script_graph
 
 

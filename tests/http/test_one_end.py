@@ -33,7 +33,7 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import LoadError, ModelNotFound, OvserveError
 from ovserve.http.transport.connections import RestLimits
-from ovserve.telemetry.counters import ModelMetrics
+from ovserve.telemetry.metrics import ModelMetrics
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import running
 

@@ -14,7 +14,7 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Registry
 from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import Manager
-from ovserve.telemetry.counters import GRPC
+from ovserve.telemetry.metrics import GRPC
 
 CALCULATORS = """
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator

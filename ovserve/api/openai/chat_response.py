@@ -159,11 +159,12 @@ class ChatWriter:
         held = self._held
         if self._custom is not None:
             return self._with_reason(parsed, self._custom.deltas(parsed))
-        chunks = [
-            ChunkChoice(index=index, delta=delta)
-            for part in parsed.parts
-            if (held is None or not isinstance(part, ToolCallDelta)) and (delta := _delta(part)) is not None
-        ]
+        chunks: list[ChunkChoice] = []
+        for part in parsed.parts:  # no comprehension, which is one more call per token
+            if held is not None and isinstance(part, ToolCallDelta):
+                continue
+            if (delta := _delta(part)) is not None:
+                chunks.append(ChunkChoice(index=index, delta=delta))
         if held is not None and (call := held.take(parsed)) is not None:
             chunks.append(ChunkChoice(index=index, delta=ChunkDelta(function_call=call)))
         return self._with_reason(parsed, chunks)

@@ -16,7 +16,7 @@ from ovserve.engine.admission.fair_queue import FairQueue, Limits, Waiter
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.calls import CallItem, CallStream
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
-from ovserve.telemetry.counters import RequestMetrics
+from ovserve.telemetry.metrics import RequestMetrics
 
 CALLS_PER_SLOT = 2  # calls in the engine per call that it runs
 EWMA_WEIGHT = 0.1  # weight of the last call in the mean duration

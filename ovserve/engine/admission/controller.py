@@ -27,7 +27,7 @@ from ovserve.access import current_request
 from ovserve.engine.admission.fair_queue import FairQueue, Limits, Waiter
 from ovserve.engine.client.client import EngineClient
 from ovserve.errors import Overloaded, RateLimited
-from ovserve.telemetry.counters import RequestMetrics
+from ovserve.telemetry.metrics import RequestMetrics
 
 CALM_SECONDS = 5.0  # without a live request, until an engine that cannot pause lines gets several
 BATCH_TIMEOUT_SECONDS = 30 * 24 * 3600.0  # a line of a batch ends with its batch

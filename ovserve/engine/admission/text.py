@@ -31,7 +31,7 @@ from ovserve.engine.client.requests import DeltaStream
 from ovserve.engine.client.text import TextClient, check_sizes
 from ovserve.errors import DeadlineExceeded
 from ovserve.llm.request import Delta, GenerateRequest, Prompt
-from ovserve.telemetry.counters import RequestMetrics
+from ovserve.telemetry.metrics import RequestMetrics
 
 DEFAULT_CHARACTERS_PER_TOKEN = 4.0  # as in English prose
 DEFAULT_IMAGE_TOKENS = 576.0  # tokens, as of LLaVA

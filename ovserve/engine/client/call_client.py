@@ -31,7 +31,7 @@ class CallClient(EngineClient[Spec, Facts]):
     ) -> None:
         """`hosts`: for a spec that may share a process; without them it gets one of its own."""
         super().__init__(spec, settings)
-        self._requests = Calls(self._send, self._notify_room, repeatable=spec.repeatable)
+        self._requests = Calls(self._send, self.on_room, repeatable=spec.repeatable)
         self._hosts = hosts if spec.hosted else None
         self._next_drain = 0.0
 

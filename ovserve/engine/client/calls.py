@@ -17,7 +17,7 @@ import msgspec
 
 from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.process import EngineMessage
-from ovserve.engine.client.state import EngineStats
+from ovserve.engine.client.state import EngineStats, Listeners
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import UNSENDABLE, unsendable
 from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, ToEngine
@@ -89,12 +89,10 @@ class CallStream:
 
 
 class Calls:
-    def __init__(
-        self, send: Callable[[ToEngine], None], notify_room: Callable[[], None], *, repeatable: bool
-    ) -> None:
-        """`send` goes to the current engine, if there is one; `notify_room` is called when room may have
+    def __init__(self, send: Callable[[ToEngine], None], on_room: Listeners, *, repeatable: bool) -> None:
+        """`send` goes to the current engine, if there is one; `on_room` is notified when room may have
         become free. `repeatable`: see Spec."""
-        self._send, self._notify_room, self._repeatable = send, notify_room, repeatable
+        self._send, self._on_room, self._repeatable = send, on_room, repeatable
         self._calls: dict[int, CallStream] = {}
         self._waiting: list[CallStream] = []  # for the next process
         self._ended: deque[str] = deque(maxlen=REMEMBERED_CALLS)
@@ -140,7 +138,7 @@ class Calls:
             call.wake()
             self._send(Cancel(call.id))
             self._note(call, "cancelled")
-        self._notify_room()
+        self._on_room.notify()
 
     def end(self, call: CallStream, error: OvserveError) -> None:
         """End the call with this error, in the engine as well."""
@@ -150,7 +148,7 @@ class Calls:
             self._note(call, f"failed ({error.code or error.kind})")
         call.error = call.error or error
         call.wake()
-        self._notify_room()
+        self._on_room.notify()
 
     # ---- messages of the engine; an id may be unknown if they crossed our Cancel
 
@@ -176,7 +174,7 @@ class Calls:
             call.done = True
             call.wake()
             self._note(call, "finished")
-            self._notify_room()
+            self._on_room.notify()
 
     # ---- the end of an engine, and the next one
 

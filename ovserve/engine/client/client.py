@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
@@ -31,7 +31,7 @@ from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
-from ovserve.engine.client.state import CurrentState, EngineState, EngineStats
+from ovserve.engine.client.state import CurrentState, EngineState, EngineStats, Listeners
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, LoadError, Overloaded, OvserveError, Unavailable
@@ -67,7 +67,7 @@ class EngineClient(ABC, Generic[S, F]):
         self.usage = Usage()  # as the engine last reported
         self.last_message = time.monotonic()  # when the engine last sent anything
         self.expected = 0  # requests that it has or may get; its servables count it
-        self.on_room: set[Callable[[], None]] = set()  # called when there may be room for more
+        self.on_room = Listeners()  # called when there may be room for more
 
     @classmethod
     async def start(cls, spec: S, settings: EngineSettings | None = None, spare: Spare | None = None) -> Self:
@@ -424,10 +424,6 @@ class EngineClient(ABC, Generic[S, F]):
     def _send(self, message: ToEngine) -> None:
         if self._process is not None:
             self._process.send(message)
-
-    def _notify_room(self) -> None:
-        for notify in tuple(self.on_room):
-            notify()
 
     # ---- the requests of a kind of engine
 

@@ -24,12 +24,12 @@ from typing import NamedTuple
 import msgspec
 
 from ovserve.engine.client.mailbox import Mailbox
-from ovserve.engine.client.state import EngineStats
+from ovserve.engine.client.state import EngineStats, Listeners
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
 from ovserve.errors import EndsEngine, EngineDead, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.telemetry.counters import RequestMetrics, RequestTimeline
+from ovserve.telemetry.metrics import RequestMetrics, RequestTimeline
 
 ALONE_POINTS, SHARED_POINTS, MAX_POINTS = 2, 1, 3
 SUSPECT_SECONDS = 600.0  # seconds after the last end
@@ -148,11 +148,11 @@ class InFlightRequest:
 
 
 class Requests:
-    def __init__(self, send: Callable[[ToEngine], None], notify_room: Callable[[], None]) -> None:
-        """`send` goes to the current engine, if there is one; `notify_room` is called when room may have
+    def __init__(self, send: Callable[[ToEngine], None], on_room: Listeners) -> None:
+        """`send` goes to the current engine, if there is one; `on_room` is notified when room may have
         become free."""
         self._send = send
-        self._notify_room = notify_room
+        self._on_room = on_room
         self._routes: dict[int, Route] = {}
         self._waiting: list[InFlightRequest] = []  # waiting for the next engine
         self._ended: deque[str] = deque(maxlen=MAX_REMEMBERED_REQUESTS)
@@ -228,7 +228,7 @@ class Requests:
                 route.mailbox.fail(Unavailable("the request was aborted"))
                 self._send(Abort(id_))
                 self._note(id_, route, "aborted")
-        self._notify_room()
+        self._on_room.notify()
 
     # ---- messages of the engine; an id may be unknown if they crossed our Abort
 
@@ -248,7 +248,8 @@ class Requests:
                     route.track.finish(now)
                     self._note(item.id, route, "finished")
                     self.suspects.completed(route.ongoing.adds)
-        self._notify_room()
+        if self._on_room:
+            self._on_room.notify()
 
     def accepted(self, message: Accepted) -> None:
         if (route := self._routes.get(message.id)) is not None:
@@ -300,7 +301,7 @@ class Requests:
             ongoing.mailbox.restart()
             self._route(ongoing)
             self._waiting.append(ongoing)
-        self._notify_room()
+        self._on_room.notify()
 
     def waiting(self) -> Iterator[InFlightRequest]:
         """Yield requests for the new engine, each for `resend`; requests whose client left are skipped."""
@@ -319,13 +320,13 @@ class Requests:
         waiting, self._waiting = self._waiting, []
         for ongoing in waiting:
             self.end(ongoing, error)
-        self._notify_room()
+        self._on_room.notify()
 
     def end_all(self, error: OvserveError) -> None:
         self._waiting = []
         for ongoing in dict.fromkeys(route.ongoing for route in self._routes.values()):
             self.end(ongoing, error)
-        self._notify_room()
+        self._on_room.notify()
 
     def end(self, ongoing: InFlightRequest, error: OvserveError) -> None:
         for id_ in ongoing.ids:

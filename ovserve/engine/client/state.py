@@ -12,6 +12,12 @@ from ovserve.errors import Unavailable
 StateName = Literal["starting", "ready", "restarting", "unloaded", "waking", "failed", "stopped"]
 
 
+class Listeners(set[Callable[[], None]]):
+    def notify(self) -> None:
+        for listener in tuple(self):  # which may leave
+            listener()
+
+
 @dataclass(frozen=True)
 class EngineState:
     name: StateName

@@ -39,7 +39,7 @@ from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError,
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GenerateRequest, Prompt
-from ovserve.telemetry.counters import RequestMetrics
+from ovserve.telemetry.metrics import RequestMetrics
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 
     def __init__(self, spec: GenerationSpec, settings: EngineSettings | None = None) -> None:
         super().__init__(spec, settings)
-        self._requests = Requests(self._send, self._notify_room)
+        self._requests = Requests(self._send, self.on_room)
         self._beside: TextClient | None = None
         self._compiled = CompiledGrammars(self._settings.grammars, self._pending)
         self.grammars = GrammarProver(

@@ -19,7 +19,7 @@ from ovserve.kinds.payload import ignored_header
 from ovserve.services.inference.administration import Administration
 from ovserve.services.inference.infer import Inference
 from ovserve.services.inference.metadata import Description, End
-from ovserve.telemetry.counters import TENSORFLOW
+from ovserve.telemetry.metrics import TENSORFLOW
 
 SIGNATURE = "serving_default"
 TYPES = {

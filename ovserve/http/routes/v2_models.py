@@ -24,7 +24,7 @@ from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACE
 from ovserve.services.inference.infer import Inference
 from ovserve.services.inference.metadata import BACKEND, Description, End
 from ovserve.serving.manager import RETRY_AFTER
-from ovserve.telemetry.counters import KSERVE_REST, MODEL_METADATA, MODEL_READY
+from ovserve.telemetry.metrics import KSERVE_REST, MODEL_METADATA, MODEL_READY
 
 
 class _Index(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.serving.interface import http_streams
 from ovserve.serving.servable import GraphResponse, Servable
-from ovserve.telemetry.counters import Front
+from ovserve.telemetry.metrics import Front
 
 IGNORED = "x-ovserve-ignored-params"  # as the header of the HTTP paths
 ENDPOINT, DEFAULT_ENDPOINT = "endpoint", "chat/completions"

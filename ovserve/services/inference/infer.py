@@ -28,7 +28,7 @@ from ovserve.services.inference.tensor_run import TIMESTAMP, TensorRun
 from ovserve.serving.interface import Interface
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
-from ovserve.telemetry.counters import GRPC_STREAM, Front
+from ovserve.telemetry.metrics import GRPC_STREAM, Front
 
 
 @dataclass

@@ -18,7 +18,7 @@ from ovserve.serving.manager import Manager
 from ovserve.serving.servable import State
 from ovserve.serving.sessions import input_info, output_info
 from ovserve.serving.status import GRAPH_VERSION
-from ovserve.telemetry.counters import Call, Front
+from ovserve.telemetry.metrics import Call, Front
 
 BACKEND = "ovserve"
 UNTYPED = "INVALID"  # OVMS's name for the datatype of a stream that only the graph knows

@@ -20,7 +20,7 @@ from ovserve.graph import Packet
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.serving.interface import Interface
 from ovserve.serving.servable import Servable
-from ovserve.telemetry.counters import Front, Outcome
+from ovserve.telemetry.metrics import Front, Outcome
 
 PYTHON = "OVMS_PY_TENSOR"  # begins the tag of a stream whose tensors may be of any datatype and size
 TIMESTAMP = "OVMS_MP_TIMESTAMP"

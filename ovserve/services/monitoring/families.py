@@ -21,8 +21,7 @@ from ovserve.services.monitoring.kind_families import (
     KIND_FAMILIES,
 )
 from ovserve.services.monitoring.model import Model, by_call, node_events, states
-from ovserve.telemetry.counters import Call
-from ovserve.telemetry.metrics import Family, Histogram, Sample, by_label, value
+from ovserve.telemetry.metrics import Call, Family, Histogram, Sample, by_label, value
 
 CALL = ("api", "interface", "method")
 Read = Callable[[Model], Iterable[Sample]]

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
-from ovserve.telemetry.counters import Call, ModelMetrics
-from ovserve.telemetry.metrics import Sample
+from ovserve.telemetry.metrics import Call, ModelMetrics, Sample
 
 
 class Model(NamedTuple):

@@ -36,8 +36,7 @@ from ovserve.services.monitoring.model import Model
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import VersionState
-from ovserve.telemetry.counters import Metrics
-from ovserve.telemetry.metrics import Bounds, Family, Histogram
+from ovserve.telemetry.metrics import Bounds, Family, Histogram, Metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RELOAD_RESULTS = ("changed", "unchanged", "failed", "invalid")  # see status.ReloadResult
