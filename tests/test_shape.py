@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 582,
-    "lines": 100_120,
+    "lines": 100_140,
     "folders": 76,
     "top-level packages": 20,
     "modules with one importer": 114,

@@ -44,8 +44,8 @@ def decode_form(
         inputs = [node.input_value(at) for at in range(3)]
         inputs += [bytes_of[port.get_any_name()].output(0) for port in ports]
         inputs += [node.input_value(at) for at in PLACES_AT]
-        scale, window = (node.input_value(at).get_node().data for at in (SCALE_AT, WINDOW_AT))
-        attention = library.decode_attention(inputs, scale=float(scale), window=int(window))
+        scale, window = (_number(node.input_value(at).get_node()) for at in (SCALE_AT, WINDOW_AT))
+        attention = library.decode_attention(inputs, scale=scale or 0.0, window=int(window or 0))
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(attention.output(0))
     form.add_parameters(list(bytes_of.values()))
@@ -63,6 +63,20 @@ def _is_plain(node: Any) -> bool:
     if any(node.output(at).get_target_inputs() for at in range(1, node.get_output_size())):
         return False
     options = [at for at in range(FIRST_OPTION_AT, len(sources)) if at != MAX_CONTEXT_AT]
-    if any(sources[at].get_type_name() != "Constant" for at in (SCALE_AT, WINDOW_AT, *options)):
+    if any(sources[at].get_type_name() != "Constant" or sources[at].data.any() for at in options):
         return False
-    return not any(sources[at].data.any() for at in options)
+    return all(_number(sources[at]) is not None for at in (SCALE_AT, WINDOW_AT))
+
+
+def _number(node: Any) -> float | None:
+    """Return a scalar; None if it is computed. A window comes as a product of constants."""
+    if node.get_type_name() == "Constant":
+        return float(node.data)
+    if node.get_type_name() not in ("Convert", "Multiply"):
+        return None
+    product = 1.0
+    for at in range(node.get_input_size()):
+        if (factor := _number(node.input_value(at).get_node())) is None:
+            return None
+        product *= factor
+    return product
