@@ -12,12 +12,12 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 582,
-    "lines": 100_140,
+    "files": 583,
+    "lines": 100_155,
     "folders": 76,
     "top-level packages": 20,
-    "modules with one importer": 114,
-    f"of these under {shape.SHORT_LINES} lines, in its folder": 5,
+    "modules with one importer": 115,
+    f"of these under {shape.SHORT_LINES} lines, in its folder": 6,
     "base classes with one subclass": 20,
     "depth of inheritance": 5,
     "circles among files": 0,

@@ -107,18 +107,15 @@ def test_logits_of_decodes_too(case: tuple[str, Path]) -> None:
     name, directory = case
     wanted, count = np.load(LOGITS)[name], len(IDS)
     core, blocks = openvino.Core(), -(-len(IDS) // BLOCK_TOKENS)
-    model = read_paged(core, directory / "openvino_model.xml")
-    compiled = core.compile_model(model, "CPU", {"KV_CACHE_PRECISION": "bf16"})
-    sizes = {
-        port.any_name: [size.get_length() for size in list(port.partial_shape)[1:]]
-        for port in compiled.inputs
-        if "_cache." in port.any_name
-    }
-    form = decode_form(model, open_library(), sizes)
+    form = decode_form(read_paged(core, directory / "openvino_model.xml"), open_library(), BLOCK_TOKENS)
     assert form is not None
     caches = {
-        cache: openvino.Tensor(np.zeros((blocks, heads, tokens, 2 * size), np.uint8), shared_memory=True)
-        for cache, (heads, tokens, size) in sizes.items()
+        port.any_name: openvino.Tensor(
+            np.zeros((blocks, *(size.get_length() for size in list(port.partial_shape)[1:])), np.uint8),
+            shared_memory=True,
+        )
+        for port in form.inputs
+        if "_cache." in port.any_name
     }
     exact = {key: value for key, value in EXACT.items() if key != "KV_CACHE_PRECISION"}
     runner = Runner(core.compile_model(form, "CPU", exact), caches)

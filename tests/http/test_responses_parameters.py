@@ -74,7 +74,7 @@ def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow:
 )
 def test_penalties_reduce_repetition(client: openai.OpenAI, penalty: dict[str, float]) -> None:
     text = "Repeat this list: apple banana cherry apple banana cherry apple banana cherry."
-    plain, fined = (ask(client, text, tokens=40, **more).output_text.split() for more in ({}, penalty))
+    plain, fined = (ask(client, text, tokens=120, **more).output_text.split() for more in ({}, penalty))
     assert len(set(fined)) / len(fined) > len(set(plain)) / len(plain)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import openvino
@@ -19,28 +18,23 @@ SCALE_AT, WINDOW_AT = 9, 10
 MAX_CONTEXT_AT, FIRST_OPTION_AT = 12, 11
 
 
-def decode_form(
-    model: openvino.Model, library: Library, caches: Mapping[str, list[int]]
-) -> openvino.Model | None:
-    """Return a copy of the model for one token of each sequence, or None if the kernel cannot compute it.
+def decode_form(model: openvino.Model, library: Library, block_tokens: int) -> openvino.Model | None:
+    """Turn the model into one for one token of each sequence, or return None if the kernel cannot compute it.
 
-    `caches`: shape of a block [kv_heads, 32, size] of each input for a cache, in bf16. Those of the copy have
-    bytes, [blocks, kv_heads, 32, 2 * size].
+    Its caches are bytes, [blocks, kv_heads, block_tokens, 2 * size], of numbers in bf16.
     """
-    if any(len(shape) != 3 or shape[-1] % SIZE_UNIT or shape[-1] > MAX_SIZE for shape in caches.values()):
-        return None
-    form = model.clone()
-    layers = [node for node in form.get_ordered_ops() if node.get_type_name() == PAGED_ATTENTION]
+    layers = [node for node in model.get_ordered_ops() if node.get_type_name() == PAGED_ATTENTION]
     if not layers or not all(map(_is_plain, layers)):
         return None
     bytes_of: dict[str, Any] = {}
     for node in layers:
         ports = [node.input_value(at) for at in CACHE_AT]
-        for port in ports:
-            heads, tokens, size = caches[name := port.get_any_name()]
-            bytes_of[name] = ops.parameter([-1, heads, tokens, 2 * size], openvino.Type.u8, name=name)
+        for port, letter in zip(ports, "kv", strict=True):
+            heads, size = _shape(node, letter)
+            name = port.get_any_name()
+            bytes_of[name] = ops.parameter([-1, heads, block_tokens, 2 * size], openvino.Type.u8, name=name)
             bytes_of[name].output(0).get_tensor().set_names({name})
-            form.remove_parameter(port.get_node())
+            model.remove_parameter(port.get_node())
         inputs = [node.input_value(at) for at in range(3)]
         inputs += [bytes_of[port.get_any_name()].output(0) for port in ports]
         inputs += [node.input_value(at) for at in PLACES_AT]
@@ -48,9 +42,15 @@ def decode_form(
         attention = library.decode_attention(inputs, scale=scale or 0.0, window=int(window or 0))
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(attention.output(0))
-    form.add_parameters(list(bytes_of.values()))
-    form.validate_nodes_and_infer_types()
-    return form
+    model.add_parameters(list(bytes_of.values()))
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def _shape(node: Any, letter: str) -> tuple[int, int]:
+    """Return heads and size of the keys ("k") or values of an attention."""
+    info = node.get_rt_info()
+    return info[f"num_{letter}_heads"].astype(int), info[f"{letter}_head_size"].astype(int)
 
 
 def _is_plain(node: Any) -> bool:
@@ -59,6 +59,9 @@ def _is_plain(node: Any) -> bool:
     if any(sources[at].get_type_name() != "Parameter" for at in (*CACHE_AT, *PLACES_AT)):
         return False
     if any(len(sources[at].output(0).get_target_inputs()) != 1 for at in CACHE_AT):
+        return False
+    shapes = {_shape(node, letter) for letter in "kv"}
+    if len(shapes) > 1 or any(size % SIZE_UNIT or size > MAX_SIZE for _, size in shapes):
         return False
     if any(node.output(at).get_target_inputs() for at in range(1, node.get_output_size())):
         return False

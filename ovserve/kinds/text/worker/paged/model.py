@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -181,8 +182,8 @@ class Runner:
 class PagedModel:
     """The model on the device, and the KV cache: `compile`, then `allocate`.
 
-    Steps of few tokens have forms of their own, compiled in the background (`start_forms`), so that a start
-    takes no longer:
+    Steps of few tokens have forms of their own. But for the last, they are compiled in the background
+    (`start_forms`), so that a start takes no longer:
 
     - With AMX, steps of up to FEW_TOKENS compute in f32, with the packed weights that `ovserve pull` leaves
       next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
@@ -230,6 +231,7 @@ class PagedModel:
         self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
         self._cache: dict[str, openvino.Tensor] = {}
         self.compiled: openvino.CompiledModel
+        self._decodes: openvino.CompiledModel | None = None
         self.block_bytes = self.blocks = 0
         self.runner: Runner
         self.few: Runner | None = None  # for up to FEW_TOKENS
@@ -251,10 +253,15 @@ class PagedModel:
 
         Raises RuntimeError for properties that the device does not know.
         """
-        self.compiled = self._core.compile_model(self._read, self._device, self._properties)
-        if not self.packed_bytes:
-            del self._read
+        with ThreadPoolExecutor(1, "compile") as thread:
+            if self._has_decode_form:
+                decodes = thread.submit(self._compile_decodes, self._read.clone())
+            self.compiled = self._core.compile_model(self._read, self._device, self._properties)
+            self._decodes = decodes.result() if self._has_decode_form else None
+        del self._read
         self._shapes = _caches(self.compiled)
+        if any(kind != openvino.Type.bf16 for kind, _ in self._shapes.values()):
+            self._decodes = None  # the device has chosen another type
         # With a cache in bf16 the plugin computes in nothing but bf16.
         self._in_f32 &= all(kind.size == 1 for kind, _ in self._shapes.values())
         self.block_bytes = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
@@ -267,6 +274,16 @@ class PagedModel:
         self.blocks = blocks
         self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm` of the forms
         self.runner.use(self._cache)
+        if self._decodes is not None:
+            # The cache's memory, as the bytes that this form takes.
+            self.decode = Runner(
+                self._decodes,
+                {
+                    name: openvino.Tensor(cache.data.view(np.uint8), shared_memory=True)
+                    for name, cache in self._cache.items()
+                },
+            )
+            self.decode.warm(blocks)
 
     def step_seconds(self) -> dict[int, float]:
         """Return the seconds of steps of a few tokens, if one has no form of its own."""
@@ -325,35 +342,28 @@ class PagedModel:
     def _has_forms(self) -> bool:
         return self._in_f32 or (self._small and not self.packed_bytes)
 
-    def _compile_decode_form(self) -> None:
-        source = self._read
-        del self._read
-        if not processor().has_attention or PRECISION & self._properties.keys():
-            return
-        shapes = {name: sizes for name, (_, sizes) in self._shapes.items()}
-        if any(kind != openvino.Type.bf16 for kind, _ in self._shapes.values()):
-            return
+    def _compile_decodes(self, model: openvino.Model) -> openvino.CompiledModel | None:
+        """Compile the form for decodes, while that for prompts is compiled.
+
+        It rounds otherwise, so it is there before the first request: the same text comes at any time.
+        """
         try:
-            if (form := decode_form(source, open_library(), shapes)) is None:
-                return
+            if (form := decode_form(model, open_library(), BLOCK_TOKENS)) is None:
+                return None
             rest = {name: value for name, value in self._properties.items() if name not in CACHE_TYPES}
-            compiled = self._core.compile_model(
-                form, self._device, rest | {"INFERENCE_PRECISION_HINT": "f32"}
-            )
-            # The cache's memory, as the bytes that this form takes.
-            caches = {
-                name: openvino.Tensor(cache.data.view(np.uint8), shared_memory=True)
-                for name, cache in self._cache.items()
-            }
-            runner = Runner(compiled, caches)
-            runner.warm(self.blocks)
-            self.decode = runner
+            hint = {"INFERENCE_PRECISION_HINT": "f32"}
+            return self._core.compile_model(form, self._device, rest | hint)
         except (KernelError, RuntimeError) as error:
             print(f"decodes use the form for prompts: {error}", file=sys.stderr)  # noqa: T201  this process's log
+            return None
+
+    @property
+    def _has_decode_form(self) -> bool:
+        in_bf16 = self._properties.get("KV_CACHE_PRECISION") == "bf16"
+        free = not PRECISION & self._properties.keys()
+        return bool(self.packed_bytes) and in_bf16 and free and processor().has_attention
 
     def _compile_forms(self) -> None:
-        if self.packed_bytes:
-            self._compile_decode_form()
         properties = self._properties | ({"INFERENCE_PRECISION_HINT": "f32"} if self._in_f32 else {})
         first, self._form_read = self._form_read, None
         if not self._has_forms:
