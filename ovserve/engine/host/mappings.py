@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 MADV_DONTNEED = 4  # of sys/mman.h
@@ -31,9 +31,9 @@ def file_mappings() -> Iterator[Mapping]:
                 yield Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), path)
 
 
-def unmap_pages(start: int, size: int) -> None:
-    """Give back the whole pages of a file within this range. They are read again when they are used."""
-    for mapping in file_mappings():
+def unmap_pages(mappings: Iterable[Mapping], start: int, size: int) -> None:
+    """Give back the whole pages of these files within this range. They are read again when they are used."""
+    for mapping in mappings:
         first = max(start, mapping.start) + mmap.PAGESIZE - 1 & -mmap.PAGESIZE
         last = min(start + size, mapping.end) & -mmap.PAGESIZE
         if first < last and "w" not in mapping.access:  # of private memory, the content would be lost
