@@ -16,6 +16,7 @@ PLACES_AT = 5, 7, 8  # past_lens, block_indices, block_indices_begins
 SCALE_AT, WINDOW_AT = 9, 10
 # Inputs behind them are off where they have no elements, or are a scalar of zero.
 MAX_CONTEXT_AT, FIRST_OPTION_AT = 12, 11
+HEADS = {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}  # what the transformation says of them
 
 
 def decode_form(model: openvino.Model, library: Library, block_tokens: int) -> openvino.Model | None:
@@ -59,6 +60,8 @@ def _is_plain(node: Any) -> bool:
     if any(sources[at].get_type_name() != "Parameter" for at in (*CACHE_AT, *PLACES_AT)):
         return False
     if any(len(sources[at].output(0).get_target_inputs()) != 1 for at in CACHE_AT):
+        return False
+    if not set(node.get_rt_info()) >= HEADS:
         return False
     shapes = {_shape(node, letter) for letter in "kv"}
     if len(shapes) > 1 or any(size % SIZE_UNIT or size > MAX_SIZE for _, size in shapes):

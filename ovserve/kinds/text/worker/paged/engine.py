@@ -46,6 +46,7 @@ from ovserve.kinds.text.worker.paged.model import (
     BLOCK_TOKENS,
     FEW_TOKENS,
     FILE,
+    GIGABYTE,
     MAX_CACHE_SHARE,
     Floats,
     PagedModel,
@@ -59,7 +60,6 @@ from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.request import Sampling
 
-GIGABYTE = 1 << 30
 RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
 CALM_SECONDS = 5.0  # after the last live request, the steps of batches need not be short any more
 FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; few tokens of it are drafted

@@ -28,7 +28,7 @@ from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
-from ovserve.kinds.text.worker.kernels.attention import decode_form
+from ovserve.kinds.text.worker.kernels.attention import PAGED_ATTENTION, decode_form
 from ovserve.kinds.text.worker.kernels.library import KernelError, open_library
 from ovserve.kinds.text.worker.kernels.matmul import replace_products
 
@@ -50,6 +50,7 @@ ONE_TOKEN = {"input_ids": 1, "position_ids": 1, "rows": 1, "past_lens": 1} | dic
 )
 SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
 FEW_TOKENS = 16  # tokens of a step
+GIGABYTE = 1 << 30  # the unit of `cache_size`
 MAX_CACHE_SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
 WIDE_CACHE_TOKENS = 65_536  # that a KV cache in 16 bits must hold, or it is in 8
 COPY_SIZE_RATIO = 1.2  # memory of a compiled model, over its file
@@ -122,7 +123,7 @@ def takes_wide_groups(model: openvino.Model) -> bool:
 
 def wide_token_bytes(model: openvino.Model) -> int:
     """Return the bytes of a token's keys and values in 16 bits."""
-    layers = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    layers = [node for node in model.get_ops() if node.get_type_name() == PAGED_ATTENTION]
     shapes = [node.get_input_partial_shape(at) for node in layers for at in (1, 2)]  # keys, then values
     return sum(2 * shape[-1].get_length() for shape in shapes if shape[-1].is_static)
 
