@@ -2,6 +2,7 @@
 
 export const RATE = 24000; // samples a second, 16 bits, both ways
 const LEAD = 0.06; // s before the first sound of an answer, in which its next parts arrive
+const FLUSH = 1000; // ms that a microphone has for its last samples
 
 export function encoded(samples) {
   const bytes = new Uint8Array(samples.buffer, samples.byteOffset, samples.byteLength);
@@ -41,20 +42,18 @@ export async function openMicrophone(onChunk, onEnd) {
     }
     await context.audioWorklet.addModule(new URL("./microphone.js", import.meta.url));
     const node = new AudioWorkletNode(context, "microphone", { channelCount: 1, channelCountMode: "explicit", numberOfOutputs: 0 });
-    let waiting = null;
-    node.port.onmessage = ({ data }) => {
-      onChunk(data);
-      waiting?.();
-    };
+    const waiting = [];
+    node.port.onmessage = ({ data }) => (data ? onChunk(data) : waiting.shift()());
     source.connect(node);
     await context.resume();
     stream.getTracks()[0].addEventListener("ended", onEnd); // unplugged, or no longer allowed
-    /** Have what has come of the present chunk sent too. */
+    /** Have all that was heard so far given to `onChunk`: of a busy page, chunks wait in a queue. */
     const flush = () =>
       new Promise((done) => {
-        waiting = done;
+        waiting.push(done);
         node.port.postMessage("flush");
-      }).then(() => (waiting = null));
+        setTimeout(done, FLUSH); // where the system has suspended the sound
+      });
     return { flush, close };
   } catch (error) {
     close();

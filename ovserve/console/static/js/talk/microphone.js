@@ -11,7 +11,10 @@ class Microphone extends AudioWorkletProcessor {
     this.ratio = sampleRate / RATE; // input samples of an output sample, which is their mean
     this.sum = 0;
     this.weight = 0;
-    this.port.onmessage = () => this.send(); // what there is, now
+    this.port.onmessage = () => {
+      this.send(); // what there is, now
+      this.port.postMessage(null); // all that was heard before has been sent
+    };
   }
 
   process([[samples]]) {

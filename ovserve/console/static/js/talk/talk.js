@@ -85,10 +85,11 @@ export class Talk {
 
   /** Take over settings; in a session, those that have changed. */
   configure(config) {
+    const detected = this.config.handsFree;
     this.config = config;
-    const { session } = this.state.value;
+    const { session, mic } = this.state.value;
     if (!session) return;
-    if (!config.handsFree && this.state.value.speech) this.commit(); // nothing else would end the turn
+    if (detected && !config.handsFree && mic === "on") this.commit(); // nothing else would end the turn
     const input = { transcription: {} };
     input.turn_detection = config.handsFree ? { type: "server_vad" } : null;
     const update = { type: session.type, audio: { input } };
@@ -117,13 +118,17 @@ export class Talk {
     }
   }
 
-  stopMicrophone() {
-    this.microphone?.close();
+  async stopMicrophone() {
+    const { microphone, socket } = this;
+    if (!microphone) return;
     this.microphone = null;
-    const { speech, held } = this.state.value;
+    const { held } = this.state.value;
     this.state.patch({ mic: "off", held: false });
+    if (this.config.handsFree) await microphone.flush();
+    microphone.close();
+    if (this.socket !== socket) return; // the session has ended meanwhile
     if (held) this.emit({ type: "input_audio_buffer.clear" });
-    else if (speech) this.commit(); // no silence will follow that ends the turn
+    else if (this.config.handsFree) this.commit(); // no silence will follow that ends a turn
   }
 
   /** Push to talk: from here on the microphone is sent. */
@@ -150,6 +155,7 @@ export class Talk {
     }
   }
 
+  /** End the turn. Hands-free, one may have begun that this page has not been told of, or none. */
   commit() {
     this.asked = performance.now();
     this.awaited = this.state.value.session.type === "realtime";
@@ -240,7 +246,8 @@ export class Talk {
 }
 
 // What the server did by itself while the event that asks for it was on the way: an answer ended, a turn ended, an answer began.
-const HARMLESS = ["response_cancel_not_active", "input_audio_buffer_commit_empty", "conversation_already_has_active_response"];
+const NO_TURN = "input_audio_buffer_commit_empty";
+const HARMLESS = ["response_cancel_not_active", NO_TURN, "conversation_already_has_active_response"];
 
 const textOf = (item) => item.content.map((part) => part.text ?? part.transcript ?? "").join("");
 
@@ -294,6 +301,7 @@ const ON = {
     if (status === "incomplete") talk.add({ role: "note", text: "The answer was cut off: it has as many tokens as a response may have." });
   },
   error: (talk, { error }) => {
+    if (error.code === NO_TURN) talk.awaited = false;
     if (!HARMLESS.includes(error.code)) talk.problem(error.message);
   },
 };
