@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, PACKED_WEIGHTS, read_model_files
 from ovserve.engine.model.gguf import GGUFError, Tensor
@@ -28,7 +29,7 @@ from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull.disk import require
 from ovserve.pull.packaged import NO_SAMPLING
 from ovserve.pull.progress import progress, size_of
-from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES, scales_become_f32
+from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
 CLASSES = {
@@ -43,7 +44,7 @@ MEMORY_TO_COMPRESS = (
 REWRITE_DISK_RATIO = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
-ROUND = "round"  # a step of kinds/text/worker/gguf/convert.py alone
+ROUND, EXACT = "round", "exact"  # steps of kinds/text/worker/gguf/convert.py alone
 MERGE, INT8, INT4, INT8_OUTPUT = (
     "merge",
     "int8",
@@ -78,28 +79,33 @@ def convert(
     sampling: Mapping[str, float] = NO_SAMPLING,
     steps: Sequence[str] = (),
     rounds: bool = False,
+    exact: bool = False,
 ) -> list[str]:
     """Convert. `weight_format`: "" or FP16. `sampling`: defaults for generation_config.json.
     `steps`: keys of DONE; those that changed something are returned. `rounds`: zero points too.
+    `exact`: for our kernels, see `gguf_forms`.
 
     Raises LoadError for what cannot be converted, ResourceExhausted.
     """
     model = checked(file)
-    size, made_size = model.gguf.size, _size_here(model, weight_format, steps)
+    size, made_size = model.gguf.size, _size_here(model, weight_format, steps, exact=exact)
     require(directory, made_size, f"converting {file.name}")
     check_memory(CONVERTER_BYTES, f"converting {file.name}", memory())
     if weight_format:
-        check_memory(loaded_size(model, weight_format), f"serving {file.name} unpacked", memory())
+        check_memory(
+            loaded_size(model, weight_format, exact=exact), f"serving {file.name} unpacked", memory()
+        )
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with _workspace(directory) as work:
         say(
             f"converting {file.name} ({size / 1e9:.2f} GB) to OpenVINO's form, {made_size / 1e9:.2f} GB of "
             f"disk; takes ten seconds per GB or more, and {CONVERTER_BYTES / 1e9:.1f} GB of memory. Once "
-            f"loaded, it takes {loaded_size(model, weight_format) / 1e9:.1f} GB of memory and its KV cache"
+            f"loaded, it takes {loaded_size(model, weight_format, exact=exact) / 1e9:.1f} GB of memory and "
+            "its KV cache"
         )
         with progress(say, f"converting {file.name}", int(made_size), lambda: size_of(work)):
-            arguments = filter(None, [weight_format, ROUND if rounds else "", *steps])
+            arguments = filter(None, [weight_format, ROUND if rounds else "", EXACT if exact else "", *steps])
             _run(CONVERT, [str(file), str(work), *arguments], work / MAIN, file)
         _write_side_files(model, work, sampling)
         for old in (MAIN, PACKED, PACKED_WEIGHTS):
@@ -116,11 +122,11 @@ def convert(
     return changed
 
 
-def loaded_size(model: GGUFModel, weight_format: str) -> int:
+def loaded_size(model: GGUFModel, weight_format: str, *, exact: bool) -> int:
     """Return the memory that an engine with the converted model takes, without its KV cache."""
     tensors = model.gguf.tensors.values()
     copy = converted_size(tensors, unpacked=True) if weight_format else 0
-    return converted_size(tensors, in_memory=scales_become_f32()) + copy + PROCESS_BYTES
+    return converted_size(tensors, in_memory=not have_kernels(), exact=exact) + copy + PROCESS_BYTES
 
 
 def check_memory(size: float, what: str, memory: Memory) -> None:
@@ -155,9 +161,9 @@ def _workspace(directory: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _size_here(model: GGUFModel, weight_format: str, steps: Sequence[str]) -> float:
+def _size_here(model: GGUFModel, weight_format: str, steps: Sequence[str], *, exact: bool) -> float:
     tensors = model.gguf.tensors.values()
-    size = converted_size(tensors) + TOKENIZER_BYTES
+    size = converted_size(tensors, exact=exact) + TOKENIZER_BYTES
     if weight_format:
         size += converted_size(tensors, unpacked=True)
     if INT8_OUTPUT in steps and model.tied:

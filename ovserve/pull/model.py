@@ -49,6 +49,7 @@ class How:
     rounds: bool = False  # zero points of 4-bit weights, see `gguf_forms`
     output_layer: str = ""  # record.INT8, or as it is in the source
     compressed: str = ""  # one of record.COMPRESSED, or as it is in the source
+    exact: bool = False  # for our kernels, see `gguf_forms`
 
     @property
     def form(self) -> int:
@@ -98,7 +99,8 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
     same = same and old.compressed in ("", how.compressed)
     if how.weight_format and old.form < record.FORM_VERSION:
         same = False  # written before packed weights were kept
-    same = same and (not old.converted or old.conversion == record.CONVERSION_VERSION)
+    current = (record.CONVERSION_VERSION, how.exact)
+    same = same and (not old.converted or (old.conversion, old.exact) == current)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     fresh = converted and not (old.converted and there)
     form, output_layer = (old.form, old.output_layer) if there else (0, "")
@@ -125,7 +127,7 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         form = how.form if MERGE in changed else form
         output_layer = how.output_layer if INT8_OUTPUT in changed else output_layer
     directory.mkdir(parents=True, exist_ok=True)
-    current = Record(
+    new = Record(
         name,
         identity,
         converted,
@@ -137,9 +139,10 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         old.explicit,
         compressed,
         record.CONVERSION_VERSION if converted else 0,
+        converted and how.exact,
     )
-    if current != old:
-        record.write(directory, current)
+    if new != old:
+        record.write(directory, new)
     return model
 
 
@@ -149,7 +152,7 @@ def _bounded(how: How, model: GGUFModel, name: str, say: Say) -> How:
         say(
             f"{name}: weights packed, because the file has {model.gguf.size / 1e9:.2f} GB; unpacked by "
             "--weight-format fp16, they would take "
-            f"{loaded_size(model, how.weight_format) / 1e9:.1f} GB of memory"
+            f"{loaded_size(model, how.weight_format, exact=how.exact) / 1e9:.1f} GB of memory"
         )
         return replace(how, weight_format="")
     say(f"{name}: weights {'unpacked' if how.weight_format else 'packed'}, the faster form here")
@@ -178,7 +181,7 @@ def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | N
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
     steps = [step for step in how.missing(0, "", how.compressed) if step not in record.COMPRESSED]
-    changed = convert(file, directory, say, how.weight_format, source.sampling, steps, how.rounds)
+    changed = convert(file, directory, say, how.weight_format, source.sampling, steps, how.rounds, how.exact)
     shutil.rmtree(scratch, ignore_errors=True)
     return changed
 

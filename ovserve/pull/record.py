@@ -36,6 +36,7 @@ class Record(msgspec.Struct, frozen=True):
     explicit: bool = False  # the graph has five nodes in place of one
     compressed: str = ""  # one of COMPRESSED, if the weights were finer
     conversion: int = 0  # CONVERSION of the version that converted it
+    exact: bool = False  # with the file's own numbers, for our kernels
 
 
 def read(directory: Path) -> Record:

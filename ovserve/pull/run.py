@@ -23,6 +23,7 @@ import msgspec
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.cpu import Processor, processor
+from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, gguf_models
 from ovserve.engine.protocol.specs import GenerationSpec, Spec, StatefulTextSpec, TextSpec
@@ -199,7 +200,13 @@ def _pull(request: Wanted, say: Say, models: Mapping[str, PackagedModel], machin
         place = request.repository / draft.name
         # A draft is loaded in OpenVINO's form only.
         output_layer = request.output_layer.removeprefix(record.SOURCE)
-        drafting = How(again=request.again, only_ir=True, merge=how.merge, output_layer=output_layer)
+        drafting = How(
+            again=request.again,
+            only_ir=True,
+            merge=how.merge,
+            output_layer=output_layer,
+            exact=how.exact,
+        )
         draft_path = _relative(obtain(draft, request.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
@@ -249,10 +256,13 @@ def _how(
         merge=request.merge and on_cpu,
         output_layer=request.output_layer.removeprefix(record.SOURCE),
     )
+    exact = on_cpu and options.get("engine") == "paged" and have_kernels(machine)
+    how = replace(how, exact=exact and not how.weight_format)
     if request.weight_format != AUTO:
         return how
     rounds = packaged is not None and packaged.rounded_zeros
     how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True, rounds=rounds)
+    how = replace(how, exact=how.exact and not rounds and not how.weight_format)
     int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
     return replace(how, output_layer=record.INT8) if int8 and not request.output_layer else how
 
@@ -280,14 +290,16 @@ def _convert_for_serving(file: Path, repository: Path, say: Say, available: Memo
             f"{file} would be converted to {' or '.join(map(str, places))}, which hold other models; rename "
             "one of them, or give another --model_repository_path"
         )
-    check_memory(loaded_size(checked(file), ""), f"serving {file}", available or memory())
-    return obtain(source, str(file.absolute()), directory, How(convert=True), say)
+    how = How(convert=True, exact=have_kernels())
+    check_memory(loaded_size(checked(file), "", exact=how.exact), f"serving {file}", available or memory())
+    return obtain(source, str(file.absolute()), directory, how, say)
 
 
 def _is_beside_its_conversion(file: Path) -> bool:
     """Return whether `pull` has kept the file next to what it was converted to."""
     recorded, network = record.read(file.parent), file.parent / MAIN
     current = recorded.converted and recorded.conversion == record.CONVERSION_VERSION and network.is_file()
+    current = current and (have_kernels() or not recorded.exact)
     return current and gguf_models(file.parent) == [file] and _changed_at(file) <= _changed_at(network)
 
 

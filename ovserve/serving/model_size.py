@@ -20,6 +20,7 @@ import msgspec
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED_WEIGHTS
 from ovserve.engine.model.gguf import GGUFError, read_gguf, read_metadata
@@ -66,24 +67,21 @@ def estimate(spec: Spec) -> LoadEstimate:
     if not isinstance(spec, TextSpec | StatefulTextSpec):
         return LoadEstimate(int(mapping * MEMORY_RATIO) + process, mapping)
     resident, disk = process, 0
-    widens = scales_become_f32() or not isinstance(spec, PagedTextSpec)
+    # OpenVINO's kernels make f32 of scales.
+    widens = not have_kernels() or not isinstance(spec, PagedTextSpec)
     for path in spec.model_paths:
         if not path.endswith(".gguf"):
             resident += _loaded_network(path, widens=widens)
         elif spec.converts:
             tensors = read_gguf(path).tensors.values()
-            size = converted_size(tensors)
+            exact = have_kernels()
+            size = converted_size(tensors, exact=exact)
             mapping += size - weights(path)
             disk += size + TOKENIZER_BYTES
-            resident += converted_size(tensors, in_memory=widens)
+            resident += converted_size(tensors, in_memory=widens, exact=exact)
         else:
             resident += int(weights(path) * LIBRARY_OVERHEAD)
     return LoadEstimate(resident, mapping, disk)
-
-
-def scales_become_f32() -> bool:
-    """Return whether OpenVINO's kernels compute with quantised weights. They also do without a compiler."""
-    return not processor().has_kernels
 
 
 def _loaded_network(path: str, *, widens: bool) -> int:

@@ -149,10 +149,11 @@ def check_models_of(available: Memory, bandwidth: float) -> Finding:
             "model sizes", "warning", f"none of 1B or more fits; {speed}", "`ovserve pull smollm2` has 135M"
         )
     largest = [
-        max((s for s in sizes if s.form == form), key=lambda s: s.memory, default=None) for form in FORMS
+        max((s for s in sizes if s.form == form), key=lambda s: s.weights.memory, default=None)
+        for form in FORMS
     ]
     texts = [
-        f"{s.parameters} in {s.form} (at most {bandwidth / s.per_token / 1e9:.1f} tokens/s)"
+        f"{s.parameters} in {s.form} (at most {bandwidth / s.weights.per_token / 1e9:.1f} tokens/s)"
         for s in largest
         if s
     ]

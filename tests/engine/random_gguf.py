@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from ovserve.engine.model.gguf import KINDS
 from tests.pull.tiny_gguf import printable
 
 WIDTH, HEAD, HEADS, KV_HEADS, INNER, LAYERS, VOCABULARY = 256, 64, 4, 2, 512, 2, 320
@@ -40,9 +42,10 @@ def write(
     strings: Mapping[str, str] | None = None,
     layers: int = LAYERS,
     vocabulary: int = VOCABULARY,
+    dequantised: bool = False,
 ) -> Path:
     """Write a model. `keys` of the architecture and `tokens` are added, or with None removed; `tensors` may
-    change those of the file."""
+    change those of the file. `dequantised`: as ggml's own package unpacks what `kind` would be."""
     writer = gguf.GGUFWriter(path, architecture)
     values: dict[str, Any] = {
         "context_length": LENGTH, "embedding_length": WIDTH, "block_count": layers,
@@ -68,13 +71,43 @@ def write(
     for name, data in made.items():
         plain = data.ndim == 1 or name.endswith("ffn_gate_inp.weight")
         quantised = F32 if plain else kind
-        raw = gguf.quants.quantize(data.astype(np.float32), quantised)
+        if not plain and kind.name.endswith("_K"):  # which the package cannot quantise to
+            raw = random_blocks(kind.name, *data.shape, seed=zlib.crc32(name.encode()), deviation=data.std())
+        else:
+            raw = gguf.quants.quantize(data.astype(np.float32), quantised)
+        if dequantised:
+            raw, quantised = gguf.quants.dequantize(raw, quantised), F32
         writer.add_tensor(name, raw, raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def random_blocks(kind: str, rows: int, columns: int, *, seed: int = 3, deviation: float = 0) -> np.ndarray:
+    """Return blocks as a quantiser writes them: any values, and scales that are finite numbers.
+
+    `deviation`: of the weights, if not 0.
+    """
+    random = np.random.default_rng(seed)
+    _, items, size = next(k for k in KINDS.values() if k.name == kind)
+    blocks = random.integers(0, 256, (rows, columns // items, size), np.uint8)
+    places = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82], "MXFP4": []}.get(kind, [0])
+    places += [2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else []
+
+    def set_scales(factor: float) -> None:
+        for at in places:
+            half = (random.uniform(0.001, 0.02, (rows, columns // items, 1)) * factor).astype(np.float16)
+            blocks[..., at : at + 2] = half.view(np.uint8)
+
+    set_scales(1)
+    if kind == "MXFP4":
+        blocks[..., 0] = random.integers(118, 124, blocks.shape[:2])
+    if deviation:
+        weights = gguf.quants.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[kind])
+        set_scales(deviation / weights.std())
+    return blocks.reshape(rows, -1)
 
 
 def split(whole: Path, directory: Path, count: int) -> list[Path]:

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ import numpy as np
 import openvino
 import openvino_genai as ov_genai
 import pytest
+from openvino import opset13 as ops
 
 from ovserve.engine.host.cpu import processor
-from ovserve.engine.model.gguf import KINDS, read_gguf
+from ovserve.engine.model.gguf import read_gguf
 from ovserve.engine.model.gguf_forms import BY_ROW, UNPACKED, WITH_OFFSETS, Form, converted_size, form_of
+from ovserve.engine.model.gguf_forms import EXACT as FORMS_FOR_KERNELS
 from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
 from ovserve.kinds.text.worker.kernels.attention import decode_form
 from ovserve.kinds.text.worker.kernels.library import open_library
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner, read_paged
 from ovserve.pull.convert import convert
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
-from tests.engine.random_gguf import write
+from tests.engine.random_gguf import random_blocks, write
 
 EXACT = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -76,11 +79,8 @@ def test_logits_are_those_of_llama_cpp(case: tuple[str, Path]) -> None:
         assert np.abs(found - wanted).max() < 1e-3 * wanted.std()
 
 
-@pytest.mark.parametrize("case", CASES, indirect=True)
-def test_logits_of_the_paged_engine_too(case: tuple[str, Path]) -> None:
-    name, directory = case
-    wanted = np.load(LOGITS)[name]
-    model = PagedModel(directory / "openvino_model.xml", "CPU", EXACT)
+def paged_logits(model: PagedModel) -> np.ndarray:
+    """Return those of IDS at SHOWN."""
     model.compile()
     model.allocate(16)
     count = len(IDS)
@@ -96,8 +96,48 @@ def test_logits_of_the_paged_engine_too(case: tuple[str, Path]) -> None:
         ("rows", SHOWN),
     ):
         runner.bind(port, np.array(values, np.int32))
-    found = runner.run(count)
+    return runner.run(count)
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_logits_of_the_paged_engine_too(case: tuple[str, Path]) -> None:
+    name, directory = case
+    wanted = np.load(LOGITS)[name]
+    found = paged_logits(PagedModel(directory / "openvino_model.xml", "CPU", EXACT))
     assert np.abs(found - wanted).max() < 1e-3 * wanted.std()
+
+
+def is_tied(tensors: dict[str, np.ndarray]) -> None:
+    del tensors["output.weight"]
+
+
+@pytest.mark.parametrize("kind", list(FORMS_FOR_KERNELS))
+@pytest.mark.parametrize("change", [is_tied, lambda tensors: None], ids=["tied", "not tied"])
+def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_path: Path) -> None:
+    """Judged by ggml's own numbers in f32, of which llama.cpp's logits judge the rest of the conversion."""
+    options: dict[str, Any] = {
+        "architecture": "qwen3",
+        "kind": gguf.GGMLQuantizationType[kind],
+        "tensors": change,
+    }
+    plain = converted(write(tmp_path / "f32.gguf", **options, dequantised=True))
+    wanted = paged_logits(PagedModel(plain / "openvino_model.xml", "CPU", EXACT))
+    file = write(tmp_path / "m.gguf", **options)
+    directory = tmp_path / "exact"
+    convert(file, directory, lambda text: None, steps=("merge",), exact=True)
+    tensors = list(read_gguf(file).tensors.values())
+    size = converted_size(tensors, exact=True)
+    assert 0 <= (directory / "openvino_model.bin").stat().st_size - size < 30_000  # tables, and alignment
+    most = (
+        0.05 if change is not is_tied or form_of(tensors[0], exact=True).offsets else 0.005
+    )  # table in 8 bits
+    assert np.abs(logits(directory, [200])[SHOWN] - wanted).max() < most * wanted.std()
+    model = PagedModel(directory / "openvino_model.xml", "CPU", EXACT)  # widened
+    assert np.abs(paged_logits(model) - wanted).max() < most * wanted.std()
+    if processor().has_kernels:
+        ours = PagedModel(directory / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        assert 0.9 * size < ours.packed_bytes + sum(t.size for t in tensors if len(t.dims) == 1)
+        assert np.linalg.norm(paged_logits(ours) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
 @pytest.mark.skipif(not processor().has_attention, reason="OpenVINO's attention computes on this processor")
@@ -198,20 +238,35 @@ def unpacked(path: Path, form: Form) -> np.ndarray:
         raw = np.frombuffer(data, np.uint8, constant.size, constant.offset)
         if constant.type == "u4":
             raw = np.stack([raw & 15, raw >> 4], -1)
+        if constant.type == "u6":
+            raw = of_six_bits(raw)
         kinds = {"f16": np.float16, "f32": np.float32, "i8": np.int8}
         return (
-            (raw if constant.type in ("u4", "u8") else raw.view(kinds[constant.type]))
+            (raw if constant.type in ("u4", "u6", "u8") else raw.view(kinds[constant.type]))
             .reshape(constant.shape)
             .astype(np.float32)
         )
 
+    def of_groups(factors: Any, scales: Any) -> np.ndarray:
+        wide = numbers(scales) if factors is None else numbers(factors) * numbers(scales)
+        return wide.reshape(matrix.rows, -1, 1)
+
     values = numbers(matrix.values)
     if matrix.scales is not None:
         zero = numbers(matrix.zeros) if matrix.zeros is not None else form.zero or 0
-        values = (values - zero) * numbers(matrix.scales)
+        scales = of_groups(matrix.factors, matrix.scales)
+        values = (values - zero) * (scales if form.group else scales[..., 0])
     if matrix.offsets is not None:
-        values = values + (numbers(matrix.offsets) * numbers(matrix.offset_scales))[..., None]
+        values = values + of_groups(matrix.offsets, matrix.offset_scales)
     return values.reshape(matrix.rows, matrix.columns)
+
+
+def of_six_bits(packed: np.ndarray) -> np.ndarray:
+    """Have OpenVINO unpack numbers of 6 bits."""
+    count = packed.size // 3 * 4
+    tensor = openvino.Tensor(packed, openvino.Shape([count]), openvino.Type.u6)
+    model = openvino.Model([ops.result(ops.convert(openvino.op.Constant(tensor), "u8"))], [])
+    return openvino.Core().compile_model(model, "CPU")({})[0]
 
 
 def one_tensor(path: Path, kind: str, data: np.ndarray) -> np.ndarray:
@@ -224,21 +279,6 @@ def one_tensor(path: Path, kind: str, data: np.ndarray) -> np.ndarray:
     writer.write_tensors_to_file()
     writer.close()
     return gguf.quants.dequantize(data, type_)
-
-
-def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
-    """Return blocks as a quantiser writes them: any values, and scales that are finite numbers."""
-    random = np.random.default_rng(3)
-    _, items, size = next(k for k in KINDS.values() if k.name == kind)
-    blocks = random.integers(0, 256, (rows, columns // items, size), np.uint8)
-    places = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82], "MXFP4": []}.get(kind, [0])
-    places += [2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else []
-    for at in places:
-        half = random.uniform(0.001, 0.02, (rows, columns // items, 1)).astype(np.float16)
-        blocks[..., at : at + 2] = half.view(np.uint8)
-    if kind == "MXFP4":
-        blocks[..., 0] = random.integers(118, 124, blocks.shape[:2])
-    return blocks.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q8_0"])
@@ -261,6 +301,14 @@ def test_other_types_lose_less_than_a_step_of_eight_bits(kind: str, tmp_path: Pa
     found = unpacked(tmp_path / "m.gguf", form_of(tensor))
     grouped = np.abs(wanted).reshape(40, -1, 128).max(-1, keepdims=True)
     assert (np.abs(found - wanted).reshape(40, -1, 128) <= 0.51 * grouped / 127 * 1.001).all()
+
+
+@pytest.mark.parametrize("kind", list(FORMS_FOR_KERNELS))
+def test_numbers_of_the_file_stay_for_our_kernels(kind: str, tmp_path: Path) -> None:
+    wanted = one_tensor(tmp_path / "m.gguf", kind, random_blocks(kind, 300, 512))
+    (tensor,) = read_gguf(tmp_path / "m.gguf").tensors.values()
+    found = unpacked(tmp_path / "m.gguf", form_of(tensor, exact=True))
+    assert np.abs(found - wanted).max() <= 1e-6 * np.abs(wanted).max()
 
 
 def test_groups_of_one_value_and_of_zeros(tmp_path: Path) -> None:

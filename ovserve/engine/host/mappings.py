@@ -31,6 +31,14 @@ def file_mappings() -> Iterator[Mapping]:
                 yield Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), path)
 
 
+def is_in_a_file(mappings: Iterable[Mapping], start: int, size: int) -> bool:
+    """Return whether a range is of a file whose pages can be read again."""
+    return any(
+        mapping.start <= start and start + size <= mapping.end and "w" not in mapping.access
+        for mapping in mappings
+    )
+
+
 def unmap_pages(mappings: Iterable[Mapping], start: int, size: int) -> None:
     """Give back the whole pages of these files within this range. They are read again when they are used."""
     for mapping in mappings:

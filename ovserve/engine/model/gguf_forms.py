@@ -8,6 +8,19 @@
 | Q8_0 | u8, a scale per 32 | 8.5 |
 | all others | u8, a scale per 128 (64 or 32 for shorter rows) | 8.125 |
 
+For our kernels (`exact`) these have the file's own numbers: a factor in int8 for each group, and a number in
+f16 for 256 weights.
+
+| in the file | here | bits per weight |
+|---|---|---|
+| Q4_K | u4, groups of 32, factors and offsets | 4.63, in the file 4.5 |
+| Q5_K | u6, groups of 32, factors and offsets | 6.63, 5.5 |
+| Q6_K, Q3_K | u6, groups of 16, factors | 6.56; 6.56, 3.44 |
+| Q2_K | u6, groups of 16, factors and offsets | 7.13, 2.63 |
+| Q5_0 | u6, a scale per 32 in f16 | 6.5, 5.5 |
+
+OpenVINO computes these too, but unpacks u6 when it compiles.
+
 The runtime computes with 4, 8 and 16 bits. The step of the u8 form is below a third of a Q6_K step, so that
 the error is the file's own. A zero point in f16 turns the runtime's integer kernels off, and one that is
 rounded to u4 doubles the error of Q4_K. So a weight is `scale * (value - 8) + offset`, and offsets are
@@ -27,19 +40,21 @@ from typing import NamedTuple
 from ovserve.engine.model.gguf import Tensor
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-BITS = {"u4": 4, "u8": 8, "i8": 8, "f16": 16, "bf16": 16, "f32": 32}
+BITS = {"u4": 4, "u6": 6, "u8": 8, "i8": 8, "f16": 16, "bf16": 16, "f32": 32}
 MIDDLE_OF_U4, MIDDLE_OF_U8 = 8, 128
 
 
 class Form(NamedTuple):
     """`group`: weights that share a scale; 0: plain numbers. `zero`: the zero point of all groups; None: each
-    has its own. `rounded`: these are u4, not f16. `offsets`: each group has a number that is added."""
+    has its own. `rounded`: these are u4, not f16. `offsets`: each group has a number that is added. `block`:
+    weights that share a number in f16, which the factors and offsets of their groups are multiplied by."""
 
     values: str
     group: int = 0
     zero: int | None = None
     rounded: bool = False
     offsets: bool = False
+    block: int = 0
 
     @property
     def scales(self) -> str:
@@ -54,12 +69,28 @@ class Form(NamedTuple):
             sizes["scales"] = rows * columns // self.group * 2
             if self.zero is None:
                 sizes["zeros"] = sizes["scales"] // 4 if self.rounded else sizes["scales"]
+        if self.block:
+            sizes |= {"factors": rows * columns // self.group, "scales": rows * columns // self.block * 2}
         if self.offsets:
-            sizes |= {"offsets": rows * columns // self.group, "offset_scales": rows * 4}
+            sizes["offsets"] = rows * columns // self.group
+            sizes["offset_scales"] = sizes["scales"] if self.block else rows * 4
         return sizes
 
 
-def form_of(tensor: Tensor) -> Form:
+K_BLOCK_SIZE = 256  # weights of a K-quant's
+EXACT = {
+    "Q4_K": Form("u4", 32, 0, offsets=True, block=K_BLOCK_SIZE),
+    "Q5_K": Form("u6", 32, 0, offsets=True, block=K_BLOCK_SIZE),
+    "Q6_K": Form("u6", 16, 32, block=K_BLOCK_SIZE),
+    "Q3_K": Form("u6", 16, 4, block=K_BLOCK_SIZE),
+    "Q2_K": Form("u6", 16, 0, offsets=True, block=K_BLOCK_SIZE),
+    "Q5_0": Form("u6", 32, 16),
+}
+
+
+def form_of(tensor: Tensor, *, exact: bool = False) -> Form:
+    if exact and tensor.type in EXACT:
+        return EXACT[tensor.type]
     if plain := PLAIN.get(tensor.type):
         return Form(plain)
     if tensor.type == "Q4_0":
@@ -74,7 +105,7 @@ def form_of(tensor: Tensor) -> Form:
 
 UNPACKED = Form("f16")
 WITH_ZEROS = Form("u4", 32)  # of a table of rows, in place of offsets
-EMBEDDING = "token_embd.weight"
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 ROUNDED = Form("u4", 32, rounded=True)
 WITH_OFFSETS = ("Q4_1", "Q4_K")
 BY_ROW = Form("i8")  # with a scale per row
@@ -84,16 +115,26 @@ def is_finer_than_int8(tensor: Tensor) -> bool:
     return form_of(tensor).values != "u4"
 
 
-def converted_size(tensors: Iterable[Tensor], *, unpacked: bool = False, in_memory: bool = False) -> int:
+def table_form(tensor: Tensor, *, exact: bool = False) -> Form:
+    """Return the form of a matrix whose rows are looked up. `exact`: the output layer is the same one."""
+    if (form := form_of(tensor, exact=exact)).offsets:
+        form = form_of(tensor)
+    return WITH_ZEROS if form.offsets else form
+
+
+def converted_size(
+    tensors: Iterable[Tensor], *, unpacked: bool = False, in_memory: bool = False, exact: bool = False
+) -> int:
     """Return the bytes that tensors take in a file here, or `in_memory`. Vectors are f32."""
-    size = 0
+    size, tensors = 0, list(tensors)
+    is_tied = not any(tensor.name == OUTPUT for tensor in tensors)
     for tensor in tensors:
-        form = UNPACKED if unpacked else form_of(tensor)
+        form = UNPACKED if unpacked else form_of(tensor, exact=exact)
         if len(tensor.dims) == 1:
             size += 4 * tensor.dims[0]
             continue
-        if form.offsets and tensor.name == EMBEDDING:
-            form = WITH_ZEROS
+        if tensor.name == EMBEDDING and not unpacked:
+            form = table_form(tensor, exact=exact and is_tied)
         parts = form.bytes_for(prod(tensor.dims[1:]), tensor.dims[0])
         # The plugin computes with scales and zero points in f32.
         size += sum(

@@ -25,15 +25,15 @@ from ovserve.engine.model.gguf_forms import (
     ROUNDED,
     UNPACKED,
     WITH_OFFSETS,
-    WITH_ZEROS,
     Form,
     form_of,
     is_finer_than_int8,
+    table_form,
 )
 from ovserve.engine.model.gguf_model import GGUFModel, Rope
 from ovserve.kinds.text.worker.gguf.weights import Constant, Matrix, Part, WeightsFile, vector
 
-MERGE, UNPACK, INT8_OUTPUT, ROUND = "merge", "fp16", "int8_output", "round"
+MERGE, UNPACK, INT8_OUTPUT, ROUND, EXACT = "merge", "fp16", "int8_output", "round", "exact"
 LOWEST = np.float32(np.finfo(np.float16).min)  # of the mask: a token that is not seen
 ACTIVATIONS_SCALE = "8.0"  # GPUs compute in f16, where activations are divided by it so that none overflows
 
@@ -44,7 +44,7 @@ class Network:
     def __init__(self, model: GGUFModel, weights: WeightsFile, steps: Collection[str] = ()) -> None:
         """`steps`: MERGE makes query, key and value of a layer one matrix product. UNPACK writes weights in
         f16, and INT8_OUTPUT the output layer in int8 with a scale per row, if it is finer. ROUND rounds zero
-        points to u4."""
+        points to u4. EXACT writes forms for our kernels."""
         self._model, self._weights, self._steps = model, weights, steps
         self._p, self._a = model.parameters, model.architecture
         self.constants: dict[str, Constant] = {}
@@ -95,7 +95,7 @@ class Network:
         tensor = self._tensor(name)
         if UNPACK in self._steps and tensor.type not in PLAIN:
             return UNPACKED._replace(rounded=self._rounds(tensor))
-        return ROUNDED if self._rounds(tensor) else form_of(tensor)
+        return ROUNDED if self._rounds(tensor) else form_of(tensor, exact=EXACT in self._steps)
 
     def _rounds(self, tensor: Tensor) -> bool:
         """Return whether the zero points of a matrix are rounded; two are in a byte."""
@@ -103,7 +103,10 @@ class Network:
 
     def _matrix(self, parts: Sequence[Part], *, table: bool = False) -> Matrix:  # `table`: rows are looked up
         form = self._form(parts[0].tensor.name)
-        return self._weights.add(parts, WITH_ZEROS if table and form.offsets else form)
+        if table and (form.offsets or form.block or form.values == "u6"):
+            shared = self._model.tied and INT8_OUTPUT not in self._steps
+            form = table_form(parts[0].tensor, exact=shared)
+        return self._weights.add(parts, form)
 
     def _output(self, embedding: Matrix) -> Matrix:
         tensor = self._tensor("token_embd.weight" if self._model.tied else "output.weight")
@@ -120,7 +123,12 @@ class Network:
             grouped = ops.reshape(hidden, _ints(0, 0, -1, matrix.form.group), True)
             self._sums = hidden, ops.reduce_sum(grouped, _ints(-1), False)
         offsets = ops.convert(self._constant(matrix.offsets), "f32")
-        scaled = ops.multiply(offsets, self._constant(matrix.offset_scales))
+        of_rows = self._constant(matrix.offset_scales)
+        if matrix.form.block:
+            scaled = ops.multiply(offsets, ops.convert(of_rows, "f32"))
+            scaled = ops.reshape(scaled, _ints(matrix.rows, matrix.columns // matrix.form.group), False)
+        else:
+            scaled = ops.multiply(offsets, of_rows)
         return ops.add(product, ops.matmul(self._sums[1], scaled, False, True))
 
     def _unpacked(self, matrix: Matrix, shape: Sequence[int] = ()) -> Any:
@@ -132,14 +140,19 @@ class Network:
             return ops.reshape(plain, _ints(*dimensions), False) if shape else plain
         if matrix.form == BY_ROW:
             return ops.multiply(ops.convert(values, "f32"), self._constant(matrix.scales))
+        shifted = ops.convert(values, "f16")
         if matrix.zeros is not None:
             zero = self._constant(matrix.zeros)
-            if matrix.form.rounded:
-                zero = ops.convert(zero, "f16")
-        else:
+            shifted = ops.subtract(shifted, ops.convert(zero, "f16") if matrix.form.rounded else zero)
+        elif matrix.form.zero:
             zero = ops.convert(ops.constant(np.full((1, 1, 1), matrix.form.zero, np.uint8)), "f16")
-        shifted = ops.subtract(ops.convert(values, "f16"), zero)
-        whole = ops.reshape(ops.multiply(shifted, self._constant(matrix.scales)), _ints(*dimensions), False)
+            shifted = ops.subtract(shifted, zero)
+        scales = self._constant(matrix.scales)
+        if matrix.factors is not None:
+            scales = ops.multiply(ops.convert(self._constant(matrix.factors), "f16"), scales)
+            groups = matrix.columns // matrix.form.group
+            scales = ops.reshape(scales, _ints(matrix.rows, groups, 1), False)
+        whole = ops.reshape(ops.multiply(shifted, scales), _ints(*dimensions), False)
         return ops.convert(whole, "f32")
 
     def _constant(self, constant: Constant) -> Any:

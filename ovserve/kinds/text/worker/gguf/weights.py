@@ -39,6 +39,7 @@ class Matrix:
     columns: int
     values: Constant
     scales: Constant | None = None
+    factors: Constant | None = None
     zeros: Constant | None = None
     offsets: Constant | None = None
     offset_scales: Constant | None = None
@@ -88,6 +89,11 @@ class WeightsFile:
         scales = (rows, 1) if form.values == "i8" else (*shape[:2], 1)
         kinds = {"values": (form.values, shape), "scales": (form.scales, scales)}
         kinds |= {"offsets": ("i8", shape[:2]), "offset_scales": ("f32", (rows, 1))}
+        if form.block:
+            factors = rows, columns // form.block, form.block // form.group
+            of_blocks = (*factors[:2], 1)
+            kinds |= {"factors": ("i8", factors), "scales": ("f16", of_blocks)}
+            kinds |= {"offsets": ("i8", factors), "offset_scales": ("f16", of_blocks)}
         kinds["zeros"] = "u4" if form.rounded else form.scales, scales
         return {
             name: Constant(*kinds[name], self._place(size), size)
@@ -144,6 +150,8 @@ def _converted(part: Part, count: int, form: Form) -> Iterator[tuple[int, dict[s
 def _convert(rows: Bytes, tensor: Tensor, form: Form) -> dict[str, NDArray[Any]]:
     if form.values == tensor.type.lower():
         return {"values": rows}
+    if form.values == "u6" or form.block:
+        return _exact(rows, tensor.type)
     if form.values == "f16":
         weights = _dequantised(rows, tensor)
         if form.rounded:
@@ -195,6 +203,76 @@ def _four_bits(rows: Bytes, kind: str) -> tuple[NDArray[np.float32], NDArray[np.
     return scales.reshape(count, -1, 1), offsets.reshape(count, -1, 1), values
 
 
+def _exact(rows: Bytes, kind: str) -> dict[str, NDArray[Any]]:
+    """Return the file's own numbers of rows, in the forms of `gguf_forms.EXACT`."""
+    size = next(k.size for k in KINDS.values() if k.name == kind)
+    blocks, count = rows.reshape(len(rows), -1, size), len(rows)
+    low: NDArray[Any]
+    high: NDArray[Any]
+    if kind == "Q5_0":
+        bits = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")
+        low = np.concatenate([blocks[..., 6:] & 15, blocks[..., 6:] >> 4], axis=-1)
+        return {"scales": _half(blocks[..., :2]), "values": _six_bits((low | bits << 4).reshape(count, -1))}
+    if kind == "Q4_K":
+        values = _four_bits(rows, kind)[2]
+        factors, offsets = _factors_of_q4_k(blocks)
+        return {"values": values} | _of_blocks(factors, blocks[..., :2], offsets, blocks[..., 2:4])
+    if kind == "Q5_K":
+        low, high = _planes(blocks[..., 48:], 4, 32), _planes(blocks[..., 16:48], 1, 32)
+        factors, offsets = _factors_of_q4_k(blocks)
+        numbers = _of_blocks(factors, blocks[..., :2], offsets, blocks[..., 2:4])
+    elif kind == "Q6_K":
+        # Each 64 bytes hold 128 values, the low halves first.
+        low, high = _planes(blocks[..., :128], 4, 64), _planes(blocks[..., 128:192], 2, 32)
+        numbers = _of_blocks(blocks[..., 192:208].view(np.int8), blocks[..., 208:])
+    elif kind == "Q3_K":
+        low, high = _planes(blocks[..., 32:96], 2, 32), _planes(blocks[..., :32], 1, 32)
+        of_groups = blocks[..., 96:108]
+        factors = _planes(of_groups[..., :8], 4, 8) | _planes(of_groups[..., 8:], 2, 4) << 4
+        numbers = _of_blocks(factors.astype(np.int8) - 32, blocks[..., 108:])
+    else:  # Q2_K
+        low, high = _planes(blocks[..., 16:80], 2, 32), np.zeros(1, np.uint8)
+        of_groups = blocks[..., :16]
+        numbers = _of_blocks(of_groups & 15, blocks[..., 80:82], of_groups >> 4, blocks[..., 82:])
+    bits_of_low = 2 if kind == "Q3_K" else 4
+    return {"values": _six_bits((low | high << bits_of_low).reshape(count, -1))} | numbers
+
+
+def _of_blocks(
+    factors: NDArray[Any],
+    scales: NDArray[Any],
+    least: NDArray[Any] | None = None,
+    of_least: NDArray[Any] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Return factors of groups and numbers of blocks; `least` is subtracted, so offsets are negative."""
+    numbers: dict[str, NDArray[Any]] = {
+        "factors": np.ascontiguousarray(factors.astype(np.int8)),
+        "scales": _half(scales),
+    }
+    if least is None or of_least is None:
+        return numbers
+    return numbers | {"offsets": -least.astype(np.int8), "offset_scales": _half(of_least)}
+
+
+def _planes(data: Bytes, bits: int, size: int) -> NDArray[Any]:
+    """Return numbers in the order of the file: of each `size` bytes, the lowest bits of all come first."""
+    parts = data.reshape(*data.shape[:-1], -1, 1, size)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    numbers: NDArray[np.uint8] = parts >> shifts & np.uint8((1 << bits) - 1)
+    return numbers.reshape(*data.shape[:-1], -1)
+
+
+def _six_bits(values: NDArray[Any]) -> Bytes:
+    """Pack four numbers in three bytes, as OpenVINO has them: the low halves, of two the first is high; then
+    the high bits, those of the first number highest."""
+    first, second, third, fourth = (values[:, at::4] for at in range(4))
+    triples = np.empty((len(values), values.shape[1] // 4, 3), np.uint8)
+    triples[..., 0] = second & 15 | first << 4
+    triples[..., 1] = fourth & 15 | third << 4
+    triples[..., 2] = fourth >> 4 | third >> 4 << 2 | second >> 4 << 4 | first >> 4 << 6
+    return triples.reshape(len(values), -1)
+
+
 def _rounded(zeros: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.clip(np.rint(zeros), 0, 15)
 
@@ -207,14 +285,20 @@ def _packed(nibbles: Bytes) -> Bytes:
 
 
 def _scales_of_q4_k(blocks: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return scale and what is subtracted for each of a block's eight groups, from six bits each."""
+    """Return scale and what is subtracted for each of a block's eight groups."""
+    scales, offsets = (factors.astype(np.float32) for factors in _factors_of_q4_k(blocks))
+    scales *= _half(blocks[..., :2])
+    offsets *= _half(blocks[..., 2:4])
+    return scales, offsets
+
+
+def _factors_of_q4_k(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    """Return the factors of scale and of what is subtracted, six bits each."""
     packed = blocks[..., 4:16]
-    scales, offsets = np.empty((2, *blocks.shape[:2], 8), np.float32)
+    scales, offsets = np.empty((2, *blocks.shape[:2], 8), np.uint8)
     scales[..., :4], offsets[..., :4] = packed[..., :4] & 63, packed[..., 4:8] & 63
     scales[..., 4:] = (packed[..., 8:] & 15) | (packed[..., :4] >> 6 << 4)
     offsets[..., 4:] = (packed[..., 8:] >> 4) | (packed[..., 4:8] >> 6 << 4)
-    scales *= _half(blocks[..., :2])
-    offsets *= _half(blocks[..., 2:4])
     return scales, offsets
 
 

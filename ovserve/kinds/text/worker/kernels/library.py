@@ -1,7 +1,7 @@
 """The compiled form of `packed_matmul.cpp`, and calls into it.
 
 It is compiled on the machine that uses it, because it has OpenVINO's classes in it, which differ from release
-to release. That takes a compiler and 6 s, once. Without a compiler OpenVINO's own kernels compute. For an
+to release. That takes a compiler and 8 s, once. Without a compiler OpenVINO's own kernels compute. For an
 image of a container, `python -m ovserve.kinds.text.worker.kernels.library` leaves it next to this file.
 """
 
@@ -13,7 +13,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino
@@ -31,6 +31,47 @@ OTHERS_MAY_WRITE = 0o022
 
 class KernelError(Exception):
     """The kernels cannot be had, with the reason."""
+
+
+class Source(NamedTuple):
+    """A matrix. A weight is `scale * (value - zero) + offset`.
+
+    A scale is a number in f16 for `span` columns, times a factor for each group if there are any; without
+    scales it is that of the row. An offset is a number of its group times one in f16 for `offset_span`.
+    """
+
+    rows: int
+    columns: int
+    bits: int
+    group: int  # columns that share a factor, a zero point or an offset
+    chunk: int  # columns whose activations share a scale
+    span: int
+    offset_span: int
+    flip: int  # bits of four bytes of values that are turned over, which makes signed ones unsigned
+    zero: int  # of all groups, without `zeros`
+    is_file: bool  # the values are pages of a file, which are given back
+    values: NDArray[Any]  # packed, row by row
+    scales: NDArray[np.float16] | None  # [rows, columns / span]
+    factors: NDArray[np.int8] | None  # [rows, columns / group]
+    zeros: NDArray[np.float16] | None  # [rows, columns / group]
+    offsets: NDArray[np.int8] | None  # [rows, columns / group]
+    offset_scales: NDArray[np.float16] | None  # [rows, columns / offset_span]
+    row_scales: NDArray[np.float32] | None  # [rows]
+
+
+class _Source(ctypes.Structure):
+    """`Source` of packed_matmul.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_size_t)
+            for name in ("rows", "columns", "bits", "group", "chunk", "span", "offset_span")
+        ),
+        ("flip", ctypes.c_uint32),
+        ("zero", ctypes.c_int32),
+        ("is_file", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in Source._fields[-7:]),
+    )
 
 
 class Library:
@@ -51,37 +92,16 @@ class Library:
             raise MemoryError(f"{size} bytes of addresses")
         return handle
 
-    def pack(
-        self,
-        arena: int,
-        shape: tuple[int, int],
-        bits: int,
-        group: int,
-        chunk: int,
-        *,
-        flip: int,
-        zero: int,
-        values: NDArray[Any],
-        scales: NDArray[np.float16] | None,
-        zeros: NDArray[np.float16] | None,
-        offsets: NDArray[np.int8] | None,
-        row_scales: NDArray[np.float32] | None,
-    ) -> int:
-        """Copy a matrix [rows, columns] into the arena, in the order of the kernels.
+    def pack(self, arena: int, source: Source) -> int:
+        """Copy a matrix into the arena, in the order of the kernels.
 
-        `group` columns share a scale, and `chunk` share one of activations. `values` are packed, row by row,
-        and unsigned after an exclusive or with `flip`. A weight is
-        `scale * (value - zero) + offset * row_scale`, with `row_scale` in place of `scale` where there are no
-        scales. `row_scales` have shape [rows], and the others [rows, groups].
+        Raises MemoryError if the arena is full, or if no function computes with the form.
         """
-        rows, columns = shape
-        handle = self._library.ovserve_pack(
-            ctypes.c_int64(arena),
-            *map(ctypes.c_size_t, (rows, columns, bits, group, chunk)),
-            ctypes.c_uint32(flip),
-            ctypes.c_int32(zero),
-            *map(_address, (values, scales, zeros, offsets, row_scales)),
-        )
+        fields = {
+            name: _address(value) if value is None or isinstance(value, np.ndarray) else value
+            for name, value in source._asdict().items()
+        }
+        handle = self._library.ovserve_pack(ctypes.c_int64(arena), ctypes.byref(_Source(**fields)))
         if not handle:
             raise MemoryError("the matrices are larger than their arena")
         return int(handle)
@@ -94,6 +114,10 @@ class Library:
         """Return an operation: activations [..., columns] times the matrix, [..., rows], in f32. `narrow`:
         with AVX2 alone."""
         return self._nodes.create("PackedMatMul", [activations], {"handle": matrix, "narrow": narrow})
+
+    def lookup(self, rows: openvino.Output, matrix: int) -> openvino.Node:
+        """Return an operation: rows of the matrix by their numbers, [..., columns] in f32."""
+        return self._nodes.create("PackedLookup", [rows], {"handle": matrix})
 
     def decode_attention(self, inputs: list[openvino.Output], *, scale: float, window: int) -> openvino.Node:
         """Return the attention of one token of each sequence, [tokens, heads * size] in f32.

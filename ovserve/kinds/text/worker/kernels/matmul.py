@@ -2,59 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import openvino
 from numpy.typing import NDArray
+from openvino import opset13 as ops
 
-from ovserve.engine.host.mappings import file_mappings, unmap_pages
-from ovserve.kinds.text.worker.kernels.library import Library
+from ovserve.engine.host.mappings import file_mappings, is_in_a_file, unmap_pages
+from ovserve.kinds.text.worker.kernels.library import Library, Source
 
 ROWS_PER_BLOCK = 16  # of a block
 CHUNKS = (64, 32)  # columns whose activations share a scale
 LINE_BYTES = 64
-ARRAYS_PER_MATRIX = 5  # of a matrix in the arena
-BITS = {"u4": 4, "i4": 4, "u8": 8, "i8": 8}
+ARRAYS_PER_MATRIX = 7  # of a matrix in the arena
+BITS = {"u4": 4, "i4": 4, "u6": 6, "u8": 8, "i8": 8}
 FLIP = {"i4": 0x88888888, "i8": 0x80808080}  # makes signed values unsigned, by adding half their range
+UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract")  # operations
+SHORTEST_GROUP = 16  # of six bits; of others 32
 MAX_SCALE_ERROR = 2.0**-11  # of a scale in f16, as a share: half of its last bit
 
 
 class Weights(NamedTuple):
-    """A matrix in a model. All but the values have shape [rows, groups]."""
+    """A matrix in a model, as `library.Source` describes it."""
 
     values: Any  # openvino.op.Constant
     rows: int
     columns: int
     bits: int
-    zero: int
-    zeros: NDArray[np.float16] | None
-    scales: NDArray[np.float16] | None
-    row_scales: NDArray[np.float32] | None
+    group: int
+    zero: int = 0
+    zeros: NDArray[np.float16] | None = None
+    scales: NDArray[np.float16] | None = None
+    factors: NDArray[np.int8] | None = None
+    row_scales: NDArray[np.float32] | None = None
     offsets: NDArray[np.int8] | None = None
-
-    @property
-    def group(self) -> int:
-        return self.columns // (1 if self.scales is None else self.scales.shape[1])
+    offset_scales: NDArray[np.float16] | None = None
 
     @property
     def chunk(self) -> int:
         """Columns whose activations share a scale, or 0 if the kernels cannot have them.
 
-        As many as share one of weights, up to 64. By 32, SmolLM2's outputs are 0.0051 (KL divergence) from
-        those with exact activations, and by 64 0.0091; with OpenVINO's kernels they are 0.0079.
+        As many as share one of weights, between 32 and 64. By 32, SmolLM2's outputs are 0.0051 (KL
+        divergence) from those with exact activations, and by 64 0.0091; with OpenVINO's kernels they are
+        0.0079.
         """
+        if self.bits == 6 and (self.zeros is not None or self.group % SHORTEST_GROUP):
+            return 0
+        if self.bits == 6 and self.group < min(CHUNKS):
+            return 0 if self.columns % min(CHUNKS) else min(CHUNKS)
         return next((chunk for chunk in CHUNKS if self.group % chunk == 0), 0)
 
     @property
     def size(self) -> int:
         """Bytes in the arena, at most."""
         rows = -(-self.rows // ROWS_PER_BLOCK) * ROWS_PER_BLOCK
-        per_group = sum(part.itemsize for part in (self.zeros, self.scales, self.offsets) if part is not None)
-        bytes_of_row = self.columns * self.bits // 8 + self.columns // self.group * per_group + 4
-        return rows * bytes_of_row + ARRAYS_PER_MATRIX * LINE_BYTES
+        numbers = (self.zeros, self.scales, self.factors, self.offsets, self.offset_scales, self.row_scales)
+        bytes_of_row = sum(part.nbytes // self.rows for part in numbers if part is not None)
+        return rows * (self.columns * self.bits // 8 + bytes_of_row) + ARRAYS_PER_MATRIX * LINE_BYTES
+
+    def source(self, *, is_file: bool) -> Source:
+        def span(numbers: NDArray[Any] | None) -> int:
+            return self.columns if numbers is None else self.columns * self.rows // numbers.size
+
+        return Source(
+            self.rows,
+            self.columns,
+            self.bits,
+            self.group,
+            self.chunk,
+            span(self.scales),
+            span(self.offset_scales),
+            FLIP.get(_type(self.values), 0),
+            self.zero,
+            is_file,
+            self.values.data,
+            self.scales,
+            self.factors,
+            self.zeros,
+            self.offsets,
+            self.offset_scales,
+            self.row_scales,
+        )
 
 
 class Product(NamedTuple):
@@ -70,36 +101,65 @@ def replace_products(model: openvino.Model, library: Library) -> int:
     if not products:
         return 0
     arena = library.arena(size)
-    handles: dict[int, int] = {}
+    handles: dict[str, int] = {}
     mappings = list(file_mappings())  # reading them takes 2 ms, which is a second for 500 matrices
     try:
         for product in products:
-            weights = product.weights
-            if id(weights) not in handles:
-                values = weights.values.data
-                handles[id(weights)] = library.pack(
-                    arena,
-                    (weights.rows, weights.columns),
-                    weights.bits,
-                    weights.group,
-                    weights.chunk,
-                    flip=FLIP.get(_type(weights.values), 0),
-                    zero=weights.zero,
-                    values=values,
-                    scales=weights.scales,
-                    zeros=weights.zeros,
-                    offsets=weights.offsets,
-                    row_scales=weights.row_scales,
-                )
-                unmap_pages(mappings, values.ctypes.data, weights.values.get_byte_size())
-            node = library.product(product.activations, handles[id(weights)])
+            values = product.weights.values
+            name = values.get_name()
+            if name not in handles:
+                start, size_in_file = values.data.ctypes.data, values.get_byte_size()
+                is_file = is_in_a_file(mappings, start, size_in_file)
+                handles[name] = library.pack(arena, product.weights.source(is_file=is_file))
+                for constant in _constants_of(product.output.get_node()):
+                    unmap_pages(mappings, constant.data.ctypes.data, constant.get_byte_size())
+            node = library.product(product.activations, handles[name])
             node.set_friendly_name(product.output.get_node().get_friendly_name())
             for target in product.output.get_target_inputs():
                 target.replace_source_output(node.output(0))
+        _replace_lookups(model, library, handles)
     finally:
         for handle in (arena, *handles.values()):
             library.release(handle)
     return size
+
+
+def widen(model: openvino.Model) -> None:
+    """Make weights that only our kernels compute with into such that OpenVINO's do: of 6 bits, 8, and of a
+    factor and a number, a scale. It would unpack all to f32."""
+    for node in model.get_ordered_ops():
+        wide: NDArray[Any] | None = None
+        if node.get_type_name() == "Constant" and _type(node) == "u6":
+            triples = node.data.reshape(-1, 3)
+            high = (triples[:, 2:] >> np.array([6, 4, 2, 0], np.uint8) & 3) << 4
+            low = np.stack(
+                [triples[:, 0] >> 4, triples[:, 0] & 15, triples[:, 1] >> 4, triples[:, 1] & 15], -1
+            )
+            wide = (low | high).reshape(tuple(node.shape))
+        elif node.get_type_name() == "Multiply":
+            factors, numbers = (_constant(node.input_value(at).get_node()) for at in (0, 1))
+            if numbers is not None and factors is not None and factors.ndim == 3 and factors.dtype == np.int8:
+                scales = factors * numbers.astype(np.float32)
+                wide = scales.astype(node.get_output_element_type(0).to_dtype())
+        if wide is not None:
+            constant = ops.constant(wide)
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(constant.output(0))
+
+
+def _replace_lookups(model: openvino.Model, library: Library, handles: Mapping[str, int]) -> None:
+    """Look up rows of a matrix that is packed, so that there is no second copy of a table of embeddings."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Gather" or node.get_output_element_type(0) != openvino.Type.f32:
+            continue
+        values = _values(node.input_value(0).get_node())
+        axis = _constant(node.input_value(2).get_node())
+        if values is None or values.get_name() not in handles or axis is None or axis.any():
+            continue
+        rows = library.lookup(node.input_value(1), handles[values.get_name()])
+        rows.set_friendly_name(node.get_friendly_name())
+        for target in node.output(0).get_target_inputs():
+            target.replace_source_output(rows.output(0))
 
 
 def _products(model: openvino.Model) -> Iterator[Product]:
@@ -111,11 +171,12 @@ def _products(model: openvino.Model) -> Iterator[Product]:
         if attributes["transpose_a"] or not attributes["transpose_b"]:
             continue
         activations, source = node.input_value(0), node.input_value(1).get_node()
-        output, offsets, key = node.output(0), None, [source.get_name()]
+        if (values := _values(source)) is None:
+            continue
+        output, offsets = node.output(0), None
         if (addition_and_offsets := _added_offsets(node)) is not None:
             output, offsets = addition_and_offsets[0].output(0), addition_and_offsets[1]
-            key.append(offsets.get_name())
-        name = " ".join(key)
+        name = values.get_name()  # of one matrix: all of a model multiply by it in one way
         if name not in weights_by_name:
             weights = _weights(source)
             if weights is not None and offsets is not None:
@@ -123,6 +184,13 @@ def _products(model: openvino.Model) -> Iterator[Product]:
             weights_by_name[name] = weights if weights is not None and weights.chunk else None
         if (weights := weights_by_name[name]) is not None:
             yield Product(output, activations, weights)
+
+
+def _values(node: Any) -> Any:
+    """Return the constant that a node unpacks, or None."""
+    while node.get_type_name() in UNPACKING:
+        node = node.input_value(0).get_node()
+    return node if node.get_type_name() == "Constant" and _type(node) in BITS else None
 
 
 def _weights(node: Any) -> Weights | None:
@@ -134,16 +202,43 @@ def _weights(node: Any) -> Weights | None:
     node = _skip(node, "Convert", "Reshape")
     if node.get_type_name() != "Multiply":
         return None
-    scales, node = _constant(node.input_value(1).get_node()), node.input_value(0).get_node()
+    of_groups, node = node.input_value(1).get_node(), node.input_value(0).get_node()
     zeros: NDArray[Any] | None = np.zeros(1, np.uint8)
     if node.get_type_name() == "Subtract":
         zeros, node = _constant(node.input_value(1).get_node()), node.input_value(0).get_node()
     values = _skip(node, "Convert")
-    if values.get_type_name() != "Constant" or _type(values) not in BITS or scales is None or zeros is None:
+    if values.get_type_name() != "Constant" or _type(values) not in BITS or zeros is None:
         return None
-    if prod(values.shape) != rows * columns or scales.size % rows or columns % (scales.size // rows):
+    if prod(values.shape) != rows * columns:
+        return None
+    if (scales := _constant(of_groups)) is None:
+        return _of_two_numbers(Weights(values, rows, columns, BITS[_type(values)], 0), of_groups, zeros)
+    if scales.size % rows or columns % (scales.size // rows):
         return None
     return _in_our_form(values, rows, columns, scales, zeros)
+
+
+def _of_two_numbers(weights: Weights, of_groups: Any, zeros: NDArray[Any]) -> Weights | None:
+    """Return weights of which a scale is a factor of its group times a number of a span of groups."""
+    numbers = _two_numbers(of_groups, weights.rows)
+    if numbers is None or zeros.size != 1 or _type(weights.values) in FLIP:
+        return None
+    factors, scales = numbers
+    group = weights.columns * weights.rows // factors.size
+    return weights._replace(group=group, zero=int(zeros.reshape(-1)[0]), factors=factors, scales=scales)
+
+
+def _two_numbers(node: Any, rows: int) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+    """Return the factors and the numbers in f16 that a node multiplies: [rows, groups] and [rows, spans]."""
+    node = _skip(node, "Reshape", "Convert")
+    if node.get_type_name() != "Multiply":
+        return None
+    factors, numbers = (_constant(node.input_value(at).get_node()) for at in (0, 1))
+    if factors is None or numbers is None or factors.dtype != np.int8 or factors.ndim != 3:
+        return None
+    if numbers.dtype != np.float16 or numbers.shape != (*factors.shape[:2], 1) or len(factors) != rows:
+        return None
+    return np.ascontiguousarray(factors), np.ascontiguousarray(numbers)
 
 
 def _in_our_form(
@@ -157,13 +252,20 @@ def _in_our_form(
     zero, each = float(points[0]), None
     if points.size > 1 or not zero.is_integer():
         zero, each = 0.0, _half(np.broadcast_to(points, scales.size), rows)
+    weights = Weights(values, rows, columns, bits, columns * rows // scales.size, int(zero), each)
     if scales.size == rows:
         of_rows = np.ascontiguousarray(scales.astype(np.float32)).reshape(rows)
-        return Weights(values, rows, columns, bits, int(zero), each, None, of_rows)
-    half, exact = _half(scales, rows), scales.astype(np.float32).reshape(rows, -1)
+        return weights._replace(row_scales=of_rows)
+    half = _exact_half(scales, rows)
+    return None if half is None else weights._replace(scales=half)
+
+
+def _exact_half(numbers: NDArray[Any], rows: int) -> NDArray[np.float16] | None:
+    """Return numbers in f16, or None if they are too small or too large for that."""
+    half, exact = _half(numbers, rows), numbers.astype(np.float32).reshape(rows, -1)
     if not (np.abs(half - exact) <= np.abs(exact) * MAX_SCALE_ERROR).all():  # `allclose` takes 1.7 ms
-        return None  # too small or too large for f16
-    return Weights(values, rows, columns, bits, int(zero), each, half, None)
+        return None
+    return half
 
 
 def _half(numbers: NDArray[Any], rows: int) -> NDArray[np.float16]:
@@ -190,15 +292,30 @@ def _added_offsets(node: Any) -> tuple[Any, Any] | None:
 
 
 def _with_offsets(weights: Weights, node: Any) -> Weights | None:
-    if node.get_type_name() != "Multiply" or weights.scales is None:
+    if weights.scales is None or weights.zeros is not None:
         return None
-    offsets, scales = (_constant(node.input_value(at).get_node()) for at in (0, 1))
-    if offsets is None or scales is None or offsets.dtype != np.int8 or offsets.shape != weights.scales.shape:
+    if (numbers := _two_numbers(node, weights.rows)) is None:
+        if node.get_type_name() != "Multiply":
+            return None
+        offsets, of_rows = (_constant(node.input_value(at).get_node()) for at in (0, 1))
+        if offsets is None or of_rows is None or offsets.dtype != np.int8 or of_rows.size != weights.rows:
+            return None
+        if (half := _exact_half(of_rows, weights.rows)) is None:
+            return None
+        numbers = np.ascontiguousarray(offsets), half
+    if numbers[0].size * weights.group != weights.rows * weights.columns:
         return None
-    if scales.size != weights.rows:
-        return None
-    row_scales = np.ascontiguousarray(scales.astype(np.float32)).reshape(-1)
-    return weights._replace(offsets=np.ascontiguousarray(offsets), row_scales=row_scales)
+    return weights._replace(offsets=numbers[0], offset_scales=numbers[1])
+
+
+def _constants_of(node: Any) -> Iterator[Any]:
+    """Yield the constants of a product's weights: values, and what unpacks them."""
+    kind = node.get_type_name()
+    if kind == "Constant":
+        yield node
+    for at in {"MatMul": (1,), "Add": (0, 1)}.get(kind, range(2) if kind in UNPACKING else ()):
+        if at < node.get_input_size():
+            yield from _constants_of(node.input_value(at).get_node())
 
 
 def _skip(node: Any, *kinds: str) -> Any:

@@ -1,4 +1,4 @@
-// Products of activations and weights in 4 or 8 bits, as an operation for OpenVINO's CPU plugin.
+// Products of activations and weights in 4, 6 or 8 bits, as an operation for OpenVINO's CPU plugin.
 //
 // The plugin's own kernels keep a second copy of the weights with scales in f32, in pages of 4 kB, and compute
 // longer than they read where 32 weights share a scale. Here the weights lie in one order that every step reads
@@ -6,7 +6,11 @@
 // `matmul.py` describes the arrays that `ovserve_pack` takes.
 //
 // Order of the weights: 16 rows of the matrix are a block. Of a block, four neighbouring columns of all 16 rows
-// are 64 numbers, one register: a quad. In 4 bits a byte holds two quads, the first in its low half.
+// are 64 numbers, one register: a quad. In 4 bits a byte holds two quads, the first in its low half. In 6 bits four
+// quads take three registers: their low four bits so, and then their high two bits, the first quad's lowest.
+//
+// A weight is `scale * (value - zero) + offset`. As in the files of llama.cpp, a scale may be a factor in 8 bits for
+// each group of weights times a number in f16 for a span of groups, and an offset always is.
 //
 // An activation is rounded to int8 with one scale per chunk of 32 or 64 columns. The product of a chunk is exact
 // in int32, and is scaled and added in f32.
@@ -38,9 +42,11 @@ namespace {
 
 constexpr size_t ROWS = 16;            // of a block
 constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
+constexpr size_t PAGE = 4096;          // bytes
 constexpr size_t LINE = 64;            // bytes of a cache line
 constexpr size_t PREFETCH = 2048;      // bytes ahead; the processor's own prefetching ends with each 4 kB
 constexpr size_t CACHED_WEIGHTS = 512 << 10;  // bytes that a task keeps in the second-level cache
+constexpr size_t PACKED_AT_ONCE = 8 << 20;    // bytes of a file that is given back meanwhile
 
 // One mapping for all matrices of a model, so that only its last huge page is partly used.
 struct Arena {
@@ -73,17 +79,33 @@ using BlockFunction = void (*)(const Matrix&, const Rounded&, size_t token, size
 // Functions by the number of tokens they take at once, the largest first.
 using Functions = std::vector<std::pair<size_t, BlockFunction>>;
 
+// What a matrix is made of: rows of packed values, and numbers of rows and groups. `matmul.py` has the same.
+struct Source {
+    size_t rows, columns, bits;
+    size_t group, chunk;         // columns that share a factor, an offset or a zero; and a scale of activations
+    size_t span, offset_span;    // columns that share a number in f16
+    uint32_t flip;               // bits of four bytes that are turned over, which makes signed values unsigned
+    int32_t zero;                // of all groups, where `zeros` is null
+    int32_t is_file;             // the values are pages of a file, which may be given back
+    const uint8_t* values;       // [rows, columns], packed
+    const uint16_t* scales;      // f16 [rows, columns / span], or null: one per row
+    const int8_t* factors;       // [rows, columns / group], or null: 1
+    const uint16_t* zeros;       // f16, the same shape, or null
+    const int8_t* offsets;       // the same shape, or null
+    const uint16_t* offset_scales;  // f16 [rows, columns / offset_span]
+    const float* row_scales;     // [rows], where `scales` is null
+};
+
 struct Matrix {
     std::shared_ptr<Arena> arena;  // keeps what the pointers point to
-    size_t rows, columns, blocks, bits;
-    size_t group;              // columns that share a scale of weights
-    size_t chunk, part;        // columns that share a scale of activations; and also one of weights
-    int32_t zero;              // of all groups, where `zeros` is null
-    uint8_t* values;           // [blocks, columns / 4, 64], two quads in a byte of 4 bits
-    uint16_t* scales;          // f16 [blocks, columns / group, 16], or null: one per row
-    uint16_t* zeros;           // f16, the same shape, or null
-    int8_t* offsets;           // the same shape, or null: what is added to a weight, times `row_scales`
-    float* row_scales;         // [blocks, 16]; where `scales` is null, of the weights
+    size_t rows, columns, blocks, bits, group, chunk, span, offset_span;  // as in `Source`
+    size_t part;               // columns that share a scale of weights and one of activations
+    int32_t zero;
+    uint8_t* values;           // [blocks, columns / 4, 64], as described above
+    // Numbers of 16 rows stand next to each other: [blocks, ..., 16].
+    uint16_t *scales, *zeros, *offset_scales;
+    int8_t *factors, *offsets;
+    float* row_scales;
     Functions wide, narrow;    // the processor's best, and those with AVX2
 
     size_t groups() const { return columns / group; }
@@ -123,16 +145,14 @@ AVX2 void round_token(const Matrix& m, const float* from, size_t token, Rounded&
         const __m256 inverse = _mm256_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
         for (const size_t end = at + m.chunk; at < end; ++part) {
             __m256i sum = _mm256_setzero_si256();
-            for (const size_t part_end = at + m.part; at < part_end; at += 32) {
-                __m256i eight[4];
-                for (int i = 0; i < 4; ++i) {
-                    eight[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at + 8 * i), inverse));
-                    sum = _mm256_add_epi32(sum, eight[i]);
-                }
-                const __m256i low = _mm256_packs_epi32(eight[0], eight[1]), high = _mm256_packs_epi32(eight[2], eight[3]);
-                const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the packs work in halves
-                const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at), bytes);
+            for (const size_t part_end = at + m.part; at < part_end; at += 16) {
+                const __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at), inverse));
+                const __m256i second = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at + 8), inverse));
+                sum = _mm256_add_epi32(sum, _mm256_add_epi32(first, second));
+                // The pack works in halves.
+                const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
+                const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(to + at), bytes);
             }
             __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
             total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
@@ -157,15 +177,17 @@ enum Kind { CONSTANT, ZEROS, OFFSETS };
 // Where a function reads: one block of weights, and rounded activations from one token on.
 struct Places {
     const uint8_t* weights;
-    const uint16_t *scales, *zeros;
-    const int8_t *offsets, *values;
+    const uint16_t *scales, *zeros, *offset_scales;
+    const int8_t *factors, *offsets, *values;
     const float *activation_scales, *sums;
     const int32_t* starts;
 
     Places(const Matrix& m, const Rounded& a, size_t token, size_t block)
         : weights(m.values + block * m.block_bytes()),
-          scales(m.scales ? m.scales + block * m.groups() * ROWS : nullptr),
+          scales(m.scales ? m.scales + block * (m.columns / m.span) * ROWS : nullptr),
           zeros(m.zeros ? m.zeros + block * m.groups() * ROWS : nullptr),
+          offset_scales(m.offset_scales ? m.offset_scales + block * (m.columns / m.offset_span) * ROWS : nullptr),
+          factors(m.factors ? m.factors + block * m.groups() * ROWS : nullptr),
           offsets(m.offsets ? m.offsets + block * m.groups() * ROWS : nullptr),
           values(a.values.data() + token * m.columns),
           activation_scales(a.scales.data() + token * m.chunks()),
@@ -173,32 +195,53 @@ struct Places {
           starts(a.starts.data() + token * m.parts()) {}
 };
 
+AVX512 INLINE __m512 sixteen_f16(const uint16_t* at) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+
+AVX512 INLINE __m512 sixteen_i8(const int8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+
+// Sixteen numbers of 6 bits: the low four of a byte, and two of `high` moved to their place.
+AVX512 INLINE __m512i six_bits(__m512i low, __m512i high) {
+    const __m512i nibble = _mm512_set1_epi8(15), top = _mm512_set1_epi8(0x30);
+    return _mm512_ternarylogic_epi32(_mm512_and_si512(low, nibble), high, top, 0xf8);  // first | second & third
+}
+
 // TOKENS rows of activations, from `token` on, times one block of 16 rows of weights.
 template <int TOKENS, int BITS, Kind KIND>
 AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
+    constexpr size_t QUADS = BITS == 6 ? 4 : 8;   // at once
     constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
     const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
     const Places from(m, a, token, block);
     const uint8_t* w = from.weights;
-    const __m512 row_scale = _mm512_loadu_ps(m.row_scales + block * ROWS);
+    const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const __m512i nibble = _mm512_set1_epi8(15);
     __m512 total[TOKENS];
     for (int t = 0; t < TOKENS; ++t) total[t] = _mm512_setzero_ps();
-    __m512 scale = _mm512_set1_ps(1), zero, offset;
+    __m512 scale = _mm512_set1_ps(1), span_scale = scale, zero, offset, offset_scale = scale;
+    size_t next_span = 0, next_offset = 0;  // groups
     for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
         __m512 scaled[TOKENS];
         for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm512_setzero_ps();
         for (size_t end = p + parts_of_chunk; p < end; ++p) {
             if (within == 0) {
                 const size_t at = g * ROWS;
-                if (from.scales)
-                    scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.scales + at)));
-                if constexpr (KIND == ZEROS)
-                    zero = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.zeros + at)));
+                if (from.scales && g == next_span) {
+                    scale = span_scale = sixteen_f16(from.scales + g / groups_of_span * ROWS);
+                    next_span += groups_of_span;
+                }
+                if (from.factors) scale = _mm512_mul_ps(sixteen_i8(from.factors + at), span_scale);
+                if constexpr (KIND == ZEROS) zero = sixteen_f16(from.zeros + at);
                 if constexpr (KIND == OFFSETS) {
-                    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.offsets + at));
-                    offset = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), row_scale);
+                    if (g == next_offset) {
+                        offset_scale = sixteen_f16(from.offset_scales + g / groups_of_offset * ROWS);
+                        next_offset += groups_of_offset;
+                    }
+                    offset = _mm512_mul_ps(sixteen_i8(from.offsets + at), offset_scale);
                 }
             }
             if (++within == parts_of_group) within = 0, ++g;
@@ -209,9 +252,27 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                     KIND == ZEROS ? _mm512_setzero_si512() : _mm512_set1_epi32(from.starts[t * parts + p]);
             }
             const int8_t* k = from.values + p * m.part;
-            for (size_t q = 0; q < quads; q += 8, k += 32) {
+            for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS) {
+                if constexpr (BITS == 6) {
+                    const __m512i even = _mm512_loadu_si512(w), odd = _mm512_loadu_si512(w + 64);
+                    const __m512i high = _mm512_loadu_si512(w + 128);
+                    for (size_t at = 0; at < 192; at += 64)
+                        _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
+                    w += 192;
+                    const __m512i quad[4] = {six_bits(even, _mm512_slli_epi16(high, 4)),
+                                             six_bits(_mm512_srli_epi16(even, 4), _mm512_slli_epi16(high, 2)),
+                                             six_bits(odd, high),
+                                             six_bits(_mm512_srli_epi16(odd, 4), _mm512_srli_epi16(high, 2))};
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; ++i)
+                        for (int t = 0; t < TOKENS; ++t) {
+                            __m512i& chain = sum[t * CHAINS + i % CHAINS];
+                            chain = _mm512_dpbusd_epi32(chain, quad[i], _mm512_set1_epi32(four(k + t * columns + 4 * i)));
+                        }
+                    continue;
+                }
 #pragma GCC unroll 8
-                for (int i = 0; i < (BITS == 4 ? 4 : 8); ++i) {
+                for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
                     const __m512i packed = _mm512_loadu_si512(w);
                     _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
                     w += 64;
@@ -249,7 +310,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
     const size_t left = m.rows - block * ROWS;
     const __mmask16 mask = left >= ROWS ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
     for (int t = 0; t < TOKENS; ++t) {
-        if (!from.scales) total[t] = _mm512_mul_ps(total[t], row_scale);
+        if (!from.scales) total[t] = _mm512_mul_ps(total[t], _mm512_loadu_ps(m.row_scales + block * ROWS));
         _mm512_mask_storeu_ps(out + t * stride + block * ROWS, mask, total[t]);
     }
 }
@@ -267,32 +328,40 @@ __attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i&, __m2
 #endif
 
 // The same with 256 bits, for half of a block's rows at a time. Without VNNI, eight products of 4 bits by 8 fit
-// into 16 bits: 8 * 2 * 15 * 127 = 30,480; eight bits are computed as two numbers of four.
+// into 16 bits: 8 * 2 * 15 * 127 = 30,480; of 6 bits two: 2 * 2 * 63 * 127 = 32,004; eight bits are computed as two
+// numbers of four.
 template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
+    constexpr size_t QUADS = BITS == 6 ? 4 : 8;  // at once
     const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
+    const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const Places from(m, a, token, block);
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (size_t half = 0; half < ROWS; half += 8) {
         const uint8_t* w = from.weights + half * 4;
-        const __m256 row_scale = _mm256_loadu_ps(m.row_scales + block * ROWS + half);
         __m256 total[TOKENS];
         for (int t = 0; t < TOKENS; ++t) total[t] = _mm256_setzero_ps();
         __m256 scale = _mm256_set1_ps(1), zero, offset;
+        const auto eight_f16 = [&](const uint16_t* at) __attribute__((target("avx2,f16c,fma"))) {
+            return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + half)));
+        };
+        const auto eight_i8 = [&](const int8_t* at) __attribute__((target("avx2,f16c,fma"))) {
+            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + half));
+            return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+        };
         for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
             __m256 scaled[TOKENS];
             for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm256_setzero_ps();
             for (size_t end = p + parts_of_chunk; p < end; ++p) {
                 if (within == 0) {
-                    const size_t at = g * ROWS + half;
-                    if (from.scales)
-                        scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from.scales + at)));
-                    if constexpr (KIND == ZEROS)
-                        zero = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from.zeros + at)));
+                    const size_t at = g * ROWS;
+                    if (from.scales) scale = eight_f16(from.scales + g / groups_of_span * ROWS);
+                    if (from.factors) scale = _mm256_mul_ps(eight_i8(from.factors + at), scale);
+                    if constexpr (KIND == ZEROS) zero = eight_f16(from.zeros + at);
                     if constexpr (KIND == OFFSETS) {
-                        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from.offsets + at));
-                        offset = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), row_scale);
+                        const __m256 of_span = eight_f16(from.offset_scales + g / groups_of_offset * ROWS);
+                        offset = _mm256_mul_ps(eight_i8(from.offsets + at), of_span);
                     }
                 }
                 if (++within == parts_of_group) within = 0, ++g;
@@ -300,11 +369,41 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                 for (int t = 0; t < TOKENS; ++t)
                     sum[t] = KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[t * parts + p]);
                 const int8_t* k = from.values + p * m.part;
-                for (size_t q = 0; q < quads; q += 8, k += 32) {
+                for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS) {
+                    if constexpr (BITS == 6) {
+                        __m256i read[3];
+                        for (int i = 0; i < 3; ++i, w += 64) {
+                            read[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+                            _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
+                        }
+                        const __m256i top = _mm256_set1_epi8(0x30), even = read[0], odd = read[1], high = read[2];
+                        const auto six = [&](__m256i low, __m256i moved) __attribute__((target("avx2,f16c,fma"))) {
+                            return _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, top));
+                        };
+                        const __m256i quad[4] = {six(even, _mm256_slli_epi16(high, 4)),
+                                                 six(_mm256_srli_epi16(even, 4), _mm256_slli_epi16(high, 2)),
+                                                 six(odd, high), six(_mm256_srli_epi16(odd, 4), _mm256_srli_epi16(high, 2))};
+                        for (int t = 0; t < TOKENS; ++t) {
+                            const int8_t* sixteen = k + t * columns;
+                            for (int i = 0; i < 4; i += 2) {
+                                const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i));
+                                const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * i + 4));
+                                if constexpr (VNNI) {
+                                    add_products(sum[t], quad[i], first);
+                                    add_products(sum[t], quad[i + 1], second);
+                                } else {
+                                    const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(quad[i], first),
+                                                                          _mm256_maddubs_epi16(quad[i + 1], second));
+                                    sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(both, ones));
+                                }
+                            }
+                        }
+                        continue;
+                    }
                     __m256i low16[TOKENS], high16[TOKENS];  // of 8 bits: products of the low and the high four
                     for (int t = 0; t < TOKENS; ++t) low16[t] = high16[t] = _mm256_setzero_si256();
 #pragma GCC unroll 8
-                    for (int i = 0; i < (BITS == 4 ? 4 : 8); ++i) {
+                    for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
                         const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
                         _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
                         w += 64;
@@ -345,7 +444,8 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
         const size_t first = block * ROWS + half;
         const size_t left = m.rows > first ? std::min<size_t>(8, m.rows - first) : 0;
         for (int t = 0; t < TOKENS; ++t) {
-            if (!from.scales) total[t] = _mm256_mul_ps(total[t], row_scale);
+            if (!from.scales)
+                total[t] = _mm256_mul_ps(total[t], _mm256_loadu_ps(m.row_scales + block * ROWS + half));
             float row[8];
             _mm256_storeu_ps(row, total[t]);
             std::memcpy(out + t * stride + first, row, left * sizeof(float));
@@ -375,20 +475,26 @@ Functions functions_of_256() {
 template <int BITS, Kind KIND>
 Functions functions_of(Instructions instructions) {
     if (instructions == AVX512_VNNI)
-        return {{8, block_avx512<8, BITS, KIND>}, {6, block_avx512<6, BITS, KIND>}, {4, block_avx512<4, BITS, KIND>},
-                {3, block_avx512<3, BITS, KIND>}, {2, block_avx512<2, BITS, KIND>}, {1, block_avx512<1, BITS, KIND>}};
-    return instructions == AVX_VNNI ? functions_of_256<BITS, KIND, true>() : functions_of_256<BITS, KIND, false>();
+        return {{8, block_avx512<8, BITS, KIND>}, {6, block_avx512<6, BITS, KIND>},
+                {4, block_avx512<4, BITS, KIND>}, {3, block_avx512<3, BITS, KIND>},
+                {2, block_avx512<2, BITS, KIND>}, {1, block_avx512<1, BITS, KIND>}};
+    return instructions == AVX_VNNI ? functions_of_256<BITS, KIND, true>()
+                                    : functions_of_256<BITS, KIND, false>();
 }
 
-template <int BITS>
+// None for what no model has: zero points of groups in 6 bits, and offsets in 8.
 Functions functions_of(const Matrix& m, Instructions instructions) {
-    return m.zeros     ? functions_of<BITS, ZEROS>(instructions)
-           : m.offsets ? functions_of<BITS, OFFSETS>(instructions)
-                       : functions_of<BITS, CONSTANT>(instructions);
-}
-
-Functions functions_of(const Matrix& m, Instructions instructions) {
-    return m.bits == 4 ? functions_of<4>(m, instructions) : functions_of<8>(m, instructions);
+    if (m.bits == 4)
+        return m.zeros     ? functions_of<4, ZEROS>(instructions)
+               : m.offsets ? functions_of<4, OFFSETS>(instructions)
+                           : functions_of<4, CONSTANT>(instructions);
+    if (m.bits == 6)
+        return m.zeros     ? Functions{}
+               : m.offsets ? functions_of<6, OFFSETS>(instructions)
+                           : functions_of<6, CONSTANT>(instructions);
+    return m.offsets ? Functions{}
+           : m.zeros ? functions_of<8, ZEROS>(instructions)
+                     : functions_of<8, CONSTANT>(instructions);
 }
 
 void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool narrow) {
@@ -471,6 +577,93 @@ private:
     bool m_narrow = false;
 };
 
+__attribute__((target("f16c"))) INLINE float from_f16(uint16_t number) {
+    return _cvtsh_ss(number);
+}
+
+// A row of the matrix in f32.
+AVX2 void unpack_row(const Matrix& m, size_t row, float* to) {
+    const size_t block = row / ROWS, r = row % ROWS;
+    const uint8_t* values = m.values + block * m.block_bytes() + r * 4;
+    const auto at = [&](size_t column, size_t columns) {
+        return (block * (m.columns / columns) + column / columns) * ROWS + r;
+    };
+    for (size_t first = 0; first < m.columns; first += m.group) {
+        float scale = m.scales ? from_f16(m.scales[at(first, m.span)]) : m.row_scales[row];
+        if (m.factors) scale *= m.factors[at(first, m.group)];
+        const float zero = m.zeros ? from_f16(m.zeros[at(first, m.group)]) : static_cast<float>(m.zero);
+        const float offset =
+            m.offsets ? m.offsets[at(first, m.group)] * from_f16(m.offset_scales[at(first, m.offset_span)]) : 0;
+        for (size_t k = first; k < first + m.group; ++k) {
+            const size_t quad = k / 4;
+            unsigned value;
+            if (m.bits == 8) {
+                value = values[quad * LINE + k % 4];
+            } else if (m.bits == 4) {
+                value = values[quad / 2 * LINE + k % 4] >> 4 * (quad % 2) & 15;
+            } else {
+                const uint8_t* sixteen = values + quad / 4 * 3 * LINE + k % 4;
+                value = (sixteen[quad % 4 / 2 * LINE] >> 4 * (quad % 2) & 15) |
+                        (sixteen[2 * LINE] >> 2 * (quad % 4) & 3) << 4;
+            }
+            to[k] = scale * (static_cast<float>(value) - zero) + offset;
+        }
+    }
+}
+
+// Rows of a matrix in f32 by their numbers, for tables of embeddings that are the output layer too.
+class PackedLookup : public ov::op::Op {
+public:
+    OPENVINO_OP("PackedLookup", "ovserve");
+
+    PackedLookup() = default;
+    PackedLookup(const ov::Output<ov::Node>& rows, std::shared_ptr<Matrix> matrix, int64_t handle)
+        : Op({rows}), m_matrix(std::move(matrix)), m_handle(handle) {
+        constructor_validate_and_infer_types();
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("handle", m_handle);
+        return true;
+    }
+
+    void validate_and_infer_types() override {
+        if (!m_matrix && m_handle) {
+            const std::lock_guard<std::mutex> guard(lock);
+            m_matrix = matrices.at(m_handle);
+        }
+        auto shape = get_input_partial_shape(0);
+        if (m_matrix && shape.rank().is_static()) shape.push_back(m_matrix->columns);
+        set_output_type(0, ov::element::f32, shape);
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<PackedLookup>(inputs.at(0), m_matrix, m_handle);
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const Matrix& m = *m_matrix;
+        auto shape = inputs[0].get_shape();
+        shape.push_back(m.columns);
+        outputs[0].set_shape(shape);
+        const bool is_wide = inputs[0].get_element_type() == ov::element::i64;
+        float* to = outputs[0].data<float>();
+        isolated_for(inputs[0].get_size(), 8, [&](const tbb::blocked_range<size_t>& range) {
+            for (size_t n = range.begin(); n < range.end(); ++n) {
+                const int64_t row = is_wide ? inputs[0].data<int64_t>()[n] : inputs[0].data<int32_t>()[n];
+                unpack_row(m, std::clamp<int64_t>(row, 0, m.rows - 1), to + n * m.columns);
+            }
+        });
+        return true;
+    }
+
+private:
+    std::shared_ptr<Matrix> m_matrix;
+    int64_t m_handle = 0;
+};
+
 // Two quads of 4 bits, as bytes of which each holds a number of both.
 INLINE uint32_t two_quads(uint32_t eight) {
     const auto spread = [](uint32_t quad) {
@@ -480,17 +673,67 @@ INLINE uint32_t two_quads(uint32_t eight) {
     return spread(eight & 0xffff) | spread(eight >> 16) << 4;
 }
 
-void pack_block(const Matrix& m, size_t block, const uint8_t* values, uint32_t flip, uint32_t* to) {
+// Twelve bytes of sixteen numbers in 6 bits, as OpenVINO has them: of four, the low halves in two bytes and the high
+// bits in the third, the first number highest; but for the low halves of two, of which the first is high.
+void pack_sixteen(const uint8_t* from, uint8_t* to) {
+    for (size_t quad = 0; quad < 4; ++quad, from += 3) {
+        for (size_t j = 0; j < 4; ++j) {
+            const unsigned low = j % 2 ? from[j / 2] & 15 : from[j / 2] >> 4;
+            const unsigned high = from[2] >> (6 - 2 * j) & 3;
+            to[quad / 2 * LINE + j] |= static_cast<uint8_t>(low << 4 * (quad % 2));
+            to[2 * LINE + j] |= static_cast<uint8_t>(high << 2 * quad);
+        }
+    }
+}
+
+void pack_block(const Matrix& m, size_t block, const uint8_t* values, uint32_t flip) {
     const size_t row_bytes = m.columns * m.bits / 8, rows = std::min(ROWS, m.rows - block * ROWS);
+    uint8_t* to = m.values + block * m.block_bytes();
     for (size_t r = 0; r < rows; ++r) {
         const uint8_t* from = values + (block * ROWS + r) * row_bytes;
+        if (m.bits == 6) {
+            for (size_t k = 0; k < row_bytes; k += 12) pack_sixteen(from + k, to + k * ROWS + r * 4);
+            continue;
+        }
         for (size_t k = 0; k < row_bytes; k += 4) {
             uint32_t word;
             std::memcpy(&word, from + k, 4);
             word ^= flip;
-            to[k * 4 + r] = m.bits == 4 ? two_quads(word) : word;
+            word = m.bits == 4 ? two_quads(word) : word;
+            std::memcpy(to + k * ROWS + r * 4, &word, 4);
         }
     }
+}
+
+// The numbers of rows, so that those of 16 rows stand next to each other. What is beyond the last row stays zero.
+template <typename T>
+void pack_numbers(const Matrix& m, size_t block, const T* from, size_t columns, T* to) {
+    if (!from) return;
+    const size_t numbers = m.columns / columns, rows = std::min(ROWS, m.rows - block * ROWS);
+    for (size_t r = 0; r < rows; ++r)
+        for (size_t n = 0; n < numbers; ++n)
+            to[(block * numbers + n) * ROWS + r] = from[(block * ROWS + r) * numbers + n];
+}
+
+// Pack blocks of rows, and give back the pages of the file that they were in.
+void pack_blocks(const Matrix& m, const Source& source, size_t begin, size_t end) {
+    tbb::parallel_for(begin, end, [&](size_t block) {
+        pack_block(m, block, source.values, source.flip);
+        pack_numbers(m, block, source.scales, m.span, m.scales);
+        pack_numbers(m, block, source.factors, m.group, m.factors);
+        pack_numbers(m, block, source.zeros, m.group, m.zeros);
+        pack_numbers(m, block, source.offsets, m.group, m.offsets);
+        pack_numbers(m, block, source.offset_scales, m.offset_span, m.offset_scales);
+        pack_numbers(m, block, source.row_scales, m.columns, m.row_scales);
+    });
+    if (!source.is_file) return;
+    const size_t block_bytes = ROWS * m.columns * m.bits / 8;
+    const auto page = [&](size_t block) {
+        const size_t at = std::min(block * block_bytes, m.rows * m.columns * m.bits / 8);
+        return (reinterpret_cast<uintptr_t>(source.values) + at) / PAGE * PAGE;
+    };
+    const uintptr_t first = begin ? page(begin) : page(0) + PAGE;  // others may be in the first page
+    if (first < page(end)) madvise(reinterpret_cast<void*>(first), page(end) - first, MADV_DONTNEED);
 }
 
 }  // namespace
@@ -507,41 +750,38 @@ int64_t ovserve_arena(size_t bytes) {
     }
 }
 
-// `flip` turns over bits of four bytes, which makes signed values unsigned. Return a handle, or 0 where the arena
-// is full.
-int64_t ovserve_pack(int64_t arena_handle, size_t rows, size_t columns, size_t bits, size_t group, size_t chunk,
-                     uint32_t flip, int32_t zero, const uint8_t* values, const uint16_t* scales, const uint16_t* zeros,
-                     const int8_t* offsets, const float* row_scales) {
+// Copy a matrix into an arena. Return a handle, or 0 where the arena is full or no function knows the form.
+int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
+    const Source& source = *from;
     auto made = std::make_shared<Matrix>();
     Matrix& m = *made;
-    m.rows = rows, m.columns = columns, m.blocks = (rows + ROWS - 1) / ROWS, m.bits = bits;
-    m.group = group, m.chunk = chunk, m.part = std::min(group, chunk), m.zero = zero;
-    const size_t groups = m.groups(), numbers = m.blocks * groups * ROWS;
-    const auto take = [&](size_t bytes) { return bytes ? m.arena->take(bytes) : nullptr; };
+    m.rows = source.rows, m.columns = source.columns, m.bits = source.bits, m.zero = source.zero;
+    m.blocks = (m.rows + ROWS - 1) / ROWS;
+    m.group = source.group, m.chunk = source.chunk, m.part = std::min(m.group, m.chunk);
+    m.span = source.span, m.offset_span = source.offset_span;
+    bool fits = true;
+    const auto take = [&](const auto* numbers, size_t columns, auto*& to) {
+        using Number = std::remove_reference_t<decltype(*to)>;
+        to = numbers ? reinterpret_cast<Number*>(m.arena->take(m.blocks * (m.columns / columns) * ROWS * sizeof(*to)))
+                     : nullptr;
+        fits &= !numbers || to;
+    };
     {
         const std::lock_guard<std::mutex> guard(lock);
         m.arena = arenas.at(arena_handle);
-        m.values = take(m.blocks * m.block_bytes());
-        m.scales = reinterpret_cast<uint16_t*>(take(scales ? numbers * 2 : 0));
-        m.zeros = reinterpret_cast<uint16_t*>(take(zeros ? numbers * 2 : 0));
-        m.offsets = reinterpret_cast<int8_t*>(take(offsets ? numbers : 0));
-        m.row_scales = reinterpret_cast<float*>(take(m.blocks * ROWS * sizeof(float)));
+        m.values = m.arena->take(m.blocks * m.block_bytes());
+        take(source.scales, m.span, m.scales);
+        take(source.factors, m.group, m.factors);
+        take(source.zeros, m.group, m.zeros);
+        take(source.offsets, m.group, m.offsets);
+        take(source.offset_scales, m.offset_span, m.offset_scales);
+        take(source.row_scales, m.columns, m.row_scales);
     }
-    if (!m.values || !m.row_scales || (scales && !m.scales) || (zeros && !m.zeros) || (offsets && !m.offsets)) return 0;
     m.wide = functions_of(m, best_instructions()), m.narrow = functions_of(m, AVX2_ALONE);
-    tbb::parallel_for(size_t(0), m.blocks, [&](size_t block) {
-        pack_block(m, block, values, flip, reinterpret_cast<uint32_t*>(m.values + block * m.block_bytes()));
-        for (size_t r = 0; r < ROWS && block * ROWS + r < rows; ++r) {  // the rest is zero, as in any new mapping
-            const size_t row = block * ROWS + r;
-            for (size_t g = 0; g < groups; ++g) {
-                const size_t from = row * groups + g, at = (block * groups + g) * ROWS + r;
-                if (scales) m.scales[at] = scales[from];
-                if (zeros) m.zeros[at] = zeros[from];
-                if (offsets) m.offsets[at] = offsets[from];
-            }
-            m.row_scales[row] = row_scales ? row_scales[row] : 1.0f;
-        }
-    });
+    if (!fits || !m.values || m.wide.empty()) return 0;
+    const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
+    for (size_t block = 0; block < m.blocks; block += step)
+        pack_blocks(m, source, block, std::min(m.blocks, block + step));
     const std::lock_guard<std::mutex> guard(lock);
     matrices[++last_handle] = made;
     return last_handle;
@@ -568,4 +808,5 @@ void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens
 
 OPENVINO_CREATE_EXTENSIONS(
     std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedMatMul>>(),
+                                     std::make_shared<ov::OpExtension<PackedLookup>>(),
                                      std::make_shared<ov::OpExtension<decode_attention::DecodeAttention>>()}));

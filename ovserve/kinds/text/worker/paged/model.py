@@ -30,7 +30,7 @@ from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
 from ovserve.kinds.text.worker.kernels.attention import PAGED_ATTENTION, decode_form
 from ovserve.kinds.text.worker.kernels.library import KernelError, open_library
-from ovserve.kinds.text.worker.kernels.matmul import replace_products
+from ovserve.kinds.text.worker.kernels.matmul import replace_products, widen
 
 FILE = "openvino_model.xml"
 BLOCK_TOKENS = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
@@ -93,8 +93,11 @@ def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
         raise LoadError("no output layer is found in this model", field="engine")
     rows = ops.parameter([-1], np.int32, name="rows")
     rows.output(0).get_tensor().set_names({"rows"})
-    hidden = layer.input(0)
-    hidden.replace_source_output(ops.gather(hidden.get_source_output(), rows, ops.constant(0)).output(0))
+    hidden = layer.input_value(0)
+    users = list(hidden.get_target_inputs())  # offsets of the layer's groups are multiplied by sums of theirs
+    row_states = ops.gather(hidden, rows, ops.constant(0))
+    for user in users:
+        user.replace_source_output(row_states.output(0))
     model.add_parameters([rows])
     logits = ops.convert(ops.squeeze(result.input_value(0), ops.constant([1])), "f32")
     model.remove_result(result)
@@ -216,12 +219,14 @@ class PagedModel:
         self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
         self._in_f32 = tiles and not PRECISION & self._properties.keys()
         self.packed_bytes = 0  # of weights that kernels of ours compute with
-        if device == "CPU" and not tiles:
-            if processor().has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
-                self.packed_bytes = pack_weights(self._read)
-                if self.packed_bytes and self._properties.pop("CACHE_DIR", None):  # it could not be read back
-                    print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
-            if not self.packed_bytes and takes_wide_groups(self._read):
+        packs = device == "CPU" and not tiles
+        if packs and processor().has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
+            self.packed_bytes = pack_weights(self._read)
+            if self.packed_bytes and self._properties.pop("CACHE_DIR", None):  # it could not be read back
+                print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
+        if not self.packed_bytes:
+            widen(self._read)
+            if packs and takes_wide_groups(self._read):
                 self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
         if device == "CPU" and processor().wide_cache_is_faster and not CACHE_TYPES & self._properties.keys():
             free = memory().available - int(file.with_suffix(".bin").stat().st_size * COPY_SIZE_RATIO)
@@ -381,6 +386,7 @@ class PagedModel:
         try:
             model = first[1] if first is not None and first[0] == file else read_paged(self._core, file)
             del first
+            widen(model)
             if self._in_f32:
                 self.few = self._form(model, properties)
             if self._small:
