@@ -131,7 +131,8 @@ def shapes(draw: st.DrawFn) -> tuple[int, int, int, int, int, str, int, int]:
     columns, group = draw(st.sampled_from(sizes + [(96, 16), (512, 16), (768, 16)] * (bits == 6)))
     group = columns if kind == "rows" else group
     chunk = 64 if group % 64 == 0 else 32
-    return draw(st.integers(1, 70)), columns, bits, group, chunk, kind, draw(st.integers(1, 21)), draw(SEEDS)
+    tokens = draw(st.integers(1, 21) | st.integers(32, 50))  # from 32 on, 6 bits are unpacked for all of them
+    return draw(st.integers(1, 70)), columns, bits, group, chunk, kind, tokens, draw(SEEDS)
 
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -46,6 +46,7 @@ constexpr size_t PAGE = 4096;          // bytes
 constexpr size_t LINE = 64;            // bytes of a cache line
 constexpr size_t PREFETCH = 2048;      // bytes ahead; the processor's own prefetching ends with each 4 kB
 constexpr size_t CACHED_WEIGHTS = 512 << 10;  // bytes that a task keeps in the second-level cache
+constexpr size_t UNPACKING_TOKENS = 32;  // from which on 6 bits become 8 once for all tokens of a step
 constexpr size_t PACKED_AT_ONCE = 8 << 20;    // bytes of a file that is given back meanwhile
 
 // One mapping for all matrices of a model, so that only its last huge page is partly used.
@@ -75,7 +76,9 @@ struct Arena {
 
 struct Matrix;
 struct Rounded;
-using BlockFunction = void (*)(const Matrix&, const Rounded&, size_t token, size_t block, float* out, size_t stride);
+// `weights`: of the block.
+using BlockFunction = void (*)(const Matrix&, const Rounded&, size_t token, size_t block, const uint8_t* weights,
+                               float* out, size_t stride);
 // Functions by the number of tokens they take at once, the largest first.
 using Functions = std::vector<std::pair<size_t, BlockFunction>>;
 
@@ -107,6 +110,7 @@ struct Matrix {
     int8_t *factors, *offsets;
     float* row_scales;
     Functions wide, narrow;    // the processor's best, and those with AVX2
+    BlockFunction unpacked = nullptr;  // of 6 bits that were made 8 for many tokens
 
     size_t groups() const { return columns / group; }
     size_t chunks() const { return columns / chunk; }
@@ -182,8 +186,8 @@ struct Places {
     const float *activation_scales, *sums;
     const int32_t* starts;
 
-    Places(const Matrix& m, const Rounded& a, size_t token, size_t block)
-        : weights(m.values + block * m.block_bytes()),
+    Places(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* values_of_block)
+        : weights(values_of_block),
           scales(m.scales ? m.scales + block * (m.columns / m.span) * ROWS : nullptr),
           zeros(m.zeros ? m.zeros + block * m.groups() * ROWS : nullptr),
           offset_scales(m.offset_scales ? m.offset_scales + block * (m.columns / m.offset_span) * ROWS : nullptr),
@@ -209,14 +213,33 @@ AVX512 INLINE __m512i six_bits(__m512i low, __m512i high) {
     return _mm512_ternarylogic_epi32(_mm512_and_si512(low, nibble), high, top, 0xf8);  // first | second & third
 }
 
-// TOKENS rows of activations, from `token` on, times one block of 16 rows of weights.
-template <int TOKENS, int BITS, Kind KIND>
-AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
+// Four quads of 6 bits, from three registers.
+AVX512 INLINE void unpack_quads(const uint8_t* w, __m512i quad[4]) {
+    const __m512i even = _mm512_loadu_si512(w), odd = _mm512_loadu_si512(w + 64), high = _mm512_loadu_si512(w + 128);
+    quad[0] = six_bits(even, _mm512_slli_epi16(high, 4));
+    quad[1] = six_bits(_mm512_srli_epi16(even, 4), _mm512_slli_epi16(high, 2));
+    quad[2] = six_bits(odd, high);
+    quad[3] = six_bits(_mm512_srli_epi16(odd, 4), _mm512_srli_epi16(high, 2));
+}
+
+// A block of 6 bits as one of 8.
+AVX512 void unpack_block(const Matrix& m, const uint8_t* w, uint8_t* to) {
+    for (size_t at = 0; at < m.columns; at += 16, w += 192, to += 256) {
+        __m512i quad[4];
+        unpack_quads(w, quad);
+        for (int i = 0; i < 4; ++i) _mm512_storeu_si512(to + 64 * i, quad[i]);
+    }
+}
+
+// TOKENS rows of activations, from `token` on, times one block of 16 rows of weights. UNPACKED: 6 bits are 8.
+template <int TOKENS, int BITS, Kind KIND, bool UNPACKED = false>
+AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights,
+                         float* out, size_t stride) {
     constexpr size_t QUADS = BITS == 6 ? 4 : 8;   // at once
     constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
     const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
-    const Places from(m, a, token, block);
+    const Places from(m, a, token, block, weights);
     const uint8_t* w = from.weights;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const __m512i nibble = _mm512_set1_epi8(15);
@@ -253,16 +276,12 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
             }
             const int8_t* k = from.values + p * m.part;
             for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS) {
-                if constexpr (BITS == 6) {
-                    const __m512i even = _mm512_loadu_si512(w), odd = _mm512_loadu_si512(w + 64);
-                    const __m512i high = _mm512_loadu_si512(w + 128);
+                if constexpr (BITS == 6 && !UNPACKED) {
+                    __m512i quad[4];
+                    unpack_quads(w, quad);
                     for (size_t at = 0; at < 192; at += 64)
                         _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
                     w += 192;
-                    const __m512i quad[4] = {six_bits(even, _mm512_slli_epi16(high, 4)),
-                                             six_bits(_mm512_srli_epi16(even, 4), _mm512_slli_epi16(high, 2)),
-                                             six_bits(odd, high),
-                                             six_bits(_mm512_srli_epi16(odd, 4), _mm512_srli_epi16(high, 2))};
 #pragma GCC unroll 4
                     for (int i = 0; i < 4; ++i)
                         for (int t = 0; t < TOKENS; ++t) {
@@ -331,12 +350,13 @@ __attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i&, __m2
 // into 16 bits: 8 * 2 * 15 * 127 = 30,480; of 6 bits two: 2 * 2 * 63 * 127 = 32,004; eight bits are computed as two
 // numbers of four.
 template <int TOKENS, int BITS, Kind KIND, bool VNNI>
-AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, float* out, size_t stride) {
+AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
+                     size_t stride) {
     constexpr size_t QUADS = BITS == 6 ? 4 : 8;  // at once
     const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
-    const Places from(m, a, token, block);
+    const Places from(m, a, token, block, weights);
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (size_t half = 0; half < ROWS; half += 8) {
         const uint8_t* w = from.weights + half * 4;
@@ -511,15 +531,27 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool 
     }
     const Functions& kernels = narrow ? m.narrow : m.wide;
     const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
+    const BlockFunction unpacked = narrow || tokens < UNPACKING_TOKENS ? nullptr : m.unpacked;
+    const size_t unpacked_bytes = ROWS * m.columns;
     // Blocks of a task: four tasks a thread even out what else runs on a core; more tokens read them again.
     size_t grain = std::max<size_t>(1, m.blocks / (4 * threads));
     if (tokens > kernels[0].first) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
     isolated_for(m.blocks, grain, [&](const tbb::blocked_range<size_t>& range) {
+        thread_local std::vector<uint8_t> wide;
+        const auto weights = [&](size_t block) { return m.values + block * m.block_bytes(); };
+        if (unpacked) wide.resize((range.end() - range.begin()) * unpacked_bytes);
+        for (size_t block = range.begin(); unpacked && block < range.end(); ++block)
+            unpack_block(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
         for (size_t token = 0; token < tokens;) {
             size_t f = 0;
             while (kernels[f].first > tokens - token) ++f;
-            for (size_t block = range.begin(); block < range.end(); ++block)
-                kernels[f].second(m, a, token, block, out + token * m.rows, m.rows);
+            for (size_t block = range.begin(); block < range.end(); ++block) {
+                if (unpacked && f == 0)
+                    unpacked(m, a, token, block, wide.data() + (block - range.begin()) * unpacked_bytes,
+                             out + token * m.rows, m.rows);
+                else
+                    kernels[f].second(m, a, token, block, weights(block), out + token * m.rows, m.rows);
+            }
             token += kernels[f].first;
         }
     });
@@ -777,6 +809,8 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
         take(source.offset_scales, m.offset_span, m.offset_scales);
         take(source.row_scales, m.columns, m.row_scales);
     }
+    if (m.bits == 6 && best_instructions() == AVX512_VNNI)
+        m.unpacked = m.offsets ? block_avx512<8, 6, OFFSETS, true> : block_avx512<8, 6, CONSTANT, true>;
     m.wide = functions_of(m, best_instructions()), m.narrow = functions_of(m, AVX2_ALONE);
     if (!fits || !m.values || m.wide.empty()) return 0;
     const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
