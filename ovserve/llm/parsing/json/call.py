@@ -62,7 +62,7 @@ def block(
     keys = msgspec.structs.replace(keys, closers=markers_of(frozenset(closers))) if closers else keys
     yield from cur.space()
     char = yield from cur.peek()
-    if closers and (yield from cur.either(closers)):
+    if keys.marked and closers and (yield from cur.either(closers)):
         return  # an empty block is dropped
     if not char or char not in forms:
         raise NotACall if char else EndOfText
@@ -285,15 +285,15 @@ def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:
         parts: list[str] = []
         yield from value(cur, parts.append, closers, outer=outer)
         text_of_parts = "".join(parts)
-        if text_of_parts.startswith('"'):  # JSON inside a string: decoded once
-            text = unquote(text_of_parts).strip()
-            decoded = (as_json(text, "{") or repaired(text)) if text else "{}"
-        else:
-            decoded = "{}" if text_of_parts == "null" else None
-        if decoded is None:
+        quoted = text_of_parts.startswith('"')  # JSON inside a string: decoded once
+        text = unquote(text_of_parts).strip() if quoted else text_of_parts
+        decoded = as_json(text, "{") or repaired(text) if quoted else None
+        decoded = "{}" if text in ("", "null") else decoded
+        if decoded is None and not call.keys.announced_by_name:
             raise NotACall
         call.arguments_begin()
-        call.arguments(decoded)
+        # A stream has announced the call, so it stays one; the client can answer with an error.
+        call.arguments(text_of_parts if decoded is None else decoded)
     call.arguments_end()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect
@@ -37,17 +36,17 @@ class DeepseekV31(ToolDialect):
         return SECTION in template or BEGIN in template
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from _section(cur, out, _named_call)
+        yield from _section(cur, out)
 
 
-def _section(cur: Cursor, out: Output, read_call: Callable[[Cursor, Output], Steps[None]]) -> Steps[None]:
+def _section(cur: Cursor, out: Output) -> Steps[None]:
     yield from cur.literal(SECTION)
     yield from cur.space()
     if (yield from cur.close(SECTION_END)):
         return
     yield from cur.expect(BEGIN)
     while True:
-        yield from read_call(cur, out)
+        yield from _call(cur, out)
         yield from cur.close(END)
         out.commit()
         if not (yield from cur.close(BEGIN)):
@@ -55,16 +54,22 @@ def _section(cur: Cursor, out: Output, read_call: Callable[[Cursor, Output], Ste
     yield from cur.close(SECTION_END)
 
 
-def _named_call(cur: Cursor, out: Output) -> Steps[None]:
+_FENCED_NAME_END = Markers(("\n", "```", "{", BEGIN, END))
+_FENCE_CLOSERS = Markers(("```", END, BEGIN, SECTION_END))
+
+
+def _call(cur: Cursor, out: Output) -> Steps[None]:
+    """Read a call of either version: weights of one are served with the template of the other."""
     name, _ = yield from header(cur, _NAME_END)
     yield from cur.expect(SEPARATOR)
-    yield from call(cur, out, name.strip(), CLOSERS)
-
-
-_TYPE_END = Markers((SEPARATOR, BEGIN, END))
-_FENCED_NAME_END = Markers(("\n", "```", "{", BEGIN, END))
-_FENCE = "```"
-_FENCE_CLOSERS = Markers((_FENCE, END, BEGIN, SECTION_END))
+    yield from cur.space()
+    if name.strip() != "function" or (yield from cur.peek()) == "{":
+        yield from call(cur, out, name.strip(), CLOSERS)
+        return
+    name, _ = yield from header(cur, _FENCED_NAME_END)
+    yield from cur.close("```json", "```")
+    yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
+    yield from cur.close("```")
 
 
 class DeepseekV3(ToolDialect):
@@ -89,16 +94,7 @@ class DeepseekV3(ToolDialect):
         return (SECTION in template or BEGIN in template) and "```json" in template
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from _section(cur, out, _fenced_call)
-
-
-def _fenced_call(cur: Cursor, out: Output) -> Steps[None]:
-    yield from header(cur, _TYPE_END)
-    yield from cur.expect(SEPARATOR)
-    name, _ = yield from header(cur, _FENCED_NAME_END)
-    yield from cur.close("```json", "```")
-    yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
-    yield from cur.close(_FENCE)
+        yield from _section(cur, out)
 
 
 _KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")

@@ -267,20 +267,24 @@ def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Step
 
 
 _DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
-_FENCES = ("```json", "```")
+_FENCES = ("```json", "```xml", "```")
+# Seen in public reports in place of `<tool_call>`; llama.cpp reads the same ones.
+_OTHER_TAGS = {
+    f"<{tag}>": f"</{tag}>" for tag in ("tools", "tool", "function_call", "response", "json", "JSON", "xml")
+}
 
 
 class Qwen25Coder(Hermes3):
     """Hermes3, whose tags the model leaves out as often as not. Qwen2.5-Coder.
 
     Met when the model was run: its template asks for tags around an object in doubled braces. It answers with
-    that, with the bare object, or with the object in a code fence. Without tags a call must begin the answer
-    and name a tool of the request. The doubled braces of the template, or the model's name, choose this
-    dialect.
+    that, with the bare object, or with the object in a code fence or in other tags. Without its own tags a
+    call must begin the answer and name a tool of the request. The doubled braces of the template, or the
+    model's name, choose this dialect.
     """
 
     name = "qwen25coder"
-    bare = "{[`"
+    bare = "{[`<"
     models = ("qwen2.5-coder", "qwen25-coder", "qwen2_5-coder")
 
     def matches(self, template: str) -> bool:
@@ -301,7 +305,11 @@ class Qwen25Coder(Hermes3):
 
 def _untagged(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
     fence = yield from cur.either(_FENCES)
-    yield from braced(cur, out, keys, ("```",) if fence else ())
+    yield from cur.space()
+    tag = yield from cur.either(_OTHER_TAGS)
+    ends = [end for end in (tag.replace("<", "</"), fence and "```") if end]
+    yield from braced(cur, out, keys, ends[:1])
+    yield from cur.close(*ends[1:])
 
 
 def _next(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
