@@ -1,10 +1,13 @@
 """Stop strings: cut at the wrong character, found or missed depending on the chunks, text held too long."""
 
+from codecs import getincrementaldecoder
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.kinds.text.worker.decoding.output import StopMatcher
+from ovserve.kinds.text.worker.decoding.output import Output, StopMatcher
+from ovserve.llm.request import Sampling, TokenLogprob
 
 TEXTS = st.text(alphabet="abc", max_size=40)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4).map(tuple)
@@ -75,3 +78,19 @@ def test_without_stops_nothing_is_held() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopMatcher(("",))
+
+
+def test_log_probabilities_end_where_the_text_is_cut() -> None:
+    """Also where tokens are parts of characters."""
+    tokens = [b" \xf0\x9f", b"\x8e", b"\x89"] * 4 + [b" one", b" t", b"wo"]
+    scored = [TokenLogprob(utf8.decode("utf-8", "replace"), utf8, -1.0) for utf8 in tokens]
+    for sent in range(len(tokens)):  # in the first of two steps
+        output, decoder = Output(1, Sampling(logprobs=True, stop=("two",))), getincrementaldecoder("utf-8")()
+        found: list[TokenLogprob] = []
+        for start, end in ((0, sent), (sent, len(tokens))):
+            output.add_logprobs(scored[start:end])
+            stopped = output.add_text(decoder.decode(b"".join(tokens[start:end])))
+            if (item := output.take()) is not None:
+                found += item.logprobs or []
+        assert stopped
+        assert [token.utf8 for token in found] == tokens[:-1]

@@ -69,11 +69,11 @@ class StopMatcher:
 
 class Output:
     __slots__ = (
-        "_logprob_chars",
+        "_logprob_bytes",
         "_logprobs",
         "_stops",
         "_text",
-        "_text_chars",
+        "_text_bytes",
         "accepted",
         "drafted",
         "finish",
@@ -98,10 +98,10 @@ class Output:
         self.stop_string: str | None = None
         self.repetitive = False
         self._text = ""
-        self._text_chars = 0  # characters sent and ready to be sent
+        self._text_bytes = 0  # sent and ready to be sent
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
         self._logprobs: list[TokenLogprob] | None = [] if sampling.logprobs else None
-        self._logprob_chars = 0
+        self._logprob_bytes = 0
 
     def count(self, tokens: int) -> None:
         self.tokens += tokens
@@ -153,22 +153,22 @@ class Output:
         )
         self._text, self.tokens, self.drafted, self.accepted = "", 0, 0, 0
         if self._logprobs:
-            self._logprob_chars += sum(len(token.text) for token in self._logprobs)
+            self._logprob_bytes += sum(len(token.utf8) for token in self._logprobs)
             self._logprobs = []
         return item
 
     def _add(self, text: str) -> None:
         self._text += text
-        self._text_chars += len(text)
+        self._text_bytes += len(text.encode("utf-8", "replace"))
 
     def _cut_logprobs(self) -> None:
         """Drop tokens that begin behind the cut: they are not part of the text."""
         if self._logprobs is None:
             return
-        at, logprobs = self._logprob_chars, []
+        at, logprobs = self._logprob_bytes, []
         for token in self._logprobs:
-            if at >= self._text_chars:
+            if at >= self._text_bytes:
                 break
             logprobs.append(token)
-            at += len(token.text)
+            at += len(token.utf8)
         self._logprobs = logprobs
