@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 583,
-    "lines": 100_495,
+    "lines": 100_510,
     "folders": 76,
     "top-level packages": 20,
     "modules with one importer": 115,

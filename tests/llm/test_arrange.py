@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ DROPPING = (
 )
 FREE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
 STRICT = {"one_first": ONE_FIRST, "alternating": ALTERNATING, "no_system": NO_SYSTEM, "dropping": DROPPING}
+NO_TOOL = "{% if m.role == 'tool' %}{{ raise_exception('tool') }}{% endif %}"
 CALL = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
 
 
@@ -128,6 +130,20 @@ def test_calls_and_results_keep_their_places() -> None:
     assert render(UNCOUNTED, two_turns) == (
         "<user>x</user><assistant>let me see calls look</assistant><tool>found</tool>"
     )
+
+
+@pytest.mark.parametrize("source", STRICT.values(), ids=STRICT)
+def test_calls_and_results_become_text_where_the_template_has_none(source: str) -> None:
+    """Also in a request without tools, such as that of an agent that has its work summed up."""
+    template = probed(
+        source.replace("m.tool_calls", "none").replace("<{{ m.role }}>", NO_TOOL + "<{{ m.role }}>")
+    )
+    conversation = template.conversation([*CALLED, *said("assistant:y", "user:z")])
+    text = CompiledTemplate(template).render(conversation)
+    assert re.findall(r"x|look|found|y|z", text) == ["x", "look", "found", "y", "z"]
+    assert conversation.adapted[0] == "calls-in-text"
+    assert template.conversation(said("user:x")).adapted == ()
+    assert probed(FREE).conversation(CALLED).adapted == ()
 
 
 def test_text_of_the_user_after_a_result_joins_it_where_the_template_wants_an_answer() -> None:

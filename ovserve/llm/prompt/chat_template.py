@@ -33,6 +33,7 @@ class Expectations:
 
     tools: bool = False  # it shows tools to the model
     bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
+    shows_results: bool = True  # of calls in the history
     object_arguments: bool = False  # tool call arguments as an object rather than JSON text
     reasoning_field: str = "reasoning_content"
     developer: bool = False  # it supports the role
@@ -50,6 +51,7 @@ GAP = "\n\n"  # between texts that become one message
 SYSTEM_MERGED = "system-merged"  # into one message, at the beginning
 SYSTEM_IN_USER = "system-in-user"  # in front of the first user message
 TURNS_MERGED = "turns-merged"
+CALLS_IN_TEXT = "calls-in-text"  # calls of the history and their results
 USER_ADDED = "user-added"  # an empty message of the user before all others
 
 Message = Mapping[str, Any]
@@ -243,5 +245,9 @@ class ChatTemplate:
             )
         if self.tool_prompt == "generic":
             messages, tools = generic_tools.describe(messages, tools), None
-        messages, adapted = arrange(messages, self.expects)
-        return Conversation(messages, variables, tools or None, continue_final_message, param, adapted)
+        texts = messages if self.expects.shows_results else generic_tools.describe(messages, None)
+        changes = () if texts is messages else (CALLS_IN_TEXT,)
+        messages, adapted = arrange(texts, self.expects)
+        return Conversation(
+            messages, variables, tools or None, continue_final_message, param, changes + adapted
+        )

@@ -58,6 +58,7 @@ def probe(source: str, render: Render) -> Expectations:
     return Expectations(
         tools=tools,
         bare_tools=bare,
+        shows_results=_reads(source, "tool_calls") or _shows_results(render),
         object_arguments=objects,
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
         developer=developer,
@@ -190,6 +191,12 @@ def _wants_objects(render: Render) -> bool:
     """
     text = render(_call({NEEDLE: 1}))
     return text is not None and NEEDLE in text and f"'{NEEDLE}'" not in text
+
+
+def _shows_results(render: Render) -> bool:
+    """Return whether it shows results of calls although it reads no `tool_calls`, as messages of any role."""
+    result = {"role": "tool", "content": NEEDLE, "tool_call_id": "call00001"}
+    return NEEDLE in (render([*_call("{}"), result]) or "")
 
 
 def _call(arguments: Any) -> list[dict[str, Any]]:
