@@ -268,7 +268,7 @@ def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Step
 
 _DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
 _FENCES = ("```json", "```xml", "```")
-# Seen in public reports in place of `<tool_call>`; llama.cpp reads the same ones.
+# Models write these in place of `<tool_call>`.
 _OTHER_TAGS = {
     f"<{tag}>": f"</{tag}>" for tag in ("tools", "tool", "function_call", "response", "json", "JSON", "xml")
 }
