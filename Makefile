@@ -97,7 +97,7 @@ soak: setup-dev ## an hour (MINUTES=60) of mixed traffic; does memory, descripto
 FUZZ := $(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=7200
 fuzz: setup-dev ## all property tests, and texts at random under grammars, with 60 times as many examples
 	$(FUZZ) -m 'hypothesis and not slow'
-	$(FUZZ) -m 'not hypothesis and not slow' tests/llm tests/engine/test_tool_grammars.py tests/engine/test_schema_grammar.py tests/engine/paged/test_masked_texts.py
+	$(FUZZ) -m 'not hypothesis and not slow' tests/llm tests/engine/test_reservation.py tests/engine/test_tool_grammars.py tests/engine/test_schema_grammar.py tests/engine/paged/test_masked_texts.py
 
 .PHONY: schema-suite
 schema-suite: setup-dev ## how grammars hold the JSON Schema Test Suite and 1,500 real schemas; the numbers may only improve

@@ -18,6 +18,7 @@ from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.kinds.text.worker.genai.continuous import CacheReservation
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.request import Sampling
+from tests.breadth import examples
 from tests.engine import tiny
 from tests.engine.real import EXACT, Queued, Result, add, generate, run
 
@@ -49,9 +50,15 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> DraftSpec:
     return DraftSpec(str(directory))
 
 
-@pytest.fixture(params=["lookup", "draft"])
+@pytest.fixture(scope="module", params=["lookup", "draft"])
 def drafts(request: pytest.FixtureRequest, draft: DraftSpec) -> dict[str, Any]:
     return {"prompt_lookup": True} if request.param == "lookup" else {"draft": draft}
+
+
+@pytest.fixture(scope="module")
+def small(main: str, drafts: dict[str, Any]) -> GenAIEngine:
+    """An engine with drafts and a small cache, for tests after which it is idle."""
+    return GenAIEngine(TextSpec(main, num_kv_blocks=BLOCKS, **drafts))
 
 
 Prompt = TypeVar("Prompt", str, tuple[int, ...])
@@ -99,7 +106,7 @@ def crowd(
     [{}, {"enable_prefix_caching": True}, {"cache_eviction": CacheEviction(32, 32, 96)}],
     ids=["plain", "prefix caching", "eviction"],
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(1)))
 def test_in_a_small_cache_every_answer_is_whole(main: str, seed: int, options: dict[str, Any]) -> None:
     blocks = 12 if "cache_eviction" in options else BLOCKS
     engine = GenAIEngine(TextSpec(main, num_kv_blocks=blocks, max_num_batched_tokens=32, **options))
@@ -107,11 +114,14 @@ def test_in_a_small_cache_every_answer_is_whole(main: str, seed: int, options: d
         assert (result.text, result.tokens) == (answer(prompt, most), most)
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("drafts", "prefix_caching"),
+    [("lookup", False), ("lookup", True), ("draft", False)],  # no graph can ask for a draft and caching
+    indirect=["drafts"],
+)
+@pytest.mark.parametrize("seed", range(examples(1)))
 def test_with_drafts_too(main: str, drafts: dict[str, Any], seed: int, prefix_caching: bool) -> None:
-    caching = prefix_caching and "draft" not in drafts  # which no graph can ask for
-    engine = GenAIEngine(TextSpec(main, num_kv_blocks=BLOCKS, enable_prefix_caching=caching, **drafts))
+    engine = GenAIEngine(TextSpec(main, num_kv_blocks=BLOCKS, enable_prefix_caching=prefix_caching, **drafts))
     for prompt, most, result in crowd(engine, seed, str):
         assert result.text == answer(prompt, most)
 
@@ -193,18 +203,17 @@ def test_without_split_fuse_prompts_wait_for_the_answers(main: str) -> None:
     ],
     ids=lambda sampling: next(iter(sampling)),
 )
-def test_whatever_was_asked_for(main: str, drafts: dict[str, Any], sampling: dict[str, Any]) -> None:
-    engine = GenAIEngine(TextSpec(main, num_kv_blocks=BLOCKS, **drafts))
-    alone = generate(engine, PROMPT, max_tokens=60, ignore_eos=True, **sampling)
-    for number, result in together(engine, 8, **sampling).items():
+def test_whatever_was_asked_for(small: GenAIEngine, sampling: dict[str, Any]) -> None:
+    alone = generate(small, PROMPT, max_tokens=60, ignore_eos=True, **sampling)
+    for number, result in together(small, 8, **sampling).items():
         echoed = PROMPT[number % 7 :] if sampling.get("echo") else ""
         assert result.text == echoed + alone.text.removeprefix(PROMPT if echoed else "")
         assert result.finish == alone.finish
         assert result.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
 
 
-def test_an_answer_to_the_end_of_the_cache(main: str, drafts: dict[str, Any]) -> None:
-    engine = GenAIEngine(TextSpec(main, num_kv_blocks=BLOCKS, **drafts))
+def test_an_answer_to_the_end_of_the_cache(small: GenAIEngine) -> None:
+    engine = small
     room = engine.facts.max_length
     assert room == BLOCKS * 32
     asked = room - len(PROMPT)

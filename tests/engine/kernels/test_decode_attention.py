@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,16 @@ def library() -> Library:
     return open_library()
 
 
-def bf16(numbers: Floats) -> Bits:
-    """OpenVINO's rounding."""
+@functools.cache
+def rounding() -> openvino.InferRequest:
     given = ops.parameter([-1], np.float32)
     model = openvino.Model([ops.result(ops.convert(given, "bf16"))], [given])
-    request = openvino.Core().compile_model(model, "CPU").create_infer_request()
+    return openvino.Core().compile_model(model, "CPU").create_infer_request()
+
+
+def bf16(numbers: Floats) -> Bits:
+    """OpenVINO's rounding."""
+    request = rounding()
     request.infer([numbers.reshape(-1)])
     bits: Bits = request.get_output_tensor(0).data.view(np.uint16).reshape(numbers.shape).copy()
     return bits
