@@ -39,18 +39,23 @@ def distribution(row: Row, sampling: Sampling) -> np.ndarray[Any, np.dtype[np.fl
     return chances
 
 
-@pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 2.0])
 @pytest.mark.parametrize(
-    "narrow",
+    ("narrow", "temperature"),
     [
-        {},
-        {"top_p": 0.9},
-        {"top_p": 0.3},
-        {"top_k": 50},
-        {"min_p": 0.05},
-        {"top_p": 0.9, "top_k": 40},
-        {"min_p": 0.001, "top_p": 0.95},
-        {"min_p": 0.02, "top_k": 2000},
+        *(({}, temperature) for temperature in (0.2, 0.7, 1.0, 2.0)),
+        *(
+            (narrow, temperature)
+            for temperature in (0.7, 2.0)
+            for narrow in (
+                {"top_p": 0.9},
+                {"top_p": 0.3},
+                {"top_k": 50},
+                {"min_p": 0.05},
+                {"top_p": 0.9, "top_k": 40},
+                {"min_p": 0.001, "top_p": 0.95},
+                {"min_p": 0.02, "top_k": 2000},
+            )
+        ),
     ],
 )
 def test_draws_follow_the_distribution(narrow: dict[str, Any], temperature: float) -> None:
