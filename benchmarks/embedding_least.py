@@ -24,7 +24,7 @@ from aiohttp import web
 
 from ovserve.engine.host.cpu import properties_of
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.tokens import FastTokenizer
+from ovserve.kinds.encoders.worker.model import FastTokenizer
 
 MOST = 32  # texts of a batch
 

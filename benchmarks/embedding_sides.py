@@ -68,7 +68,7 @@ class Bare:
 
         from ovserve.engine.host.cpu import properties_of
         from ovserve.kinds.encoders.worker import model as models
-        from ovserve.kinds.encoders.worker.tokens import FastTokenizer
+        from ovserve.kinds.encoders.worker.model import FastTokenizer
 
         pooled = models.pool(models.read(directory), "MEAN", True)
         cores = models.usable_cores()

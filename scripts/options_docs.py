@@ -12,7 +12,7 @@ from dataclasses import Field
 from typing import Any
 
 from ovserve.cli.commands import build_parser
-from ovserve.cli.graph_options import PREFIX
+from ovserve.cli.parser import PREFIX
 from ovserve.cli.serve import CONFIG_FLAGS
 from ovserve.pull.graph_text import OPTIONS as GRAPH_FIELDS
 from ovserve.server.environment import variables

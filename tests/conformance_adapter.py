@@ -6,8 +6,7 @@ from typing import Any
 
 from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.output_parser import OutputParser
-from ovserve.llm.request import Delta
-from ovserve.llm.tooling import Parsing, ToolPolicy
+from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
 
 def parser_for(v: dict[str, Any]) -> OutputParser:

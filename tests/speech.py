@@ -53,7 +53,7 @@ def tiny_whisper(directory: Path, *, speakable: bool = False) -> Path:
     digits."""
     import openvino as ov
 
-    from ovserve.kinds.speech.files import NETWORKS
+    from ovserve.kinds.speech.spec import NETWORKS
     from ovserve.kinds.speech.worker.convert import build, build_tokenizer
 
     directory.mkdir(parents=True, exist_ok=True)

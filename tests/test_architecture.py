@@ -20,7 +20,7 @@ PACKAGE = ROOT / "ovserve"
 
 # A package imports packages of rows below its own, never one of its row. `engine` has two sides in two
 # processes, so its subpackages are placed one by one; of `kinds` the worker's side, and `kinds.spec`, which are
-# the `spec.py` and `files.py` of the rooms, imported by both sides.
+# the `spec.py` of the rooms, imported by both sides.
 ROWS = (
     {"__main__"},
     {"cli"},
@@ -60,7 +60,7 @@ ONLY_IMPORTER = {
     "openvino_genai": (
         "ovserve/kinds/text/worker/genai/",
         "ovserve/kinds/text/worker/paged/engine.py",
-        "ovserve/kinds/encoders/worker/tokens.py",
+        "ovserve/kinds/encoders/worker/model.py",
         "ovserve/kinds/images/worker/",
         "ovserve/kinds/voice/worker/pipeline.py",
         "ovserve/kinds/speech/worker/",
@@ -86,7 +86,7 @@ ONLY_IMPORTER = {
         "ovserve/kinds/text/worker/gguf/tokenizer.py",
         "ovserve/kinds/speech/worker/convert.py",
     ),
-    "tokenizers": "ovserve/kinds/encoders/worker/tokens.py",
+    "tokenizers": "ovserve/kinds/encoders/worker/model.py",
     "mcp": "ovserve/calculators/library/mcp_connection.py",
     "mcp_types": "ovserve/calculators/library/mcp_connection.py",
     "httpx2": "ovserve/calculators/library/mcp_connection.py",
@@ -142,7 +142,7 @@ def imports(path: Path) -> Iterator[str]:
 def unit(parts: tuple[str, ...]) -> str:
     """The package of a module, as the table names it: `http`, `engine.client`, `kinds.worker`."""
     if parts[0] == "kinds" and len(parts) > 2:
-        return {"worker": "kinds.worker", "spec": "kinds.spec", "files": "kinds.spec"}.get(parts[2], "kinds")
+        return {"worker": "kinds.worker", "spec": "kinds.spec"}.get(parts[2], "kinds")
     return ".".join(parts[:2]) if parts[0] == "engine" and len(parts) > 1 else parts[0]
 
 

@@ -30,8 +30,7 @@ from ovserve.llm.parsing.core.registry import REASONING, TOOLS
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.pull.packaged import MODELS
-from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import OPTIONS
+from ovserve.server.settings import OPTIONS, REFUSED, WITHOUT_EFFECT
 from ovserve.serving.loader import check_graph
 from scripts import nodes_docs, speed_chart, terminal_recording
 

@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.cli.pull import TASKS
 from ovserve.pull.record import digest
-from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
+from ovserve.server.settings import REFUSED, WITHOUT_EFFECT
 from tests.conftest import ROOT
 from tests.test_docs import cells, flags_of_commands
 from tests.test_tutorial import FENCE, Reader, commands

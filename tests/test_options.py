@@ -9,12 +9,11 @@ import sys
 import pytest
 
 from ovserve.cli.commands import build_parser
-from ovserve.cli.graph_options import OPTIONS as GRAPH_OPTIONS
+from ovserve.cli.parser import OPTIONS as GRAPH_OPTIONS
 from ovserve.cli.serve import CONFIG_FLAGS
 from ovserve.errors import InvalidArgument
 from ovserve.server.environment import from_environment, parse, unknown_variables, variables
-from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS
+from ovserve.server.settings import GROUPS, OPTIONS, REFUSED, WITHOUT_EFFECT
 from ovserve.serving.config.models import FLAGS as PLAIN_FLAGS
 from scripts.options_docs import FILE, text
 from tests.conftest import ROOT

@@ -13,7 +13,7 @@ from PIL import Image
 from ovserve.api.kserve import Tensor
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
-from ovserve.kinds.tensors.session import Session
+from ovserve.kinds.tensors.inference import Session
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]

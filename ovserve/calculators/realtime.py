@@ -20,7 +20,6 @@ import msgspec
 
 from ovserve.api.openai.common import REPETITION
 from ovserve.api.openai.realtime.config import Abilities, Format
-from ovserve.api.openai.realtime.hearing import Ear
 from ovserve.api.openai.realtime.packets import (
     Activity,
     Answer,
@@ -31,6 +30,7 @@ from ovserve.api.openai.realtime.packets import (
     Transcript,
     Utterance,
 )
+from ovserve.api.openai.realtime.response import Ear
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.calculators.library.server_tools import Toolbox, answer_with_tools
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, Overloaded, OvserveError

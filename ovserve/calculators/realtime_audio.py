@@ -23,7 +23,7 @@ from ovserve.errors import OvserveError
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation
 from ovserve.kinds.speech.api import TRANSCRIPTIONS, AudioEndpoint
-from ovserve.kinds.speech.node import SPEECH
+from ovserve.kinds.speech.node import SPEECH, Transcription
 from ovserve.kinds.speech.node import SpeechResource as Ears
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
@@ -33,7 +33,6 @@ from ovserve.kinds.speech.spec import (
     VAD_MODEL,
     VoiceActivitySpec,
 )
-from ovserve.kinds.speech.transcription import Transcription
 from ovserve.kinds.voice.node import SPEAKER, speak
 from ovserve.kinds.voice.node import SpeechResource as Mouth
 from ovserve.llm.sentences import complete, first_clause, speakable

@@ -9,7 +9,7 @@ from ovserve.kinds.encoders import node as encoder_node
 from ovserve.kinds.images import node as image_generation
 from ovserve.kinds.python import node as python_node
 from ovserve.kinds.speech import node as speech_to_text
-from ovserve.kinds.tensors import inference, session
+from ovserve.kinds.tensors import inference
 from ovserve.kinds.tensors import node as plain_model_node
 from ovserve.kinds.text import node as text_node
 from ovserve.kinds.voice import node as text_to_speech
@@ -20,7 +20,6 @@ MODULES = (
     inference,
     plain_model_node,
     python_node,
-    session,
     speech_to_text,
     text_node,
     text_to_speech,

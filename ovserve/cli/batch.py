@@ -17,8 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ovserve.cli.graph_options import add_graph_options, graph_options
-from ovserve.cli.parser import EXIT_FAILED, Commands
+from ovserve.cli.parser import EXIT_FAILED, Commands, add_graph_options, graph_options
 from ovserve.cli.run import flag
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 
@@ -51,7 +50,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.chat.child import OwnServer
+    from ovserve.cli.chat.connection import OwnServer
     from ovserve.cli.progress import Shown, waiting
     from ovserve.server.settings import Settings
     from ovserve.server.source import resolve

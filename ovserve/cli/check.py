@@ -96,7 +96,7 @@ async def _check(arguments: argparse.Namespace) -> bool:
     from ovserve.server.build import convert_when_loaded
     from ovserve.server.source import model_without_graph
     from ovserve.serving.check import CONFIG_SUFFIXES, Probe, Trial, find, report
-    from ovserve.serving.config.repository import RepositoryContent
+    from ovserve.serving.config.file import RepositoryContent
 
     registry = Registry(MODULES)
     registry.add_entry_points()

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ovserve.cli.graph_options import add_graph_options, graph_options
-from ovserve.cli.parser import EXIT_USAGE, Commands, Parser, table
+from ovserve.cli.parser import EXIT_USAGE, Commands, Parser, add_graph_options, graph_options, table
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
 from ovserve.cli.serve import add_options
@@ -147,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises an OvserveError that names the flag or the file."""
     from ovserve.access.keys import load_keys
-    from ovserve.deploy.ray.check import check
+    from ovserve.deploy.ray.cluster import check
     from ovserve.deploy.ray.plan import Plan
     from ovserve.deploy.ray.rollout import pack
     from ovserve.server.settings import problem

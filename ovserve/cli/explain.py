@@ -34,8 +34,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.graph import Registry
     from ovserve.serving.check import find
     from ovserve.serving.loader import check
-    from ovserve.tools.explain import svg, text
-    from ovserve.tools.explain.diagram import diagram
+    from ovserve.tools.explain import diagram, draw_svg, draw_text
 
     repository = find(arguments.graph)
     if len(repository.specs) != 1:
@@ -56,11 +55,11 @@ def _run(arguments: argparse.Namespace) -> int:
         encoding = sys.stdout.encoding or "ascii"
         plain = arguments.ascii or not encoding.lower().startswith("utf")
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        _say(text.draw(layout, ascii_only=plain, width=width, coloured=colours(sys.stdout)))
+        _say(draw_text(layout, ascii_only=plain, width=width, coloured=colours(sys.stdout)))
     elif str(arguments.svg) == "-":
-        _say(svg.draw(layout))
+        _say(draw_svg(layout))
     else:
-        arguments.svg.write_text(svg.draw(layout), encoding="utf-8")
+        arguments.svg.write_text(draw_svg(layout), encoding="utf-8")
         _say(f"{arguments.svg} is written\n")
     return 0
 

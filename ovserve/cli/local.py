@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.pull import record
-from ovserve.serving.spec import GRAPH_FILE
+from ovserve.serving.settings import GRAPH_FILE
 
 DEFAULT = "models"
 VARIABLES = ("OVSERVE_MODEL_REPOSITORY_PATH", "OVMS_MODEL_REPOSITORY_PATH")

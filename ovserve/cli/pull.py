@@ -6,13 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from ovserve.cli.graph_options import add_graph_options, graph_options
-from ovserve.cli.parser import Commands
+from ovserve.cli.parser import Commands, add_graph_options, graph_options
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.record import COMPRESSED
 from ovserve.pull.source import SHORT_NAMES
-from ovserve.server.ovms_flags import MODEL_REFUSED, MODEL_WITHOUT_EFFECT
+from ovserve.server.settings import MODEL_REFUSED, MODEL_WITHOUT_EFFECT
 
 REFUSED = {
     "extra_quantization_params": "weights are compressed by --weight-format int8 or int4, or by optimum-cli",

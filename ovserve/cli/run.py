@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ovserve.cli.graph_options import add_graph_options, graph_options
-from ovserve.cli.parser import Commands
+from ovserve.cli.parser import Commands, add_graph_options, graph_options
 from ovserve.cli.reload import read_key
 from ovserve.errors import InvalidArgument, LoadError, OvserveError
 
@@ -86,9 +85,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _once(chat: Conversation, prompt: str, *, verbose: bool) -> int:
     """Write one answer as it comes; reasoning is left out."""
-    from ovserve.cli.chat.commands import stats_lines
-    from ovserve.cli.chat.terminal import visible
-    from ovserve.cli.chat.wrapped import Wrapped
+    from ovserve.cli.chat.conversation import stats_lines
+    from ovserve.cli.chat.terminal import Wrapped, visible
 
     out, text = sys.stdout, ""
     terminal = Wrapped(out) if out.isatty() else None
@@ -169,7 +167,7 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
         if served := _served(connection, arguments.model, required=elsewhere):
             yield connection, *served
             return
-    from ovserve.cli.chat.child import OwnServer
+    from ovserve.cli.chat.connection import OwnServer
     from ovserve.cli.progress import Shown, waiting
     from ovserve.server.settings import Settings
     from ovserve.server.source import resolve
@@ -188,7 +186,7 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
 
 
 def _addresses() -> list[str]:
-    from ovserve.server.running import running_servers
+    from ovserve.server.environment import running_servers
 
     return list(dict.fromkeys((DEFAULT_URL, *running_servers())))
 

@@ -20,9 +20,15 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from ovserve.cli.graph_options import add_graph_options, add_plain_options, graph_options, plain_options
 from ovserve.cli.local import names_in
-from ovserve.cli.parser import EXIT_USAGE, Commands
+from ovserve.cli.parser import (
+    EXIT_USAGE,
+    Commands,
+    add_graph_options,
+    add_plain_options,
+    graph_options,
+    plain_options,
+)
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
 from ovserve.engine.client.spare import Spare
@@ -31,14 +37,13 @@ from ovserve.engine.model.files import cloud_fault
 from ovserve.errors import InvalidArgument, LoadError, described
 from ovserve.pull.packaged import DEFAULT_MODEL
 from ovserve.server.environment import from_environment, parse, unknown_variables
-from ovserve.server.ovms_flags import REFUSED, WITHOUT_EFFECT
-from ovserve.server.settings import GROUPS, OPTIONS, Settings
+from ovserve.server.settings import GROUPS, OPTIONS, REFUSED, WITHOUT_EFFECT, Settings
 from ovserve.server.settings import problem as problem_of
 from ovserve.server.source import Served, resolve
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.config.models import entry_of, looks_plain
 from ovserve.serving.config.schema import FILE
-from ovserve.serving.spec import GRAPH_FILE
+from ovserve.serving.settings import GRAPH_FILE
 
 CONFIG_FLAGS = {
     "list_models": "list the graphs and models in --model_repository_path, and end",

@@ -19,7 +19,7 @@ from ovserve.server.source import model_without_graph, resolve
 
 if TYPE_CHECKING:
     from ovserve.serving.check import Report
-    from ovserve.serving.spec import ServableSpec
+    from ovserve.serving.settings import ServableSpec
 
 
 def add_to(commands: Commands) -> None:

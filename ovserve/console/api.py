@@ -21,7 +21,7 @@ from aiohttp import web
 
 from ovserve import __version__
 from ovserve.access import Guard
-from ovserve.console.calls import answer, caller, heard, integer, read, stream
+from ovserve.console.capture import answer, caller, heard, integer, read, stream
 from ovserve.console.graphs import Changed, Graphs
 from ovserve.console.watch import Watches
 from ovserve.engine.host.memory import memory, resident

@@ -27,10 +27,19 @@ from ovserve import __version__
 from ovserve.access import AccessLog, Caller, Guard
 from ovserve.access.access_log import Running
 from ovserve.console.api import Api
-from ovserve.console.calls import PING_SECONDS, Access, Handler, answer, caller, heard, integer, read, stream
-from ovserve.console.capture import Capture
-from ovserve.console.history import MetricsHistory
-from ovserve.console.requests import RequestLog, facts, hidden
+from ovserve.console.capture import (
+    PING_SECONDS,
+    Access,
+    Capture,
+    Handler,
+    answer,
+    caller,
+    heard,
+    integer,
+    read,
+    stream,
+)
+from ovserve.console.history import MetricsHistory, RequestLog, facts, hidden
 from ovserve.console.watch import Watches
 from ovserve.errors import Cancelled, InvalidArgument, NotFound
 from ovserve.serving.manager import Manager

@@ -20,18 +20,18 @@ import msgspec
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from ovserve.console.calls import caller
+from ovserve.console.capture import caller
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.graph.calculator import Calculator, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.graph import Graph
 from ovserve.graph.node import Endpoint
-from ovserve.graph.pbtxt.struct import STRUCT
-from ovserve.graph.plan import NodePlan
+from ovserve.graph.pbtxt.schema import STRUCT
+from ovserve.graph.planning import NodePlan
 from ovserve.graph.registry import Registry
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 
 FAMILIES = (  # by calculator or its options; the first that fits
     ("ends", ("Frontend", "ResponseWriter", "HttpLLM", "RealtimeSession")),

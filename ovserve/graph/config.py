@@ -23,8 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ovserve.errors import LoadError
 from ovserve.graph.pbtxt.proto_file import Messages
 from ovserve.graph.pbtxt.scanner import Document, Entry, Fault, lenient_escapes
-from ovserve.graph.pbtxt.schema import check
-from ovserve.graph.pbtxt.struct import STRUCT, Values, as_struct, is_plain, read_block, read_struct
+from ovserve.graph.pbtxt.schema import STRUCT, Values, as_struct, check, is_plain, read_block, read_struct
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 
 M = TypeVar("M", bound=Message)

@@ -19,13 +19,11 @@ from ovserve.errors import LoadError, described
 from ovserve.graph.calculator import LoadContext, NodeState
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.imports import innermost
-from ovserve.graph.plan import GraphPlan, NodePlan
-from ovserve.graph.planning import plan_graph
+from ovserve.graph.planning import GraphPlan, NodePlan, plan_graph
 from ovserve.graph.registry import Registry
-from ovserve.graph.runtime.executors import Pools
 from ovserve.graph.runtime.nodes import InlineNode, TaskNode, WholeNode
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
-from ovserve.graph.runtime.streams import TapSlot
+from ovserve.graph.runtime.streams import Pools, TapSlot
 from ovserve.telemetry.metrics import NodeEvents
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from typing import TypeVar
 from ovserve.errors import LoadError, described
 from ovserve.graph.calculator import Calculator
 from ovserve.graph.imports import CALCULATORS_FILE, PREFIX, import_calculators
-from ovserve.graph.overrides import check_class
+from ovserve.graph.options import check_class
 from ovserve.graph.pbtxt.schema import NOT_IN_CPP
 
 ENTRY_POINT_GROUP = "ovserve.calculators"

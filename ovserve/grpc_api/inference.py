@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
-from ovserve.api.kserve.infer import unknown_parameters
+from ovserve.api.kserve.json_body import unknown_parameters
 from ovserve.api.kserve.tensor import BYTES, display, received
 from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument, Unimplemented, public
@@ -23,9 +23,14 @@ from ovserve.grpc_api.errors import sentence
 from ovserve.grpc_api.service import Context, Method
 from ovserve.protos import kserve_pb2 as pb
 from ovserve.protos import model_config_pb2 as config_pb
-from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
+from ovserve.services.inference.administration import (
+    BACKEND,
+    NO_SHARED_MEMORY,
+    NO_TRACES,
+    Administration,
+    Description,
+)
 from ovserve.services.inference.infer import Inference, infer_stream
-from ovserve.services.inference.metadata import BACKEND, Description
 from ovserve.telemetry.metrics import GRPC, MODEL_METADATA, MODEL_READY
 
 # The field of InferTensorContents for each datatype. FP16 and BF16 exist only as raw bytes.

@@ -49,17 +49,16 @@ from ovserve.grpc_api.service import Context, service_handler
 from ovserve.protos import kserve_pb2, tensorflow_serving_pb2
 from ovserve.protos import tensorflow_error_pb2 as error_pb
 from ovserve.protos import tensorflow_serving_pb2 as tfs_pb
-from ovserve.services.inference.administration import Administration, Entry
+from ovserve.services.inference.administration import Administration, Description, Entry
 from ovserve.services.inference.infer import Inference
-from ovserve.services.inference.metadata import Description
 from ovserve.serving.manager import Manager
 
 log = logging.getLogger(__name__)
 
 
 def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
-    """Read PEM files, whose content `http/transport/tls.py` has checked. Before each handshake the library
-    asks for newer ones, from its own thread. Raises LoadError for an unreadable one."""
+    """Read PEM files, whose content `http/transport/sockets.py` has checked. Before each handshake the
+    library asks for newer ones, from its own thread. Raises LoadError for an unreadable one."""
     files = [path for path in (certificate, key, client_ca) if path is not None]
     seen = _stamps(files)
 

@@ -20,6 +20,7 @@ from ovserve.http.errors import OPENAI_STYLE
 from ovserve.http.middleware import (
     ACCESS_LOG,
     METRICS,
+    Cors,
     Handler,
     answer_errors,
     answer_options,
@@ -28,7 +29,6 @@ from ovserve.http.middleware import (
     identify,
 )
 from ovserve.http.openapi import VERSIONS
-from ovserve.http.routes.azure import Azure
 from ovserve.http.routes.batches import BatchRoutes
 from ovserve.http.routes.config import Config
 from ovserve.http.routes.describe import PARENT, Describe, TokenRoutes, VoiceRoutes
@@ -40,15 +40,11 @@ from ovserve.http.routes.responses import ResponsesRoutes
 from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
-from ovserve.http.routes.v2 import V2
-from ovserve.http.routes.v2_models import V2Admin, V2Models, no_shared_memory, no_traces
-from ovserve.http.routes.v3 import V3, Anthropic
-from ovserve.http.transport.connections import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits
-from ovserve.http.transport.cors import Cors
-from ovserve.http.transport.malformed import Runner
-from ovserve.services.inference.administration import Administration
+from ovserve.http.routes.v2 import V2, V2Admin, V2Models, no_shared_memory, no_traces
+from ovserve.http.routes.v3 import V3, Anthropic, Azure
+from ovserve.http.transport.connections import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits, Runner
+from ovserve.services.inference.administration import Administration, Description
 from ovserve.services.inference.infer import Inference
-from ovserve.services.inference.metadata import Description
 from ovserve.services.responses.batch_validation import BatchBounds
 from ovserve.services.responses.batches import BatchService
 from ovserve.services.responses.files import FileBounds, Files

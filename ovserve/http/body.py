@@ -13,8 +13,7 @@ from ovserve.access.guard import CREDENTIALS
 from ovserve.api.azure import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
-from ovserve.http.transport.connections import LIMITS
-from ovserve.http.transport.malformed import check_coding
+from ovserve.http.transport.connections import LIMITS, check_coding
 from ovserve.kinds.payload import HttpPayload, report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager

@@ -25,8 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, Unavailable, UnsupportedMediaType
 from ovserve.http.body import BODIES, Body
-from ovserve.http.transport.connections import LIMITS
-from ovserve.http.transport.malformed import check_coding
+from ovserve.http.transport.connections import LIMITS, check_coding
 from ovserve.kinds.payload import UploadedFile
 from ovserve.kinds.speech.api import form_body
 from ovserve.sandbox.bodies import Head

@@ -1,7 +1,7 @@
 """A room per kind of model: everything that is of one kind stands in one folder.
 
-- `spec.py`: what an engine is started with, its facts, and the arguments and answers of its calls
-- `files.py`: what the files of a model say, without loading it
+- `spec.py`: what an engine is started with, its facts, the arguments and answers of its calls, and what the
+  files of a model say, without loading it
 - `options.py`, `resource.py`, `node.py`: the options of a node, what its nodes share, and the calculator
 - `api.py` and others: the bodies of its endpoints
 - `worker/`: the backend, which runs in an engine process; nothing outside of it imports it, a spec names it

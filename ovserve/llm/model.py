@@ -17,8 +17,7 @@ from ovserve.llm.parsing import default, implicit_reasoning_start, reasoning_clo
 from ovserve.llm.parsing.core.registry import ParserChoice
 from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.prompt.fim import Fim
-from ovserve.llm.request import Sampling
-from ovserve.llm.tooling import Parsing, ToolPolicy
+from ovserve.llm.request import Parsing, Sampling, ToolPolicy
 
 
 @dataclass(frozen=True)

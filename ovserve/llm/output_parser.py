@@ -21,8 +21,7 @@ from ovserve.llm.parsing import (
     ToolCallStart,
     make_parser,
 )
-from ovserve.llm.request import Delta
-from ovserve.llm.tooling import Parsing, ToolPolicy
+from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
 
 class OutputParser:

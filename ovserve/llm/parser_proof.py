@@ -19,8 +19,7 @@ from ovserve.errors import LoadError
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing import Registry, default
-from ovserve.llm.request import Delta
-from ovserve.llm.tooling import Parsing, ToolPolicy
+from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
 
 class Call(msgspec.Struct):

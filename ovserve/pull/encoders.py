@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.kinds.encoders.files import MODEL, missing_files, model_file
-from ovserve.kinds.images.files import INDEX
+from ovserve.kinds.encoders.spec import MODEL, missing_files, model_file
+from ovserve.kinds.images.spec import INDEX
 from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.disk import require
 from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH

@@ -12,7 +12,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.pull.record import Record, digest
 from ovserve.serving.loader import Checked, check
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 
 
 def is_changed(directory: Path, record: Record) -> bool:

@@ -41,8 +41,7 @@ from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import MODELS, PLAIN_MODELS, PackagedModel, PackagedModels, fetch_plain
 from ovserve.pull.source import Say, Source, find
 from ovserve.serving.engines import FIELD, convert_spec
-from ovserve.serving.settings import Convert
-from ovserve.serving.spec import GRAPH_FILE
+from ovserve.serving.settings import GRAPH_FILE, Convert
 
 PROMPT = "The capital of France is"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ovserve.errors import LoadError
-from ovserve.kinds.speech.files import DECODER, missing_speech_files
+from ovserve.kinds.speech.spec import DECODER, missing_speech_files
 from ovserve.pull import packaged
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub

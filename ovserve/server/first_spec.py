@@ -17,7 +17,7 @@ from ovserve.graph.node import Node
 from ovserve.kinds.text.engine_spec import engine_options
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.server.source import Served
-from ovserve.serving.config.repository import SingleGraph
+from ovserve.serving.config.file import SingleGraph
 
 
 def first_spec(served: Served, cache: str = "") -> GenerationSpec | None:

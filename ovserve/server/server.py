@@ -24,8 +24,7 @@ from ovserve.engine.client.spawn import SHARED_MEMORY
 from ovserve.engine.protocol.blobs import clear_abandoned
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.http.transport.sockets import UNIX
-from ovserve.http.transport.tls import Certificate
+from ovserve.http.transport.sockets import UNIX, Certificate
 from ovserve.pull.packaged import better_than
 from ovserve.sandbox.bodies import Bodies
 from ovserve.server.build import (
@@ -38,8 +37,8 @@ from ovserve.server.build import (
     require_store,
     serving_settings,
 )
+from ovserve.server.environment import listed
 from ovserve.server.listening import Listening
-from ovserve.server.running import listed
 from ovserve.server.settings import Settings, tls_files
 from ovserve.server.source import Served
 from ovserve.services.responses.daily_usage import DailyUsage

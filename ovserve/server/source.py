@@ -14,19 +14,18 @@ from pathlib import Path
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, model_in
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.kinds.encoders.files import encoder_task
-from ovserve.kinds.tensors.files import SUFFIXES, is_model_file
+from ovserve.kinds.encoders.spec import encoder_task
+from ovserve.kinds.tensors.spec import SUFFIXES, is_model_file
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_text import graph_text
 from ovserve.pull.packaged import DEFAULT_MODEL, MODELS
 from ovserve.pull.source import HUB_ID, SHORT_NAMES, Say, find
 from ovserve.server.settings import Settings
-from ovserve.serving.config.file import MESH_FOLDER, ConfigFile
+from ovserve.serving.config.file import MESH_FOLDER, ConfigFile, GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.config.models import FLAGS, entry_of, looks_plain
-from ovserve.serving.config.repository import GraphsDirectory, Repository, SingleGraph
 from ovserve.serving.config.schema import ENTRY
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 
 CONFIG_FILE = "config.json"
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml")

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ovserve.access import as_system
-from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script
@@ -28,19 +28,22 @@ from ovserve.engine.protocol.admission import context_limit
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, Spec, TextFacts, TextSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.graph.plan import NodePlan
-from ovserve.kinds.tensors.files import is_model_file, weights_fault
-from ovserve.kinds.tensors.session import Models
+from ovserve.graph.planning import NodePlan
+from ovserve.kinds.tensors.inference import Models
+from ovserve.kinds.tensors.spec import is_model_file, weights_fault
 from ovserve.kinds.text.engine_choice import TextEngine
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.kinds.text.resource import choose_parsers, load_template
 from ovserve.llm.parsing.core.registry import ParserChoice, choose
 from ovserve.sandbox.templates import Templates
-from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.file import (
+    ConfigFile,
+    GraphsDirectory,
+    RepositoryContent,
+    graph_spec,
+    with_models,
+)
 from ovserve.serving.config.models import looks_plain, model_specs
-from ovserve.serving.config.repository import GraphsDirectory
-from ovserve.serving.config.subconfig import RepositoryContent, graph_spec, with_models
-from ovserve.serving.engine_nodes import EngineNode
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import (
@@ -52,9 +55,9 @@ from ovserve.serving.model_size import (
     model_size,
     weights,
 )
+from ovserve.serving.plan import EngineNode
 from ovserve.serving.sessions import ServedModels, bind_sessions, unknown_models
-from ovserve.serving.settings import Convert, ServingSettings
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.serving.settings import GRAPH_FILE, Convert, ServableSpec, ServingSettings
 
 PROBE_SECONDS = 60.0
 

@@ -12,7 +12,7 @@ from ovserve.errors import LoadError, ModelNotFound, OvserveError
 from ovserve.serving.engines import Key
 from ovserve.serving.plan import Current, Desired
 from ovserve.serving.servable import Servable, State
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 from ovserve.serving.status import ServableStatus, VersionState
 
 

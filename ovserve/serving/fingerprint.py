@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.graph.imports import author_files, modules
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 
 WHOLE = 64 << 20
 SAMPLES, BLOCK = 64, 64 << 10

@@ -16,8 +16,7 @@ from typing import Any
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.errors import LoadError
 from ovserve.graph.graph import Graph
-from ovserve.graph.plan import GraphPlan
-from ovserve.graph.planning import compatible
+from ovserve.graph.planning import GraphPlan, compatible
 from ovserve.kinds.payload import AnswerPacket, HttpCalculator, HttpPayload
 
 HTTP_PAIRS = (

@@ -39,24 +39,22 @@ from ovserve.graph.graph import Graph
 from ovserve.graph.imports import author_files
 from ovserve.kinds.payload import HttpPayload
 from ovserve.kinds.resource import EngineCalculator, Host
-from ovserve.kinds.tensors.files import model_file, read_mapping
-from ovserve.kinds.tensors.node import PACKET, graph_text
-from ovserve.kinds.tensors.resource import PlainModel
-from ovserve.kinds.tensors.session import Models
-from ovserve.kinds.tensors.spec import TensorSpec
+from ovserve.kinds.tensors.inference import Models
+from ovserve.kinds.tensors.node import PACKET, PlainModel, graph_text
+from ovserve.kinds.tensors.spec import TensorSpec, model_file, read_mapping
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
+from ovserve.serving.config.file import check_subconfig
 from ovserve.serving.config.models import absent, nothing_served
-from ovserve.serving.config.subconfig import check_subconfig
-from ovserve.serving.engine_nodes import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
 from ovserve.serving.engines import AnyEngine, Engines, Key
 from ovserve.serving.interface import Interface, declared, interface_of, matches
 from ovserve.serving.model_size import loaded_bytes, log_memory
+from ovserve.serving.plan import EngineNode, companions_of, engine_nodes, kinds_of, packets_of
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import bind_sessions
-from ovserve.serving.spec import GRAPH_FILE, AdapterOf, ServableSpec
+from ovserve.serving.settings import GRAPH_FILE, AdapterOf, ServableSpec
 from ovserve.telemetry.metrics import ModelMetrics
 
 WARMUP_FILE = "warmup.jsonl"

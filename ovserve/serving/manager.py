@@ -29,12 +29,11 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
 from ovserve.serving.changes import Changes
-from ovserve.serving.config.repository import GraphsDirectory, Repository, RepositoryContent
+from ovserve.serving.config.file import GraphsDirectory, Repository, RepositoryContent
 from ovserve.serving.entries import Entries, Phase
 from ovserve.serving.rollout import Rollout
 from ovserve.serving.servable import Servable, State
-from ovserve.serving.settings import ServingSettings
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec, ServingSettings
 from ovserve.serving.status import ReloadResult, ServableStatus
 from ovserve.telemetry.metrics import Metrics
 

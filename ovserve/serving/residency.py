@@ -31,8 +31,7 @@ from ovserve.engine.host.memory import memory
 from ovserve.serving.engines import AnyEngine, Key
 from ovserve.serving.entries import Entries, Entry
 from ovserve.serving.model_size import loaded_bytes
-from ovserve.serving.settings import IdleSettings
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import IdleSettings, ServableSpec
 from ovserve.telemetry.metrics import IDLE, ROOM, Metrics
 
 PERMANENT = "permanent"

@@ -30,8 +30,7 @@ from ovserve.serving.plan import Desired, Plan, diff
 from ovserve.serving.residency import Residency
 from ovserve.serving.servable import Servable
 from ovserve.serving.sessions import ServedModels
-from ovserve.serving.settings import ServingSettings
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec, ServingSettings
 from ovserve.serving.status import ReloadResult
 from ovserve.telemetry.metrics import Metrics
 

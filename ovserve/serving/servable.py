@@ -19,13 +19,13 @@ from ovserve.access import current_request
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.calculators.library.mcp_servers import McpServers
 from ovserve.engine.admission.fair_queue import Limits
-from ovserve.engine.client.dormancy import RESTING
+from ovserve.engine.client.state import RESTING
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound, OvserveError
 from ovserve.graph.graph import Graph
 from ovserve.graph.runtime.scheduler import GraphRun
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.kinds.resource import NamedVariants, Resource
-from ovserve.kinds.tensors.resource import PlainModel
+from ovserve.kinds.tensors.node import PlainModel
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.sandbox.bodies import Bodies

@@ -6,10 +6,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ovserve.errors import LoadError, ModelNotFound, Unavailable
-from ovserve.graph.plan import GraphPlan, NodePlan
-from ovserve.kinds.tensors.inference import InferenceCalculator, Wire, Wiring, check_wiring
-from ovserve.kinds.tensors.resource import PlainModel
-from ovserve.kinds.tensors.session import Models, Session, SessionCalculator
+from ovserve.graph.planning import GraphPlan, NodePlan
+from ovserve.kinds.tensors.inference import (
+    InferenceCalculator,
+    Models,
+    Session,
+    SessionCalculator,
+    Wire,
+    Wiring,
+    check_wiring,
+)
+from ovserve.kinds.tensors.node import PlainModel
 from ovserve.kinds.tensors.spec import TensorFacts, TensorInfo
 from ovserve.serving.changes import RETRY_AFTER
 from ovserve.serving.entries import Entries

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ovserve.kinds.images.api import decode_drawing
-from ovserve.kinds.images.files import text_encoders
 from ovserve.kinds.images.node import ImageResource
-from ovserve.kinds.images.spec import ImageFacts
+from ovserve.kinds.images.spec import ImageFacts, text_encoders
 from scripts.vision_parts import write_json
 
 

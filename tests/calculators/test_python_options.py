@@ -12,7 +12,7 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.serving.loader import check, check_graph
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 from tests.inference.python_graphs import converter, graph, one, python, write
 
 HANDLER = """

@@ -7,7 +7,7 @@ import io
 import pyte
 import pytest
 
-from ovserve.cli.chat.wrapped import Wrapped
+from ovserve.cli.chat.terminal import Wrapped
 
 
 class Terminal(io.StringIO):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovserve.engine.worker.batch_window import (
+from ovserve.engine.worker.calls import (
     BURST_PAUSE,
     BURST_SECONDS,
     FOLLOW_UP_SECONDS,

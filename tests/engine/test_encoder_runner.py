@@ -16,12 +16,12 @@ from ovserve.engine.host.cpu import Processor, properties_of
 from ovserve.kinds.encoders.worker.model import (
     Compiled,
     Output,
+    Row,
     matrix_bytes,
     usable_cores,
 )
 from ovserve.kinds.encoders.worker.pool import BATCH_TOKENS, Job
 from ovserve.kinds.encoders.worker.runner import TIMED_INFERENCES, FixedShape, Runner
-from ovserve.kinds.encoders.worker.tokens import Row
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="one core has one compiled model")
 

@@ -19,12 +19,18 @@ from openvino import opset13 as op
 from ovserve.engine.protocol.call_backend import Invocation, Outcome, Result
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
-from ovserve.kinds.encoders.files import read_encoder_files
-from ovserve.kinds.encoders.spec import EMBED, SEPARATOR, EmbedAnswer, EmbedArguments, EmbeddingSpec
+from ovserve.kinds.encoders.spec import (
+    EMBED,
+    SEPARATOR,
+    EmbedAnswer,
+    EmbedArguments,
+    EmbeddingSpec,
+    read_encoder_files,
+)
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.embed import EmbeddingBackend
+from ovserve.kinds.encoders.worker.model import SHORT_TEXT_CHARACTERS, FastTokenizer, Framed, open_tokenizer
 from ovserve.kinds.encoders.worker.pool import Job, Pool
-from ovserve.kinds.encoders.worker.tokens import SHORT_TEXT_CHARACTERS, FastTokenizer, Framed, open_tokenizer
 from scripts.encoder_goldens import texts
 from tests.encoders import FETCH, MINILM, VECTORS, answers, tiny
 

@@ -13,7 +13,7 @@ from ovserve.engine.protocol.messages import Add
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.kinds.text.worker.genai import GenAIEngine
-from ovserve.kinds.text.worker.genai.request import generation_config
+from ovserve.kinds.text.worker.genai.options import generation_config
 from ovserve.llm.request import Sampling
 from tests.engine.real import CHAT, FRANCE, STORY, Queued, add, generate, run
 

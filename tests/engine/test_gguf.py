@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.model.gguf import ArrayLength, GGUFError, read_metadata
 from ovserve.errors import LoadError
-from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
+from ovserve.kinds.text.worker.genai.options import writable
 from tests.breadth import examples
 from tests.engine import random_gguf
 
@@ -183,7 +183,7 @@ def test_no_room_for_the_copy_is_said(readable: Path, monkeypatch: pytest.Monkey
     def no_space(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ovserve.kinds.text.worker.genai.quirks.read_only_gguf.shutil.copyfileobj", no_space)
+    monkeypatch.setattr("ovserve.kinds.text.worker.genai.options.shutil.copyfileobj", no_space)
     says = pytest.raises(LoadError, match="No space left on device; `ovserve pull --convert`")
     with as_nobody(), says, writable(str(readable / "m.gguf")):
         pass

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.api.openai.completions import Completions
-from ovserve.kinds.text.worker.decoding.sequence import (
+from ovserve.kinds.text.worker.decoding import (
     CHECK_INTERVAL,
     MAX_PATTERN,
     WINDOW_TOKENS,

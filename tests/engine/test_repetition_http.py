@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from ovserve.kinds.text.worker.decoding.sequence import CHECK_INTERVAL, WINDOW_TOKENS
+from ovserve.kinds.text.worker.decoding import CHECK_INTERVAL, WINDOW_TOKENS
 from tests.conftest import ROOT, Server, start_process
 from tests.engine import tiny
 

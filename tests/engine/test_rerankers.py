@@ -15,8 +15,8 @@ from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.engine.protocol.messages import Call
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import RERANK, RerankAnswer, RerankArguments, RerankSpec
+from ovserve.kinds.encoders.worker.model import open_tokenizer
 from ovserve.kinds.encoders.worker.rerank import PairForm, RerankBackend, pair_form
-from ovserve.kinds.encoders.worker.tokens import open_tokenizer
 from tests.encoders import VECTORS, answers, tiny
 
 F32 = '{"INFERENCE_PRECISION_HINT": "f32"}'

@@ -1,10 +1,10 @@
-"""What one request makes of the ids it gets, without a library (ovserve.kinds.text.worker.decoding.sequence)."""
+"""What one request makes of the ids it gets, without a library (ovserve.kinds.text.worker.decoding)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
+from ovserve.kinds.text.worker.decoding import Part, Sequence
 from ovserve.llm.request import Sampling
 
 LETTERS = {i: chr(i) for i in range(128)}

@@ -21,8 +21,7 @@ from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.output import FoldedChoice, ToolCall
 from ovserve.llm.parsing import default
-from ovserve.llm.request import Sampling
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import Sampling, ToolPolicy
 from tests.breadth import examples
 from tests.engine.walks import Walks
 from tests.llm.parsing.cuts import completion, packets

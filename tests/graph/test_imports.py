@@ -13,7 +13,7 @@ from ovserve.graph import Registry
 from ovserve.graph.imports import author_files
 from ovserve.graph.registry import Registry as Known
 from ovserve.serving.fingerprint import Fingerprints
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 
 CALCULATORS = """
 import json

@@ -1,4 +1,4 @@
-"""Calculator classes whose requests would all fail are load errors: tests of ovserve/graph/overrides.py."""
+"""Calculator classes whose requests would all fail are load errors: tests of the overrides in ovserve/graph/options.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.graph.overrides import awaited
+from ovserve.graph.options import awaited
 
 FILE = """\
 import re

@@ -1,4 +1,4 @@
-"""Every wiring fault is refused at load, naming file, line, node and field (ovserve.graph.plan, handlers)."""
+"""Every wiring fault is refused at load, naming file, line, node and field (ovserve.graph.planning, handlers)."""
 
 from __future__ import annotations
 

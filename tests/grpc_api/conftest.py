@@ -19,9 +19,9 @@ from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.grpc_api.server import RpcOptions, RpcServer
 from ovserve.services.inference.infer import Inference
-from ovserve.serving.config.repository import RepositoryContent
+from ovserve.serving.config.file import RepositoryContent
 from ovserve.serving.manager import Manager
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 from tests.conftest import ROOT, script_graph
 
 TENSORS = ROOT / "examples/04_tensor_graph"

@@ -11,13 +11,13 @@ import pytest
 
 from ovserve.access import Guard
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
+from ovserve.http.middleware import Cors
 from ovserve.http.transport.connections import Listener, RestLimits
-from ovserve.http.transport.cors import Cors
 from ovserve.http.transport.sockets import Sockets
 from ovserve.sandbox.images.loader import Media
 from ovserve.services.monitoring.families import NAMES

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ovserve.access import Guard
-from ovserve.http.transport.cors import Cors
+from ovserve.http.middleware import Cors
 from tests.conftest import script_graph
 from tests.http.conftest import running
 

@@ -12,9 +12,8 @@ import pytest
 import trustme
 
 from ovserve.errors import LoadError
-from ovserve.http.transport import tls as tls_module
-from ovserve.http.transport.sockets import is_local, split, url
-from ovserve.http.transport.tls import Certificate
+from ovserve.http.transport import sockets
+from ovserve.http.transport.sockets import Certificate, is_local, split, url
 from tests.conftest import script_graph, start_server
 
 
@@ -103,7 +102,7 @@ def test_clients_need_a_certificate_if_so_configured(tmp_path: Path, ca: trustme
 def test_a_renewed_certificate_that_does_not_load_leaves_the_old_one(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(sockets, "LOOK_SECONDS", 0.0)
     cert, key = write(ca, tmp_path)
     certificate = Certificate(cert, key)
     key.write_text("nonsense")

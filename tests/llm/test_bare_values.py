@@ -14,7 +14,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.constraint import Format
 from ovserve.llm.parsing import default
 from ovserve.llm.parsing.core.guide import Guide
-from ovserve.llm.parsing.syntax.xmlcall import Form
+from ovserve.llm.parsing.core.xmlcall import Form
 from ovserve.llm.parsing.tools import recipients, tagged_xml
 from tests.bytewise import Language
 from tests.llm.parsing.cuts import completion, packets

@@ -17,7 +17,7 @@ from ovserve.llm.grammar.budget import Costly, in_all, in_loop
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact, write
 from ovserve.llm.parsing.core import registry
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 HELD = 0.4  # seconds of CPU; the slowest takes 0.035 (2026-11-23, Xeon)
 CALLS = 1_000_000  # of functions: the most is 680,000; without the bound of the loop 3,000,000

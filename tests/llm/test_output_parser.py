@@ -10,8 +10,7 @@ import pytest
 
 from ovserve.llm.output import Completion, Content, FoldedChoice, Parsed, ToolCallDelta
 from ovserve.llm.output_parser import OutputParser
-from ovserve.llm.request import Delta
-from ovserve.llm.tooling import Parsing, ToolPolicy
+from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
 TOOLS = tuple(
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}

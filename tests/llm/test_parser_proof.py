@@ -20,7 +20,7 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text().partition("### A parser of your o
 IMPORTS = """
 from ovserve.llm.parsing import ToolDialect
 from ovserve.llm.parsing.core.cursor import Cursor, Steps
-from ovserve.llm.parsing.json.call import MARKED, call_object
+from ovserve.llm.parsing.core.json_call import MARKED, call_object
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.kinds.text.worker.decoding.output import Output, StopMatcher
+from ovserve.kinds.text.worker.decoding import Output, StopMatcher
 from ovserve.llm.request import Sampling, TokenLogprob
 
 TEXTS = st.text(alphabet="abc", max_size=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 
 def _tool(name: str, **fields: Any) -> dict[str, Any]:

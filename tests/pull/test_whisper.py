@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.kinds.speech.files import missing_speech_files
+from ovserve.kinds.speech.spec import missing_speech_files
 from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.graph_file import check_file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.server.running import listed, running_servers
+from ovserve.server.environment import listed, running_servers
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,7 @@ from ovserve.pull.run import Wanted, convert_for_serving
 from ovserve.pull.source import SHORT_NAMES
 from ovserve.server.settings import Settings
 from ovserve.server.source import Served, resolve
-from ovserve.serving.config.file import ConfigFile
-from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.file import ConfigFile, GraphsDirectory
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import check, model_paths
 from tests.conftest import ROOT, script_graph

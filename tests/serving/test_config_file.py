@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.serving.config.file import ConfigFile, Monitoring
-from ovserve.serving.config.repository import GraphsDirectory
-from ovserve.serving.config.subconfig import check_subconfig
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.config.file import ConfigFile, GraphsDirectory, Monitoring, check_subconfig
+from ovserve.serving.settings import ServableSpec
 
 
 def config(directory: Path, text: str, name: str = "config.json") -> ConfigFile:

@@ -11,7 +11,7 @@ import pytest
 
 from ovserve.serving import fingerprint
 from ovserve.serving.fingerprint import Fingerprints
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 
 
 @pytest.fixture

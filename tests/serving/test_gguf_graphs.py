@@ -16,7 +16,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.server.build import convert_when_loaded
-from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.file import GraphsDirectory
 from ovserve.serving.engines import AnyEngine
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import ServingSettings

@@ -17,7 +17,7 @@ import pytest
 
 from ovserve.access import RequestContext, calling
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.spawn import Child
 from ovserve.engine.client.state import RestartPolicy
@@ -27,11 +27,10 @@ from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving import rollout
-from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.file import GraphsDirectory
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES
-from ovserve.serving.settings import ServingSettings
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec, ServingSettings
 from tests.conftest import eventually, script_graph
 
 AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"

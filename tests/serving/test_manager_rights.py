@@ -10,7 +10,7 @@ from ovserve.access import Caller, RequestContext, Rights, calling
 from ovserve.calculators.shipped import MODULES
 from ovserve.errors import ModelNotFound, PermissionDenied
 from ovserve.graph import Registry
-from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.file import GraphsDirectory
 from ovserve.serving.manager import Manager
 from tests.conftest import script_graph
 

@@ -8,7 +8,7 @@ import pytest
 
 from ovserve.serving.fingerprint import Fingerprint
 from ovserve.serving.plan import Current, Desired, Plan, diff
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 
 SPEC = ServableSpec.of_directory("m", Path("/m"))
 OLD: Desired = (SPEC, Fingerprint("old", (("/model", "a"),)))

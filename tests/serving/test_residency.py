@@ -20,14 +20,13 @@ import pytest
 
 from ovserve.access import RequestContext, calling
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import Overloaded, OvserveError, Unavailable
 from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving.manager import Manager
-from ovserve.serving.settings import IdleSettings, ServingSettings
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import IdleSettings, ServableSpec, ServingSettings
 from tests.conftest import eventually, script_graph
 
 FAST: dict[str, Any] = {"replies": [{"match": "long", "text": "word ", "repeat": 0, "step_seconds": 0.01}]}

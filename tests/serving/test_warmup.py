@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.settings import EngineSettings
+from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.graph import Registry
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.manager import Manager
-from ovserve.serving.settings import ServingSettings
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec, ServingSettings
 from tests.conftest import script_graph
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

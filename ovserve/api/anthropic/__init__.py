@@ -5,7 +5,7 @@ Built on the decoding, sampling and message forms of `api/openai/`; joined with 
 """
 
 from ovserve.api.anthropic.messages import Messages
-from ovserve.api.anthropic.operations import OPERATIONS
+from ovserve.api.anthropic.models import OPERATIONS
 
 ENDPOINTS = {"messages": Messages()}
 

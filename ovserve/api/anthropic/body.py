@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.effort import BUDGET, Budget, Effort
+from ovserve.api.openai.common import BUDGET, Budget, Effort
 from ovserve.api.openai.operation import doc
 from ovserve.api.openai.sampling import MAX_STOP, Count
 from ovserve.errors import InvalidArgument

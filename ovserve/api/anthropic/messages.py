@@ -28,9 +28,8 @@ from ovserve.api.anthropic.body import (
     check_stops,
 )
 from ovserve.api.openai.body import decode_body, explain
-from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.effort import EFFORT_VARIABLE, SWITCHES, reasoning_budget
-from ovserve.api.openai.images import Pictures, joined, pictures_of
+from ovserve.api.openai.common import EFFORT_VARIABLE, SWITCHES, encode, new_id, reasoning_budget
+from ovserve.api.openai.logprobs import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import (
     FunctionCall,
     Message,
@@ -46,8 +45,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.files import document_text
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import Conversation
-from ovserve.llm.request import GenerateRequest, Presentation, ReasoningBudget
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import GenerateRequest, Presentation, ReasoningBudget, ToolPolicy
 
 BILLING = "x-anthropic-billing-header"
 ROLES = ("user", "assistant", "system")

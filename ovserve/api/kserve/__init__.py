@@ -4,7 +4,7 @@
 both translate to it, and `serving/` acts on it.
 """
 
-from ovserve.api.kserve.infer import InferFailure, InferRequest, InferResponse, Parameter, as_whole
+from ovserve.api.kserve.json_body import InferFailure, InferRequest, InferResponse, Parameter, as_whole
 from ovserve.api.kserve.tensor import Tensor
 
 __all__ = ["InferFailure", "InferRequest", "InferResponse", "Parameter", "Tensor", "as_whole"]

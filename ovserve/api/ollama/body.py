@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.body import show, without_type
-from ovserve.api.openai.effort import Effort
+from ovserve.api.openai.common import Effort
 from ovserve.api.openai.operation import doc
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of

@@ -13,9 +13,8 @@ from ovserve.api.ollama.body import ChatRequest, GenerateRequest, Options, Share
 from ovserve.api.ollama.body import Message as Turn
 from ovserve.api.ollama.writer import LINES, LineWriter
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.common import new_id
-from ovserve.api.openai.effort import SWITCHES, Effort, effort_variables
-from ovserve.api.openai.images import Pictures, joined, pictures_of
+from ovserve.api.openai.common import SWITCHES, Effort, effort_variables, new_id
+from ovserve.api.openai.logprobs import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem, check_messages, template_message
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
@@ -24,7 +23,7 @@ from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm import request as llm
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.fim import ending_middle, middle_prompt
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _generate_decoder = msgspec.json.Decoder(GenerateRequest)

@@ -17,9 +17,7 @@ from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
-from ovserve.api.openai.common import new_id
-from ovserve.api.openai.custom_tools import custom_function
-from ovserve.api.openai.effort import (
+from ovserve.api.openai.common import (
     BUDGET,
     DOC,
     MESSAGE,
@@ -29,9 +27,10 @@ from ovserve.api.openai.effort import (
     effort_variables,
     narrow_budget,
     narrow_effort,
+    new_id,
     reasoning_budget,
 )
-from ovserve.api.openai.images import pictures_of
+from ovserve.api.openai.logprobs import pictures_of
 from ovserve.api.openai.messages import (
     Message,
     ToolCallItem,
@@ -55,11 +54,17 @@ from ovserve.api.openai.sampling import (
     to_sampling,
 )
 from ovserve.api.openai.structured import without_effect
-from ovserve.api.openai.tools import FIELDS, check_model, function_tool, narrow_tools, tool_policy
+from ovserve.api.openai.tools import (
+    FIELDS,
+    check_model,
+    custom_function,
+    function_tool,
+    narrow_tools,
+    tool_policy,
+)
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
-from ovserve.llm.request import GenerateRequest, Presentation
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import GenerateRequest, Presentation, ToolPolicy
 
 CHOICES = ("none", "auto")
 

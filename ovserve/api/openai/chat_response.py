@@ -19,8 +19,8 @@ from ovserve.api.openai.common import (
     stop_reason,
     usage_of,
 )
-from ovserve.api.openai.custom_tools import InputReader, input_of
 from ovserve.api.openai.logprobs import ChatLogprobs, chat_logprobs
+from ovserve.api.openai.tools import InputReader, input_of
 from ovserve.llm.output import (
     Completion,
     Content,

@@ -1,7 +1,7 @@
-"""Log-probabilities in the two shapes OpenAI has: chat's list of tokens, and completions' parallel lists.
+r"""Log-probabilities in the two shapes OpenAI has: chat's list of tokens, and completions' parallel lists.
 
 A token that is a part of a character has no text. As OpenAI writes it, chat's `token` is its bytes as escapes
-(`\\xe4`), and in completions `bytes:` precedes them, so that the keys of a place differ.
+(`\xe4`), and in completions `bytes:` precedes them, so that the keys of a place differ.
 
 Most engines give the chosen token's log-probability only; a "top" list then has that one token at most.
 """
@@ -9,10 +9,119 @@ Most engines give the chosen token's log-probability only; a "top" list then has
 from __future__ import annotations
 
 import codecs
+import secrets
+from typing import Annotated
 
 import msgspec
 
+from ovserve.api.openai.operation import doc
+from ovserve.errors import InvalidArgument
+from ovserve.llm.files import FileSource
+from ovserve.llm.images import DETAILS, Detail, ImageSource, tag
+from ovserve.llm.model import ModelContext
 from ovserve.llm.request import TokenLogprob, TopToken, shown_token
+
+# Image and file parts of a request: where they stand in its text, and what is to be fetched for them. Shared
+# by the API styles, each of which has its own way to write them.
+
+
+TEXT_ONLY = "this model takes text only"
+TEXT_ONLY_HERE = "only text can stand here"
+NO_IDS = "an image has no token ids; messages/count_tokens counts it"
+NOT_COUNTED = "only the engine can count the image tokens of this model, when it looks at the image"
+URL = "data URL with base64; where the operator allows it also an http or https URL, or a file"
+FILE = "a PDF or a text in UTF-8: base64, or a data URL with base64"
+AUDIO = "audio in base64, which a speech-to-text node of the graph transcribes"
+# What OpenAI names, and what else the decoder reads; it looks at the content.
+AUDIO_FORMATS = ("wav", "mp3", "flac", "m4a", "mp4", "mpeg", "mpga", "ogg", "opus", "webm", "aac")
+DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 768"
+
+
+class ImageUrl(msgspec.Struct, omit_defaults=True):
+    url: Annotated[str, doc(URL)]
+    detail: Annotated[Detail | None, doc(DETAIL)] = None
+
+
+class Pictures:
+    """Collects the images of one request in order. With a `refusal` it takes none, for that reason."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self._refusal = refusal
+        self._takes_files = refusal not in (NO_IDS, TEXT_ONLY_HERE)  # every model reads their text
+        self.sources: list[ImageSource] = []
+        self.files: list[FileSource] = []
+
+    def place(
+        self, image: str | ImageUrl | None, detail: str | None, where: str, param: str, kind: str
+    ) -> str:
+        """Return the tag for this image in the text. `where` is the part, `param` its field with the URL,
+        `kind` the part's type. Raises InvalidArgument."""
+        if self._refusal:
+            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+        if isinstance(image, ImageUrl):
+            param, detail, image = f"{param}.url", image.detail or detail, image.url
+        if not image:
+            what = "required, but missing" if image is None else "expected a URL, got an empty string"
+            raise InvalidArgument(f"{param}: {what}", param=param)
+        if detail not in (None, *DETAILS):
+            at = f"{where}.detail"
+            raise InvalidArgument(f"{at}: expected one of {', '.join(DETAILS)}, got {detail!r}", param=at)
+        self.sources.append(ImageSource(image, param, detail or "auto"))
+        return tag(len(self.sources) - 1)
+
+    def place_file(self, data: str | None, name: str | None, where: str, param: str, kind: str) -> str:
+        """Return the placeholder for this file in the text; a client cannot guess it."""
+        if not self._takes_files:
+            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+        if not data:
+            what = "required, but missing" if data is None else "expected base64, got an empty string"
+            raise InvalidArgument(f"{param}: {what}", param=param)
+        if data.startswith("data:") and ";base64," not in data[:256]:
+            raise InvalidArgument(f"{param}: expected base64 or a data URL with base64", param=param)
+        return self._mark(data, param, name or "")
+
+    def place_audio(self, data: str | None, format_: str | None, where: str, param: str, kind: str) -> str:
+        """Return the placeholder for what is said in audio. `data` is base64, or a data URL where there is no
+        `format_`, "" else."""
+        if not self._takes_files:
+            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+        if not data:
+            what = "required, but missing" if data is None else "expected base64, got an empty string"
+            raise InvalidArgument(f"{param}: {what}", param=param)
+        if format_ is None and not (data.startswith("data:") and ";base64," in data[:256]):
+            raise InvalidArgument(f"{param}: expected a data URL with base64, got {data[:40]!r}", param=param)
+        if format_ and format_ not in AUDIO_FORMATS:
+            at = f"{param.rpartition('.')[0]}.format"
+            raise InvalidArgument(
+                f"{at}: expected one of {', '.join(AUDIO_FORMATS)}, got {format_[:40]!r}", param=at
+            )
+        return self._mark(data, param, audio=True)
+
+    def _mark(self, data: str, param: str, name: str = "", *, audio: bool = False) -> str:
+        mark = f"<ovserve_file_{secrets.token_hex(12)}>"
+        self.files.append(FileSource(mark, data, param, name, audio))
+        return mark
+
+
+def pictures_of(model: ModelContext) -> Pictures:
+    return Pictures("" if model.vision is not None else TEXT_ONLY)
+
+
+def pictures_to_count(model: ModelContext) -> Pictures:
+    """Like `pictures_of`, but without images whose number of tokens is unknown beforehand."""
+    untold = model.vision is not None and model.vision.tokens is None
+    return Pictures(NOT_COUNTED) if untold else pictures_of(model)
+
+
+def joined(pieces: list[tuple[str, bool]]) -> str:
+    """Texts and tags (true) as one string: a newline between two texts, none around an image, whose own
+    markers the model's vision part adds."""
+    out, after_text = list[str](), False
+    for piece, is_tag in pieces:
+        out.append(f"\n{piece}" if after_text and not is_tag else piece)
+        after_text = not is_tag
+    return "".join(out)
+
 
 MISSING = -9999.0  # OpenAI's number for "unknown" where the shape has no null
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ovserve.api.openai.custom_tools import input_arguments
-from ovserve.api.openai.images import AUDIO, FILE, ImageUrl, Pictures, joined
+from ovserve.api.openai.logprobs import AUDIO, FILE, ImageUrl, Pictures, joined
 from ovserve.api.openai.operation import doc
+from ovserve.api.openai.tools import input_arguments
 from ovserve.errors import InvalidArgument
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.images import NO_IDS, Pictures
+from ovserve.api.openai.logprobs import NO_IDS, Pictures
 from ovserve.api.openai.messages import Message, check_messages, loosen_messages, template_message
 from ovserve.api.openai.operation import doc
 from ovserve.api.openai.sampling import TokenId

@@ -53,7 +53,7 @@ from ovserve.calculators.library.checks import AnswerCheck
 from ovserve.calculators.library.messages import messages_of
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
-from ovserve.graph.overrides import awaited, must_override
+from ovserve.graph.options import awaited, must_override
 from ovserve.kinds.text.node import DecodedRequest
 from ovserve.kinds.text.resource import LlmCalculator, LlmResources, mean_logprob
 from ovserve.llm.output import Completion, Content, Parsed

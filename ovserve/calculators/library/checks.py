@@ -66,7 +66,7 @@ from ovserve.calculators.library.text_filter import CONTENT_FILTER
 from ovserve.errors import ContentFiltered, described
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket
 from ovserve.graph.graph import on_thread
-from ovserve.graph.overrides import awaited, must_override
+from ovserve.graph.options import awaited, must_override
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.output import Completion, Content, Parsed
 from ovserve.llm.request import GenerateRequest

@@ -36,7 +36,7 @@ import msgspec
 from ovserve.access import current_request
 from ovserve.calculators.library.messages import question, with_system_text
 from ovserve.graph import Calculator, Context, Input, LoadContext, Output, SideOutput, SidePacket, calculator
-from ovserve.graph.overrides import awaited, must_override
+from ovserve.graph.options import awaited, must_override
 from ovserve.kinds.text.node import DecodedRequest
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.request import GenerateRequest

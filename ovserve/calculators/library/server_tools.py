@@ -39,8 +39,7 @@ from ovserve.graph import Calculator, Context, SideOutput
 from ovserve.graph.graph import on_thread
 from ovserve.kinds.text.resource import LlmResources, Messages
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall, ToolResult
-from ovserve.llm.request import Sampling
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import Sampling, ToolPolicy
 
 log = logging.getLogger(__name__)
 

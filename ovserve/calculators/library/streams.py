@@ -21,7 +21,7 @@ from typing import Any
 
 from ovserve.calculators.library.messages import question
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
-from ovserve.graph.overrides import awaited, must_override
+from ovserve.graph.options import awaited, must_override
 from ovserve.kinds.text.node import DecodedRequest
 from ovserve.kinds.text.resource import LlmResources
 

@@ -37,7 +37,7 @@ import msgspec
 
 from ovserve.calculators.library.text_filter import Matcher
 from ovserve.graph import Context, Input, Output
-from ovserve.graph.overrides import must_override
+from ovserve.graph.options import must_override
 from ovserve.llm.output import (
     Content,
     ContentWasReasoning,

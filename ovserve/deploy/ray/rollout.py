@@ -18,13 +18,11 @@ from urllib.parse import quote
 import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.serving.config.file import ConfigFile
-from ovserve.serving.config.repository import Repository
+from ovserve.serving.config.file import ConfigFile, Repository, checked, items
 from ovserve.serving.config.schema import SUBCONFIG
-from ovserve.serving.config.subconfig import checked, items
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import model_paths
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.settings import ServableSpec
 
 CONFIG, KEYS, GRAPHS = "config.json", "keys.toml", "graphs"
 PATH_KEYS = ("base_path", "graph_path", "subconfig", "name")

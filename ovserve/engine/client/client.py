@@ -21,17 +21,15 @@ from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
 from ovserve.engine.client.calls import Calls
-from ovserve.engine.client.dormancy import Dormancy
-from ovserve.engine.client.grammars import GrammarProver
+from ovserve.engine.client.grammars import GrammarProver, HelperProcess
 from ovserve.engine.client.health import Health
-from ovserve.engine.client.helper import HelperProcess
 from ovserve.engine.client.hosting.host import ModelProcess
-from ovserve.engine.client.pending_calls import PendingCalls
+from ovserve.engine.client.mailbox import PendingCalls
+from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.requests import Requests
-from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
-from ovserve.engine.client.state import CurrentState, EngineState, EngineStats, Listeners
+from ovserve.engine.client.state import CurrentState, Dormancy, EngineState, EngineStats, Listeners
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, LoadError, Overloaded, OvserveError, Unavailable

@@ -31,8 +31,8 @@ from typing import cast
 import msgspec
 
 from ovserve.engine.client.spawn import Child
+from ovserve.engine.host.cpu import thread_states
 from ovserve.engine.host.memory import oom_kills
-from ovserve.engine.host.threads import thread_states
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import FrameDecoder, FrameError, encode
 from ovserve.engine.protocol.launch import DUMP_SIGNAL, PREPARE

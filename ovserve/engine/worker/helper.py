@@ -75,9 +75,9 @@ def load_grammars(spec: GrammarSpec) -> Conversation:
     if spec.scripted:
         from ovserve.kinds.text.worker.scripted import prover
     elif spec.paged:
-        from ovserve.kinds.text.worker.paged.proof import prover
+        from ovserve.kinds.text.worker.paged.grammars import prover
     else:
-        from ovserve.kinds.text.worker.genai.proof import prover
+        from ovserve.kinds.text.worker.genai.grammar import prover
     prove = prover(spec.model_path)
 
     def converse(channel: Channel[ToEngine]) -> int:

@@ -23,7 +23,7 @@ from ovserve.engine.protocol.launch import DUMP_SIGNAL, EXIT_LOAD_FAILED, EXIT_P
 from ovserve.engine.protocol.messages import Load, ToEngine
 from ovserve.engine.protocol.specs import HostSpec, Spec
 from ovserve.engine.worker import calls, host, steps
-from ovserve.engine.worker.batch_window import BatchWindow
+from ovserve.engine.worker.calls import BatchWindow
 from ovserve.engine.worker.host import load_failed, open_backend
 from ovserve.engine.worker.mapped_files import MappedFiles
 from ovserve.errors import LoadError

@@ -55,7 +55,7 @@ from ovserve.engine.protocol.messages import (
     Usage,
 )
 from ovserve.engine.protocol.specs import TextFacts
-from ovserve.engine.worker.batch_window import BatchWindow
+from ovserve.engine.worker.calls import BatchWindow
 from ovserve.errors import FROM_KIND, OvserveError
 from ovserve.llm.grammar.constraint import structural_tag
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, NodeState, Port
-from ovserve.graph.plan import NodePlan
+from ovserve.graph.planning import NodePlan
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import Queue, wake
 

@@ -35,9 +35,8 @@ from typing import Any
 from ovserve.access.request_context import NodeTime, node_times
 from ovserve.errors import NodeError, OvserveError
 from ovserve.graph.calculator import Context, NodeState, Output, Packet, Port
-from ovserve.graph.plan import GraphPlan, NodePlan
-from ovserve.graph.runtime.executors import Pools
-from ovserve.graph.runtime.streams import END, Queue, Stream, TapSlot, wake
+from ovserve.graph.planning import GraphPlan, NodePlan
+from ovserve.graph.runtime.streams import END, Pools, Queue, Stream, TapSlot, wake
 
 
 class SidePackets:

@@ -20,7 +20,7 @@ from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.http.body import read_small_body
 from ovserve.serving.manager import Manager
-from ovserve.serving.spec import AdapterOf
+from ovserve.serving.settings import AdapterOf
 
 
 class LoadAdapter(msgspec.Struct, kw_only=True):

@@ -16,12 +16,12 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from ovserve.access import Guard, current_request, presented_key
-from ovserve.access.origin import check_site
+from ovserve.access.caller import check_site
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, for_log, public
 from ovserve.http.body import headers_of, read_small_body
+from ovserve.http.middleware import Cors
 from ovserve.http.sse import ANSWERED
-from ovserve.http.transport.cors import Cors
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse, Servable

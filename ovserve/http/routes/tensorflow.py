@@ -16,9 +16,8 @@ from ovserve.errors import InvalidArgument, NotFound
 from ovserve.http.body import BODIES, read_body
 from ovserve.http.routes.config import ModelStatus, version_status
 from ovserve.kinds.payload import ignored_header
-from ovserve.services.inference.administration import Administration
+from ovserve.services.inference.administration import Administration, Description, End
 from ovserve.services.inference.infer import Inference
-from ovserve.services.inference.metadata import Description, End
 from ovserve.telemetry.metrics import TENSORFLOW
 
 SIGNATURE = "serving_default"

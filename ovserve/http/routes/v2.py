@@ -4,15 +4,211 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from msgspec import Struct
 
 from ovserve.access import current_request
-from ovserve.api.kserve.json_body import InferAnswer, InferBody
+from ovserve.api.kserve import Parameter
+from ovserve.api.kserve.json_body import (
+    HEADER_LENGTH,
+    InferAnswer,
+    InferBody,
+    decode_infer,
+    encode_infer,
+    header_end,
+    json_elements,
+)
+from ovserve.api.kserve.tensor import BYTES
+from ovserve.api.openai.body import LOOP_NODES, decode_body, decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
-from ovserve.errors import Unavailable
+from ovserve.errors import InvalidArgument, NotFound, Unavailable
+from ovserve.http.body import BODIES, read_bytes, read_small_body, without_mark
+from ovserve.kinds.payload import ignored_header
+from ovserve.services.inference.administration import (
+    BACKEND,
+    NO_SHARED_MEMORY,
+    NO_TRACES,
+    Administration,
+    Description,
+    End,
+)
+from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import RETRY_AFTER, Manager
+from ovserve.telemetry.metrics import KSERVE_REST, MODEL_METADATA, MODEL_READY
+
+# KServe's REST v2 on models: server and model metadata, readiness, infer in JSON and with binary data, and
+# what Triton adds per model (configuration, statistics). The gRPC form of each is in `grpc_api/inference.py`.
+#
+# Of Triton's administration: the repository's index, load and unload, log settings; and, by name, what this
+# server does not have (404 as for any path, but with the reason).
+
+
+class _Index(msgspec.Struct, forbid_unknown_fields=True):
+    ready: bool = False
+
+
+class _Change(msgspec.Struct, forbid_unknown_fields=True):
+    parameters: dict[str, Parameter] = {}
+
+
+_index = msgspec.json.Decoder(_Index)
+_change = msgspec.json.Decoder(_Change)
+
+
+class V2Admin:
+    """An empty body is the same as {}: curl -X POST sends none."""
+
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    async def index(self, request: web.Request) -> web.Response:
+        options, _ = decode_body(await read_small_body(request) or b"{}", _index)
+        return _json([row._asdict() for row in self._administration.index(ready=options.ready)])
+
+    async def load(self, request: web.Request) -> web.Response:
+        options, _ = decode_body(await read_small_body(request) or b"{}", _change)
+        await self._administration.load(request.match_info["name"], options.parameters)
+        return web.Response()
+
+    async def unload(self, request: web.Request) -> web.Response:
+        options, _ = decode_body(await read_small_body(request) or b"{}", _change)
+        await self._administration.unload(request.match_info["name"], options.parameters)
+        return web.Response()
+
+    async def log_settings(self, request: web.Request) -> web.Response:
+        return _json(self._administration.log_settings({}))
+
+    async def change_log_settings(self, request: web.Request) -> web.Response:
+        fields = decode_fields(await read_small_body(request) or b"{}")
+        return _json(self._administration.log_settings({k: _parameter(k, v) for k, v in fields.items()}))
+
+
+async def no_shared_memory(request: web.Request) -> web.Response:
+    raise NotFound(NO_SHARED_MEMORY)
+
+
+async def no_traces(request: web.Request) -> web.Response:
+    raise NotFound(NO_TRACES)
+
+
+def _parameter(name: str, raw: msgspec.Raw) -> Parameter:
+    try:
+        value: Parameter = msgspec.json.decode(raw, type=Parameter)
+    except msgspec.ValidationError as exc:
+        raise InvalidArgument(f"settings.{name}: {exc}", param=name) from None
+    return value
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/json")
+
+
+TEXTS = BYTES.encode()  # the datatype in the JSON
+SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
+
+
+class V2Models:
+    def __init__(self, model: Description, inference: Inference) -> None:
+        self._description = model
+        self._inference = inference
+
+    async def server(self, request: web.Request) -> web.Response:
+        server = self._description.server
+        return _json({"name": server.name, "version": server.version, "extensions": server.extensions})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name, version = _which(request)
+        with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
+            model = self._description.model(name, version)
+        document: dict[str, Any] = {
+            "name": model.name,
+            "versions": model.versions,
+            "platform": model.platform,
+            "inputs": [_metadata(end) for end in model.inputs],
+            "outputs": [_metadata(end) for end in model.outputs],
+        }
+        if model.rt_info:
+            document["rt_info"] = {"model_info": model.rt_info}
+        return _json(document)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200, or 503 while it cannot answer."""
+        name, version = _which(request)
+        with self._description.counted(name, KSERVE_REST, MODEL_READY):
+            if not self._description.model_ready(name, version):
+                raise Unavailable(f"model {name!r} is not ready", retry_after=RETRY_AFTER)
+        return _json({"name": name, "ready": True})
+
+    async def config(self, request: web.Request) -> web.Response:
+        model = self._description.model(*_which(request))
+        return _json(
+            {
+                "name": model.name,
+                "platform": model.platform,
+                "backend": BACKEND,
+                "version_policy": {"specific": {"versions": list(map(int, model.versions))}},
+                "max_batch_size": 0,
+                "input": [_config(end) for end in model.inputs],
+                "output": [_config(end) for end in model.outputs],
+                "model_transaction_policy": {"decoupled": model.decoupled},
+            }
+        )
+
+    async def statistics(self, request: web.Request) -> web.Response:
+        rows = [
+            {
+                "name": name,
+                "version": version,
+                "last_inference": counted.last,
+                "inference_count": counted.success,
+                "execution_count": counted.success,
+                "inference_stats": {
+                    "success": {"count": counted.success, "ns": counted.success_ns},
+                    "fail": {"count": counted.fail, "ns": counted.fail_ns},
+                },
+            }
+            for name, version, counted in self._inference.counts(*_which(request))
+        ]
+        return _json({"model_stats": rows})
+
+    async def infer(self, request: web.Request) -> web.Response:
+        name, version = _which(request)
+        body, bodies = await read_bytes(request), request.app[BODIES]
+        header = request.headers.get(HEADER_LENGTH)
+        body = body if header else without_mark(body)
+        end = header_end(header, len(body))
+        large = await bodies.check(body if end == len(body) else body[:end])
+        large = large or (len(body) - end > SMALL_BYTES and TEXTS in body[:end])
+        if large:
+            decoded = await bodies.run(large, decode_infer, name, version, body, header)
+        else:  # numbers behind the JSON cost nothing, however many they are
+            decoded = decode_infer(name, version, body, header, views=True)
+        response = await self._inference.infer(decoded.request, KSERVE_REST)
+        large = json_elements(response, decoded.requested) > LOOP_NODES
+        if large:
+            answer, json_length = await bodies.run(large, encode_infer, response, decoded.requested)
+        else:
+            answer, json_length = encode_infer(response, decoded.requested)
+        headers = ignored_header(decoded.ignored)
+        if json_length is None:
+            return web.Response(body=answer, content_type="application/json", headers=headers)
+        headers[HEADER_LENGTH] = str(json_length)
+        return web.Response(body=answer, content_type="application/octet-stream", headers=headers)
+
+
+def _which(request: web.Request) -> tuple[str, str]:
+    return request.match_info.get("model", ""), request.match_info.get("version", "")
+
+
+def _metadata(end: End) -> dict[str, Any]:
+    return {"name": end.name, "datatype": end.datatype, "shape": end.shape}
+
+
+def _config(end: End) -> dict[str, Any]:
+    type_ = "TYPE_STRING" if end.datatype == BYTES else f"TYPE_{end.datatype}"
+    return {"name": end.name, "data_type": type_, "dims": end.shape}
 
 
 class Live(Struct):

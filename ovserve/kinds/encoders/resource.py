@@ -17,7 +17,6 @@ from ovserve.access import current_request
 from ovserve.engine.client.calls import CallItem
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.graph import Contract, Input, Node, Output
-from ovserve.kinds.encoders.files import EncoderFiles, missing_files, read_encoder_files
 from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.score_api import Scored, decode_score, score_body
 from ovserve.kinds.encoders.spec import (
@@ -27,9 +26,12 @@ from ovserve.kinds.encoders.spec import (
     BatchCounts,
     DetokenizeArguments,
     EncoderFacts,
+    EncoderFiles,
     ScoreAnswer,
     ScoreArguments,
     TokenizeArguments,
+    missing_files,
+    read_encoder_files,
 )
 from ovserve.kinds.payload import TRUNCATED_HEADER, HttpCalculator, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.plugin_config import plugin_config

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from ovserve.engine.model.files import LENGTH_KEYS, lfs_pointer
 from ovserve.engine.protocol.specs import Facts, Spec
+from ovserve.errors import LoadError
 
 # The methods of an encoder's calls.
 EMBED, RERANK, TOKENIZE, DETOKENIZE = "embed", "rerank", "tokenize", "detokenize"
@@ -185,3 +190,194 @@ class ClassifyAnswer(msgspec.Struct, frozen=True):
     best: list[int]  # the number of each input's first label
     truncated: int = 0
     batches: BatchCounts = BatchCounts()
+
+
+# Facts about an encoder from its files: pooling, normalisation, prompts, the longest input, and its task.
+#
+# The files are those of transformers (config.json, tokenizer_config.json) and of sentence-transformers
+# (modules.json, 1_Pooling/config.json, config_sentence_transformers.json, sentence_bert_config.json). All are
+# optional.
+#
+# The rules of the task are those of OVMS's task detection, as far as they concern embeddings and rerank. A
+# model that generates text may be a reranker or an embedder too; then only `--task` says so.
+
+
+MODEL = "openvino_model.xml"
+ONNX = ("model.onnx", "onnx/model.onnx")  # read as they are where there is no IR
+TOKENIZER = "tokenizer.json"
+TOKENIZER_IR = "openvino_tokenizer.xml"
+FAST = f"{TOKENIZER} or {TOKENIZER_IR}"
+
+Pooling = Literal["CLS", "LAST", "MEAN"]
+MODES: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_mean_tokens": "MEAN",
+    "pooling_mode_lasttoken": "LAST",
+}
+UNKNOWN_LENGTH = 1024  # tokens, OVMS's default for a model that does not define its own
+# Models whose positions begin behind the padding id, so that many fewer tokens fit than there are positions.
+POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl")
+NO_LIMIT = 1 << 24  # transformers writes 10^30 for a tokenizer without a limit
+
+
+class EncoderFiles(msgspec.Struct, frozen=True):
+    architecture: str = "unknown"
+    model_type: str = ""
+    max_length: int = UNKNOWN_LENGTH
+    sequence_length: int = UNKNOWN_LENGTH  # tokens of a text; longer ones are cut
+    vocab_size: int = 0
+    pad_token_id: int = 0
+    pooling: Pooling = "CLS"
+    pooling_note: str = ""  # why it is not the one that the files name
+    include_prompt: bool = True  # the tokens of a prompt are pooled too
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""  # its name
+    matryoshka: tuple[int, ...] = ()  # sizes that the model was trained to be cut to; (): any
+    add_bos_token: bool = True
+    labels: dict[str, str] = {}  # id2label of a classifier: names by the numbers of its output
+    problem_type: str = ""
+    activation: str = ""  # sentence-transformers' of a cross-encoder's logits, such as Identity
+
+
+def read_encoder_files(directory: Path) -> EncoderFiles:
+    """Raises LoadError for a directory that is not one, or for a file that is not a JSON object."""
+    if not directory.is_dir():
+        raise LoadError("expected a directory with a model in OpenVINO IR form", file=str(directory))
+    if pointer := lfs_pointer(str(directory)):
+        raise LoadError("a Git LFS pointer instead of the file; `git lfs pull` fetches it", file=pointer)
+    config = _object(directory / "config.json")
+    tokenizer = _object(directory / "tokenizer_config.json")
+    sentence = _object(directory / "config_sentence_transformers.json")
+    bert = _object(directory / "sentence_bert_config.json")
+    max_length = _max_length(config, tokenizer)
+    pooling_file = directory / "1_Pooling/config.json"
+    pooling, note = _pooling(_object(pooling_file), pooling_file.is_file())
+    architectures = config.get("architectures")
+    prompts = sentence.get("prompts")
+    return EncoderFiles(
+        architecture=str(architectures[0])
+        if isinstance(architectures, list) and architectures
+        else "unknown",
+        model_type=str(config.get("model_type", "")),
+        max_length=max_length,
+        sequence_length=_limit(bert.get("max_seq_length"), max_length),
+        vocab_size=_integer(config.get("vocab_size")),
+        pad_token_id=_integer(config.get("pad_token_id")),
+        pooling=pooling,
+        pooling_note=note,
+        include_prompt=_object(pooling_file).get("include_prompt") is not False,
+        prompts={str(k): str(v) for k, v in prompts.items()} if isinstance(prompts, dict) else {},
+        default_prompt=str(sentence.get("default_prompt_name") or ""),
+        matryoshka=tuple(d for d in config.get("matryoshka_dimensions") or () if isinstance(d, int)),
+        add_bos_token=tokenizer.get("add_bos_token") is not False,
+        labels=labels_of(config),
+        problem_type=str(config.get("problem_type") or ""),
+        activation=_activation(config),
+    )
+
+
+def labels_of(config: dict[str, Any]) -> dict[str, str]:
+    labels = config.get("id2label")
+    return {str(key): str(label) for key, label in labels.items()} if isinstance(labels, dict) else {}
+
+
+def _activation(config: dict[str, Any]) -> str:
+    newer = config.get("sentence_transformers")
+    name = newer.get("activation_fn") if isinstance(newer, dict) else None
+    return str(name or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
+
+
+def model_file(directory: Path) -> Path:
+    """Return the network of an encoder: IR, else ONNX; the path of IR if there is neither."""
+    return next((p for name in (MODEL, *ONNX) if (p := directory / name).is_file()), directory / MODEL)
+
+
+def missing_files(directory: Path) -> list[str]:
+    """Return what an encoder in OpenVINO IR form lacks, one sentence each."""
+    faults = []
+    if not model_file(directory).is_file():
+        faults.append(f"{directory} has no {MODEL} and no {ONNX[0]}")
+    elif model_file(directory).name == MODEL and not (directory / MODEL).with_suffix(".bin").is_file():
+        faults.append(f"{directory} has no {MODEL.replace('.xml', '.bin')}")
+    if not any((directory / name).is_file() for name in (TOKENIZER, TOKENIZER_IR)):
+        faults.append(f"{directory} has no {FAST}")
+    return faults
+
+
+def _pooling(flags: dict[str, Any], there: bool) -> tuple[Pooling, str]:
+    modes = [name for name, value in flags.items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) == 1 and modes[0] in MODES:
+        return MODES[modes[0]], ""
+    mode = flags.get("pooling_mode")  # newer releases of sentence-transformers write one word
+    by_word: dict[object, Pooling] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+    if not modes and isinstance(mode, str) and mode in by_word:
+        return by_word[mode], ""
+    if not there:
+        return "CLS", "1_Pooling/config.json does not exist"
+    described = " and ".join(modes) or str(mode or "no mode")
+    return "CLS", f"1_Pooling/config.json asks for {described}, and one of {', '.join(MODES)} is supported"
+
+
+def _max_length(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
+    """Return the tokens that fit: the model's positions, and the tokenizer's own limit if it is lower."""
+    length = next((config[key] for key in LENGTH_KEYS if isinstance(config.get(key), int)), UNKNOWN_LENGTH)
+    if config.get("model_type") in POSITIONS_BEHIND_PADDING and config.get("max_position_embeddings"):
+        length -= _integer(config.get("pad_token_id"), 1) + 1
+    limit = tokenizer.get("model_max_length")
+    if isinstance(limit, int) and 0 < limit < NO_LIMIT:
+        length = min(length, limit)
+    return max(1, length)
+
+
+def _integer(value: object, default: int = 0) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _limit(value: object, most: int) -> int:
+    return min(most, value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return a JSON object; an empty one for a file that does not exist."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise LoadError(f"not JSON: {error}", file=str(file)) from error
+    if not isinstance(value, dict):
+        raise LoadError("expected a JSON object", file=str(file))
+    return value
+
+
+EMBEDDINGS, RERANKING, CLASSIFICATION = "embeddings", "rerank", "classification"
+UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a label without a name
+SCORES = ("LogitScore", "CrossEncoder")
+EMBEDDERS = ("BertModel", "JinaBertModel", "MPNetModel", "RobertaModel", "XLMRobertaModel")
+
+
+def encoder_task(directory: Path) -> str:
+    """Return the task of an encoder, "" for a directory that does not look like one."""
+    if not any((directory / name).is_file() for name in (MODEL, *ONNX)):
+        return ""
+    modules = [str(m.get("type", "")) for m in _read(directory / "modules.json", []) if isinstance(m, dict)]
+    config = _read(directory / "config.json", {})
+    kinds = [kind for kind in config.get("architectures") or () if isinstance(kind, str)]
+    scores = any(word in module for module in modules for word in SCORES)
+    if scores:
+        return RERANKING
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        labels = labels_of(config)
+        has_names = len(labels) == 2 and not all(map(UNNAMED.fullmatch, labels.values()))
+        return CLASSIFICATION if has_names or len(labels) > 2 else RERANKING
+    pools = any("Pooling" in module for module in modules)
+    return EMBEDDINGS if pools or set(kinds) & set(EMBEDDERS) else ""
+
+
+def _read(file: Path, empty: Any) -> Any:
+    """Return a JSON value of the type of `empty`, which stands for any other; loading reports a bad file."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return empty
+    return content if isinstance(content, type(empty)) else empty

@@ -12,8 +12,7 @@ from typing import cast
 
 from ovserve.errors import LoadError
 from ovserve.graph import Node
-from ovserve.kinds.images.files import missing_files, pipeline_class
-from ovserve.kinds.images.spec import AdapterMode, ImageAdapter, ImageSpec
+from ovserve.kinds.images.spec import AdapterMode, ImageAdapter, ImageSpec, missing_files, pipeline_class
 from ovserve.kinds.plugin_config import plugin_config
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions, LoraAdapterEntry
 

@@ -1,23 +1,226 @@
-"""The node of a plain model: KServe requests in, responses out.
+"""PlainModel: what nodes and requests share of a loaded plain model, and how tensors are given to it.
 
-A model without a graph gets a graph of this one node, so that it is loaded, replaced and measured like any
-other servable. Its options are the JSON of a TensorSpec, which the configuration has made.
+Everything that can be wrong with a request is checked here against what the engine has said of the model,
+before a byte is copied.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 from google.protobuf.struct_pb2 import Struct
 
-from ovserve.api.kserve import InferRequest, InferResponse
+from ovserve.api.kserve import InferRequest, InferResponse, Tensor
+from ovserve.api.kserve.tensor import BYTES
 from ovserve.engine.client.call_client import CallClient
+from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
-from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind
 from ovserve.kinds.tensors.metrics import TensorMetrics
-from ovserve.kinds.tensors.resource import PlainModel
-from ovserve.kinds.tensors.spec import TensorFacts, TensorSpec
+from ovserve.kinds.tensors.spec import (
+    INFER,
+    GivenTensor,
+    InferArguments,
+    InferResult,
+    TensorFacts,
+    TensorInfo,
+    TensorSpec,
+)
+from ovserve.llm.images import PixelForm
+from ovserve.sandbox.images.loader import Media
+
+MAX_SHOWN_NAMES = 8  # names in a message
+IMAGE_AXES = {"N", "C", "H", "W"}
+
+
+class Inferred(NamedTuple):
+    outputs: dict[str, Tensor]
+    inference_us: float
+    wait_us: float
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """`name` is the servable's, for messages."""
+
+    name: str
+    engine: Caller
+    model: TensorFacts
+    images: Media
+    metrics: TensorMetrics
+    bgr: bool = True  # the order of colours that it takes images in
+
+    def facts(self) -> Mapping[str, object]:
+        def ends(infos: Iterable[TensorInfo]) -> list[dict[str, object]]:
+            return [
+                {"name": i.name, "datatype": i.datatype, "shape": i.shape, "layout": i.layout or None}
+                for i in infos
+            ]
+
+        return {
+            "inputs": ends(self.model.inputs),
+            "outputs": ends(self.model.outputs),
+            "infer_requests": self.model.max_calls,
+            "streams": self.model.streams,
+            "stateful": self.model.stateful,
+        }
+
+    async def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str] = ()) -> Inferred:
+        """Run the model once. `outputs`: those wanted, by name; all if empty.
+
+        Raises InvalidArgument naming the tensor, what was expected and what was given; and what the engine
+        and its admission raise.
+        """
+        names, indices = self._output_indices(outputs) if outputs else self._all
+        tensors, blobs = await self._given_tensors(inputs)
+        self.metrics.active += 1
+        try:
+            stream = await self.engine.call(INFER, InferArguments(tensors, indices), blobs)
+            try:
+                item = await stream.next()
+                if item is None:
+                    raise Internal("the engine ended an inference without a result")
+                result = item.decode(InferResult)
+                await stream.next()
+            finally:
+                stream.cancel()
+        finally:
+            self.metrics.active -= 1
+        self.metrics.inference_us.observe(result.inference_us)
+        self.metrics.wait_us.observe(result.wait_us)
+        tensors_by_name = {
+            name: Tensor.unchecked(self.model.outputs[index].datatype, shape, blob)
+            for name, index, shape, blob in zip(names, indices, result.shapes, item.blobs, strict=True)
+        }
+        return Inferred(tensors_by_name, result.inference_us, result.wait_us)
+
+    @cached_property
+    def _all(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        return tuple(info.name for info in self.model.outputs), tuple(range(len(self.model.outputs)))
+
+    @cached_property
+    def _inputs(self) -> dict[str, int]:
+        """The index of an input by each of its names; the first that has it."""
+        return {name: i for i, info in reversed([*enumerate(self.model.inputs)]) for name in info.names}
+
+    def _output_indices(self, outputs: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        outputs = tuple(dict.fromkeys(outputs))  # a name that is repeated is not computed and copied again
+        indices = []
+        for name in outputs:
+            info = self.model.output(name)
+            if info is None:
+                raise InvalidArgument(
+                    f"outputs: {name[:64]!r} is not an output of model {self.name!r}; it has "
+                    f"{listed(self.model.outputs)}",
+                    param="outputs",
+                )
+            indices.append(self.model.outputs.index(info))
+        return outputs, tuple(indices)
+
+    async def _given_tensors(
+        self, inputs: Mapping[str, Tensor]
+    ) -> tuple[tuple[GivenTensor, ...], list[bytes | memoryview]]:
+        tensors: dict[int, tuple[GivenTensor, bytes | memoryview]] = {}
+        for name, tensor in inputs.items():
+            index = self._inputs.get(name)
+            if index is None:
+                raise InvalidArgument(
+                    f"inputs: {name[:64]!r} is not an input of model {self.name!r}; it has "
+                    f"{listed(self.model.inputs)}",
+                    param="inputs",
+                )
+            if index in tensors:
+                raise InvalidArgument(f"inputs: {name!r} is given twice, by two of its names", param="inputs")
+            tensors[index] = await self._one(index, name, self.model.inputs[index], tensor)
+        if len(tensors) < len(self.model.inputs):
+            missing = [info for i, info in enumerate(self.model.inputs) if i not in tensors]
+            raise InvalidArgument(
+                f"inputs: model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(tensors)}; "
+                f"missing: {listed(missing)}",
+                param="inputs",
+            )
+        return tuple(one for one, _ in tensors.values()), [blob for _, blob in tensors.values()]
+
+    async def _one(
+        self, index: int, name: str, info: TensorInfo, tensor: Tensor
+    ) -> tuple[GivenTensor, bytes | memoryview]:
+        if tensor.datatype == BYTES and info.datatype != BYTES and info.dims and len(info.dims) == 4:
+            return await self._decoded(index, name, info, tensor)
+        if tensor.datatype != info.datatype:
+            raise _mismatch(name, info, tensor)
+        if not info.accepts(tensor.shape):
+            raise _mismatch(name, info, tensor)
+        return GivenTensor(index, tensor.shape), tensor.data
+
+    async def _decoded(
+        self, index: int, name: str, info: TensorInfo, tensor: Tensor
+    ) -> tuple[GivenTensor, bytes | memoryview]:
+        """Return the pixels of an input whose elements are image files, scaled to the model's size."""
+        form = _pixel_form(name, info, bgr=self.bgr)
+        count = math.prod(tensor.shape)
+        low, high = (info.dims or ())[info.layout.index("N")]
+        if len(tensor.shape) != 1 or count < max(1, low) or (high >= 0 and count > high):
+            raise InvalidArgument(
+                f"inputs: {name!r}: expected a list of images, as BYTES of shape [n] for {info.datatype} "
+                f"{info.bounds} ({info.layout}); got BYTES {list(tensor.shape)}",
+                param="inputs",
+            )
+        pixels = await self.images.pixels(list(tensor.elements), form, f"inputs: {name!r}")
+        height, width = pixels.height, pixels.width
+        shape = count, height, width, form.channels
+        axes = dict(zip("NHWC", shape, strict=True))
+        if not info.accepts(tuple(axes[letter] for letter in info.layout)):
+            raise InvalidArgument(
+                f"inputs: {name!r}: the images have {width} x {height} pixels, expected {info.datatype} "
+                f"{info.bounds} ({info.layout})",
+                param="inputs",
+            )
+        return GivenTensor(index, shape, "image"), pixels.data
+
+
+def _pixel_form(name: str, info: TensorInfo, *, bgr: bool) -> PixelForm:
+    """Return what the input's images must be. Raises InvalidArgument if its layout is not known."""
+    if {*info.layout} != IMAGE_AXES or info.dims is None:
+        raise InvalidArgument(
+            f"inputs: {name!r}: expected {info.datatype} {info.bounds}, got BYTES; images are decoded for "
+            'inputs with a layout such as "NHWC", which the configuration can give',
+            param="inputs",
+        )
+    axes = dict(zip(info.layout, info.dims, strict=True))
+    (channels, _), (height, high), (width, wide) = axes["C"], axes["H"], axes["W"]
+    return PixelForm(
+        width=width if width == wide else 0,
+        height=height if height == high else 0,
+        channels=1 if channels == 1 else 3,
+        bgr=bgr,
+    )
+
+
+def _mismatch(name: str, info: TensorInfo, tensor: Tensor) -> InvalidArgument:
+    actual = f"{tensor.datatype} [{','.join(map(str, tensor.shape[:16]))}]"
+    return InvalidArgument(
+        f"inputs: {name!r}: expected {info.datatype} {info.bounds}, got {actual}", param="inputs"
+    )
+
+
+def listed(infos: Iterable[TensorInfo]) -> str:
+    """Return names, types and shapes of tensors for a message."""
+    descriptions = [f"{info.name!r} {info.datatype} {info.bounds}" for info in infos]
+    more = f" and {len(descriptions) - MAX_SHOWN_NAMES} more" if len(descriptions) > MAX_SHOWN_NAMES else ""
+    return (", ".join(descriptions[:MAX_SHOWN_NAMES]) or "none") + more
+
+
+# The node of a plain model: KServe requests in, responses out.
+#
+# A model without a graph gets a graph of this one node, so that it is loaded, replaced and measured like any
+# other servable. Its options are the JSON of a TensorSpec, which the configuration has made.
+
 
 NAME = "PlainModelCalculator"
 TAG, PACKET = "PLAIN_MODEL", "model"

@@ -20,14 +20,16 @@ import msgspec
 
 from ovserve import __version__
 from ovserve.access import current_request
+from ovserve.api.openai.endpoint import TextEndpoint
+from ovserve.api.openai.responses.request import DecodedResponses, ResponseContext
 from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Facts, Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Node
 from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind, Transcriber
+from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
-from ovserve.kinds.text.large import constrained
 from ovserve.kinds.text.options import LlmOptions, parse_llm_options
 from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Vision
@@ -37,12 +39,52 @@ from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing.core.registry import ParserChoice, choose
 from ovserve.llm.prompt import fim, generic_tools
 from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
-from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, ToolPolicy
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
+
+# Make a large body a request for the engine, in a body process and in one call.
+#
+# Called by name from `node.py`. The request comes back without the parts whose size the client chooses
+# freely: the conversation is JSON text, and the presentation keeps only what its writer reads.
+
+
+def decode_within(endpoint: TextEndpoint, body: bytes, context: ResponseContext | None) -> Any:
+    """The decoded body, with what a service knows of the request. Raises InvalidArgument."""
+    decoded = endpoint.decode(body)
+    return decoded.within(context) if isinstance(decoded, DecodedResponses) and context else decoded
+
+
+def parse(
+    endpoint: str, body: bytes, model: ModelContext, context: ResponseContext | None = None
+) -> GenerateRequest:
+    """Raises InvalidArgument as the endpoint does."""
+    selected = ENDPOINTS[endpoint]
+    request = selected.to_request(decode_within(selected, body, context), model)
+    conversation = request.conversation
+    if isinstance(conversation, Conversation):
+        conversation = encoded(conversation)
+    presentation = request.presentation.without_input()
+    return msgspec.structs.replace(request, conversation=conversation, presentation=presentation, parts=None)
+
+
+def encoded(conversation: Conversation) -> EncodedConversation:
+    """Raises InvalidArgument."""
+    try:
+        return EncodedConversation.of(conversation)
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise InvalidArgument(
+            f"{conversation.param}: cannot be given to the chat template: {error}", param=conversation.param
+        ) from None
+
+
+def constrained(
+    model: ModelContext, prompt: str, sampling: Sampling, tools: ToolPolicy | None, prefill: str
+) -> Sampling:
+    """`ModelContext.constrained`, for a body process where the schemas of tools take long."""
+    return model.constrained(prompt, sampling, tools, prefill)
 
 
 def fingerprint(spec: Spec, facts: Facts, graph: bytes = b"") -> str:

@@ -34,7 +34,7 @@ from ovserve.llm.grammar.constraint import (
 from ovserve.llm.parsing import ReasoningDialect, ToolDialect
 from ovserve.llm.parsing.core import registry
 from ovserve.llm.parsing.core.guide import Guide
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 Schemas = Mapping[str, Mapping[str, Any]]
 

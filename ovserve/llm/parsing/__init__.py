@@ -1,6 +1,6 @@
 """Parse answers into content, reasoning and tool calls, for every dialect, streamed or whole with the same
 result. `core/`: what comes out (`output.py`), the scanner, what a new format subclasses, the names of
-formats; `tools/` and `reasoning.py`: the formats; `json/` and `syntax/`: what these share.
+formats, and the syntax that these share; `tools/` and `reasoning.py`: the formats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decode an audio file; runs only in an audio process, see `loader.py`. WAV is read by `wav.py`.
+"""Decode an audio file; runs only in an audio process, see `loader.py`. WAV is read here.
 
 Any other by the library `av`, which is FFmpeg: mp3, m4a, mp4, ogg, opus, flac, webm, aac and others.
 Demuxers are named one by one: others of FFmpeg's open what a file names, such as playlists. The file is
@@ -7,13 +7,205 @@ handed over open, and no protocol is allowed, so nothing else is read.
 
 from __future__ import annotations
 
+import math
 import os
+import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ovserve.errors import extra
-from ovserve.sandbox.audio.sound import SAMPLES_PER_SECOND, Samples
 from ovserve.sandbox.messages import Undecodable
+
+# The file that decoders of audio write samples to.
+#
+# Samples have one channel, 16 bits and 16,000 per second.
+
+
+SAMPLES_PER_SECOND = 16_000
+SAMPLE_BYTES = 2
+
+
+class Samples:
+    """Write 16-bit samples, and count them. Raises Undecodable past the limit."""
+
+    def __init__(self, file: BinaryIO, max_seconds: float) -> None:
+        self._file = file
+        self._max_seconds = max_seconds
+        self.count = 0
+
+    def write(self, data: bytes) -> None:
+        self.count += len(data) // SAMPLE_BYTES
+        if self.count > self._max_seconds * SAMPLES_PER_SECOND:
+            raise Undecodable(f"it is longer than {self._max_seconds:g} s")
+        self._file.write(data)
+
+
+# WAV files without a library: PCM of 8 to 32 bit and float, any number of channels, any sample rate.
+#
+# Sizes in the header are not trusted, because a recorder that writes to a pipe does not know them: what it
+# claims beyond the end of the file is what is there.
+# Source: https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html, read 2026-11-22
+
+
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+MOST_CHANNELS = 64
+RATES = (1000, 768_000)
+BLOCK = 1 << 18  # frames that are read at once
+FILTER_TAPS = 32  # of the filter, per sample of the lower rate
+MOST_WEIGHTS = 1 << 20  # of all filters, and eight times that of the windows they are applied to at once
+KAISER_BETA = 8.0  # of its Kaiser window: about 80 dB
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Format:
+    kind: int  # PCM or FLOAT
+    channels: int
+    rate: int
+    bits: int
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.channels * self.bits // 8
+
+
+class OtherCodec(Undecodable):
+    """A WAV file with a codec that is not read here, such as ADPCM."""
+
+
+def is_wav(head: bytes) -> bool:
+    """Return whether the first 12 bytes are those of a WAV file; RF64 is one of more than 4 GiB."""
+    return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+
+
+def decode_wav(source: Path, samples: Samples) -> None:
+    """Raises Undecodable, or OtherCodec for a library to try."""
+    raw = np.memmap(source, np.uint8, mode="r")
+    form, begin, end = _chunks(raw)
+    frames = (end - begin) // form.frame_bytes
+    resample = Resampler(form.rate)
+    for at in range(0, frames, BLOCK):
+        size = min(BLOCK, frames - at)
+        block = raw[begin + at * form.frame_bytes : begin + (at + size) * form.frame_bytes]
+        values = _values(block, form).reshape(size, form.channels).mean(1)
+        samples.write(_packed(resample.feed(values)))
+    samples.write(_packed(resample.end()))
+
+
+def _chunks(raw: NDArray[np.uint8]) -> tuple[Format, int, int]:
+    """Return the format, and where the samples begin and end."""
+    form: Format | None = None
+    at = 12
+    while at + 8 <= raw.size:
+        name, size = struct.unpack("<4sI", bytes(raw[at : at + 8]))
+        at += 8
+        if name == b"fmt ":
+            form = _format(bytes(raw[at : at + min(size, 40)]))
+        elif name == b"data":
+            if form is None:
+                raise Undecodable("its header has no format before the samples")
+            claimed = raw.size if size in (0, 0xFFFFFFFF) else at + size
+            return form, at, min(claimed, raw.size)
+        at += size + size % 2
+    raise Undecodable("it has no samples" if form else "its header has no format")
+
+
+def _format(data: bytes) -> Format:
+    if len(data) < 16:
+        raise Undecodable("its format is cut off")
+    kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data)
+    if kind == EXTENSIBLE and len(data) >= 26:
+        (kind,) = struct.unpack_from("<H", data, 24)
+    if not 1 <= channels <= MOST_CHANNELS:
+        raise Undecodable(f"it has {channels} channels; expected 1 to {MOST_CHANNELS}")
+    if not RATES[0] <= rate <= RATES[1]:
+        raise Undecodable(f"its sample rate is {rate}; expected {RATES[0]} to {RATES[1]}")
+    if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
+        raise OtherCodec(f"its codec {kind} with {bits} bits is not supported")
+    return Format(kind, channels, rate, bits)
+
+
+def _values(block: NDArray[np.uint8], form: Format) -> Floats:
+    """Return samples from -1 to 1."""
+    if form.kind == FLOAT:
+        values = block.view(f"<f{form.bits // 8}").astype(np.float64)
+        return np.nan_to_num(np.clip(values, -1, 1), nan=0.0)
+    if form.bits == 8:
+        return (block.astype(np.float64) - 128) / 128
+    if form.bits == 24:
+        wide = np.zeros((block.size // 3, 4), np.uint8)
+        wide[:, 1:] = block.reshape(-1, 3)
+        block = wide.reshape(-1)
+    whole: NDArray[Any] = block.view("<i2" if form.bits == 16 else "<i4")
+    return whole.astype(np.float64) / (1 << (15 if form.bits == 16 else 31))
+
+
+def _packed(values: Floats) -> bytes:
+    return np.clip(np.rint(values * 32768), -32768, 32767).astype("<i2").tobytes()
+
+
+class Resampler:
+    """Convert a stream of samples to SAMPLES_PER_SECOND: a low-pass filter in as many phases as the ratio
+    has."""
+
+    def __init__(self, rate: int) -> None:
+        divisor = math.gcd(rate, SAMPLES_PER_SECOND)
+        self._up, self._down = SAMPLES_PER_SECOND // divisor, rate // divisor
+        self._half = math.ceil(FILTER_TAPS / 2 * max(1.0, rate / SAMPLES_PER_SECOND))
+        self._next = 0  # number of the output sample that comes next
+        self._first = -self._half  # number of the first input sample that is held
+        self._held: Floats = np.zeros(self._half)
+        self._width = 2 * self._half + 1
+        # A ratio such as 767,999 to 16,000 has 16,000 phases. Fewer shift a sample by less than 1/600 of the
+        # time to the next.
+        self._phases = min(self._up, MOST_WEIGHTS // self._width)
+        self._filters = self._weights()
+
+    def feed(self, values: Floats) -> Floats:
+        if self._up == self._down:
+            return values
+        self._held = np.concatenate([self._held, values])
+        # An output needs the inputs up to `_half` after it.
+        known = self._first + len(self._held) - self._half - 1
+        return self._until(known * self._up // self._down + 1)
+
+    def end(self) -> Floats:
+        """Return the last samples, which need some silence after the input."""
+        if self._up == self._down:
+            return np.zeros(0)
+        total = (self._first + len(self._held)) * self._up // self._down
+        self._held = np.concatenate([self._held, np.zeros(self._half + 1)])
+        return self._until(total)
+
+    def _until(self, end: int) -> Floats:
+        numbers = np.arange(self._next, max(end, self._next))
+        self._next = max(end, self._next)
+        out = np.zeros(len(numbers))
+        count = 8 * MOST_WEIGHTS // self._width  # at a time, because the windows are copied
+        for begin in range(0, len(numbers), count):
+            some = numbers[begin : begin + count]
+            centre = some * self._down // self._up - self._first
+            windows = np.lib.stride_tricks.sliding_window_view(self._held, self._width)[centre - self._half]
+            phases = some * self._down % self._up * self._phases // self._up
+            out[begin : begin + count] = (windows * self._filters[phases]).sum(1)
+        drop = max(0, self._next * self._down // self._up - self._half - self._first)
+        self._held, self._first = self._held[drop:], self._first + drop
+        return out
+
+    def _weights(self) -> Floats:
+        """Return [phase, tap]: a windowed sinc at each offset between two input samples."""
+        offsets = np.arange(self._phases)[:, None] / self._phases
+        distance = np.arange(-self._half, self._half + 1)[None, :] - offsets
+        cut = min(1.0, self._up / self._down) * 0.95
+        shape = np.clip(1 - (distance / (self._half + 1)) ** 2, 0, None)
+        filters = np.sinc(distance * cut) * np.i0(KAISER_BETA * np.sqrt(shape))
+        return np.asarray(filters / filters.sum(1, keepdims=True))
+
 
 DECODER_NICENESS = 10  # below the engine
 DEMUXERS = (
@@ -29,8 +221,6 @@ def initialize() -> None:
 
 def decode(source: str, target: str, max_seconds: float) -> int:
     """Write samples to `target`, which exists and is empty, and return their number. Raises Undecodable."""
-    from ovserve.sandbox.audio.wav import OtherCodec, decode_wav, is_wav
-
     path = Path(source)
     try:
         with path.open("rb") as file:

@@ -22,7 +22,7 @@ from ovserve.access import RequestContext, calling, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Tensor
 from ovserve.api.kserve.tensor import display
 from ovserve.errors import Internal, InvalidArgument, Overloaded, OvserveError
-from ovserve.kinds.tensors.resource import PlainModel
+from ovserve.kinds.tensors.node import PlainModel
 from ovserve.services.inference import http_infer
 from ovserve.services.inference.tensor_run import TIMESTAMP, TensorRun
 from ovserve.serving.interface import Interface

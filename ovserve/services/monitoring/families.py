@@ -19,8 +19,11 @@ from ovserve.services.monitoring.kind_families import (
     CACHE_FAMILIES,
     IDLE_FAMILIES,
     KIND_FAMILIES,
+    Model,
+    by_call,
+    node_events,
+    states,
 )
-from ovserve.services.monitoring.model import Model, by_call, node_events, states
 from ovserve.telemetry.metrics import Call, Family, Histogram, Sample, by_label, value
 
 CALL = ("api", "interface", "method")

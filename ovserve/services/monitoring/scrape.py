@@ -32,7 +32,7 @@ from ovserve.services.monitoring.families import (
     RELOADS,
     WRONG_CONFIGURATION,
 )
-from ovserve.services.monitoring.model import Model
+from ovserve.services.monitoring.kind_families import Model
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import VersionState

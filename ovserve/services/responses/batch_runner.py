@@ -39,8 +39,14 @@ from ovserve.errors import (
 )
 from ovserve.kinds.payload import HttpPayload
 from ovserve.log import request_id
-from ovserve.services.responses.batch_lines import body_of, endpoint_of, read_line
-from ovserve.services.responses.batch_results import ResultWriter, encoded, usage_of
+from ovserve.services.responses.batch_lines import (
+    ResultWriter,
+    body_of,
+    encoded,
+    endpoint_of,
+    read_line,
+    usage_of,
+)
 from ovserve.services.responses.batch_rows import (
     Batches,
     BatchRecord,

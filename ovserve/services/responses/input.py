@@ -15,8 +15,8 @@ from msgspec import Raw
 
 from ovserve.api.openai.body import decode_fields, decode_struct, is_light, unique_members
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.responses.mcp import McpOffer
 from ovserve.api.openai.responses.request import ResponseContext
+from ovserve.api.openai.responses.tools import McpOffer
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
 from ovserve.kinds.payload import HttpPayload
 from ovserve.sandbox.bodies import Bodies, Head

@@ -23,7 +23,6 @@ from msgspec import Raw
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.responses.endpoint import Responses
 from ovserve.api.openai.responses.fold import ResponseFold
-from ovserve.api.openai.responses.mcp import McpOffer, McpRequest, mcp_requests
 from ovserve.api.openai.responses.objects import (
     ArgumentsDone,
     FunctionCall,
@@ -46,6 +45,7 @@ from ovserve.api.openai.responses.objects import (
     Usage,
 )
 from ovserve.api.openai.responses.objects import CustomToolCall as CustomCall
+from ovserve.api.openai.responses.tools import McpOffer, McpRequest, mcp_requests
 from ovserve.calculators.library.mcp_connection import McpError
 from ovserve.calculators.library.mcp_servers import McpServers
 from ovserve.calculators.library.server_tools import Rounds

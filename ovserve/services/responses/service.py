@@ -7,16 +7,12 @@ not stored. Only a background response needs the store, because its client reads
 
 Every method takes the `owner`, the name behind the API key: no one sees the responses of others.
 
-Checkpoints: the new events of running responses are stored once a second, so a kill -9 loses one second.
-
-The same turn looks for responses that another server was asked to cancel (`stored.py`).
-
-Only new events are written, so the cost is linear in the length of the response. The store's thread writes
-them, so no stream waits for the disk. After a failure the next turn tries again; the end of a response is
-written separately.
+Checkpoints: the new events of running responses are stored once a second, so a kill -9 loses one second. The
+same turn looks for responses that another server was asked to cancel (`run.py`). Only new events are written,
+so the cost is linear in the length of the response. The store's thread writes them, so no stream waits for
+the disk. After a failure the next turn tries again; the end of a response is written separately.
 
 Queries of the Responses service that run no graph: a page of input items, and the length of a prompt.
-
 truncation: "auto": the oldest turns are left out until the conversation fits.
 
 Only the engine can count tokens, so the fit is found by asking: a request that is too long is rejected before
@@ -45,15 +41,21 @@ from ovserve.kinds.payload import HttpResponse
 from ovserve.sandbox.bodies import Head
 from ovserve.services.responses.input import ResolvedRequest, own_items, prepare
 from ovserve.services.responses.mcp_answer import McpAnswer, McpSession, session_of
-from ovserve.services.responses.run import ResponseReply, Run, failure_of, fold_all, one, stream_of, through
-from ovserve.services.responses.store import ResponseStore, StoreError
-from ovserve.services.responses.stored import (
+from ovserve.services.responses.run import (
     SERVER_GONE,
+    ResponseReply,
+    Run,
     StoredResponses,
+    failure_of,
+    fold_all,
     is_background,
+    one,
     require_background,
+    stream_of,
+    through,
     unknown,
 )
+from ovserve.services.responses.store import ResponseStore, StoreError
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse
 from ovserve.serving.tokens import TokenizeResult, tokens_of

@@ -10,19 +10,18 @@ options of one (`models.py`). Of two entries with one name the first counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ovserve.engine.model.files import cloud_fault
 from ovserve.errors import LoadError
-from ovserve.kinds.tensors.files import SUFFIXES
-from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, option_fault
-from ovserve.serving.config.schema import FILE, Value, uses
-from ovserve.serving.config.subconfig import SUBCONFIG_FILE, RepositoryContent, checked, items, with_models
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.kinds.tensors.spec import SUFFIXES
+from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, nothing_served, option_fault
+from ovserve.serving.config.schema import FILE, SUBCONFIG, Object, Value, faults, parse, uses
+from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 
 MESH_FOLDER, MESH_SUBCONFIG = "1", "config.json"  # the other one with this name is of the model on the hub
 MODEL_KEYS = frozenset(FLAGS)
@@ -177,3 +176,157 @@ def _lists_models(path: Path) -> bool:
         return b'"model_config_list"' in path.read_bytes()
     except OSError:
         return False
+
+
+# The servables of a configuration, with the plain models that the subconfigs of its graphs list.
+#
+# A subconfig stands next to a graph and lists the plain models that its nodes run. They are served as others.
+
+
+SUBCONFIG_FILE = "subconfig.json"
+
+
+@dataclass(frozen=True)
+class RepositoryContent:
+    """The servables of a repository; names are unique. `warnings` name entries without effect."""
+
+    specs: tuple[ServableSpec, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def graph_spec(name: str, directory: Path, origin: str) -> ServableSpec:
+    """Return the specification of a graph in a directory, with its subconfig if it has one."""
+    spec = ServableSpec.of_directory(name, directory, origin=origin)
+    file = spec.base / SUBCONFIG_FILE
+    return replace(spec, subconfig=file) if file.is_file() else spec
+
+
+def with_models(entries: Iterable[list[ServableSpec]], warnings: list[str]) -> RepositoryContent:
+    """Return the servables of all entries, and the plain models that subconfigs of graphs list.
+
+    Of two entries with one name the first counts, and one of the main file before one of a subconfig.
+    """
+    specs: dict[str, ServableSpec] = {}
+    names: set[str] = set()
+
+    def add(versions: list[ServableSpec]) -> None:
+        name = versions[0].name if versions else ""
+        if name in names:
+            warnings.append(f"{versions[0].origin}: {name!r} is already defined; the first counts")
+            return
+        names.update(spec.name for spec in versions)
+        warnings.extend(dict.fromkeys(warning for spec in versions for warning in spec.warnings))
+        specs.update((spec.key, spec) for spec in versions)
+
+    for versions in entries:
+        add(versions)
+    for graph in [spec for spec in specs.values() if spec.subconfig is not None]:
+        try:
+            for versions in subconfig_models(graph.subconfig or Path()):
+                add(versions)
+        except LoadError as error:
+            warnings.append(f"the models of {graph.name} are not loaded: {error}")
+    return RepositoryContent(tuple(specs.values()), tuple(warnings))
+
+
+def subconfig_models(path: Path) -> list[list[ServableSpec]]:
+    """Return the versions of each plain model that a subconfig lists. Raises LoadError if it is invalid."""
+    if not path.is_file():
+        return []
+    value = _subconfig(path)
+    models = []
+    for item in items(value, "model_config_list"):
+        entry = item.data["config"]
+        fields = entry.plain
+        base = path.parent / fields.get("base_path", fields["name"])
+        models.append(model_specs(fields["name"], base, fields, f"{path}:{entry.line}"))
+    return models
+
+
+def _subconfig(path: Path) -> Value:
+    try:
+        return checked(path.read_bytes(), path, SUBCONFIG)
+    except OSError as error:
+        raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
+
+
+def check_subconfig(path: Path) -> list[str]:
+    """Return warnings about keys without effect. Raises LoadError if the file is invalid."""
+    used = uses(_subconfig(path), SUBCONFIG, lambda entry: True)
+    return [f"{path}:{use.line}: {use.path} has no effect: {use.effect}" for use in used if use.effect]
+
+
+def checked(text: bytes, path: Path, schema: Object) -> Value:
+    """Parse and check. Raises LoadError with all faults, one per line."""
+    value = parse(text, str(path))
+    problems = faults(value, schema)
+    if problems:
+        more = "".join(f"\n{path}:{fault.line}: {fault.text}" for fault in problems[1:])
+        raise LoadError(problems[0].text + more, file=str(path), line=problems[0].line)
+    return value
+
+
+def items(value: Value, key: str) -> list[Value]:
+    return list(value.data[key].data) if key in value.data else []
+
+
+# The sources of the desired set of servables. Reading one blocks, so it runs in a thread.
+#
+# A repository is one of three: a single graph of the command line, a directory of graphs, a configuration
+# file.
+
+
+class Repository(Protocol):
+    def read(self) -> RepositoryContent:
+        """Return the servables. Raises LoadError when the whole is wrong; a wrong entry is a spec with a
+        fault."""
+
+    def digest(self) -> str:
+        """Return a digest that changes when `read` may find another set. It is cheap, because every poll
+        calls it."""
+
+
+@dataclass(frozen=True)
+class SingleGraph:
+    """The one graph of a command line, in a directory or made in memory; or a plain model, with the `entry`
+    that it would have in a configuration."""
+
+    spec: ServableSpec
+    entry: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self) -> RepositoryContent:
+        base = self.spec.base.absolute()
+        if self.spec.text:
+            return RepositoryContent((self.spec,))
+        if looks_plain(base):
+            return with_models([model_specs(self.spec.name, base, self.entry, "--model_path")], [])
+        return with_models([[graph_spec(self.spec.name, base, self.spec.origin)]], [])
+
+    def digest(self) -> str:
+        return repr([(spec.key, spec.base, spec.fault) for spec in self.read().specs])
+
+
+@dataclass(frozen=True)
+class GraphsDirectory:
+    """The graphs and plain models of --graphs_dir: one folder per servable, with its name."""
+
+    path: Path
+
+    def read(self) -> RepositoryContent:
+        root = self.path.absolute()
+        try:
+            folders = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
+        except OSError as error:
+            raise LoadError(f"cannot be read: {error.strerror}", file=str(root)) from error
+        graphs = [f for f in folders if (f / GRAPH_FILE).is_file()]
+        plain = [f for f in folders if f not in graphs and looks_plain(f)]
+        others = [f for f in folders if f not in graphs and f not in plain]
+        entries = [[graph_spec(f.name, f, str(f))] for f in graphs]
+        entries += [model_specs(f.name, f, {}, str(f)) for f in plain]
+        return with_models(entries, [f"not served: {nothing_served(f)}" for f in others])
+
+    def digest(self) -> str:
+        try:
+            return repr([(spec.key, spec.fault) for spec in self.read().specs])
+        except LoadError as error:
+            return str(error)

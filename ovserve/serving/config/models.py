@@ -20,9 +20,8 @@ from typing import Any
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.kinds.tensors.files import is_model_file, model_file, unfinished
-from ovserve.kinds.tensors.spec import KSERVE_TYPES, TensorSpec
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.kinds.tensors.spec import KSERVE_TYPES, TensorSpec, is_model_file, model_file, unfinished
+from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 from ovserve.serving.status import GRAPH_VERSION
 
 MAX_BATCH, MAX_DELAY = 1024, 1_000_000  # rows, microseconds

@@ -21,7 +21,7 @@ from ovserve.kinds.plugin_config import with_properties
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.loader import check
-from ovserve.serving.spec import GRAPH_FILE, ServableSpec
+from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 from ovserve.tools.tuning.choices import Options, applied, is_property
 
 

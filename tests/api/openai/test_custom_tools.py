@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ovserve.api.openai.custom_tools import InputReader, input_of, shown_name
+from ovserve.api.openai.tools import InputReader, input_of, shown_name
 
 TEXTS = [
     "",

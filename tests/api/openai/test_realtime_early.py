@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovserve.api.openai.realtime.config import Abilities
-from ovserve.api.openai.realtime.hearing import FRAME_SAMPLES
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
+from ovserve.api.openai.realtime.response import FRAME_SAMPLES
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.errors import EngineDead
 from ovserve.llm.output import ToolCall

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ovserve.api.openai.realtime.config import Abilities, ALaw, MuLaw, Pcm
 from ovserve.api.openai.realtime.conversation import MAX_AUDIO_BYTES
-from ovserve.api.openai.realtime.hearing import FRAME_SAMPLES
 from ovserve.api.openai.realtime.listener import MAX_LATER
 from ovserve.api.openai.realtime.packets import Activity, Answer, Prompt, Sound, Tokens, Transcript, Utterance
+from ovserve.api.openai.realtime.response import FRAME_SAMPLES
 from ovserve.api.openai.realtime.session import RealtimeSession
 from ovserve.calculators.realtime_codec import ear, encoded, without_silence
 from ovserve.errors import EngineDead

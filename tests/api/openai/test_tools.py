@@ -16,7 +16,7 @@ from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.core.registry import ParserChoice
 from ovserve.llm.prompt.chat_template import ChatTemplate, Expectations
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 F = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}

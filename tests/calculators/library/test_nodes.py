@@ -37,8 +37,7 @@ from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Content, Parsed, ToolCallDelta
 from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
-from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, TopToken
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, ToolPolicy, TopToken
 
 
 def options(text: str) -> str:

@@ -20,7 +20,7 @@ import pytest
 
 from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, Plan
 from ovserve.deploy.ray.rollout import pack
-from ovserve.serving.config.repository import GraphsDirectory
+from ovserve.serving.config.file import GraphsDirectory
 from tests.conftest import script_graph
 
 DATA_PLANE = os.environ.get("OVSERVE_RAY_DATA_PLANE", "python")
@@ -68,7 +68,7 @@ class Ray:
         """The server processes of this cluster's replicas."""
         raylets = {raylet(node) for node in self.nodes}
         found = set()
-        for pid in processes("ovserve.deploy.ray.child"):
+        for pid in processes("ovserve.deploy.ray.replica"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 if parent(parent(pid)) in raylets:
                     found.add(pid)

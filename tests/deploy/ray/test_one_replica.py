@@ -12,8 +12,8 @@ import pytest
 
 from ovserve.deploy.ray.plan import Plan
 from ovserve.deploy.ray.rollout import pack
-from ovserve.serving.config.repository import SingleGraph
-from ovserve.serving.spec import ServableSpec
+from ovserve.serving.config.file import SingleGraph
+from ovserve.serving.settings import ServableSpec
 from tests.conftest import ROOT
 from tests.deploy.ray.conftest import DATA_PLANE, Ray, until
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ovserve.kinds.text.worker.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.decoding import Sequence
 from ovserve.kinds.text.worker.paged.beams import BeamSearch
 from ovserve.kinds.text.worker.paged.blocks import BlockPool, TokenSequence
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS

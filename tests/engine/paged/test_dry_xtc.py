@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
-from ovserve.kinds.text.worker.paged import PagedEngine
-from ovserve.kinds.text.worker.paged import dry as dry_module
-from ovserve.kinds.text.worker.paged.dry import DryPenalty
-from ovserve.kinds.text.worker.paged.sampler import Choice
+from ovserve.kinds.text.worker.paged import PagedEngine, sampler
+from ovserve.kinds.text.worker.paged.sampler import Choice, DryPenalty
 from ovserve.llm.request import Dry, ReasoningBudget, Sampling
 from tests.engine.real import EXACT, LIST, generate
 
@@ -40,7 +38,7 @@ def dry_penalties(ids: list[int], dry: Dry) -> dict[int, float]:
         following = window[place + 1]
         breaks = any(breaker.encode() in TOKENS[following] for breaker in dry.sequence_breakers)
         if length >= dry.allowed_length and not breaks:
-            penalty = min(dry.multiplier * dry.base ** (length - dry.allowed_length), dry_module.MAX_PENALTY)
+            penalty = min(dry.multiplier * dry.base ** (length - dry.allowed_length), sampler.MAX_PENALTY)
             found[following] = max(found.get(following, 0), penalty)
     return found
 
@@ -88,13 +86,13 @@ def test_a_token_costs_one_pass_over_the_window_however_long_the_repetition(
 
     monkeypatch.setattr(DryPenalty, "_match", counted)
     penalty = DryPenalty(Dry(1.0, sequence_breakers=()), [0] * 4000, TOKENS.__getitem__)
-    assert compared <= dry_module.MAX_PROMPT_MATCH * 4000
+    assert compared <= sampler.MAX_PROMPT_MATCH * 4000
     compared = 0
     penalty.append(0)
     assert compared == 4000
     row = np.zeros(len(TOKENS), np.float32)
     penalty.change(row)
-    assert row[0] == -dry_module.MAX_PENALTY
+    assert row[0] == -sampler.MAX_PENALTY
 
 
 @pytest.mark.parametrize("narrow", [{}, {"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.02}])

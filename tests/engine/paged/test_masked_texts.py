@@ -13,7 +13,7 @@ from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.formats import EXPRESSIONS
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 from tests.breadth import examples
 from tests.engine.paged.conftest import Masks
 from tests.engine.test_genai_grammar import PIECES

@@ -15,9 +15,8 @@ from ovserve.errors import Internal, LoadError, ResourceExhausted
 from ovserve.installation import XGRAMMAR
 from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
 from ovserve.kinds.text.worker.paged import grammars as paged_grammars
-from ovserve.kinds.text.worker.paged.grammars import Grammars
+from ovserve.kinds.text.worker.paged.grammars import Grammars, prover
 from ovserve.kinds.text.worker.paged.masks import Mask, Matcher, mask_bits
-from ovserve.kinds.text.worker.paged.proof import prover
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.cost import PROBE_TOKENS
 from ovserve.llm.grammar.writer import compact

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from ovserve.kinds.text.worker.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.decoding import Sequence
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
 from ovserve.kinds.text.worker.paged.running import Running
 from ovserve.kinds.text.worker.paged.sampler import Choice

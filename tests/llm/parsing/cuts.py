@@ -9,8 +9,7 @@ from typing import Any
 from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing import Event, make_parser
-from ovserve.llm.request import Delta
-from ovserve.llm.tooling import Parsing
+from ovserve.llm.request import Delta, Parsing
 from tests.conformance_adapter import policy
 
 Result = tuple[str, str, list[tuple[str, str]]]

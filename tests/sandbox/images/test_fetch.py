@@ -13,8 +13,7 @@ import pytest
 from aiohttp import web
 
 from ovserve.errors import InvalidArgument
-from ovserve.sandbox.images.fetch import Fetcher
-from ovserve.sandbox.images.policy import parse_policy
+from ovserve.sandbox.images.fetch import Fetcher, parse_policy
 
 LIMIT = 1000
 

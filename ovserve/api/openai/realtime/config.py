@@ -16,7 +16,7 @@ from msgspec import field
 
 from ovserve.api.openai.tools import function_tool, tool_policy
 from ovserve.errors import InvalidArgument, shortened
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 MAX_OUTPUT_TOKENS = 4096  # of a response; OpenAI's bound
 # Voices that exist at OpenAI only. Clients have them as defaults, so they mean the graph's voice.

@@ -8,15 +8,6 @@ from typing import Any, Protocol
 
 from ovserve.api.openai.realtime.config import Abilities, AnyConfig, AudioInput, Format, Pcm, ServerVad, fault
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
-from ovserve.api.openai.realtime.hearing import (
-    FRAME_SAMPLES,
-    MOST_SECONDS,
-    SHORTEST_MS,
-    Ear,
-    InputBuffer,
-    Turn,
-    TurnDetector,
-)
 from ovserve.api.openai.realtime.packets import (
     SAMPLES_PER_SECOND,
     Activity,
@@ -26,7 +17,16 @@ from ovserve.api.openai.realtime.packets import (
     Transcript,
     Utterance,
 )
-from ovserve.api.openai.realtime.response import Response
+from ovserve.api.openai.realtime.response import (
+    FRAME_SAMPLES,
+    MOST_SECONDS,
+    SHORTEST_MS,
+    Ear,
+    InputBuffer,
+    Response,
+    Turn,
+    TurnDetector,
+)
 from ovserve.errors import OvserveError, public
 
 COMMIT_EMPTY = "input_audio_buffer_commit_empty"

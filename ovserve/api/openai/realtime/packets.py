@@ -12,7 +12,7 @@ import msgspec
 from ovserve.api.openai.realtime.config import Format
 from ovserve.errors import OvserveError
 from ovserve.llm.output import ToolCall, ToolResult
-from ovserve.llm.tooling import ToolPolicy
+from ovserve.llm.request import ToolPolicy
 
 SAMPLES_PER_SECOND = 16_000  # of audio that is listened to; 16 bits, little-endian
 

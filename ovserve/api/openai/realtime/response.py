@@ -6,16 +6,197 @@ Each `added` has its `done`, also when the response is cancelled, and `response.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
-from typing import Any
+import binascii
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-from ovserve.api.openai.realtime.config import ResponseConfig, bytes_a_second
+from ovserve.api.openai.realtime.config import (
+    Format,
+    Pcm,
+    ResponseConfig,
+    SemanticVad,
+    ServerVad,
+    bytes_a_second,
+    fault,
+)
 from ovserve.api.openai.realtime.conversation import Conversation, Heard, Item, Json, new_id
-from ovserve.api.openai.realtime.packets import Run, Tokens
+from ovserve.api.openai.realtime.packets import SAMPLES_PER_SECOND, Run, Tokens
 from ovserve.errors import OvserveError
 from ovserve.llm.output import ToolCall
+
+# The input audio of a realtime session: a buffer, with bytes as they came and the same at 16 kHz for the
+# models. And the turns of a speaker: where speech begins and ends, by the probability of speech in each 32
+# ms.
+#
+# The clock is that of the audio: samples at 16 kHz since the session began. Between turns only what may be
+# the beginning of the next one is kept.
+
+
+FRAME_SAMPLES = 512  # samples with one probability
+SPEECH_FRAMES = 3  # 96 ms of speech begin a turn: a click is shorter
+PAUSE_FRAMES = 6  # after 192 ms of silence what was said so far is written down, in case the turn ends
+END_THRESHOLD_DROP = 0.15  # speech goes on until the probability is this far below the threshold
+PADDING_MS = 300  # of semantic_vad
+ENDED_MS, OPEN_MS = 400, {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
+MAX_TURN_SECONDS = 120  # a turn without a pause ends then, and the next one begins
+ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A change that was noticed: `begun` and `ended` with a sample, `paused` where a turn may have ended."""
+
+    kind: Literal["begun", "paused", "resumed", "ended"]
+    at: int
+
+
+class TurnDetector:
+    def __init__(self, config: ServerVad | SemanticVad) -> None:
+        self.config = config
+        self.speaking = False
+        self.text: str | None = None  # what has been said so far, if it is known
+        self._frames = 0  # of speech in a row
+        self._silence = 0  # frames in a row
+        self._begun = 0
+        self._floor = 0  # the end of the last turn, before which the next one cannot begin
+
+    def feed(self, probabilities: Sequence[float], end: int) -> Iterator[Turn]:
+        """Yield what is noticed in frames of which the last one ends at `end`."""
+        at = end - len(probabilities) * FRAME_SAMPLES
+        for probability in probabilities:
+            at += FRAME_SAMPLES
+            yield from self._frame(probability, at)
+
+    def _frame(self, probability: float, end: int) -> Iterator[Turn]:
+        threshold = self.config.threshold if isinstance(self.config, ServerVad) else 0.5
+        if not self.speaking:
+            self._frames = self._frames + 1 if probability >= threshold else 0
+            if self._frames == SPEECH_FRAMES:
+                padding = self._padding * SAMPLES_PER_SECOND // 1000
+                self._begun = max(self._floor, end - SPEECH_FRAMES * FRAME_SAMPLES - padding, 0)
+                self.speaking, self._silence, self.text = True, 0, None
+                yield Turn("begun", self._begun)
+            return
+        if probability >= max(threshold - END_THRESHOLD_DROP, 0.01):
+            if self._silence >= PAUSE_FRAMES:
+                self.text = None
+                yield Turn("resumed", end)
+            self._silence = 0
+        else:
+            self._silence += 1
+            if self._silence == PAUSE_FRAMES:
+                yield Turn("paused", end)
+        quiet = self._silence * FRAME_SAMPLES * 1000 >= self._patience_ms * SAMPLES_PER_SECOND
+        if quiet or end - self._begun > MAX_TURN_SECONDS * SAMPLES_PER_SECOND:
+            yield self.end(end)
+
+    def end(self, at: int) -> Turn:
+        self.speaking, self._frames, self._floor = False, 0, at
+        return Turn("ended", at)
+
+    @property
+    def _padding(self) -> int:
+        return self.config.prefix_padding_ms if isinstance(self.config, ServerVad) else PADDING_MS
+
+    @property
+    def _patience_ms(self) -> int:
+        """Return the milliseconds of silence that end the turn."""
+        if isinstance(self.config, ServerVad):
+            return max(self.config.silence_duration_ms, 1)
+        if self.text is not None and self.text.rstrip().endswith(ENDS):
+            return ENDED_MS
+        return OPEN_MS[self.config.eagerness]
+
+
+SHORTEST_MS = 100  # of what can be committed
+KEPT_SECONDS = 2  # between turns, with voice activity
+MOST_SECONDS = MAX_TURN_SECONDS + 10
+
+Ear = Callable[[bytes], bytes]  # from the client's format to 16 kHz, with a state of its own
+
+
+class InputBuffer:
+    """Positions are samples at 16 kHz since the session began."""
+
+    def __init__(self, make_ear: Callable[[Format], Ear]) -> None:
+        self._make_ear = make_ear
+        self.begin = self.end = 0
+        self._raw, self._audio = bytearray(), bytearray()
+        self.set_format(Pcm())
+
+    def set_format(self, format_: Format) -> None:
+        self._format = format_
+        self._ear = self._make_ear(format_)
+        self._a_second = bytes_a_second(format_)
+        self._raw.clear()
+        self._audio.clear()
+        self.begin = self.end
+
+    def append(self, encoded: Any, room: float = MOST_SECONDS) -> bytes:
+        """Add base64; return the audio that is new. `room`: the seconds that fit. Raises EventError."""
+        if not isinstance(encoded, str):
+            raise fault("audio: expected a string of base64", "audio")
+        try:
+            raw = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            raise fault("audio: not valid base64", "audio") from None
+        if isinstance(self._format, Pcm) and len(raw) % 2:
+            raise fault(f"audio: {len(raw)} bytes are no whole samples of 16 bits", "audio")
+        if (len(self._raw) + len(raw)) / self._a_second > room:
+            raise fault(
+                f"audio: the buffer is full: at most {MAX_TURN_SECONDS} s; commit or clear it",
+                "audio",
+                "input_audio_buffer_full",
+            )
+        heard = self._ear(raw)
+        self._raw += raw
+        self._audio += heard
+        self.end += len(heard) // 2
+        return heard
+
+    def converted(self, raw: bytes) -> bytes:
+        """Return audio that is not of the buffer at 16 kHz."""
+        return self._make_ear(self._format)(raw)
+
+    @property
+    def milliseconds(self) -> int:
+        return len(self._raw) * 1000 // self._a_second
+
+    def audio(self, start: int, end: int) -> bytes:
+        """Return what was heard from one sample to another."""
+        start, end = max(start, self.begin), max(end, self.begin)
+        return bytes(self._audio[(start - self.begin) * 2 : (end - self.begin) * 2])
+
+    def raw(self, start: int, end: int) -> bytes:
+        """Return the same as it came."""
+        first, last = (self._place(max(at, self.begin)) for at in (start, end))
+        return bytes(self._raw[first:last])
+
+    def drop(self, before: int) -> None:
+        """Forget what is before a sample."""
+        before = min(before, self.end)
+        if before <= self.begin:
+            return
+        del self._raw[: self._place(before)]
+        del self._audio[: (before - self.begin) * 2]
+        self.begin = before
+
+    def clear(self) -> None:
+        self.drop(self.end)
+        self._raw.clear()
+
+    def trim(self, looked: int) -> None:
+        """Forget all but the last seconds of what was `looked` at: more may have come since."""
+        if looked - self.begin > 2 * KEPT_SECONDS * SAMPLES_PER_SECOND:  # seldom, because what stays is moved
+            self.drop(looked - KEPT_SECONDS * SAMPLES_PER_SECOND)
+
+    def _place(self, at: int) -> int:
+        place = (at - self.begin) * self._a_second // SAMPLES_PER_SECOND
+        return place & ~1 if isinstance(self._format, Pcm) else place
+
 
 DELTA_MS = 400  # of audio in one event: below the 1 MiB at which some clients close
 INPUT_TOKENS_A_SECOND, OUTPUT_TOKENS_A_SECOND = 10, 20  # of audio, as OpenAI counts it

@@ -34,7 +34,6 @@ from ovserve.api.openai.realtime.conversation import (
     messages_of,
     new_id,
 )
-from ovserve.api.openai.realtime.hearing import Ear
 from ovserve.api.openai.realtime.listener import Listener, Work
 from ovserve.api.openai.realtime.packets import (
     Answer,
@@ -42,7 +41,7 @@ from ovserve.api.openai.realtime.packets import (
     Prompt,
     Run,
 )
-from ovserve.api.openai.realtime.response import Response
+from ovserve.api.openai.realtime.response import Ear, Response
 from ovserve.errors import InvalidArgument, OvserveError, public, shortened
 
 MAX_RESPONSES = 8  # in progress besides that of the conversation; they are generated one after another

@@ -16,11 +16,15 @@ from typing import Any, Literal
 import msgspec
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
-from ovserve.api.openai.common import UsageCounter, new_id, predictions, stop_reason
-from ovserve.api.openai.custom_tools import ClientTool, InputReader
-from ovserve.api.openai.effort import effort_variables, reasoning_budget
-from ovserve.api.openai.images import pictures_of
-from ovserve.api.openai.logprobs import MISSING, top_of
+from ovserve.api.openai.common import (
+    UsageCounter,
+    effort_variables,
+    new_id,
+    predictions,
+    reasoning_budget,
+    stop_reason,
+)
+from ovserve.api.openai.logprobs import MISSING, pictures_of, top_of
 from ovserve.api.openai.responses.items import as_items, check_items, loosen_items, to_messages
 from ovserve.api.openai.responses.objects import (
     GenerationStarted,
@@ -53,7 +57,7 @@ from ovserve.api.openai.responses.request import (
 from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
-from ovserve.api.openai.tools import check_model
+from ovserve.api.openai.tools import ClientTool, InputReader, check_model
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.llm import output as parts
 from ovserve.llm.model import ModelContext

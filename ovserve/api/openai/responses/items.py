@@ -15,9 +15,9 @@ import msgspec
 from ovserve.api.openai import messages as chat
 from ovserve.api.openai.body import explain
 from ovserve.api.openai.common import new_id
-from ovserve.api.openai.custom_tools import input_arguments, shown_name
-from ovserve.api.openai.images import DETAIL, FILE, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
+from ovserve.api.openai.logprobs import DETAIL, FILE, TEXT_ONLY_HERE, URL, ImageUrl, Pictures, joined
 from ovserve.api.openai.operation import doc
+from ovserve.api.openai.tools import input_arguments, shown_name
 from ovserve.errors import InvalidArgument
 
 ROLES = ("user", "assistant", "system", "developer")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.effort import narrow_budget, narrow_effort
+from ovserve.api.openai.common import narrow_budget, narrow_effort
 from ovserve.api.openai.operation import Operation, Override
 from ovserve.api.openai.responses.encoder import Event
 from ovserve.api.openai.responses.objects import Response

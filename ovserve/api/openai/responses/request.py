@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.effort import ReasoningOptions
+from ovserve.api.openai.common import ReasoningOptions, encode, new_id
 from ovserve.api.openai.operation import Refused, doc
 from ovserve.api.openai.responses.items import Item, listed
-from ovserve.api.openai.responses.mcp import McpOffer
 from ovserve.api.openai.responses.objects import StoredInput
-from ovserve.api.openai.responses.tools import Tools, clean_tools
+from ovserve.api.openai.responses.tools import McpOffer, Tools, clean_tools
 from ovserve.api.openai.sampling import MAX_TOKENS, UNSUPPORTED, Count, SamplingFields
 from ovserve.errors import InvalidArgument
 from ovserve.llm.request import Presentation

@@ -25,7 +25,7 @@ from openvino import opset13 as op
 
 from ovserve.engine.model.safetensors import Tensors
 from ovserve.errors import LoadError
-from ovserve.kinds.encoders.files import MODEL
+from ovserve.kinds.encoders.spec import MODEL
 
 Node = Any  # an output of OpenVINO's graph; the library has no usable types
 ACTIVATIONS = {"gelu": "ERF", "gelu_new": "TANH", "gelu_pytorch_tanh": "TANH"}

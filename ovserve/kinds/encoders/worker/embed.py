@@ -42,9 +42,9 @@ from ovserve.kinds.encoders.worker.encoder_backend import (
     decoded,
     sigmoid,
 )
+from ovserve.kinds.encoders.worker.model import Row
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.tokens import Row
 
 SMALL_BYTES = 4096  # of inputs that are tokenised while other calls are not read: 0.3 ms
 

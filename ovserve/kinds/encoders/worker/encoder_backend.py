@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 
 from ovserve.engine.protocol.call_backend import Invocation
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
-from ovserve.kinds.encoders.files import read_encoder_files
-from ovserve.kinds.encoders.spec import DETOKENIZE, TOKENIZE, DetokenizeArguments, TokenizeArguments
+from ovserve.kinds.encoders.spec import (
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizeArguments,
+    TokenizeArguments,
+    read_encoder_files,
+)
+from ovserve.kinds.encoders.worker.model import Framed, Row, check_ids, open_tokenizer
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.tokens import Framed, Row, check_ids, open_tokenizer
 from ovserve.llm.request import shown_token
 from ovserve.llm.token_bytes import token_bytes
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ovserve.engine.protocol.call_backend import Invocation, Outcome
-from ovserve.kinds.encoders.worker.tokens import Row
+from ovserve.kinds.encoders.worker.model import Row
 
 BATCH_TOKENS = 512  # padded tokens of a batch
 MIN_LENGTH_RATIO = 0.85  # the shortest row of a batch, as a part of the longest

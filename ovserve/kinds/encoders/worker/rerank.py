@@ -31,9 +31,9 @@ from openvino import opset13 as op
 from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
-from ovserve.kinds.encoders.files import POSITIONS_BEHIND_PADDING
 from ovserve.kinds.encoders.spec import (
     CAUSAL,
+    POSITIONS_BEHIND_PADDING,
     RERANK,
     SCORE,
     RerankAnswer,
@@ -45,9 +45,9 @@ from ovserve.kinds.encoders.spec import (
 )
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded, sigmoid
+from ovserve.kinds.encoders.worker.model import FastTokenizer, Row, TextTokenizer
 from ovserve.kinds.encoders.worker.pool import Job
 from ovserve.kinds.encoders.worker.runner import Runner
-from ovserve.kinds.encoders.worker.tokens import FastTokenizer, Row, TextTokenizer
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ from ovserve.kinds.encoders.worker.model import (
     OWN_STREAMS,
     Compiled,
     Output,
+    Row,
     matrix_bytes,
     usable_cores,
     weight_bytes,
 )
 from ovserve.kinds.encoders.worker.pool import BATCH_TOKENS, Job, Place, Pool
-from ovserve.kinds.encoders.worker.tokens import Row
 
 LENGTH_MULTIPLE = 16  # lengths are multiples of it, which cost as much as any length between
 MAX_SINGLE_CORE_TOKENS = 32  # tokens; with more, all cores were faster even with AMX

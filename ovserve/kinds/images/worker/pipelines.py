@@ -41,7 +41,6 @@ from PIL import Image as Pillow
 from ovserve.engine.host.cpu import device_properties
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError
-from ovserve.kinds.images.files import pipeline_class, text_encoders
 from ovserve.kinds.images.spec import (
     GENERATE,
     Format,
@@ -51,6 +50,8 @@ from ovserve.kinds.images.spec import (
     ImageSpec,
     Raster,
     Task,
+    pipeline_class,
+    text_encoders,
 )
 
 # How the library begins the text of a failed check, and where its checks of a request's options are.

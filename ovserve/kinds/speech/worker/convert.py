@@ -34,7 +34,7 @@ from openvino_tokenizers import tokenizer_pipeline as steps
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
 from ovserve.errors import LoadError
-from ovserve.kinds.speech.files import DECODER, DETOKENIZER, ENCODER, TOKENIZER
+from ovserve.kinds.speech.spec import DECODER, DETOKENIZER, ENCODER, TOKENIZER
 from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights, Weights, open_weights
 
 Node = Any  # an output of OpenVINO's graph; the library has no usable types

@@ -37,7 +37,6 @@ from ovserve.engine.host.cpu import device_properties, properties_of
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.speech.files import read_speech_files
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
     SAMPLES_PER_SECOND,
@@ -51,6 +50,7 @@ from ovserve.kinds.speech.spec import (
     TextDelta,
     TranscribeArguments,
     VoiceActivitySpec,
+    read_speech_files,
 )
 
 NARROW_HZ = 4800  # a telephone has nothing above it, whatever filter made 16 kHz of it

@@ -15,8 +15,7 @@ import openvino as ov
 
 from ovserve.engine.host.cpu import device_properties
 from ovserve.errors import LoadError
-from ovserve.kinds.tensors.files import Mapping, model_file, read_mapping
-from ovserve.kinds.tensors.spec import TensorSpec
+from ovserve.kinds.tensors.spec import Mapping, TensorSpec, model_file, read_mapping
 from ovserve.kinds.tensors.worker.ports import Port, narrow, ports
 
 AUTO = "auto"

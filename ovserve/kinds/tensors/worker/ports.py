@@ -14,8 +14,7 @@ import numpy as np
 import openvino as ov
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.kinds.tensors.files import Mapping
-from ovserve.kinds.tensors.spec import KSERVE_TYPES, UNBOUNDED, GivenTensor, TensorInfo
+from ovserve.kinds.tensors.spec import KSERVE_TYPES, UNBOUNDED, GivenTensor, Mapping, TensorInfo
 
 MOST_FLOAT = 3.4028234663852886e38  # of 32 bits
 COLOURS = (1, 3)  # channels of an image

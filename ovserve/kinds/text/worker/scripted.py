@@ -15,7 +15,7 @@ from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import ENGINE_FAILED, Accepted, Add, Compiled, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
-from ovserve.kinds.text.worker.decoding.output import Output
+from ovserve.kinds.text.worker.decoding import Output
 from ovserve.llm.grammar import constraint
 from ovserve.llm.images import ImageTokens, tag, texts_between
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling, TokenLogprob, TopToken

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovserve.llm.parsing.json.scan import as_json, quote
-from ovserve.llm.parsing.syntax.literal import python_literal
+from ovserve.llm.parsing.core.json_scan import as_json, quote
+from ovserve.llm.parsing.core.literal import python_literal
 
 _MAX_REFS = 16
 _FIRST = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ovserve.llm.parsing.core.dialect import ToolDialect
-from ovserve.llm.parsing.tools.gemma4 import Gemma4
-from ovserve.llm.parsing.tools.json_calls import Apertus, Llama3, Xlam
-from ovserve.llm.parsing.tools.mistral import Devstral, Mistral
+from ovserve.llm.parsing.tools.gemma4 import Devstral, Gemma4, Mistral
 from ovserve.llm.parsing.tools.pythonic import Lfm2, Olmo3, Pythonic
 from ovserve.llm.parsing.tools.recipients import GptOss, Onyx
 from ovserve.llm.parsing.tools.sections import DeepseekV3, DeepseekV31, KimiK2
 from ovserve.llm.parsing.tools.tagged_json import (
+    Apertus,
     Apriel,
     CommandR7b,
     Ernie45,
@@ -18,9 +17,11 @@ from ovserve.llm.parsing.tools.tagged_json import (
     Hunyuan,
     InternLm,
     Jamba,
+    Llama3,
     NemotronNanoV2,
     Phi4,
     Qwen25Coder,
+    Xlam,
 )
 from ovserve.llm.parsing.tools.tagged_xml import (
     DeepseekV32,

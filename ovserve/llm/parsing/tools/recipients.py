@@ -14,12 +14,11 @@ from typing import ClassVar
 import msgspec
 
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
-from ovserve.llm.parsing.core.framed import call, header
+from ovserve.llm.parsing.core.dialect import ToolDialect, attempt, call, header
 from ovserve.llm.parsing.core.guide import Guide, tagged
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
-from ovserve.llm.parsing.syntax.xmlcall import Form, calls
+from ovserve.llm.parsing.core.xmlcall import Form, calls
 
 _MESSAGE = "<|message|>"
 _TO = "to="

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect
-from ovserve.llm.parsing.core.framed import call, header
+from ovserve.llm.parsing.core.dialect import ToolDialect, call, header
 from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools

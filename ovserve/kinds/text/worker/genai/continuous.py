@@ -1,7 +1,7 @@
 """The engine of many requests at a time: OpenVINO GenAI's ContinuousBatchingPipeline.
 
 It runs in one thread, in the order add/abort, step, collect. What else the library makes necessary is in
-`quirks/`, a file each. `ignore_eos` ignores `stop_token_ids` as well, so those are also searched for here.
+`quirks.py`. `ignore_eos` ignores `stop_token_ids` as well, so those are also searched for here.
 
 A request is admitted only if its worst case fits, so that the library never has to take anything back.
 
@@ -10,7 +10,7 @@ A request is admitted only if its worst case fits, so that the library never has
     happens with a full cache while a cancelled request still holds its blocks, which it does for a step.
   - It takes blocks back from the latest request and reads its tokens again. With cache eviction the scores no
     longer fit the tokens, and the step raises, which ends the engine. With a prefix cache a prompt that loses
-    its blocks half read leaves one that was not computed to its end (`quirks/partial_prefill.py`).
+    its blocks half read leaves one that was not computed to its end (`quirks.py`).
   - Drafts: with prompt lookup it appends drafts to requests that were not in a step, too. Earlier drafts are
     then part of the answer, unchecked, or the step raises. With a draft model, a prompt that the two models
     do not cut at the same places begins its answer with a token twice.
@@ -44,16 +44,18 @@ from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
 from ovserve.errors import Internal, InvalidArgument, LoadError, OvserveError, Unavailable
-from ovserve.kinds.text.worker.decoding.sequence import Sequence, SpeculativeStats
+from ovserve.kinds.text.worker.decoding import Sequence, SpeculativeStats
 from ovserve.kinds.text.worker.genai.facts import engine_facts
 from ovserve.kinds.text.worker.genai.grammar import GrammarCompiler, Grammars, prepare
-from ovserve.kinds.text.worker.genai.options import properties, scheduler_config, sentence, to_blame
-from ovserve.kinds.text.worker.genai.quirks.capacity import cache_tokens
-from ovserve.kinds.text.worker.genai.quirks.empty_read import read_parts
-from ovserve.kinds.text.worker.genai.quirks.partial_prefill import may_be_partly_computed
-from ovserve.kinds.text.worker.genai.quirks.poisoned_step import prompt_limit
-from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
-from ovserve.kinds.text.worker.genai.request import generation_config
+from ovserve.kinds.text.worker.genai.options import (
+    generation_config,
+    properties,
+    scheduler_config,
+    sentence,
+    to_blame,
+    writable,
+)
+from ovserve.kinds.text.worker.genai.quirks import cache_tokens, may_be_partly_computed, read_parts
 from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vision import Beside, VisionInput, tensors
 from ovserve.llm.decoding import filled
@@ -197,11 +199,12 @@ class GenAIEngine:
         files = read_model_files(spec.model_path)
         refuse_for_library(spec.model_path, files)
         self._live: dict[int, Sequence] = {}
-        self._held: dict[
-            int, Sequence
-        ] = {}  # in the library: also aborted ones, see quirks/partial_prefill.py
+        self._held: dict[int, Sequence] = {}  # in the library: also aborted ones, see quirks.py
         self._mode = spec.decoding
-        self._prompt_limit = prompt_limit(spec)
+        # A prompt longer than a step without split-fuse would raise in `step()`, which ends the step for each
+        # request in it, and the pipeline with them (OpenVINO GenAI 2026.4.1): what can raise there is refused
+        # in `add()`.
+        self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._cache_grows = not (spec.cache_size or spec.num_kv_blocks)
         try:
             tokenizer, table, compiler = self._load(spec, files)

@@ -5,7 +5,7 @@ and it has no call that only compiles. But a pipeline of a model that computes n
 tokenizer, compiles the same way, raises from its own `generate()`, and releases the GIL meanwhile. So this
 is used twice:
 
-- in the process that only proves (`proof.py`), which may be killed when a grammar takes too long;
+- in the process that only proves, which may be killed when a grammar takes too long;
 - in the engine process, on a thread of its own, parallel to the steps. The compiler and its cache belong to
   the tokenizer object, which both pipelines share, so the step that meets the request finds the grammar
   there.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,11 +29,12 @@ import openvino
 import openvino_genai as ov_genai
 from openvino import opset13 as ops
 
-from ovserve.engine.host.threads import below_the_steps
+from ovserve.engine.host.cpu import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.errors import Internal
+from ovserve.errors import Internal, LoadError
+from ovserve.kinds.text.worker.genai.options import writable
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
-from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY
+from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, check_token_seconds
 
 # One prompt answered whole, by the pipeline that a compiler works for.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
@@ -265,3 +267,31 @@ def said(error: Exception) -> str:
     if separator and " " in rest and "/" in head:
         return rest.partition(" ")[2].strip() or text
     return text.removeprefix("Failed to create grammar from structural tag: ")
+
+
+# Proves grammars of the library's engines, in a process of its own that has a tokenizer and no model.
+
+
+def prover(model_path: str) -> Callable[[str], str]:
+    """Return the prover of a process that has a tokenizer and no model. Raises LoadError.
+
+    The prover returns what is wrong with a structural tag, or "". It raises ResourceExhausted where the
+    tag's tokens would hold up the steps.
+    """
+    try:
+        with writable(model_path) as path:
+            tokenizer = ov_genai.Tokenizer(path)
+        compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))
+        compiler.compile(TRIVIAL)  # makes the library's compiler, so that no grammar pays for that
+    except (RuntimeError, TypeError) as error:
+        raise LoadError(said(error)) from error
+
+    def prove(structural_tag: str) -> str:
+        if fault := compiler.compile(structural_tag, 1):
+            return fault
+        began = time.process_time()
+        fault = compiler.compile(structural_tag)
+        check_token_seconds((time.process_time() - began) / PROBE_TOKENS)
+        return fault
+
+    return prove

@@ -5,6 +5,16 @@ Whatever the library says no to becomes a LoadError that names the option of the
 
 from __future__ import annotations
 
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
 import openvino_genai as ov_genai
 
 from ovserve.engine.host.cpu import device_properties
@@ -16,10 +26,13 @@ from ovserve.engine.protocol.specs import (
     LoraAdapter,
     PagedTextSpec,
     SparseAttention,
+    TextFacts,
     TextSpec,
 )
-from ovserve.errors import LoadError
-from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
+from ovserve.errors import InvalidArgument, LoadError
+from ovserve.llm.decoding import EFFECTIVE, Mode
+from ovserve.llm.grammar.constraint import Constraint
+from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
 
 
 def scheduler_config(spec: TextSpec) -> ov_genai.SchedulerConfig:
@@ -146,3 +159,128 @@ def sentence(error: Exception) -> str:
         line for line in lines if line and not line.startswith(("Exception from ", "Check '", "Invoked with"))
     ]
     return causes[-1].removeprefix("NotFound: ") if causes else type(error).__name__
+
+
+# A request's Sampling as the library's GenerationConfig.
+
+
+FINISH = {
+    ov_genai.GenerationFinishReason.NONE: None,
+    ov_genai.GenerationFinishReason.LENGTH: "length",
+    ov_genai.GenerationFinishReason.STOP: "stop",
+}
+
+Admitted = Callable[[Constraint], ov_genai.StructuredOutputConfig]
+
+
+def generation_config(
+    mode: Mode,
+    sampling: Sampling,
+    max_tokens: int,
+    stop_ids: Iterable[int],
+    facts: TextFacts,
+    admitted: Admitted,
+) -> ov_genai.GenerationConfig:
+    """`max_tokens` 0: no bound. Raises InvalidArgument for what the library would raise on inside a step."""
+    config = ov_genai.GenerationConfig()
+    options: dict[str, object] = {
+        "apply_chat_template": False,
+        "eos_token_id": facts.eos_token_ids[0] if facts.eos_token_ids else -1,
+        "stop_token_ids": {*stop_ids, *facts.eos_token_ids},  # validate() wants the eos ids in it
+        "ignore_eos": sampling.ignore_eos,
+        "min_new_tokens": sampling.min_tokens,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "echo": sampling.echo,
+        "logprobs": int(sampling.logprobs),
+    }
+    # The library's own defaults, 0, mean "not at all" to a pipeline that always drafts.
+    for name in EFFECTIVE[mode]:
+        if value := getattr(sampling, name):
+            options[name] = value
+    if sampling.constraint is not None:
+        options["structured_output_config"] = admitted(sampling.constraint)
+    if max_tokens:
+        options["max_new_tokens"] = max_tokens
+    if sampling.beams > 1:
+        options |= {
+            "num_beams": sampling.beams,
+            "num_beam_groups": sampling.beam_groups,
+            "num_return_sequences": sampling.n,
+            "length_penalty": sampling.length_penalty,
+            "diversity_penalty": sampling.diversity_penalty,
+        }
+    elif sampling.temperature != GREEDY_TEMPERATURE:
+        options |= {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "rng_seed": sampling.seed,
+        }
+        if sampling.top_k is not None:
+            options["top_k"] = sampling.top_k
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidArgument(f"{name} must be a finite number, not {value}", param=name)
+        try:
+            setattr(config, name, value)
+        except (TypeError, OverflowError) as error:
+            raise InvalidArgument(f"{name}: {value!r} is not a possible value", param=name) from error
+    try:
+        config.validate()
+    except RuntimeError as error:
+        raise InvalidArgument(sentence(error)) from error
+    return config
+
+
+# Load a .gguf file that this process may not write.
+#
+# - What the library does: it opens .gguf files for reading and writing, though it only reads them. A file
+#   of
+#   another user, or on a read-only file system, is "Failed to open ... with gguf_open". Containers usually
+#   have
+#   such files: /mnt/models of KServe, a claim that is mounted read-only, an image with models.
+# - The way around: the library gets a copy. It has no name on the disk, so it is gone with the process.
+# - Seen: tests/engine/test_gguf.py, and https://github.com/antirez/gguf-tools/issues/18, read on
+#   2026-11-23.
+#   Versions: OpenVINO GenAI 2026.4.1.
+# - It can go when the library opens .gguf files for reading alone.
+
+
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+CHUNK = 16 << 20
+
+
+@contextmanager
+def writable(path: str) -> Iterator[str]:
+    """Yield what the library is to open: `path`, or where that may not be written, a copy for as long as this
+    lasts. Raises LoadError if there is no room for the copy."""
+    if not path.endswith(".gguf") or os.access(path, os.W_OK) or not os.access(path, os.R_OK):
+        yield path
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ovserve-gguf-")))
+        try:
+            for part in _parts(Path(path)):
+                copy = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, copy, CHUNK)
+                copy.flush()
+                (folder / part.name).symlink_to(f"/proc/self/fd/{copy.fileno()}")
+        except OSError as error:
+            raise LoadError(
+                f"the library needs a .gguf file that it may write, and a copy in {folder.parent} failed: "
+                f"{error.strerror}; `ovserve pull --convert` makes a form that is only read",
+                file=path,
+            ) from error
+        print(f"{path} may not be written: a copy in {folder.parent} is read", file=sys.stderr)  # noqa: T201  the log
+        yield str(folder / Path(path).name)
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return the files of a model that was split, as the library looks for them next to the first."""
+    if not PART.search(path.name):
+        return [path]
+    return sorted(path.parent.glob(PART.sub("-*.gguf", path.name)))

@@ -34,12 +34,17 @@ from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import StatefulTextSpec, TextFacts
 from ovserve.errors import Internal, LoadError
-from ovserve.kinds.text.worker.decoding.sequence import Part, Sequence
+from ovserve.kinds.text.worker.decoding import Part, Sequence
 from ovserve.kinds.text.worker.genai.facts import engine_facts
 from ovserve.kinds.text.worker.genai.grammar import Grammars
-from ovserve.kinds.text.worker.genai.options import properties, sentence, to_blame
-from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
-from ovserve.kinds.text.worker.genai.request import FINISH, generation_config
+from ovserve.kinds.text.worker.genai.options import (
+    FINISH,
+    generation_config,
+    properties,
+    sentence,
+    to_blame,
+    writable,
+)
 from ovserve.kinds.text.worker.genai.text import Text
 from ovserve.kinds.text.worker.genai.vision import VisionInput, tensors
 

@@ -30,9 +30,8 @@ from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.messages import Add
 from ovserve.engine.protocol.specs import Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.kinds.text.worker.decoding.sequence import Scored
-from ovserve.kinds.text.worker.genai.options import sentence
-from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
+from ovserve.kinds.text.worker.decoding import Scored
+from ovserve.kinds.text.worker.genai.options import sentence, writable
 from ovserve.llm.request import Sampling, TokenLogprob, TopToken, shown_token
 from ovserve.llm.token_bytes import TokenBytes, token_bytes, validate
 

@@ -10,8 +10,7 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.model.files import read_model_files
 from ovserve.errors import LoadError
-from ovserve.kinds.text.worker.genai.options import sentence
-from ovserve.kinds.text.worker.genai.quirks.read_only_gguf import writable
+from ovserve.kinds.text.worker.genai.options import sentence, writable
 
 
 class Vocabulary(NamedTuple):

@@ -9,7 +9,7 @@ A round of the loop:
 - `sampler.py` samples tokens from the logits; `masks.py` masks those that a grammar does not allow.
 - `beams.py` chooses several continuations for a request with `best_of`; the scheduler forks block tables.
 
-`engine.py` puts them together. Texts, stop conditions and facts are those of `genai/` and `decoding/`.
+`engine.py` puts them together. Texts, stop conditions and facts are those of `genai/` and `decoding.py`.
 The library's pipeline cannot do what its step loop does not expose: other tokens' log-probabilities, biases,
 drafts for one user only, and the hits of the prefix cache. Measurements: docs/performance.md, "The
 paged engine".

@@ -18,9 +18,8 @@ from pathlib import Path
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import properties, sentence
-from ovserve.kinds.text.worker.paged.inputs import StepTokens, bind_tokens
 from ovserve.kinds.text.worker.paged.model import FILE, GIGABYTE, Floats, PagedModel
-from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
+from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence, StepTokens, bind_tokens
 
 FIELD = "draft_models_path"
 

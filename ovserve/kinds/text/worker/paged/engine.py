@@ -23,10 +23,9 @@ from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
-from ovserve.kinds.text.worker.decoding.sequence import Sequence
+from ovserve.kinds.text.worker.decoding import Sequence
 from ovserve.kinds.text.worker.genai.facts import engine_facts
-from ovserve.kinds.text.worker.genai.options import properties, sentence, to_blame
-from ovserve.kinds.text.worker.genai.request import generation_config
+from ovserve.kinds.text.worker.genai.options import generation_config, properties, sentence, to_blame
 from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vocabulary import check_draft_tokens, vocabulary
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
@@ -39,9 +38,7 @@ from ovserve.kinds.text.worker.paged.drafts import (
     NgramDrafter,
     StepCosts,
 )
-from ovserve.kinds.text.worker.paged.dry import DryPenalty
 from ovserve.kinds.text.worker.paged.grammars import Grammars
-from ovserve.kinds.text.worker.paged.inputs import Inputs
 from ovserve.kinds.text.worker.paged.model import (
     BLOCK_TOKENS,
     FEW_TOKENS,
@@ -53,8 +50,8 @@ from ovserve.kinds.text.worker.paged.model import (
 )
 from ovserve.kinds.text.worker.paged.prefix_store import open_store
 from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
-from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
-from ovserve.kinds.text.worker.paged.sampler import Choice
+from ovserve.kinds.text.worker.paged.running import Inputs, Running, ScheduledSequence
+from ovserve.kinds.text.worker.paged.sampler import Choice, DryPenalty
 from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint, structural_tag

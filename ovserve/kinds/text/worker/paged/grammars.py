@@ -29,23 +29,35 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from ovserve.engine.host.threads import below_the_steps
+from ovserve.engine.host.cpu import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
 from ovserve.errors import Internal, LoadError
 from ovserve.installation import XGRAMMAR, extra
-from ovserve.kinds.text.worker.paged.masks import JsonBegins, JsonKeys, Mask, Matcher, mask_of, quoting_tokens
+from ovserve.kinds.text.worker.genai.vocabulary import read_vocabulary
+from ovserve.kinds.text.worker.paged.masks import (
+    JsonBegins,
+    JsonKeys,
+    Mask,
+    Matcher,
+    mask_bits,
+    mask_of,
+    quoting_tokens,
+)
 from ovserve.llm.grammar.constraint import JSON_MARK, digest
-from ovserve.llm.grammar.cost import NO_TEXT, TOO_MUCH_MEMORY
+from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, check_token_seconds
 
 INSTALL = f"pip install --no-deps xgrammar=={XGRAMMAR}"  # without what it requires
 _TYPES = "xgrammar.tvm_ffi_binding."
@@ -247,3 +259,46 @@ def message_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = _CHECK.sub("", _WHERE.sub("", lines[0])) if lines else type(error).__name__
     return text.removeprefix("Invalid structural tag error: ")
+
+
+# Proves grammars of paged engines, in a process of its own, with the library that will make their masks.
+
+
+def prover(model_path: str) -> Callable[[str], str]:
+    """Return what says what is wrong with a structural tag, or "". Raises LoadError.
+
+    It raises ResourceExhausted where the tag's tokens would hold up the steps. Where the library is missing,
+    that is wrong with every grammar.
+    """
+    texts, eos_ids, logits = read_vocabulary(model_path)
+    try:
+        compiler = Compiler(texts, eos_ids, logits)
+    except LoadError as error:
+        missing = error.message
+        return lambda _: missing
+
+    def prove(structural_tag: str) -> str:
+        grammar, fault = compiler.compile(structural_tag)
+        if grammar is None:
+            return fault
+        began = time.process_time()
+        fault = _probe(compiler.matcher(grammar), compiler.logits)
+        check_token_seconds((time.process_time() - began) / PROBE_TOKENS)
+        return fault
+
+    return prove
+
+
+def _probe(matcher: Matcher, logits: int) -> str:
+    """Write some tokens of a text at random."""
+    random, row = Random(0), np.empty_like(matcher.stops)
+    for _ in range(PROBE_TOKENS):
+        if matcher.ended:
+            return ""
+        matcher.fill(row)
+        row &= ~matcher.stops
+        allowed = np.flatnonzero(mask_bits(row, logits))
+        if not len(allowed):
+            return NO_TEXT
+        matcher.accept(int(random.choice(allowed)))
+    return ""

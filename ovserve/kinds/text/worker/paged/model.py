@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.cpu import below_the_steps, processor
 from ovserve.engine.host.memory import memory
-from ovserve.engine.host.threads import below_the_steps
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence

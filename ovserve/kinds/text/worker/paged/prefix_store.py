@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ovserve.engine.host.threads import below_the_steps
+from ovserve.engine.host.cpu import below_the_steps
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
 

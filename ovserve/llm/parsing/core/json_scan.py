@@ -1,8 +1,8 @@
-"""A JSON value as it arrives: where it ends, whether it is valid so far, and its text ready to send.
+r"""A JSON value as it arrives: where it ends, whether it is valid so far, and its text ready to send.
 
 It is a push-down automaton with its own stack, so a thousand
 brackets need no recursion. The text passes through unchanged (big integers, number forms, key order), except
-that raw control characters and backslashes that begin no escape (`C:\\path`) are escaped in strings: models
+that raw control characters and backslashes that begin no escape (`C:\path`) are escaped in strings: models
 write them, strict clients cannot read them.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps, run_to_end
-from ovserve.llm.parsing.json.scan import as_json, quote
+from ovserve.llm.parsing.core.json_scan import as_json, quote
 
 _MAX_DEPTH = 60
 _WORD_CHARS = re.compile(r"[A-Za-z_]+")

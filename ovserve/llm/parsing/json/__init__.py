@@ -1,1 +1,0 @@
-"""JSON as models write it: scanned while it arrives, and read as calls."""
