@@ -146,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises an OvserveError that names the flag or the file."""
     from ovserve.access.keys import load_keys
-    from ovserve.deploy.ray.cluster import check
+    from ovserve.deploy.ray.check import check
     from ovserve.deploy.ray.plan import Plan
     from ovserve.deploy.ray.rollout import pack
     from ovserve.server.settings import problem
