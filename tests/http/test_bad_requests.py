@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -54,6 +56,28 @@ def test_a_bad_body(server: Server, body: bytes, status: int, says: str) -> None
     assert error["type"] == "invalid_request_error"
     assert says in error["message"]
     assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2, "temperature": 0, "dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"num_assistant_tokens": 10**6}, "num_assistant_tokens"),
+        ({"num_assistant_tokens": 10**6, "stream": True}, "num_assistant_tokens"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_while_the_engine_is_busy(
+    server: Server, fields: dict[str, object], param: str
+) -> None:
+    """A busy engine reads its messages between two steps, which may take seconds. This one takes none."""
+    stopped = server.engine_pid()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        answer = httpx.post(f"{server.v3}/chat/completions", json=GOOD | fields, timeout=10)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -190,10 +190,9 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         """
         meter = meter or RequestMetrics()
         arrived = time.monotonic() if arrived is None else arrived
-        if (constraint := request.sampling.constraint) is not None:
-            refuse_combination(self.spec.decoding, request.sampling)
+        refuse_combination(self.spec.decoding, request.sampling)  # a busy engine says it seconds later
         ids = await self.texts.ids_of(request)
-        await self._ready_for(constraint)
+        await self._ready_for(request.sampling.constraint)
         last = self.expected <= len(self._requests) + 1
         try:
             ongoing = self._requests.begin(

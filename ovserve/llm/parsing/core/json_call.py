@@ -25,7 +25,7 @@ class Keys(msgspec.Struct, frozen=True):
     """The names of a call's parts, and the certainty required to treat an object as a call."""
 
     name: tuple[str, ...] = ("name",)
-    arguments: tuple[str, ...] = ("arguments", "parameters")
+    arguments: tuple[str, ...] = ("arguments", "parameters", "args", "input")
     id: tuple[str, ...] = ("id", "tool_call_id")
     good_id: Callable[[str], bool] = bool
     good_name: Callable[[str], bool] = bool
