@@ -147,9 +147,16 @@ class Server:
                     stream.close()
 
 
-def start_server(directory: Path, *flags: str, name: str = "smollm2", timeout: float = 60) -> Server:
+def start_server(
+    directory: Path,
+    *flags: str,
+    name: str = "smollm2",
+    timeout: float = 60,
+    prefix: Sequence[str] = (),
+) -> Server:
     """A server of one graph."""
-    return start_process("--model_name", name, "--model_path", str(directory), *flags, timeout=timeout)
+    graph = ("--model_name", name, "--model_path", str(directory))
+    return start_process(*graph, *flags, timeout=timeout, prefix=prefix)
 
 
 def start_process(*flags: str, timeout: float = 60, prefix: Sequence[str] = ()) -> Server:

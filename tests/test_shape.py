@@ -12,11 +12,11 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 508,
-    "lines": 100_120,
+    "files": 509,
+    "lines": 100_121,
     "folders": 71,
     "top-level packages": 20,
-    "modules with one importer": 94,
+    "modules with one importer": 95,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 6,
     "base classes with one subclass": 20,
     "depth of inheritance": 5,

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.blobs import INLINE_BYTES
 from tests.conftest import ROOT, Server, start_process, start_server

@@ -16,7 +16,7 @@ from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.calls import CallItem
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Isolation, Spec
 from ovserve.graph import Calculator, Node

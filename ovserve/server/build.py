@@ -13,13 +13,13 @@ from ovserve.access.access_log import AuditLog
 from ovserve.access.keys import load_key
 from ovserve.api.openai.bounds import BodyBounds
 from ovserve.engine.admission.fair_queue import Limits
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
 from ovserve.http.transport.sockets import is_local, split
 from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
-from ovserve.sandbox.images.fetch import parse_policy
 from ovserve.sandbox.images.loader import Bounds, Media
+from ovserve.sandbox.images.policy import parse_policy
 from ovserve.server.settings import Settings, cache_path, grpc_addresses
 from ovserve.services.monitoring.families import ALL, parse_list
 from ovserve.services.responses.batch_validation import BatchBounds

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ovserve.access import as_system
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script

@@ -18,7 +18,7 @@ import msgspec
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.memory import Memory, memory

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ovserve.engine.admission.fair_queue import Limits
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.tensors.spec import TensorSpec

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.requests import DeltaStream
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import text_spec

@@ -14,7 +14,7 @@ import pytest
 from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.calls import CallStream
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.errors import EngineDead, LoadError
 from ovserve.graph import Registry
 from ovserve.kinds.images.spec import GENERATE, GenerateArguments, ImageFacts, ImageItem, ImageSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Script, Start, eventually, kill_engine, reaches, read_all, request
 
-from ovserve.engine.client.memory_limit import MemoryLimit
+from ovserve.engine.client.settings import MemoryLimit
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import Memory, memory, oom_kills, resident
@@ -81,7 +81,7 @@ async def test_an_engine_that_is_too_large_from_the_start_is_not_used(start: Sta
 
 def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pytest.MonkeyPatch) -> None:
     held = 90
-    monkeypatch.setattr("ovserve.engine.client.memory_limit.resident", lambda pid: held)
+    monkeypatch.setattr("ovserve.engine.client.settings.resident", lambda pid: held)
     ceiling = MemoryLimit(100, pid=1)
     for held, short in ((90, False), (101, True), (97, True), (94, False), (97, False)):
         ceiling.check()
@@ -90,8 +90,8 @@ def test_requests_are_taken_again_only_when_there_is_some_room(monkeypatch: pyte
 
 def test_an_engine_is_outgrown_when_another_would_end_the_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     held, left = 100 << 20, 300 << 20
-    monkeypatch.setattr("ovserve.engine.client.memory_limit.resident", lambda pid: held)
-    monkeypatch.setattr("ovserve.engine.client.memory_limit.memory", lambda: Memory(left, "container"))
+    monkeypatch.setattr("ovserve.engine.client.settings.resident", lambda pid: held)
+    monkeypatch.setattr("ovserve.engine.client.settings.memory", lambda: Memory(left, "container"))
     ceiling = MemoryLimit(0, pid=1)
     for held_mb, left_mb, short, outgrown in (
         (100, 300, False, False),

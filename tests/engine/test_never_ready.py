@@ -9,7 +9,7 @@ import pytest
 from conftest import Script, is_running
 
 from ovserve.engine.client import process
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import LoadError

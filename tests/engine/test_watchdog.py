@@ -12,7 +12,7 @@ import pytest
 from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
 
 from ovserve.engine.client.health import Watchdog
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.messages import Usage

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -24,9 +24,12 @@ from tests.faults.conftest import ANSWER, SCRIPT, Figure, Hurting
 
 
 @contextmanager
-def serving(directory: Path, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
+def serving(
+    directory: Path, *flags: str, prefix: Sequence[str] = ()
+) -> Iterator[tuple[Server, httpx.Client]]:
     store = ("--response_store_path", str(directory / "r.db"))
-    server = start_server(script_graph(directory / "graph", json.dumps(SCRIPT)), *store, *flags, name="m")
+    graph = script_graph(directory / "graph", json.dumps(SCRIPT))
+    server = start_server(graph, *store, *flags, name="m", prefix=prefix)
     try:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             yield server, http
@@ -140,14 +143,7 @@ def test_out_of_file_descriptors(tmp_path: Path) -> None:
 
 def test_64_file_descriptors_from_the_start(tmp_path: Path, figure: Figure) -> None:
     """As with `ulimit -n 64`: connections beyond that wait their turn, and a flood of them ends nothing."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
-    try:
-        context = serving(tmp_path)
-        server, http = context.__enter__()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    try:
+    with serving(tmp_path, prefix=("sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh")) as (server, http):
         assert chat(http)
         crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
         for one in crowd:
@@ -170,8 +166,6 @@ def test_64_file_descriptors_from_the_start(tmp_path: Path, figure: Figure) -> N
             figure(f"a new client had its answer {time.monotonic() - left:.2f} s after the 100 left")
             assert chat(another)
         assert server.process.poll() is None
-    finally:
-        context.__exit__(None, None, None)
 
 
 @pytest.mark.slow

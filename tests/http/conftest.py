@@ -11,7 +11,7 @@ import pytest
 
 from ovserve.access import Guard
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry

@@ -16,8 +16,8 @@ from ovserve.api.openai.logprobs import pictures_to_count
 from ovserve.errors import InvalidArgument
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
-from ovserve.sandbox.images.fetch import parse_policy
 from ovserve.sandbox.images.loader import Bounds, Media
+from ovserve.sandbox.images.policy import parse_policy
 from tests.conftest import script_graph, start_server
 from tests.http.conftest import Scripted, running
 from tests.sandbox.images.conftest import picture

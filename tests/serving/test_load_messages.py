@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import LoadError

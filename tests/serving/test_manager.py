@@ -17,7 +17,7 @@ import pytest
 
 from ovserve.access import RequestContext, calling
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.spawn import Child
 from ovserve.engine.client.state import RestartPolicy

@@ -20,7 +20,7 @@ import pytest
 
 from ovserve.access import RequestContext, calling
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import Overloaded, OvserveError, Unavailable
 from ovserve.graph import Registry

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.graph import Registry
 from ovserve.serving.config.file import ConfigFile
 from ovserve.serving.manager import Manager

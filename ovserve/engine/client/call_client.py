@@ -12,8 +12,8 @@ from ovserve.engine.client.calls import Buffer, Calls, CallStream
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.hosting.hosts import Hosts, NotShared
-from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineState
 from ovserve.engine.protocol.messages import Usage
 from ovserve.engine.protocol.specs import Facts, Spec

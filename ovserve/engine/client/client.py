@@ -25,9 +25,9 @@ from ovserve.engine.client.grammars import GrammarProver, HelperProcess
 from ovserve.engine.client.health import Health
 from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.mailbox import PendingCalls
-from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.requests import Requests
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.state import CurrentState, Dormancy, EngineState, EngineStats, Listeners
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 
 from ovserve.engine.client.hosting.host import ModelProcess
-from ovserve.engine.client.memory_limit import MemoryLimit
+from ovserve.engine.client.settings import MemoryLimit
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.messages import Ping, Usage
 from ovserve.engine.protocol.specs import Spec

@@ -157,7 +157,7 @@ class RestartPolicy:
 
     The pause doubles with every short-lived engine, and resets after one that lasted. An engine with work is
     replaced when it makes no progress for `stall_timeout`; 0: never. One that holds more than `memory_limit`
-    bytes gets no new requests, and is replaced when it has no work; 0: see memory_limit.py.
+    bytes gets no new requests, and is replaced when it has no work; 0: see settings.py.
     """
 
     first_pause: float = 0.25

@@ -19,9 +19,9 @@ from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.grammars import CompiledGrammars, GrammarProver, HelperEnded, HelperProcess
 from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.mailbox import PendingCalls, Question
-from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import DeltaStream, Requests
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.admission import admit
 from ovserve.engine.protocol.frames import UNSENDABLE, unsendable
 from ovserve.engine.protocol.messages import (

@@ -23,7 +23,7 @@ from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.sandbox.audio.loader import AudioLoader
-from ovserve.sandbox.images.fetch import Policy
+from ovserve.sandbox.images.policy import Policy
 from ovserve.sandbox.messages import Undecodable
 from ovserve.sandbox.pool import Pool
 

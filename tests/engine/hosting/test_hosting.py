@@ -15,7 +15,7 @@ import pytest
 from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.calls import CallStream
 from ovserve.engine.client.hosting.hosts import Hosts
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import resident
 from ovserve.errors import EngineDead, Internal, LoadError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.memory_limit import EngineSettings
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.tensors.spec import GivenTensor, InferArguments, InferResult, TensorFacts, TensorSpec

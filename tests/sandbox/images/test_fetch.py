@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from ovserve.errors import InvalidArgument
-from ovserve.sandbox.images.fetch import Fetcher, parse_policy
+from ovserve.sandbox.images.fetch import Fetcher
+from ovserve.sandbox.images.policy import parse_policy
 
 LIMIT = 1000
 

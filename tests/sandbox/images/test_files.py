@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.sandbox.images.fetch import Policy
 from ovserve.sandbox.images.loader import read_file
+from ovserve.sandbox.images.policy import Policy
 
 LIMIT = 100
 

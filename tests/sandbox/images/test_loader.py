@@ -13,8 +13,8 @@ import pytest
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Detail, Image, ImageSource
-from ovserve.sandbox.images.fetch import parse_policy
 from ovserve.sandbox.images.loader import DECODE, Bounds, Media, image_pool
+from ovserve.sandbox.images.policy import parse_policy
 from ovserve.sandbox.messages import Undecodable
 from tests.sandbox.images.conftest import picture
 

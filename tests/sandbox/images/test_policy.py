@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.sandbox.images.fetch import as_address, is_public, parse_policy
+from ovserve.sandbox.images.policy import as_address, is_public, parse_policy
 
 
 def test_nothing_is_allowed_by_default() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from ovserve.engine.client.hosting.blame import Blame, Trial
-from ovserve.engine.client.memory_limit import EngineSettings, MemoryLimit, SharedMemoryLimit
 from ovserve.engine.client.process import EngineMessage, EngineProcess, ignore, ignore_end
+from ovserve.engine.client.settings import EngineSettings, MemoryLimit, SharedMemoryLimit
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.messages import (
     Call,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from ovserve.engine.client.hosting.blame import Blame, Trial
 from ovserve.engine.client.hosting.host import EngineHost, HostedModel, HostEnded
-from ovserve.engine.client.memory_limit import EngineSettings
 from ovserve.engine.client.process import EngineMessage
+from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 

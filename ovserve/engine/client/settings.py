@@ -1,5 +1,6 @@
-"""The memory limit of an engine, and the server's reaction before the kernel kills it. Checked once a
-second.
+"""How the server treats its engine processes: settings, and their memory limit before the kernel kills one.
+
+The limit is checked once a second.
 
 An engine is short of memory when it holds more than its limit, or when the machine or container has less
 than RESERVE left. New requests are then rejected (`engine/admission/controller.py`); nothing else helps
@@ -15,8 +16,6 @@ from dataclasses import dataclass, field
 from ovserve.engine.client.grammars import GrammarLimits
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import Memory, memory, resident
-
-# EngineSettings: how the server treats its engine processes, of any kind.
 
 
 @dataclass(frozen=True)
