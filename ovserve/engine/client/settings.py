@@ -1,4 +1,4 @@
-"""How the server treats its engine processes: settings, and their memory limit before the kernel kills one.
+"""Settings of engine processes, and the reaction to their memory limit before the kernel kills one.
 
 The limit is checked once a second.
 
