@@ -259,14 +259,6 @@ def server(model: Path) -> Iterator[Server]:
     running.stop()
 
 
-@pytest.fixture(scope="session")
-def short_server(short_graph: Path) -> Iterator[Server]:
-    """The same with two layers of the model, for tests that need any text."""
-    running = start_server(short_graph)
-    yield running
-    running.stop()
-
-
 def graph_of(directory: Path, model: Path) -> Path:
     """A graph directory like `graphs/smollm2` with another model, which answers the same whatever it computes beside."""
     text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()

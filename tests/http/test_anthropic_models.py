@@ -17,11 +17,6 @@ from tests.http.conftest import Scripted
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.mark.parametrize("base", ["", "/v3"])
 def test_the_list_and_one_of_it(server: Server, base: str) -> None:
     with anthropic.Anthropic(base_url=server.url + base, api_key="none", max_retries=0) as client:

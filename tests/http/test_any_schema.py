@@ -27,11 +27,6 @@ def ask(server: Server, schema: Any, seed: int) -> httpx.Response:
     return httpx.post(f"{server.v3}/completions", content=json.dumps(body).encode(), timeout=60)
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # some schemas are large
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))

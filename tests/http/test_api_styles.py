@@ -102,11 +102,6 @@ def test_the_words_agents_look_for() -> None:
     assert message == "prompt is too long: 12 tokens > 9 maximum. too long"
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.mark.parametrize("prefix", ["", "/v1", "/v3", "/v3/v1"])
 def test_openai_s_paths_under_every_prefix(server: Server, prefix: str) -> None:
     with httpx.Client(base_url=server.url + prefix) as client:

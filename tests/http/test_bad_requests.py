@@ -16,11 +16,6 @@ from tests.conftest import Server
 GOOD = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.fixture(autouse=True)
 def still_alive(server: Server) -> Iterator[None]:
     """After every case the server answers the next request."""

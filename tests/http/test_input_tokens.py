@@ -15,11 +15,6 @@ from tests.conftest import Server
 from tests.http.responses_harness import OWNER, serving
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:

@@ -16,14 +16,7 @@ STORY = "Write a story about a bird."
 
 
 @pytest.fixture
-def client(short_server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=short_server.v3, api_key="none", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-def fluent(server: Server) -> Iterator[openai.OpenAI]:
-    """Of a model whose tokens are certain, and that ends what it says."""
+def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
         yield made
 
@@ -55,9 +48,9 @@ def test_stop_cuts_at_the_character_and_may_be_kept(client: openai.OpenAI) -> No
     assert ask(client, FRANCE, stop=[word], include_stop_str_in_output=True).output_text == whole[:cut] + word
 
 
-def test_lengths_and_ends(fluent: openai.OpenAI) -> None:
+def test_lengths_and_ends(client: openai.OpenAI) -> None:
     def count(**more: Any) -> int:
-        response = ask(fluent, FRANCE, tokens=40, **more)
+        response = ask(client, FRANCE, tokens=40, **more)
         assert response.usage is not None
         return response.usage.output_tokens
 
@@ -65,15 +58,15 @@ def test_lengths_and_ends(fluent: openai.OpenAI) -> None:
     assert alone < 40
     assert count(ignore_eos=True) == 40
     assert count(min_tokens=alone + 5) >= alone + 5
-    shown = ask(fluent, FRANCE, tokens=40, ignore_eos=True, skip_special_tokens=False)
+    shown = ask(client, FRANCE, tokens=40, ignore_eos=True, skip_special_tokens=False)
     assert "<|im_end|>" in shown.output_text
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 0.999}])
-def test_a_filter_that_leaves_one_token_is_greedy(fluent: openai.OpenAI, narrow: dict[str, float]) -> None:
+def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow: dict[str, float]) -> None:
     text = "What is the capital of France?"  # of certain tokens: a `min_p` below 1 leaves ties
-    greedy = ask(fluent, text, tokens=8).output_text
-    assert ask(fluent, text, tokens=8, temperature=1.9, seed=3, **narrow).output_text == greedy
+    greedy = ask(client, text, tokens=8).output_text
+    assert ask(client, text, tokens=8, temperature=1.9, seed=3, **narrow).output_text == greedy
 
 
 @pytest.mark.parametrize(
@@ -103,9 +96,9 @@ def test_diversity_penalty_spreads_beam_groups(client: openai.OpenAI) -> None:
     assert firsts(num_beam_groups=4, diversity_penalty=5.0) >= max(3, firsts())
 
 
-def test_length_penalty_orders_beams_by_length(fluent: openai.OpenAI) -> None:
+def test_length_penalty_orders_beams_by_length(client: openai.OpenAI) -> None:
     short, long = (
-        sum(map(len, texts(ask(fluent, FRANCE, tokens=40, best_of=6, n=2, length_penalty=penalty))))
+        sum(map(len, texts(ask(client, FRANCE, tokens=40, best_of=6, n=2, length_penalty=penalty))))
         for penalty in (-3.0, 3.0)
     )
     assert short < long

@@ -177,12 +177,6 @@ def real(server: Server) -> Iterator[openai.OpenAI]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def short(short_server: Server) -> Iterator[openai.OpenAI]:
-    with client(short_server) as made:
-        yield made
-
-
 FRANCE = "What is the capital of France?"
 
 
@@ -203,35 +197,35 @@ def test_a_real_answer(real: openai.OpenAI) -> None:
     assert counts(final["usage"]) == counts(response.usage.to_dict())
 
 
-def test_a_real_conversation_chained_is_the_one_sent_whole(short: openai.OpenAI) -> None:
+def test_a_real_conversation_chained_is_the_one_sent_whole(real: openai.OpenAI) -> None:
     """Greedy answers and token counts are the same, so the prompts were. Drafts would differ by what pays."""
     options: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_output_tokens": 16}
     options |= {"instructions": "Be brief.", "extra_body": {"num_assistant_tokens": 0}}
     whole: list[Any] = []
     previous = None
     for question in (FRANCE, "And of Italy?", "Which of them is larger?"):
-        chained = create(short, question, previous_response_id=previous, **options)
+        chained = create(real, question, previous_response_id=previous, **options)
         whole.append({"role": "user", "content": question})
-        sent = create(short, whole, store=False, **options)
+        sent = create(real, whole, store=False, **options)
         assert chained.output_text == sent.output_text
         assert counts(chained.usage.to_dict()) == counts(sent.usage.to_dict())
         whole += [item.to_dict() for item in sent.output]
         previous = chained.id
 
 
-def test_real_logprobs_and_sampling(short: openai.OpenAI) -> None:
+def test_real_logprobs_and_sampling(real: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": "smollm2",
         "max_output_tokens": 8,
         "include": ["message.output_text.logprobs"],
     }
-    response = create(short, FRANCE, temperature=0, **options)
+    response = create(real, FRANCE, temperature=0, **options)
     part = response.output[0].content[0]
     assert "".join(t.token for t in part.logprobs).strip() == part.text.strip()
     assert all(t.logprob <= 0 for t in part.logprobs)
-    create(short, "Tell me a story", temperature=1.5, **options)  # a prompt of the cache is rounded otherwise
+    create(real, "Tell me a story", temperature=1.5, **options)  # a prompt of the cache is rounded otherwise
     seeded = [
-        create(short, "Tell me a story", temperature=1.5, extra_body={"seed": s}, **options).output_text
+        create(real, "Tell me a story", temperature=1.5, extra_body={"seed": s}, **options).output_text
         for s in (1, 1, 2, 3)
     ]
     assert seeded[0] == seeded[1]

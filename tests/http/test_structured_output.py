@@ -23,11 +23,6 @@ PENALTY = {"frequency_penalty": 0.6}
 ANN = [{"role": "user", "content": "Ann is 31 and lives in Oslo with two cats. Describe her."}]
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as made:
@@ -176,14 +171,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 def test_bad_ones_are_refused_and_a_running_neighbour_goes_on(server: Server, client: openai.OpenAI) -> None:
     """Its pattern allows one text: other rounding in another company cannot change it."""
-    whole = "Ann has two cats in Oslo. " * 12
+    whole = "Ann has two cats in Oslo. " * 20
     stream = client.chat.completions.create(
         model="smollm2",
         messages=ANN,
         temperature=0,
         max_tokens=400,
         stream=True,  # type: ignore[arg-type]
-        extra_body={"guided_regex": r"(Ann has two cats in Oslo\. ){12}"},
+        extra_body={"guided_regex": r"(Ann has two cats in Oslo\. ){20}"},
     )
     chunks = iter(stream)
     text = next(chunks).choices[0].delta.content or ""

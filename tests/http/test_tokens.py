@@ -19,11 +19,6 @@ MESSAGES = [{"role": "user", "content": "one two"}]
 PREFIXES = ["", "/v1", "/v3", "/v3/v1", "/v3/completions", "/v3/chat/completions", "/completions"]
 
 
-@pytest.fixture(scope="module")
-def server(short_server: Server) -> Server:
-    return short_server
-
-
 @pytest.fixture
 def post(server: Server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
