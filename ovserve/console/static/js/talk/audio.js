@@ -2,7 +2,7 @@
 
 export const RATE = 24000; // samples a second, 16 bits, both ways
 const LEAD = 0.06; // s before the first sound of an answer, in which its next parts arrive
-const FLUSH = 1000; // ms that a microphone has for its last samples
+const FLUSH = 5000; // ms that a microphone has for its last samples, on a busy machine
 
 export function encoded(samples) {
   const bytes = new Uint8Array(samples.buffer, samples.byteOffset, samples.byteLength);

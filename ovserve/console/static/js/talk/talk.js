@@ -120,15 +120,15 @@ export class Talk {
 
   async stopMicrophone() {
     const { microphone, socket } = this;
-    if (!microphone) return;
-    this.microphone = null;
-    const { held } = this.state.value;
+    const { mic, held } = this.state.value;
+    if (!microphone || mic === "off") return;
     this.state.patch({ mic: "off", held: false });
     if (this.config.handsFree) await microphone.flush();
     microphone.close();
+    if (this.microphone === microphone) this.microphone = null;
     if (this.socket !== socket) return; // the session has ended meanwhile
     if (held) this.emit({ type: "input_audio_buffer.clear" });
-    else if (this.config.handsFree) this.commit(); // no silence will follow that ends a turn
+    else if (this.state.value.speech) this.commit(); // no silence will follow that ends the turn
   }
 
   /** Push to talk: from here on the microphone is sent. */
@@ -155,7 +155,6 @@ export class Talk {
     }
   }
 
-  /** End the turn. Hands-free, one may have begun that this page has not been told of, or none. */
   commit() {
     this.asked = performance.now();
     this.awaited = this.state.value.session.type === "realtime";
@@ -259,6 +258,7 @@ const ON = {
     talk.track.begin(event.audio_start_ms);
     talk.state.patch({ speech: true });
     talk.add({ id: event.item_id, role: "user", status: "hearing" });
+    if (!talk.microphone && talk.state.value.mic === "off") talk.commit(); // this event was on the way when it was stopped
   },
   "input_audio_buffer.speech_stopped": (talk, event) => {
     talk.asked = performance.now();
