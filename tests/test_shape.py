@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 509,
-    "lines": 100_121,
+    "lines": 100_138,
     "folders": 71,
     "top-level packages": 20,
     "modules with one importer": 95,

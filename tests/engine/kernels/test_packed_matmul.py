@@ -22,7 +22,7 @@ from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.memory import Memory
 from ovserve.kinds.text.worker.kernels import library as kernel_library
 from ovserve.kinds.text.worker.kernels.library import KernelError, Library, Source, open_library
-from ovserve.kinds.text.worker.kernels.matmul import replace_products
+from ovserve.kinds.text.worker.kernels.matmul import replace_products, widen
 
 pytestmark = pytest.mark.skipif(
     not processor().has_kernels and "amx_bf16" not in processor().flags, reason="the processor has no AVX2"
@@ -317,6 +317,19 @@ def test_what_the_kernels_cannot_do_stays(library: Library, kind: str) -> None:
     model = openvino.Model([ops.result(ops.matmul(given, weights, False, transposed))], [given])
     assert replace_products(model, library) == 0
     assert kinds(model) == ["MatMul"]
+
+
+def test_grouped_weights_of_others_are_not_widened() -> None:
+    """int8 with a scale per group, as a factor and a number look."""
+    given = ops.parameter([-1, 256], np.float32)
+    values = ops.constant(np.random.default_rng(1).integers(-100, 100, (32, 8, 32)).astype(np.int8))
+    scales = ops.constant(np.full((32, 8, 1), 0.01, np.float16))
+    scaled = ops.multiply(ops.convert(values, "f16"), scales)
+    weights = ops.convert(ops.reshape(scaled, np.array([32, 256]), False), "f32")
+    model = openvino.Model([ops.result(ops.matmul(given, weights, False, True))], [given])
+    before = [node.get_type_name() for node in model.get_ordered_ops()]
+    widen(model)
+    assert [node.get_type_name() for node in model.get_ordered_ops()] == before
 
 
 # ---- the library

@@ -138,7 +138,9 @@ def widen(model: openvino.Model) -> None:
             wide = (low | high).reshape(tuple(node.shape))
         elif node.get_type_name() == "Multiply":
             factors, numbers = (_constant(node.input_value(at).get_node()) for at in (0, 1))
-            if numbers is not None and factors is not None and factors.ndim == 3 and factors.dtype == np.int8:
+            if factors is None or numbers is None or factors.ndim != 3 or factors.dtype != np.int8:
+                continue
+            if _is_scale_or_offset(node):
                 scales = factors * numbers.astype(np.float32)
                 wide = scales.astype(node.get_output_element_type(0).to_dtype())
         if wide is not None:
@@ -147,12 +149,27 @@ def widen(model: openvino.Model) -> None:
                 target.replace_source_output(constant.output(0))
 
 
+def _is_scale_or_offset(node: Any) -> bool:
+    """Return whether a product is not of weights in int8 and their scales, which looks alike."""
+    if node.input_value(1).get_node().get_type_name() == "Convert":
+        return True  # offsets are in f32
+    users = [user for target in node.output(0).get_target_inputs() for user in _users(target.get_node())]
+    return all(user.get_node().get_type_name() == "Multiply" and user.get_index() == 1 for user in users)
+
+
+def _users(node: Any) -> list[Any]:
+    return list(node.output(0).get_target_inputs())
+
+
 def _replace_lookups(model: openvino.Model, library: Library, handles: Mapping[str, int]) -> None:
     """Look up rows of a matrix that is packed, so that there is no second copy of a table of embeddings."""
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Gather" or node.get_output_element_type(0) != openvino.Type.f32:
             continue
-        values = _values(node.input_value(0).get_node())
+        source = node.input_value(0).get_node()
+        if _skip(source, "Convert", "Reshape").get_type_name() != "Multiply":
+            continue  # numbers that are scaled after they were looked up
+        values = _values(source)
         axis = _constant(node.input_value(2).get_node())
         if values is None or values.get_name() not in handles or axis is None or axis.any():
             continue
