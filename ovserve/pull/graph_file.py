@@ -1,16 +1,22 @@
-"""Write graph.pbtxt into a directory: checked first, and never over a changed one."""
+"""graph.pbtxt as pull writes it: checked first, never over a changed one, and read again."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.calculators.shipped import MODULES
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.pull.record import Record, digest
+from ovserve.graph.config import load_graph
+from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.pull.graph_text import OPTIONS, OptionValue, graph_text
+from ovserve.pull.record import Record, digest, read
 from ovserve.serving.loader import Checked, check
 from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 
@@ -49,3 +55,59 @@ def write(directory: Path, text: str) -> str:
     finally:
         temporary.unlink(missing_ok=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Written:
+    model: Path
+    draft: str  # path of a draft model, or empty
+    options: Mapping[str, OptionValue]  # by name, those of the command line included
+
+
+def pulled_model(file: Path, overrides: Mapping[str, OptionValue]) -> Written | None:
+    """Return the language model of a graph that pull wrote, with `overrides` in place of its own.
+
+    The engine is left out if it cannot be used with them. None: pull did not write the graph, or it was
+    changed since, or it has no language model.
+    """
+    directory, pulled = file.parent, read(file.parent)
+    if not pulled.graph or is_changed(directory, pulled):
+        return None
+    if (fields := _fields(file)) is None:
+        return None
+    model = Path(os.path.abspath(directory / fields.models_path))
+    draft = os.path.abspath(directory / fields.draft_models_path) if fields.draft_models_path else ""
+    options = {**_options(fields, overrides), **overrides}
+    if "engine" in options and "engine" not in overrides:
+        try:
+            check_options(graph_text(options, "./", draft))
+        except LoadError:
+            del options["engine"]
+    return Written(model, draft, options)
+
+
+def _fields(file: Path) -> LLMCalculatorOptions | None:
+    config = load_graph(file, file.parent)
+    for position in range(len(config.message.node)):
+        if (message := config.options(position, LLMCalculatorOptions)) is not None:
+            return message
+    return None
+
+
+def _options(fields: LLMCalculatorOptions, overrides: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    names = {option.field or option.name: option.name for option in OPTIONS if not option.property}
+    options: dict[str, OptionValue] = {}
+    for field, value in fields.ListFields():
+        if (name := names.get(field.name)) is not None:
+            enum = field.enum_type
+            options[name] = value if enum is None else enum.values_by_number[value].name
+    if "plugin_config" in options:
+        options["plugin_config"] = _without(str(options["plugin_config"]), overrides)
+    return options
+
+
+def _without(plugin_config: str, overrides: Mapping[str, OptionValue]) -> str:
+    """Leave out the properties that have a flag of their own, where that is given."""
+    flags = {option.property: option.name for option in OPTIONS if option.property}
+    properties = json.loads(plugin_config or "{}")
+    return json.dumps({key: value for key, value in properties.items() if flags.get(key) not in overrides})

@@ -239,7 +239,7 @@ def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
     if not options:
         spec = ServableSpec.of_directory(name, directory, origin=str(directory))
         return _single(replace(spec, graph=file.absolute()))
-    from ovserve.server.written import pulled_model  # its check of a graph imports all calculators
+    from ovserve.pull.graph_file import pulled_model  # its check of a graph imports all calculators
 
     first = next(iter(options))
     if (pulled := pulled_model(file, options)) is not None:
