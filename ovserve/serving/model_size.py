@@ -14,15 +14,14 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
-from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED_WEIGHTS
+from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED_WEIGHTS, json_or_empty
 from ovserve.engine.model.gguf import GGUFError, read_gguf, read_metadata
 from ovserve.engine.model.gguf_forms import converted_size
 from ovserve.engine.protocol.specs import PagedTextSpec, Spec, StatefulTextSpec, TextSpec
@@ -158,7 +157,7 @@ def weights(path: str, *, packed: bool = False) -> int:
 def _values_per_token(path: str) -> int:
     """Return the keys and values of all layers per token; 0: unknown."""
     if os.path.isdir(path):
-        return _of_config(_json_object(os.path.join(path, "config.json")))
+        return _of_config(json_or_empty(Path(path, "config.json"), dict))
     if not path.endswith(".gguf"):
         return 0
     try:
@@ -196,14 +195,6 @@ def _values(layers: object, kv_heads: object, head: object, width: object, heads
     if isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(head, int):
         return 2 * layers * kv_heads * head
     return 0
-
-
-def _json_object(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return {}
 
 
 def loaded_bytes(spec: Spec) -> int:

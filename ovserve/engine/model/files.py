@@ -6,10 +6,11 @@ by hand often lack half of the files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from ovserve.engine.model.gguf import PART_NAME, GGUFError, first_part
 from ovserve.engine.model.gguf_model import GGUFModel, library_fault, read_model
 from ovserve.errors import LoadError
 from ovserve.llm.images import ImageTokens
+
+T = TypeVar("T", dict[str, Any], list[Any])
 
 # In the order of precedence that OVMS documents for its max_model_length default.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_len", "seq_length", "n_ctx", "sliding_window")
@@ -74,9 +77,34 @@ def refuse_for_library(path: str, files: ModelFiles) -> None:
         )
 
 
+def json_object(file: Path, *, needed: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is no such file, and none is needed.
+
+    Raises LoadError.
+    """
+    if not needed and not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoadError(f"not a JSON object: {error}", file=str(file)) from error
+    if not isinstance(content, dict):
+        raise LoadError(f"not a JSON object: {type(content).__name__}", file=str(file))
+    return content
+
+
+def json_or_empty(file: Path, type_: type[T]) -> T:
+    """Return the JSON value of a file, an empty one if it cannot be read or has another type."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return type_()
+    return content if isinstance(content, type_) else type_()
+
+
 def pulled(directory: Path) -> dict[str, Any]:
     """Return what `ovserve pull` recorded about a directory; empty for other directories."""
-    return _json_object(str(directory), "pull.json")
+    return json_object(directory / "pull.json")
 
 
 def read_model_files(path: str) -> ModelFiles:
@@ -120,11 +148,11 @@ def _from_gguf(model: GGUFModel) -> ModelFiles:
 
 
 def _from_directory(path: str) -> ModelFiles:
-    config = _json_object(path, "config.json")
+    config = json_object(Path(path, "config.json"))
     text_config = config.get("text_config")
     configs = [config, text_config] if isinstance(text_config, dict) else [config]
-    tokenizer = _json_object(path, "tokenizer_config.json")
-    generation = _json_object(path, "generation_config.json")
+    tokenizer = json_object(Path(path, "tokenizer_config.json"))
+    generation = json_object(Path(path, "generation_config.json"))
     architectures = config.get("architectures")
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     return ModelFiles(
@@ -153,7 +181,7 @@ def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:
     """Return the token counts of images for models with Qwen2-VL's processor, if their files are complete."""
     if config.get("model_type") not in BY_SIZE:
         return None
-    preprocessor = _json_object(path, "preprocessor_config.json")
+    preprocessor = json_object(Path(path, "preprocessor_config.json"))
     size = preprocessor.get("size")
     least, most = preprocessor.get("min_pixels"), preprocessor.get("max_pixels")
     if least is None and most is None and isinstance(size, dict):
@@ -174,22 +202,13 @@ def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: s
     if os.path.exists(file):
         with open(file, encoding="utf-8") as handle:
             return handle.read()
-    template = _json_object(path, "chat_template.json").get("chat_template") or tokenizer.get("chat_template")
+    template = json_object(Path(path, "chat_template.json")).get("chat_template") or tokenizer.get(
+        "chat_template"
+    )
     if isinstance(template, list):
         templates = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         return _text(templates.get(name))
     return _text(template) if name == "default" else None
-
-
-def _json_object(path: str, name: str) -> dict[str, Any]:
-    file = os.path.join(path, name)
-    try:
-        with open(file, "rb") as handle:
-            return msgspec.json.decode(handle.read(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except msgspec.MsgspecError as error:
-        raise LoadError(f"not a JSON object: {error}", file=file) from error
 
 
 def _first_positive(configs: list[dict[str, Any]], keys: tuple[str, ...]) -> int | None:

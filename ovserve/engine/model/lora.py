@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ovserve.engine.model.files import LANGUAGE_MODELS
+from ovserve.engine.model.files import LANGUAGE_MODELS, json_object
 from ovserve.errors import LoadError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -33,12 +33,7 @@ def scaling(file: Path) -> float:
 
     Raises LoadError.
     """
-    try:
-        config = json.loads((file.parent / CONFIG).read_text("utf-8"))
-    except FileNotFoundError:
-        return 1.0
-    except (OSError, ValueError) as error:
-        raise LoadError(f"not JSON: {error}", file=str(file.parent / CONFIG)) from error
+    config = json_object(file.parent / CONFIG)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         return 1.0

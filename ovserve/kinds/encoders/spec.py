@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from ovserve.engine.model.files import LENGTH_KEYS, lfs_pointer
+from ovserve.engine.model.files import LENGTH_KEYS, json_object, json_or_empty, lfs_pointer
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
@@ -245,13 +244,13 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
         raise LoadError("expected a directory with a model in OpenVINO IR form", file=str(directory))
     if pointer := lfs_pointer(str(directory)):
         raise LoadError("a Git LFS pointer instead of the file; `git lfs pull` fetches it", file=pointer)
-    config = _object(directory / "config.json")
-    tokenizer = _object(directory / "tokenizer_config.json")
-    sentence = _object(directory / "config_sentence_transformers.json")
-    bert = _object(directory / "sentence_bert_config.json")
+    config = json_object(directory / "config.json")
+    tokenizer = json_object(directory / "tokenizer_config.json")
+    sentence = json_object(directory / "config_sentence_transformers.json")
+    bert = json_object(directory / "sentence_bert_config.json")
     max_length = _max_length(config, tokenizer)
     pooling_file = directory / "1_Pooling/config.json"
-    pooling, note = _pooling(_object(pooling_file), pooling_file.is_file())
+    pooling, note = _pooling(json_object(pooling_file), pooling_file.is_file())
     architectures = config.get("architectures")
     prompts = sentence.get("prompts")
     return EncoderFiles(
@@ -265,7 +264,7 @@ def read_encoder_files(directory: Path) -> EncoderFiles:
         pad_token_id=_integer(config.get("pad_token_id")),
         pooling=pooling,
         pooling_note=note,
-        include_prompt=_object(pooling_file).get("include_prompt") is not False,
+        include_prompt=json_object(pooling_file).get("include_prompt") is not False,
         prompts={str(k): str(v) for k, v in prompts.items()} if isinstance(prompts, dict) else {},
         default_prompt=str(sentence.get("default_prompt_name") or ""),
         matryoshka=tuple(d for d in config.get("matryoshka_dimensions") or () if isinstance(d, int)),
@@ -337,19 +336,6 @@ def _limit(value: object, most: int) -> int:
     return min(most, value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
 
 
-def _object(file: Path) -> dict[str, Any]:
-    """Return a JSON object; an empty one for a file that does not exist."""
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise LoadError(f"not JSON: {error}", file=str(file)) from error
-    if not isinstance(value, dict):
-        raise LoadError("expected a JSON object", file=str(file))
-    return value
-
-
 EMBEDDINGS, RERANKING, CLASSIFICATION = "embeddings", "rerank", "classification"
 UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a label without a name
 SCORES = ("LogitScore", "CrossEncoder")
@@ -360,8 +346,10 @@ def encoder_task(directory: Path) -> str:
     """Return the task of an encoder, "" for a directory that does not look like one."""
     if not any((directory / name).is_file() for name in (MODEL, *ONNX)):
         return ""
-    modules = [str(m.get("type", "")) for m in _read(directory / "modules.json", []) if isinstance(m, dict)]
-    config = _read(directory / "config.json", {})
+    modules = [
+        str(m.get("type", "")) for m in json_or_empty(directory / "modules.json", list) if isinstance(m, dict)
+    ]
+    config = json_or_empty(directory / "config.json", dict)
     kinds = [kind for kind in config.get("architectures") or () if isinstance(kind, str)]
     scores = any(word in module for module in modules for word in SCORES)
     if scores:
@@ -372,12 +360,3 @@ def encoder_task(directory: Path) -> str:
         return CLASSIFICATION if has_names or len(labels) > 2 else RERANKING
     pools = any("Pooling" in module for module in modules)
     return EMBEDDINGS if pools or set(kinds) & set(EMBEDDERS) else ""
-
-
-def _read(file: Path, empty: Any) -> Any:
-    """Return a JSON value of the type of `empty`, which stands for any other; loading reports a bad file."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return empty
-    return content if isinstance(content, type(empty)) else empty

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from ovserve.engine.model.files import lfs_pointer
+from ovserve.engine.model.files import json_object, lfs_pointer
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
@@ -121,17 +120,9 @@ def read_index(directory: Path) -> dict[str, Any]:
     file = directory / INDEX
     if not directory.is_dir():
         raise LoadError("expected a directory with an image generation pipeline", file=str(directory))
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise LoadError(
-            f"{INDEX} is missing: not a pipeline in diffusers' layout", file=str(directory)
-        ) from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"not JSON: {error}", file=str(file)) from error
-    if not isinstance(value, dict):
-        raise LoadError("expected a JSON object", file=str(file))
-    return value
+    if not file.exists():
+        raise LoadError(f"{INDEX} is missing: not a pipeline in diffusers' layout", file=str(directory))
+    return json_object(file)
 
 
 def text_encoders(directory: Path) -> dict[str, str]:

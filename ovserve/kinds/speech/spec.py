@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
+from ovserve.engine.model.files import json_object
 from ovserve.engine.protocol.specs import Facts, Spec
-from ovserve.errors import LoadError
 
 SAMPLES_PER_SECOND = 16_000  # audio is one channel of 16-bit samples, little-endian
 SAMPLE_BYTES = 2
@@ -124,7 +123,7 @@ class SpeechFiles:
 
 def read_speech_files(directory: Path) -> SpeechFiles:
     """Raises LoadError naming the file."""
-    config, generation = _object(directory / CONFIG), _object(directory / "generation_config.json")
+    config, generation = json_object(directory / CONFIG), json_object(directory / "generation_config.json")
     architectures = config.get("architectures")
     languages = generation.get("lang_to_id")
     return SpeechFiles(
@@ -140,16 +139,3 @@ def missing_speech_files(directory: Path) -> list[str]:
     required = [CONFIG, *(file for name in NETWORKS for file in (name, name.replace(".xml", ".bin")))]
     names = [name for name in required if not (directory / name).is_file()]
     return [f"{directory} has no {', '.join(names)}"] if names else []
-
-
-def _object(file: Path) -> dict[str, Any]:
-    """Return a JSON object; an empty one for a file that does not exist."""
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"cannot be read: {error}", file=str(file)) from error
-    if not isinstance(content, dict):
-        raise LoadError("is not a JSON object", file=str(file))
-    return content

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import binascii
 import io
-import json
 import re
 import threading
 import time
@@ -39,6 +38,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from ovserve.engine.host.cpu import device_properties
+from ovserve.engine.model.files import json_object
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.kinds.images.spec import (
@@ -275,8 +275,7 @@ def _encoders(directory: Path) -> Iterator[_Encoder]:
 
 
 def _positions(encoder: Path) -> int:
-    config = json.loads((encoder / "config.json").read_text("utf-8"))
-    return int(config.get("max_position_embeddings", CLIP_TOKENS))
+    return int(json_object(encoder / "config.json").get("max_position_embeddings", CLIP_TOKENS))
 
 
 def _count(tokenizer: Any, text: str) -> int:

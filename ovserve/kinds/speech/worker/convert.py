@@ -33,6 +33,7 @@ from openvino import opset13 as op
 from openvino_tokenizers import tokenizer_pipeline as steps
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
+from ovserve.engine.model.files import json_object
 from ovserve.errors import LoadError
 from ovserve.kinds.speech.spec import DECODER, DETOKENIZER, ENCODER, TOKENIZER
 from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights, Weights, open_weights
@@ -257,7 +258,7 @@ DECODER_POSITIONS = 448  # of the decoder
 
 def model_files(source: Path, weights: Weights) -> dict[str, dict[str, Any]]:
     """Return the JSON files by name: those of the directory, or made ones. Raises LoadError."""
-    config = _read(source / CONFIG)
+    config = json_object(source / CONFIG, needed=True)
     if not isinstance(weights, CTranslate2Weights):
         return {CONFIG: config}
     tokens = token_ids(source)
@@ -307,7 +308,7 @@ def model_files(source: Path, weights: Weights) -> dict[str, dict[str, Any]]:
 
 def token_ids(source: Path) -> Mapping[str, int]:
     """Return the ids of the tokens that were added to the vocabulary. Raises LoadError."""
-    added = _read(source / "tokenizer.json").get("added_tokens", [])
+    added = json_object(source / TOKENIZER_FILE, needed=True).get("added_tokens", [])
     ids = {token["content"]: int(token["id"]) for token in added}
     required = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>")
     for text in (*required, "<|transcribe|>", "<|translate|>"):
@@ -329,16 +330,6 @@ def _layers(weights: Weights, side: str) -> int:
     while f"model.{side}.layers.{count}.fc1.weight" in weights:
         count += 1
     return count
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"cannot be read: {error}", file=str(file)) from error
-    if not isinstance(content, dict):
-        raise LoadError("is not a JSON object", file=str(file))
-    return content
 
 
 DEFAULTS = {

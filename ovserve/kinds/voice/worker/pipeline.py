@@ -25,6 +25,7 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.host.memory import resident
+from ovserve.engine.model.files import json_object
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.voice.spec import TextToSpeechFacts, TextToSpeechSpec
 from ovserve.kinds.voice.worker.normalize import MARKUP, fold, normalize
@@ -276,11 +277,8 @@ class Pipeline:
 
 
 def is_kokoro(directory: Path) -> bool:
-    """Raises LoadError without a readable config.json."""
-    try:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"config.json cannot be read: {error}", file=str(directory)) from error
+    """Raises LoadError for a config.json that cannot be read."""
+    config = json_object(directory / "config.json", needed=True)
     return "vocab" in config and "speecht5" not in str(config.get("model_type", ""))
 
 
