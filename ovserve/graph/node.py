@@ -57,6 +57,12 @@ class Node:
     def options(self, type_: type[M]) -> M | None:
         return self.config.options(self.position, type_)
 
+    def required_options(self, type_: type[M]) -> M:
+        """Raises LoadError for a node without them."""
+        if (options := self.options(type_)) is None:
+            raise self.error(f"required: node_options with {type_.DESCRIPTOR.full_name}", "node_options")
+        return options
+
     def error(self, message: str, field: str = "", text: str = "") -> LoadError:
         """Return a LoadError at this node: at the line of `field`, the one with the value `text` if given."""
         line, column = self.config.place_of(self.position, field, text or None) if field else (0, 0)

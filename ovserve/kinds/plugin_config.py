@@ -46,6 +46,14 @@ def plugin_config(node: Node, text: str) -> dict[str, Any]:
     return renamed
 
 
+def without_lookup(node: Node, text: str) -> dict[str, Any]:
+    """Return the properties of a model that does not generate text. Raises LoadError."""
+    properties = plugin_config(node, text)
+    if "prompt_lookup" in properties:
+        raise node.error("prompt_lookup: only text generation has it", FIELD)
+    return properties
+
+
 def with_properties(text: str, properties: Mapping[str, Any]) -> str:
     """A plugin_config that is right, with these values; None takes a property out. The rest stays as written,
     but for old names of what is set here."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.call_client import CallClient
@@ -18,7 +21,8 @@ from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import Isolation, Spec
+from ovserve.engine.protocol.specs import Facts, Isolation, Spec
+from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Node
 from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
@@ -30,8 +34,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 O = TypeVar("O")  # noqa: E741  the parsed options of a node
-P = TypeVar("P", bound="Resource")
-P_co = TypeVar("P_co", covariant=True)
+R = TypeVar("R")
 
 
 class Resource(Protocol):
@@ -165,6 +168,30 @@ def client_of(spec: Spec, settings: EngineSettings, hosts: Hosts) -> EngineClien
     if spec.conversation == "steps":
         return TextClient(spec, settings)  # type: ignore[arg-type]  # of text, by its conversation
     return CallClient(spec, settings, hosts)
+
+
+def model_path(node: Node, text: str, read_files: Callable[[Path], R], *, task: str) -> tuple[Path, R]:
+    """Return the path that `models_path` names, and what `read_files` finds there.
+
+    `task`: with which `ovserve pull` may fetch such a model. Raises LoadError at the field.
+    """
+    if not text:
+        raise node.error("required, but missing", "models_path")
+    path: Path = (node.config.base / text).resolve()
+    if not path.exists():
+        name = path.name if path.parent.name == "models" else "SOURCE"
+        hint = f"`ovserve pull {name} --task {task}` may fetch it"
+        raise node.error(f"{path} does not exist; {hint}", "models_path", text)
+    try:
+        return path, read_files(path)
+    except LoadError as error:
+        raise node.error(f"{error.file}: {error.reason}", "models_path", text) from error
+
+
+def facts_of(facts: Facts) -> dict[str, object]:
+    """Return the facts of an engine that `/v3/capabilities` shows."""
+    fields: dict[str, object] = msgspec.to_builtins(facts)
+    return {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
 
 
 def parse_isolation(node: Node, text: str) -> Isolation:

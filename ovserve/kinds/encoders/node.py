@@ -14,7 +14,6 @@ from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders import spec as encoders
 from ovserve.kinds.encoders.embeddings_api import Embed, Embeddings, decode_embeddings, embeddings_body
-from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.rerank_api import Rerank, decode_rerank, rerank_body
 from ovserve.kinds.encoders.resource import (
     EncoderCalculator,
@@ -23,6 +22,7 @@ from ovserve.kinds.encoders.resource import (
     encoder_place,
     input_length,
     score,
+    services,
 )
 from ovserve.kinds.encoders.score_api import (
     CLASSIFY,
@@ -81,11 +81,7 @@ class EmbeddingsResource(EncoderResource):
 
 
 def _parse_embeddings(node: Node) -> EmbeddingsOptions:
-    options = node.options(EmbeddingsCalculatorOVOptions)
-    if options is None:
-        raise node.error(
-            "required: node_options with mediapipe.EmbeddingsCalculatorOVOptions", "node_options"
-        )
+    options = node.required_options(EmbeddingsCalculatorOVOptions)
     place = encoder_place(node, options)
     length = input_length(node, options, place)
     pooling = ""
@@ -108,12 +104,7 @@ def _parse_embeddings(node: Node) -> EmbeddingsOptions:
 async def _make_embeddings(
     node: Node, options: EmbeddingsOptions, engine: CallClient, host: Host
 ) -> EmbeddingsResource:
-    facts = engine.facts
-    assert isinstance(facts, EmbeddingFacts), "the facts of EmbeddingSpec"
-    admitted = host.admit_calls(engine, {})
-    return EmbeddingsResource(
-        admitted, facts, host.bodies, host.metrics.of(EncoderMetrics), truncate=options.truncate
-    )
+    return EmbeddingsResource(*services(engine, host), truncate=options.truncate)
 
 
 EMBEDDINGS = ResourceKind(
@@ -222,9 +213,7 @@ class RerankResource(EncoderResource):
 
 
 def _parse_rerank(node: Node) -> RerankOptions:
-    options = node.options(RerankCalculatorOVOptions)
-    if options is None:
-        raise node.error("required: node_options with mediapipe.RerankCalculatorOVOptions", "node_options")
+    options = node.required_options(RerankCalculatorOVOptions)
     place = encoder_place(node, options)
     positions = options.max_position_embeddings if options.HasField("max_position_embeddings") else None
     if positions is not None and positions <= MIN_POSITIONS:
@@ -242,17 +231,8 @@ def _parse_rerank(node: Node) -> RerankOptions:
 
 
 async def _make_rerank(node: Node, options: RerankOptions, engine: CallClient, host: Host) -> RerankResource:
-    facts = engine.facts
-    assert isinstance(facts, RerankFacts), "the facts of RerankSpec"
-    admitted = host.admit_calls(engine, {})
-    return RerankResource(
-        admitted,
-        facts,
-        host.bodies,
-        host.metrics.of(EncoderMetrics),
-        special=False,
-        max_allowed_chunks=options.max_allowed_chunks,
-    )
+    chunks = options.max_allowed_chunks
+    return RerankResource(*services(engine, host), special=False, max_allowed_chunks=chunks)
 
 
 RERANKER = ResourceKind(
@@ -334,11 +314,7 @@ class ClassificationResource(EncoderResource):
 
 
 def _parse_classification(node: Node) -> ClassificationOptions:
-    options = node.options(ClassificationCalculatorOVOptions)
-    if options is None:
-        raise node.error(
-            "required: node_options with mediapipe.ClassificationCalculatorOVOptions", "node_options"
-        )
+    options = node.required_options(ClassificationCalculatorOVOptions)
     place = encoder_place(node, options)
     spec = ClassificationSpec(
         place.path,
@@ -353,12 +329,7 @@ def _parse_classification(node: Node) -> ClassificationOptions:
 async def _make_classification(
     node: Node, options: ClassificationOptions, engine: CallClient, host: Host
 ) -> ClassificationResource:
-    facts = engine.facts
-    assert isinstance(facts, ClassificationFacts), "the facts of ClassificationSpec"
-    admitted = host.admit_calls(engine, {})
-    return ClassificationResource(
-        admitted, facts, host.bodies, host.metrics.of(EncoderMetrics), truncate=options.truncate
-    )
+    return ClassificationResource(*services(engine, host), truncate=options.truncate)
 
 
 CLASSIFIER = ResourceKind(

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-import msgspec
-
 from ovserve.access import current_request
+from ovserve.engine.client.call_client import CallClient
 from ovserve.engine.client.calls import CallItem
-from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph import Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.score_api import Scored, decode_score, score_body
@@ -34,8 +33,8 @@ from ovserve.kinds.encoders.spec import (
     read_encoder_files,
 )
 from ovserve.kinds.payload import TRUNCATED_HEADER, HttpCalculator, HttpPayload, HttpResponse, ignored_header
-from ovserve.kinds.plugin_config import plugin_config
-from ovserve.kinds.resource import Caller, EngineCalculator
+from ovserve.kinds.plugin_config import without_lookup
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, facts_of, model_path
 from ovserve.sandbox.bodies import Bodies
 
 SPECIAL_TOKENS = 2  # around a text
@@ -66,20 +65,8 @@ class EncoderPlace(NamedTuple):
 
 def encoder_place(node: Node, options: EncoderMessage) -> EncoderPlace:
     """Raises LoadError naming the field."""
-    if not options.models_path:
-        raise node.error("required, but missing", "models_path")
-    properties = plugin_config(node, options.plugin_config)
-    if "prompt_lookup" in properties:
-        raise node.error("prompt_lookup: only text generation has it", "plugin_config")
-    path = (node.config.base / options.models_path).resolve()
-    if not path.exists():
-        name = path.name if path.parent.name == "models" else "SOURCE"
-        hint = f"`ovserve pull {name} --task embeddings` may fetch it"
-        raise node.error(f"{path} does not exist; {hint}", "models_path", options.models_path)
-    try:
-        files = read_encoder_files(path)
-    except LoadError as error:
-        raise node.error(f"{error.file}: {error.reason}", "models_path", options.models_path) from error
+    properties = without_lookup(node, options.plugin_config)
+    path, files = model_path(node, options.models_path, read_encoder_files, task="embeddings")
     device = options.target_device or "CPU"
     return EncoderPlace(str(path), device, json.dumps(properties, sort_keys=True), files)
 
@@ -112,9 +99,9 @@ class EncoderResource:
     special: bool = True
 
     def facts(self) -> Mapping[str, object]:
-        fields: dict[str, object] = msgspec.to_builtins(self.model)
+        fields = facts_of(self.model)
         fields["max_model_len"] = fields.pop("max_length", None)
-        return {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
+        return fields
 
     async def one(self, method: str, arguments: Any, blobs: Sequence[bytes] = ()) -> CallItem:
         """Call and return the one item. The call is cancelled when the caller is."""
@@ -152,6 +139,13 @@ class EncoderResource:
         self.metrics.tokens += tokens
         self.metrics.truncated += truncated
         self.metrics.ran(batches.padded, batches.tokens, batches.waited)
+
+
+def services(engine: CallClient, host: Host) -> tuple[Caller, EncoderFacts, Bodies, EncoderMetrics]:
+    """Return what every encoder's resource is made of, in its order."""
+    facts = engine.facts
+    assert isinstance(facts, EncoderFacts), "the facts of an encoder"
+    return host.admit_calls(engine, {}), facts, host.bodies, host.metrics.of(EncoderMetrics)
 
 
 async def score(

@@ -49,7 +49,7 @@ from ovserve.kinds.payload import (
     HttpResponse,
     ignored_header,
 )
-from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind, facts_of
 from ovserve.llm.images import Image, RasterForm
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
@@ -87,10 +87,8 @@ class ImageResource:
         return self.options.base_name
 
     def facts(self) -> Mapping[str, object]:
-        fields: dict[str, object] = msgspec.to_builtins(self.model)
         limits = self.limits
-        fields = {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
-        fields |= {
+        fields = facts_of(self.model) | {
             "max_resolution": size_text(limits.max_size),
             "resolution": [size_text(size) for size in limits.sizes],
             "max_num_images_per_prompt": limits.max_images,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.kinds.images.spec import AdapterMode, ImageAdapter, ImageSpec, missing_files, pipeline_class
-from ovserve.kinds.plugin_config import plugin_config
+from ovserve.kinds.plugin_config import without_lookup
+from ovserve.kinds.resource import model_path
 from ovserve.protos.options_pb2 import ImageGenCalculatorOptions, LoraAdapterEntry
 
 SIDE_MULTIPLE_PIXELS = 8  # pixels: sides of images are multiples of it
@@ -55,10 +55,8 @@ def parse_size(text: str) -> Size | None:
 
 def parse_image_options(node: Node) -> ImageOptions:
     """Raises LoadError naming the field."""
-    options = node.options(ImageGenCalculatorOptions)
-    if options is None:
-        raise node.error("required: node_options with mediapipe.ImageGenCalculatorOptions", "node_options")
-    path = _models_path(node, options.models_path)
+    options = node.required_options(ImageGenCalculatorOptions)
+    path, _ = model_path(node, options.models_path, pipeline_class, task="image_generation")
     devices = tuple(options.device.split()) or ("CPU",)
     if len(devices) not in DEVICES:
         raise node.error(
@@ -66,9 +64,7 @@ def parse_image_options(node: Node) -> ImageOptions:
             f"{options.device!r}",
             "device",
         )
-    properties = plugin_config(node, options.plugin_config)
-    if "prompt_lookup" in properties:
-        raise node.error("prompt_lookup: only text generation has it", "plugin_config")
+    properties = without_lookup(node, options.plugin_config)
     limits = _limits(node, options, npu=_NPU in devices)
     adapters, mode, aliases = _adapters(node, options)
     if _NPU in devices and mode == "DYNAMIC" and adapters:
@@ -91,19 +87,6 @@ def check_image_files(node: Node, options: ImageOptions) -> None:
     """Raises LoadError for a directory that lacks a file."""
     if missing := missing_files(Path(options.spec.model_path)):
         raise node.error("; ".join(missing), "models_path")
-
-
-def _models_path(node: Node, text: str) -> Path:
-    if not text:
-        raise node.error("required, but missing", "models_path")
-    path: Path = (node.config.base / text).resolve()
-    if not path.exists():
-        raise node.error(f"{path} does not exist", "models_path", text)
-    try:
-        pipeline_class(path)
-    except LoadError as error:
-        raise node.error(f"{error.file}: {error.reason}", "models_path", text) from error
-    return path
 
 
 def _limits(node: Node, options: ImageGenCalculatorOptions, *, npu: bool) -> ImageLimits:

@@ -67,11 +67,7 @@ class PythonOptions:
 
 
 def parse(node: Node) -> PythonOptions:
-    options = node.options(PythonExecutorCalculatorOptions)
-    if options is None:
-        raise node.error(
-            "required: node_options with mediapipe.PythonExecutorCalculatorOptions", "node_options"
-        )
+    options = node.required_options(PythonExecutorCalculatorOptions)
     if not node.config.message.node[node.position].name:
         raise node.error("required for a Python node", "name")
     path = handler_path(node, options.handler_path)

@@ -16,7 +16,7 @@ import msgspec
 
 from ovserve.api.openai.realtime.packets import Samples
 from ovserve.engine.client.call_client import CallClient
-from ovserve.errors import Internal, InvalidArgument, LoadError, NotFound
+from ovserve.errors import Internal, InvalidArgument, NotFound
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import (
     EVENT_STREAM,
@@ -26,8 +26,17 @@ from ovserve.kinds.payload import (
     HttpResponse,
     ignored_header,
 )
-from ovserve.kinds.plugin_config import plugin_config
-from ovserve.kinds.resource import Caller, CallerSession, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.kinds.plugin_config import without_lookup
+from ovserve.kinds.resource import (
+    Caller,
+    CallerSession,
+    EngineCalculator,
+    Host,
+    ItemStream,
+    ResourceKind,
+    facts_of,
+    model_path,
+)
 from ovserve.kinds.speech import writer
 from ovserve.kinds.speech.api import (
     FILE,
@@ -168,26 +177,12 @@ STREAMS, MOST_STREAMS = "NUM_STREAMS", 64
 
 def speech_spec(node: Node) -> SpeechToTextSpec:
     """Raises LoadError naming the field."""
-    options = node.options(S2tCalculatorOptions)
-    if options is None:
-        raise node.error("required: node_options with mediapipe.S2tCalculatorOptions", "node_options")
-    if not options.models_path:
-        raise node.error("required, but missing", "models_path")
-    properties = plugin_config(node, options.plugin_config)
-    if "prompt_lookup" in properties:
-        raise node.error("prompt_lookup: only text generation has it", "plugin_config")
+    options = node.required_options(S2tCalculatorOptions)
+    properties = without_lookup(node, options.plugin_config)
     streams = str(properties.get(STREAMS, 1))
     if not (streams.isascii() and streams.isdigit() and 1 <= int(streams) <= MOST_STREAMS):
         raise node.error(f"{STREAMS}: expected 1 to {MOST_STREAMS}, got {streams}", "plugin_config")
-    path = (node.config.base / options.models_path).resolve()
-    if not path.exists():
-        name = path.name if path.parent.name == "models" else "SOURCE"
-        hint = f"`ovserve pull {name} --task speech2text` may fetch it"
-        raise node.error(f"{path} does not exist; {hint}", "models_path", options.models_path)
-    try:
-        read_speech_files(path)
-    except LoadError as error:
-        raise node.error(f"{error.file}: {error.reason}", "models_path", options.models_path) from error
+    path, _ = model_path(node, options.models_path, read_speech_files, task="speech2text")
     return SpeechToTextSpec(
         str(path),
         options.target_device or "CPU",
@@ -228,8 +223,7 @@ class SpeechResource:
     transcripts: OrderedDict[bytes, str] = field(default_factory=OrderedDict)  # of parts of chats, by digest
 
     def facts(self) -> Mapping[str, object]:
-        fields: dict[str, object] = msgspec.to_builtins(self.model)
-        return {name: value for name, value in fields.items() if name not in ("load_seconds", "max_calls")}
+        return facts_of(self.model)
 
     async def transcribe(self, data: str, param: str) -> str:
         """Return the text of audio, in base64 or as a data URL. Raises InvalidArgument naming `param`.

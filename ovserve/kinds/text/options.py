@@ -69,9 +69,7 @@ class LlmOptions:
 
 def parse_llm_options(node: Node) -> LlmOptions:
     """Raises LoadError naming the field, with all other mistakes of the node."""
-    options = node.options(LLMCalculatorOptions)
-    if options is None:
-        raise node.error("required: node_options with mediapipe.LLMCalculatorOptions", "node_options")
+    options = node.required_options(LLMCalculatorOptions)
     faults = list(_wrong_numbers(node, options))
     template = engine = None
     try:

@@ -20,8 +20,8 @@ from ovserve.engine.client.call_client import CallClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse, ignored_header
-from ovserve.kinds.plugin_config import plugin_config
-from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind
+from ovserve.kinds.plugin_config import without_lookup
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind, model_path
 from ovserve.kinds.voice.api import (
     CONTENT_TYPES,
     NAME,
@@ -209,18 +209,9 @@ class SpeechResource:
 
 
 def _parse(node: Node) -> SpeechOptions:
-    options = node.options(T2sCalculatorOptions)
-    if options is None:
-        raise node.error("required: node_options with mediapipe.T2sCalculatorOptions", "node_options")
-    if not options.models_path:
-        raise node.error("required, but missing", "models_path")
-    path = (node.config.base / options.models_path).resolve()
-    if not path.is_dir():
-        name = path.name if path.parent.name == "models" else "SOURCE"
-        raise node.error(
-            f"{path} does not exist; `ovserve pull {name}` may fetch it", "models_path", options.models_path
-        )
-    properties = plugin_config(node, options.plugin_config)
+    options = node.required_options(T2sCalculatorOptions)
+    path, _ = model_path(node, options.models_path, lambda _: None, task="text2speech")
+    properties = without_lookup(node, options.plugin_config)
     low, high = options.speed_min, options.speed_max
     for field, value in (("speed_min", low), ("speed_max", high)):
         if not math.isfinite(value) or value <= 0:

@@ -12,7 +12,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError, OvserveError
 from ovserve.kinds.encoders.spec import (
@@ -44,7 +43,6 @@ from ovserve.kinds.encoders.worker.encoder_backend import (
 )
 from ovserve.kinds.encoders.worker.model import Row
 from ovserve.kinds.encoders.worker.pool import Job
-from ovserve.kinds.encoders.worker.runner import Runner
 
 SMALL_BYTES = 4096  # of inputs that are tokenised while other calls are not read: 0.3 ms
 
@@ -66,17 +64,8 @@ class EmbeddingBackend(EncoderBackend):
         if files.pooling_note and not spec.pooling:
             print(f"pooling is CLS: {files.pooling_note}")  # noqa: T201  stdout is this process's log
         model = models.pool(models.read(self.directory), pooling, spec.normalize)
-        properties = properties_of(spec.properties, spec.device)
-        self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         self._begun: list[Job] = []  # read, and not submitted yet
-        self.limit = min(spec.max_length or files.max_length, files.max_length)
-        self.sequence_length = min(files.sequence_length, self.limit)
-        probe = Job([np.array(self.framed.before + self.framed.after or (0,), np.int32)])
-        self.runner.submit(probe)
-        probe.done.wait()
-        if probe.results is None:
-            raise Internal(str(probe.error))
-        self.dimensions = int(probe.results.shape[1])
+        self.dimensions = self.start_texts(model, spec)
         self.facts = EmbeddingFacts(
             **self.common_facts(),
             max_length=self.limit,
@@ -230,16 +219,7 @@ class ClassificationBackend(EncoderBackend):
                 f"problem_type: expected one of {choices}, got {files.problem_type!r}", file=config
             )
         model = models.logits(models.read(self.directory))
-        properties = properties_of(spec.properties, spec.device)
-        self.runner = Runner(model, spec.device, properties, files.pad_token_id)
-        self.limit = min(spec.max_length or files.max_length, files.max_length)
-        self.sequence_length = min(files.sequence_length, self.limit)
-        probe = Job([np.array(self.framed.before + self.framed.after or (0,), np.int32)])
-        self.runner.submit(probe)
-        probe.done.wait()
-        if probe.results is None:
-            raise Internal(str(probe.error))
-        count = int(probe.results.shape[1])
+        count = self.start_texts(model, spec)
         numbers = [str(number) for number in range(count)]
         if files.labels and files.labels.keys() != set(numbers):
             names = ", ".join(files.labels)

@@ -10,12 +10,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.protocol.call_backend import Invocation
-from ovserve.errors import ContextLengthExceeded, InvalidArgument
+from ovserve.engine.protocol.specs import Spec
+from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument
 from ovserve.kinds.encoders.spec import (
     DETOKENIZE,
     TOKENIZE,
+    ClassificationSpec,
     DetokenizeArguments,
+    EmbeddingSpec,
     TokenizeArguments,
     read_encoder_files,
 )
@@ -41,6 +45,7 @@ class EncoderBackend:
 
     runner: Runner
     limit: int  # tokens of a row
+    sequence_length: int  # tokens of a row that is cut
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
@@ -48,6 +53,23 @@ class EncoderBackend:
         self.tokenizer = open_tokenizer(self.directory)
         self.framed = Framed(self.tokenizer)
         self.vocab_size = self.files.vocab_size or self.tokenizer.vocab_size
+
+    def start(self, model: Any, spec: Spec, probe: Job) -> NDArray[np.float32]:
+        """Compile the model, and return its answer to a first job. Raises LoadError, Internal."""
+        properties = properties_of(spec.properties, spec.device)
+        self.runner = Runner(model, spec.device, properties, self.files.pad_token_id)
+        self.runner.submit(probe)
+        probe.done.wait()
+        if probe.results is None:
+            raise Internal(str(probe.error))
+        return probe.results
+
+    def start_texts(self, model: Any, spec: EmbeddingSpec | ClassificationSpec) -> int:
+        """Compile a model whose rows are single texts; return the width of its answer."""
+        self.limit = min(spec.max_length or self.files.max_length, self.files.max_length)
+        self.sequence_length = min(self.files.sequence_length, self.limit)
+        row = np.array(self.framed.before + self.framed.after or (0,), np.int32)
+        return int(self.start(model, spec, Job([row])).shape[1])
 
     def common_facts(self) -> dict[str, Any]:
         import openvino

@@ -234,7 +234,11 @@ def _pooled(x: Any, mask: Any, mode: str) -> Any:
         return op.divide(weighted, op.maximum(count, op.constant(np.float32(SMALLEST_NORM))))
     if mode == "CLS":
         return op.gather(x, op.constant(np.int64(0)), op.constant(np.int64(1)))
-    # LAST: the place of the last token that is shown, whichever side is padded
+    return last_shown(x, mask)  # LAST
+
+
+def last_shown(x: Any, mask: Any) -> Any:
+    """Return the values of the last token that is shown, whichever side is padded."""
     length = op.gather(op.shape_of(mask), op.constant(1), op.constant(0))
     places = op.range(op.constant(np.int64(0)), length, op.constant(np.int64(1)), output_type=ov.Type.i64)
     last = op.reduce_max(op.multiply(places, op.convert(mask, ov.Type.i64)), op.constant(np.array([1])))

@@ -17,7 +17,6 @@ Otherwise the special tokens come from the files of the model, and the form from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
-from ovserve.engine.host.cpu import properties_of
+from ovserve.engine.model.files import json_or_empty
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import (
@@ -47,7 +46,6 @@ from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded, sigmoid
 from ovserve.kinds.encoders.worker.model import FastTokenizer, Row, TextTokenizer
 from ovserve.kinds.encoders.worker.pool import Job
-from ovserve.kinds.encoders.worker.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,10 @@ def _of_template(tokenizer: FastTokenizer) -> PairForm | None:
 
 def _special(directory: Path, tokenizer: TextTokenizer, names: Sequence[str]) -> int:
     """Return the id of the first of these tokens that the files define; 0 is an id like any other."""
-    config = _read(directory / "config.json")
-    files = [_read(directory / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    config = json_or_empty(directory / "config.json", dict)
+    files = [
+        json_or_empty(directory / name, dict) for name in ("special_tokens_map.json", "tokenizer_config.json")
+    ]
     for name in names:
         for fields in files:
             token = fields.get(f"{name}_token")
@@ -125,14 +125,6 @@ def _special(directory: Path, tokenizer: TextTokenizer, names: Sequence[str]) ->
         f"has no {listed} in special_tokens_map.json, tokenizer_config.json and config.json",
         file=str(directory),
     )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 SYSTEM = (
@@ -177,11 +169,7 @@ def cut(model: ov.Model, template: Template) -> tuple[ov.Model, NDArray[np.float
     """
     logits = next(o for o in model.outputs if "logits" in o.get_names())
     head = _head(logits.get_node().input_value(0).get_node())
-    mask = model.input("attention_mask")
-    length = op.gather(op.shape_of(mask), op.constant(1), op.constant(0))
-    places = op.range(op.constant(np.int64(0)), length, op.constant(np.int64(1)), output_type=ov.Type.i64)
-    last = op.reduce_max(op.multiply(places, op.convert(mask, ov.Type.i64)), op.constant(np.array([1])))
-    hidden = op.gather(head.input_value(0), last, op.constant(np.int64(1)), 1)
+    hidden = models.last_shown(head.input_value(0), model.input("attention_mask"))
     weights = _weights(head, template.answers)
     inputs = [i.get_node() for i in model.inputs]
     return ov.Model([op.result(hidden)], model.get_sinks(), inputs, "causal_reranker"), weights
@@ -254,14 +242,8 @@ class RerankBackend(EncoderBackend):
                 f"{self.form.special} special tokens",
                 field="max_position_embeddings",
             )
-        properties = properties_of(spec.properties, spec.device)
-        self.runner = Runner(model, spec.device, properties, files.pad_token_id)
         row, start = self.form.row(np.zeros(1, np.int32), np.zeros(1, np.int32))
-        probe = Job([row], [start])
-        self.runner.submit(probe)
-        probe.done.wait()
-        if probe.results is None:
-            raise Internal(str(probe.error))
+        self.start(model, spec, Job([row], [start]))
         self.facts = RerankFacts(
             **self.common_facts(), max_length=self.limit, form=kind, query_limit=self.limit // 2
         )
