@@ -21,9 +21,10 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ovserve.errors import Cancelled, DeadlineExceeded, Overloaded, OvserveError
@@ -101,6 +102,22 @@ def value(read_value: Callable[[S], float | Histogram]) -> Callable[[S], Iterabl
 
 def by_label(read_counts: Callable[[S], Counter[str]]) -> Callable[[S], Iterable[Sample]]:
     return lambda source: [((label,), count) for label, count in read_counts(source).items()]
+
+
+def counter(name: str, help_: str, kind: str = "counter") -> Any:
+    """Return a field of a dataclass of counters: a number, and the family that shows it."""
+    return field(default=0, metadata={"family": (name, kind, help_)})
+
+
+def histogram(name: str, help_: str, bounds: Bounds) -> Any:
+    """Return a field of a dataclass of counters, with its family."""
+    return field(default_factory=lambda: Histogram(bounds), metadata={"family": (name, "histogram", help_)})
+
+
+def families_of(kind: type[Any]) -> tuple[Family[Any], ...]:
+    """Return the families of the fields of a dataclass, in their order."""
+    rows = ((one.metadata["family"], attrgetter(one.name)) for one in fields(kind))
+    return tuple(Family(name, type_, help_, value(read)) for (name, type_, help_), read in rows)
 
 
 class RequestMetrics:

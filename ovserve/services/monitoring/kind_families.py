@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from ovserve.engine.protocol.specs import TextFacts, TextSpec, block_tokens
-from ovserve.kinds.encoders import metrics as encoders
-from ovserve.kinds.images import metrics as images
+from ovserve.kinds.encoders.metrics import EncoderMetrics
+from ovserve.kinds.images.metrics import ImageMetrics
 from ovserve.kinds.python import metrics as python
-from ovserve.kinds.speech import metrics as speech
-from ovserve.kinds.voice import metrics as voice
+from ovserve.kinds.speech.metrics import SpeechMetrics
+from ovserve.kinds.voice.metrics import TextToSpeechMetrics
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
-from ovserve.telemetry.metrics import Call, Family, ModelMetrics, Sample, by_label, value
+from ovserve.telemetry.metrics import Call, Family, ModelMetrics, Sample, by_label, families_of, value
 
 # The source of the families of the page: one servable and its counters.
 
@@ -184,9 +184,9 @@ IDLE_FAMILIES: tuple[Family[Model], ...] = (
 )
 
 
-def _of(kind: type[M], families: tuple[Family[M], ...]) -> Iterator[Family[Model]]:
-    """Yield the families of a kind, reading its counters of a model."""
-    for family in families:
+def _of(kind: type[M], families: tuple[Family[M], ...] = ()) -> Iterator[Family[Model]]:
+    """Yield the families of a kind, by default those of its fields, reading its counters of a model."""
+    for family in families or families_of(kind):
 
         def read(model: Model, family: Family[M] = family) -> Iterable[Sample]:
             return family.read(model.metrics.kinds.of(kind))
@@ -195,9 +195,9 @@ def _of(kind: type[M], families: tuple[Family[M], ...]) -> Iterator[Family[Model
 
 
 KIND_FAMILIES: tuple[Family[Model], ...] = (
-    *_of(encoders.EncoderMetrics, encoders.FAMILIES),
-    *_of(images.ImageMetrics, images.FAMILIES),
+    *_of(EncoderMetrics),
+    *_of(ImageMetrics),
     *_of(python.PythonMetrics, python.FAMILIES),
-    *_of(speech.SpeechMetrics, speech.FAMILIES),
-    *_of(voice.TextToSpeechMetrics, voice.FAMILIES),
+    *_of(SpeechMetrics),
+    *_of(TextToSpeechMetrics),
 )
