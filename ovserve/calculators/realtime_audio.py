@@ -27,14 +27,13 @@ from ovserve.kinds.speech.node import SPEECH, Transcription
 from ovserve.kinds.speech.node import SpeechResource as Ears
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
-    SAMPLE_BYTES,
-    SAMPLES_PER_SECOND,
     VAD_FRAME,
     VAD_MODEL,
     VoiceActivitySpec,
 )
 from ovserve.kinds.voice.node import SPEAKER, speak
 from ovserve.kinds.voice.node import SpeechResource as Mouth
+from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.llm.sentences import complete, first_clause, speakable
 
 FRAME_BYTES = VAD_FRAME * SAMPLE_BYTES

@@ -12,7 +12,7 @@ import soxr
 from numpy.typing import NDArray
 
 from ovserve.api.openai.realtime.config import ALaw, Format, MuLaw, Pcm
-from ovserve.api.openai.realtime.packets import SAMPLES_PER_SECOND
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 
 QUIET_LEVEL = 300  # of 32,768: below it nothing is heard
 KEPT_SECONDS = 0.05  # of the silence before and after sound

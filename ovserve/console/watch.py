@@ -21,6 +21,7 @@ from ovserve.api.openai.realtime import packets as realtime
 from ovserve.console.capture import Capture, describe
 from ovserve.graph.runtime.streams import Stream
 from ovserve.kinds.payload import HttpPayload, HttpResponse
+from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.llm.output import Parsed
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.serving.manager import Manager
@@ -49,11 +50,11 @@ def summary(value: Any) -> str:
 
 
 REALTIME: dict[type, Callable[[Any], str]] = {
-    realtime.Sound: lambda v: f"{len(v.audio) // 2} samples",
+    realtime.Sound: lambda v: f"{len(v.audio) // SAMPLE_BYTES} samples",
     realtime.Activity: lambda v: (
         f"{len(v.probabilities)} frames, speech {max(v.probabilities, default=0):.2f}"
     ),
-    realtime.Utterance: lambda v: f"{len(v.audio) / 2 / realtime.SAMPLES_PER_SECOND:.1f} s",
+    realtime.Utterance: lambda v: f"{len(v.audio) / SAMPLE_BYTES / SAMPLES_PER_SECOND:.1f} s",
     realtime.Transcript: lambda v: f"{len(v.text)} characters",
     realtime.Prompt: lambda v: f"{len(v.messages)} messages",
     realtime.Answer: lambda v: f"{len(v.text)} characters, {len(v.audio)} bytes of audio",

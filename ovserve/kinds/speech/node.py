@@ -48,7 +48,6 @@ from ovserve.kinds.speech.api import (
 from ovserve.kinds.speech.languages import language_code
 from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.speech.spec import (
-    SAMPLES_PER_SECOND,
     TRANSCRIBE,
     WINDOW,
     Piece,
@@ -62,6 +61,7 @@ from ovserve.kinds.speech.spec import (
     read_speech_files,
 )
 from ovserve.kinds.speech.writer import Timed, Transcript
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
 from ovserve.sandbox.audio.loader import AudioLoader
 

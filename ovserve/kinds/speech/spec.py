@@ -11,9 +11,8 @@ import msgspec
 
 from ovserve.engine.model.files import json_object
 from ovserve.engine.protocol.specs import Facts, Spec
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 
-SAMPLES_PER_SECOND = 16_000  # audio is one channel of 16-bit samples, little-endian
-SAMPLE_BYTES = 2
 WINDOW = 60 * SAMPLES_PER_SECOND  # samples of one call at most: below the 2 MiB that travel in a frame
 TRANSCRIBE = "transcribe"  # the one method
 # The method of voice activity. Its blobs are samples, a multiple of VAD_FRAME, and the state of the call

@@ -18,15 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ovserve.errors import extra
+from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.sandbox.messages import Undecodable
-
-# The file that decoders of audio write samples to.
-#
-# Samples have one channel, 16 bits and 16,000 per second.
-
-
-SAMPLES_PER_SECOND = 16_000
-SAMPLE_BYTES = 2
 
 
 class Samples:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from ovserve.errors import InvalidArgument, Unavailable
-from ovserve.kinds.speech.spec import SAMPLE_BYTES, SAMPLES_PER_SECOND
+from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.sandbox.messages import Undecodable
 from ovserve.sandbox.pool import Pool
 

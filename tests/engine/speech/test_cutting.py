@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.kinds.speech.spec import SAMPLES_PER_SECOND, WINDOW
+from ovserve.kinds.speech.spec import WINDOW
 from ovserve.kinds.speech.worker.transcribe import FRAME, MOST, PADDING, UNSURE, VoiceActivity, cut, widened
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 from tests.speech import RECORDING, samples
 
 TELEPHONE = RECORDING.with_name("telephone.flac")  # Kokoro's voice, 8 kHz

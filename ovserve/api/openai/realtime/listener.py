@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from ovserve.api.openai.realtime.config import Abilities, AnyConfig, AudioInput, Format, Pcm, ServerVad, fault
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
 from ovserve.api.openai.realtime.packets import (
-    SAMPLES_PER_SECOND,
     Activity,
     Prompt,
     Run,
@@ -28,6 +27,7 @@ from ovserve.api.openai.realtime.response import (
     TurnDetector,
 )
 from ovserve.errors import OvserveError, public
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 
 COMMIT_EMPTY = "input_audio_buffer_commit_empty"
 TRANSCRIPTION = "conversation.item.input_audio_transcription."

@@ -14,8 +14,6 @@ from ovserve.errors import OvserveError
 from ovserve.llm.output import ToolCall, ToolResult
 from ovserve.llm.request import ToolPolicy
 
-SAMPLES_PER_SECOND = 16_000  # of audio that is listened to; 16 bits, little-endian
-
 
 class Samples(Protocol):
     """Audio at 16 kHz: a `Recording`, or a clip in memory."""

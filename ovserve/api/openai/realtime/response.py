@@ -23,8 +23,12 @@ from ovserve.api.openai.realtime.config import (
     fault,
 )
 from ovserve.api.openai.realtime.conversation import Conversation, Heard, Item, Json, new_id
-from ovserve.api.openai.realtime.packets import SAMPLES_PER_SECOND, Run, Tokens
+from ovserve.api.openai.realtime.packets import (
+    Run,
+    Tokens,
+)
 from ovserve.errors import OvserveError
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 from ovserve.llm.output import ToolCall
 
 # The input audio of a realtime session: a buffer, with bytes as they came and the same at 16 kHz for the

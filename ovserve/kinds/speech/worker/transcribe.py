@@ -39,7 +39,6 @@ from ovserve.engine.protocol.specs import Facts
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
-    SAMPLES_PER_SECOND,
     TRANSCRIBE,
     VAD_FRAME,
     VAD_MODEL,
@@ -52,6 +51,7 @@ from ovserve.kinds.speech.spec import (
     VoiceActivitySpec,
     read_speech_files,
 )
+from ovserve.llm.audio import SAMPLES_PER_SECOND
 
 NARROW_HZ = 4800  # a telephone has nothing above it, whatever filter made 16 kHz of it
 NOTHING_RMS = 2 / 32768  # the rounding of 16 bits
