@@ -267,6 +267,7 @@ def public(error: OvserveError) -> OvserveError:
 
 RETRY_SOON_SECONDS = 1.0  # seconds until an engine that is full may have room
 
+PLACES_IN_SOURCE = ("Exception from ", "Check '", "Invoked with")
 FROM_KIND: dict[str, type[OvserveError]] = {
     "invalid_argument": InvalidArgument,
     "context_length_exceeded": ContextLengthExceeded,
@@ -281,6 +282,13 @@ def from_kind(kind: str, message: str, param: str | None = None) -> OvserveError
     if kind == Unavailable.kind:
         return Unavailable(message, retry_after=RETRY_SOON_SECONDS)
     return FROM_KIND.get(kind, Internal)(message, param=param)
+
+
+def sentences_of(error: BaseException) -> list[str]:
+    """Return the lines of an error of OpenVINO without those about places in its source; never none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    sentences = [line for line in lines if not line.startswith(PLACES_IN_SOURCE)]
+    return sentences or lines[:1] or [type(error).__name__]
 
 
 def shortened(text: str) -> str:

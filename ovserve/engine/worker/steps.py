@@ -56,7 +56,7 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.engine.protocol.specs import TextFacts
 from ovserve.engine.worker.calls import BatchWindow
-from ovserve.errors import FROM_KIND, OvserveError
+from ovserve.errors import FROM_KIND, OvserveError, sentences_of
 from ovserve.llm.grammar.constraint import structural_tag
 
 
@@ -321,7 +321,7 @@ def _step(channel: Channel[ToEngine], engine: Engine) -> list[StepItem | Failed]
         return engine.collect()
     except Exception as error:  # noqa: BLE001  the worker loop border: whatever it was, this engine is done
         traceback.print_exc()
-        reason = f"the engine failed in a step: {_last_line(error)}"
+        reason = f"the engine failed in a step: {sentences_of(error)[-1]}"
         channel.send(*(Failed(id_, ENGINE_FAILED, reason) for id_ in engine.live()))
         return None
 
@@ -332,8 +332,3 @@ def _send(channel: Channel[ToEngine], outcome: list[StepItem | Failed], usage: U
     failed = [message for message in outcome if isinstance(message, Failed)]
     channel.send(*([Steps(items, usage)] if items or usage else []), *failed)
     return sum(item.last for item in items)
-
-
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__

@@ -10,7 +10,9 @@ nesting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -41,8 +43,12 @@ LISTS_OF_FORMATS = {
 }
 
 
-def check_token_seconds(seconds: float) -> None:
-    """Raise ResourceExhausted where a grammar's tokens would hold up the steps."""
+@contextmanager
+def cheap_tokens() -> Iterator[None]:
+    """Raise ResourceExhausted where the tokens that are written inside would hold up the steps."""
+    began = time.process_time()
+    yield
+    seconds = (time.process_time() - began) / PROBE_TOKENS
     if seconds > TOKEN_SECONDS:
         raise ResourceExhausted(
             f"each of its tokens takes {seconds:.2g} s of CPU time, more than "

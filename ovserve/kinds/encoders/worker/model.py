@@ -13,7 +13,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
-from ovserve.errors import InvalidArgument, LoadError
+from ovserve.errors import InvalidArgument, LoadError, sentences_of
 from ovserve.kinds.encoders.spec import FAST, TOKENIZER, TOKENIZER_IR, model_file
 from ovserve.llm.token_bytes import byte_of_character
 
@@ -187,7 +187,7 @@ def read(directory: Path) -> ov.Model:
     try:
         model = ov.Core().read_model(file)
     except RuntimeError as error:
-        raise LoadError(f"cannot be read: {_first_line(error)}", file=str(file)) from error
+        raise LoadError(f"cannot be read: {sentences_of(error)[-1]}", file=str(file)) from error
     names = [next(iter(sorted(i.get_names())), "") for i in model.inputs]
     known_names = [next((n for n in KNOWN_INPUTS if n in i.get_names()), None) for i in model.inputs]
     if None in known_names or not set(REQUIRED) <= set(known_names):
@@ -272,7 +272,7 @@ class Compiled:
             self.requests = [compiled.create_infer_request() for _ in range(num_requests)]
         except RuntimeError as error:
             raise LoadError(
-                _first_line(error), field="plugin_config" if properties else "target_device"
+                sentences_of(error)[-1], field="plugin_config" if properties else "target_device"
             ) from error
         self._types = {
             next(n for n in KNOWN_INPUTS if n in i.get_names()): i.get_element_type().to_dtype()
@@ -339,8 +339,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -40,7 +40,7 @@ from PIL import Image as Pillow
 from ovserve.engine.host.cpu import device_properties
 from ovserve.engine.model.files import json_object
 from ovserve.engine.protocol.call_backend import Invocation, Result
-from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.errors import Internal, InvalidArgument, LoadError, sentences_of
 from ovserve.kinds.images.spec import (
     GENERATE,
     Format,
@@ -300,7 +300,7 @@ class Adapters:
             try:
                 self._read[adapter.alias] = ov_genai.Adapter(adapter.path)
             except RuntimeError as error:
-                text = str(error).strip().splitlines()[-1]
+                text = sentences_of(error)[-1]
                 raise LoadError(f"{adapter.path} cannot be read: {text}", field="lora_adapters") from error
         self.properties: dict[str, Any] = {}
         if spec.adapters:

@@ -29,7 +29,7 @@ from ovserve.errors import Internal, InvalidArgument, LoadError, NotFound
 from ovserve.kinds.tensors.spec import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.kinds.tensors.worker.batching import FIELD as DYNAMIC_BATCHING
 from ovserve.kinds.tensors.worker.batching import Batcher, check_ports
-from ovserve.kinds.tensors.worker.model import Model
+from ovserve.kinds.tensors.worker.model import Model, short
 from ovserve.kinds.tensors.worker.ports import Port, input_tensor, result, shape_of
 
 Given = list[tuple[int, ov.Tensor]]  # tensors, by the index of their input
@@ -400,6 +400,4 @@ class TensorEngine:
 
 def _refused(error: RuntimeError) -> InvalidArgument:
     """Return the error of a request whose tensors fit one by one, and not together."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = " ".join(line for line in lines if not line.startswith(("Exception from", "Check '")))
-    return InvalidArgument(f"inputs: the model rejects them: {reason[:600]}", param="inputs")
+    return InvalidArgument(f"inputs: the model rejects them: {short(error)}", param="inputs")

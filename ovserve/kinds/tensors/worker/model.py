@@ -14,7 +14,7 @@ from typing import Any
 import openvino as ov
 
 from ovserve.engine.host.cpu import device_properties
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, sentences_of
 from ovserve.kinds.tensors.spec import Mapping, TensorSpec, model_file, read_mapping
 from ovserve.kinds.tensors.worker.ports import Port, narrow, ports
 
@@ -68,6 +68,7 @@ def layout_pair(text: str) -> tuple[str, str]:
 HINT = "PERFORMANCE_HINT"
 ANY = "-1"
 MAX_INFO = 1 << 20  # characters of a value
+MAX_SENTENCES = 600  # characters of the library's reason
 
 
 class Model:
@@ -83,7 +84,7 @@ class Model:
         try:
             self._model = self._core.read_model(self.file)
         except RuntimeError as error:
-            raise LoadError(f"{self.file} cannot be read: {_short(error)}", field="base_path") from error
+            raise LoadError(f"{self.file} cannot be read: {short(error)}", field="base_path") from error
         self.rt_info, self.framework = _info(self._model, "model_info"), _info(self._model, "framework")
         self._model = self._preprocessed(self._model)
         self._reshape(self._model)
@@ -114,7 +115,7 @@ class Model:
             return self._core.compile_model(model, self._spec.device, properties)
         except RuntimeError as error:
             field = "plugin_config" if "property" in str(error).lower() else "target_device"
-            text = f"it cannot be compiled for {self._spec.device}: {_short(error)}"
+            text = f"it cannot be compiled for {self._spec.device}: {short(error)}"
             raise LoadError(text, field=field) from error
 
     def reshaped(self, shapes: Sequence[Sequence[int]]) -> ov.Model:
@@ -169,13 +170,13 @@ class Model:
                         end.model().set_layout(ov.Layout(port.info.layout))
                     self._convert(end, port, layouts.get(port.index, ""), field, text)
             except RuntimeError as error:
-                raise LoadError(f"{text!r} for {port.info.name!r}: {_short(error)}", field=field) from error
+                raise LoadError(f"{text!r} for {port.info.name!r}: {short(error)}", field=field) from error
         try:
             return changed.build()
         except RuntimeError as error:
             fields = list(dict.fromkeys(field for field, _, _ in steps))
             values = ", ".join(f"{name or 'the input'}: {text}" for _, name, text in steps)
-            raise LoadError(f"{values}: {_short(error)}", field=", ".join(fields)) from error
+            raise LoadError(f"{values}: {short(error)}", field=", ".join(fields)) from error
 
     def _convert(self, end: Any, port: Port, layout: str, field: str, text: str) -> None:
         """Add a step on an input: the order of its colours, mean or scale. Raises LoadError."""
@@ -218,7 +219,7 @@ class Model:
             model.reshape(shapes)
         except RuntimeError as error:
             field = "shape" if self._spec.shapes else "batch_size"
-            raise LoadError(f"the model cannot be reshaped: {_short(error)}", field=field) from error
+            raise LoadError(f"the model cannot be reshaped: {short(error)}", field=field) from error
 
     def _port_named(self, among: list[Port], name: str, field: str) -> Port:
         if not name and len(among) == 1:
@@ -242,8 +243,5 @@ def _info(model: ov.Model, name: str) -> dict[str, str]:
     return {str(key): str(getattr(value, "value", value))[:MAX_INFO] for key, value in info.items()}
 
 
-def _short(error: Exception) -> str:
-    """Return the sentences of the library's error, without the places in its source."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    informative = [line for line in lines if line and not line.startswith(("Exception from src", "Check '"))]
-    return " ".join(informative)[:600] or (lines[0] if lines else type(error).__name__)
+def short(error: Exception) -> str:
+    return " ".join(sentences_of(error))[:MAX_SENTENCES]

@@ -26,7 +26,7 @@ import openvino_genai as ov_genai
 from ovserve.engine.host.cpu import properties_of
 from ovserve.engine.host.memory import resident
 from ovserve.engine.model.files import json_object
-from ovserve.errors import InvalidArgument, LoadError
+from ovserve.errors import InvalidArgument, LoadError, sentences_of
 from ovserve.kinds.voice.spec import TextToSpeechFacts, TextToSpeechSpec
 from ovserve.kinds.voice.worker.normalize import MARKUP, fold, normalize
 
@@ -217,7 +217,7 @@ class Pipeline:
                 self._directory, spec.device, **properties_of(spec.properties, spec.device)
             )
         except RuntimeError as error:
-            raise LoadError(_first_line(error), file=spec.model_path) from error
+            raise LoadError(sentences_of(error)[0], file=spec.model_path) from error
 
     @property
     def has_grown(self) -> bool:
@@ -280,9 +280,3 @@ def is_kokoro(directory: Path) -> bool:
     """Raises LoadError for a config.json that cannot be read."""
     config = json_object(directory / "config.json", needed=True)
     return "vocab" in config and "speecht5" not in str(config.get("model_type", ""))
-
-
-def _first_line(error: Exception) -> str:
-    """Return what the library says, without the line that says where in its source."""
-    lines = [line for line in str(error).splitlines() if line.strip() and THROWN not in line]
-    return lines[0] if lines else str(error)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -31,10 +30,10 @@ from openvino import opset13 as ops
 
 from ovserve.engine.host.cpu import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.errors import Internal, LoadError
+from ovserve.errors import Internal, LoadError, sentences_of
 from ovserve.kinds.text.worker.genai.options import writable
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
-from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, check_token_seconds
+from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, cheap_tokens
 
 # One prompt answered whole, by the pipeline that a compiler works for.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
@@ -260,9 +259,7 @@ def _one_token() -> openvino.Tensor:
 
 def said(error: Exception) -> str:
     """The compiler's sentence, without the time, file and line before it."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    messages = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
-    text = messages[-1] if messages else type(error).__name__
+    text = sentences_of(error)[-1]
     head, separator, rest = text.partition(".cc:")
     if separator and " " in rest and "/" in head:
         return rest.partition(" ")[2].strip() or text
@@ -289,9 +286,7 @@ def prover(model_path: str) -> Callable[[str], str]:
     def prove(structural_tag: str) -> str:
         if fault := compiler.compile(structural_tag, 1):
             return fault
-        began = time.process_time()
-        fault = compiler.compile(structural_tag)
-        check_token_seconds((time.process_time() - began) / PROBE_TOKENS)
-        return fault
+        with cheap_tokens():
+            return compiler.compile(structural_tag)
 
     return prove

@@ -29,7 +29,7 @@ from ovserve.engine.protocol.specs import (
     TextFacts,
     TextSpec,
 )
-from ovserve.errors import InvalidArgument, LoadError
+from ovserve.errors import InvalidArgument, LoadError, sentences_of
 from ovserve.llm.decoding import EFFECTIVE, Mode
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
@@ -154,11 +154,7 @@ def to_blame(spec: GenerationSpec, message: str) -> str:
 
 def sentence(error: Exception) -> str:
     """The library's last sentence, without the source lines and check expressions before it."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    causes = [
-        line for line in lines if line and not line.startswith(("Exception from ", "Check '", "Invoked with"))
-    ]
-    return causes[-1].removeprefix("NotFound: ") if causes else type(error).__name__
+    return sentences_of(error)[-1].removeprefix("NotFound: ")
 
 
 # A request's Sampling as the library's GenerationConfig.
