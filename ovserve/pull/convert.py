@@ -106,7 +106,7 @@ def convert(
         )
         with progress(say, f"converting {file.name}", int(made_size), lambda: size_of(work)):
             arguments = filter(None, [weight_format, ROUND if rounds else "", EXACT if exact else "", *steps])
-            _run(CONVERT, [str(file), str(work), *arguments], work / MAIN, file)
+            run_converter(CONVERT, [str(file), str(work), *arguments], work / MAIN, file)
         _write_side_files(model, work, sampling)
         for old in (MAIN, PACKED, PACKED_WEIGHTS):
             (directory / old).unlink(missing_ok=True)
@@ -199,7 +199,7 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
             )
             if compresses:
                 check_memory(size * MEMORY_TO_COMPRESS, f"compressing {network}", memory())
-            changed = _run(REWRITE, [str(network), *steps], network, network)
+            changed = run_converter(REWRITE, [str(network), *steps], network, network)
         except (LoadError, ResourceExhausted, OSError) as error:
             for half in directory.glob("replaced.*"):  # written by a process that was ended
                 half.unlink()
@@ -224,7 +224,7 @@ def _say_what_stays(
         say(f"{network}: the output layer stays as it is, which is not finer than int8 per row")
 
 
-def _run(module: str, arguments: Sequence[str], output: Path, file: Path) -> list[str]:
+def run_converter(module: str, arguments: Sequence[str], output: Path, file: Path) -> list[str]:
     """Run a process that makes a file, and return the steps that changed something. An error names `file`."""
     command = [sys.executable, "-m", module, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
@@ -234,6 +234,13 @@ def _run(module: str, arguments: Sequence[str], output: Path, file: Path) -> lis
         ended = f"it was killed by signal {-process.returncode}; " if process.returncode < 0 else ""
         raise LoadError(f"cannot be converted: {ended}{reason}", file=str(file))
     return process.stdout.rpartition("changed:")[2].split()
+
+
+def move_all(source: Path, directory: Path, last: str, say: Callable[[str], None]) -> None:
+    """Move what a converter has made, `last` at the end: with it the directory is complete."""
+    for path in sorted(source.iterdir(), key=lambda file: file.name == last):
+        shutil.move(path, directory / path.name)
+    say(f"{directory / last} is written")
 
 
 def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, float]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ovserve.errors import InvalidArgument
-from ovserve.pull.graph_text import GraphOption
+from ovserve.pull.graph_text import GraphOption, properties_of
 
 EMBEDDINGS, RERANK, CLASSIFICATION = "embeddings", "rerank", "classification"
 TEXT2SPEECH = "text2speech"
@@ -201,7 +201,8 @@ def encoder_graph(
         if name not in options_by_name:
             raise InvalidArgument(f"--{name} is not an option of the task {task}")
     values = {option.name: options.get(option.name, option.default) for option in of.options}
-    properties = _properties(str(values.pop("plugin_config")), values.pop("num_streams"))
+    flags = {"num_streams": ("NUM_STREAMS", values.pop("num_streams"))}
+    properties = properties_of(str(values.pop("plugin_config")), flags)
     fields = [("models_path", json.dumps(models_path))]
     for name, value in values.items():
         if value is not None:
@@ -225,17 +226,3 @@ def encoder_graph(
         ports=LOOP_PORTS if of.loops else "",
         handler=LOOP_HANDLER if of.loops else "",
     )
-
-
-def _properties(text: str, streams: object) -> dict[str, object]:
-    try:
-        properties = json.loads(text or "{}")
-    except ValueError:
-        properties = None
-    if not isinstance(properties, dict):
-        raise InvalidArgument(f"--plugin_config: expected a JSON object, got {text!r}")
-    if streams is not None:
-        if "NUM_STREAMS" in properties:
-            raise InvalidArgument("--num_streams: NUM_STREAMS is in plugin_config too")
-        properties["NUM_STREAMS"] = streams
-    return properties

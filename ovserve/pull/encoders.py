@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.encoders.spec import MODEL, missing_files, model_file
 from ovserve.kinds.images.spec import INDEX
 from ovserve.pull import kokoro, packaged, whisper
+from ovserve.pull.convert import move_all, run_converter
 from ovserve.pull.disk import require
 from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH
 from ovserve.pull.hub import Hub
@@ -127,13 +126,7 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
             shutil.copyfile(file, target)
     say(f"converting {WEIGHTS} to OpenVINO's form")
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
-        command = [sys.executable, "-m", "ovserve.kinds.encoders.worker.convert", str(source), scratch]
-        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if process.returncode:
-            lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
-            raise LoadError(
-                f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=str(source)
-            )
-        for path in sorted(Path(scratch).iterdir(), key=lambda file: file.name == MODEL):
-            shutil.move(path, directory / path.name)
-    say(f"{directory / MODEL} is written")
+        converted = Path(scratch)
+        module = "ovserve.kinds.encoders.worker.convert"
+        run_converter(module, [str(source), scratch], converted / MODEL, source)
+        move_all(converted, directory, MODEL, say)

@@ -232,19 +232,28 @@ def graph_text(
     return "".join(f"# {line}\n" for line in heading.splitlines()) + before + lines + after
 
 
-def _plugin_config(values: Mapping[str, Any]) -> str:
-    text = values["plugin_config"] or "{}"
+def properties_of(text: str | None, flags: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Return the properties in plugin_config, and those of flags: by name, the property and its value.
+
+    Raises InvalidArgument for another text, and for a property that is given twice.
+    """
     try:
-        properties = json.loads(text)
+        properties = json.loads(text or "{}")
     except ValueError:
         properties = None
     if not isinstance(properties, dict):
         raise InvalidArgument(f"--plugin_config: expected a JSON object, got {text!r}")
-    for option in OPTIONS:
-        if option.property and values[option.name] is not None:
-            if option.property in properties:
-                raise InvalidArgument(f"--{option.name}: {option.property} is in plugin_config too")
-            properties[option.property] = values[option.name]
+    for name, (key, value) in flags.items():
+        if value is not None:
+            if key in properties:
+                raise InvalidArgument(f"--{name}: {key} is in plugin_config too")
+            properties[key] = value
+    return properties
+
+
+def _plugin_config(values: Mapping[str, Any]) -> str:
+    flags = {option.name: (option.property, values[option.name]) for option in OPTIONS if option.property}
+    properties = properties_of(values["plugin_config"], flags)
     return json.dumps(properties) if properties else "{ }"
 
 

@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -21,6 +20,7 @@ from typing import BinaryIO
 
 from ovserve.errors import LoadError, Unavailable
 from ovserve.pull import packaged
+from ovserve.pull.convert import move_all, run_converter
 from ovserve.pull.disk import require
 from ovserve.pull.progress import progress, size_of
 from ovserve.pull.record import digest
@@ -180,12 +180,6 @@ def _convert(network: Path, directory: Path, scratch: Path, say: Say) -> None:
     say(f"converting {NETWORK} to OpenVINO's form")
     converted = scratch / "ir"
     converted.mkdir()
-    module = "ovserve.kinds.voice.worker.convert"
-    command = [sys.executable, "-m", module, str(network), str(converted)]
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if process.returncode:
-        lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
-        raise LoadError(f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=NETWORK)
-    for file in sorted(converted.iterdir(), key=lambda f: f.name == MODEL):
-        file.replace(directory / file.name)
-    say(f"{directory / MODEL} is written")
+    arguments = [str(network), str(converted)]
+    run_converter("ovserve.kinds.voice.worker.convert", arguments, converted / MODEL, Path(NETWORK))
+    move_all(converted, directory, MODEL, say)

@@ -7,8 +7,6 @@ by pip, and nothing of it is installed or run; a third party publishes it, so ve
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 from ovserve.errors import LoadError
 from ovserve.kinds.speech.spec import DECODER, missing_speech_files
 from ovserve.pull import packaged
+from ovserve.pull.convert import move_all, run_converter
 from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
@@ -102,15 +101,9 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     say("converting the weights to OpenVINO's form, the decoder's to 8 bits")
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
+        converted = Path(scratch)
         for file in sorted(source.glob("*.json")):
-            shutil.copyfile(file, Path(scratch) / file.name)
-        command = [sys.executable, "-m", "ovserve.kinds.speech.worker.convert", str(source), scratch]
-        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if process.returncode:
-            lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]
-            raise LoadError(
-                f"cannot be converted: {lines[-1] if lines else 'no reason given'}", file=str(source)
-            )
-        for path in sorted(Path(scratch).iterdir(), key=lambda file: file.name == DECODER):
-            shutil.move(path, directory / path.name)
-    say(f"{directory / DECODER} is written")
+            shutil.copyfile(file, converted / file.name)
+        module = "ovserve.kinds.speech.worker.convert"
+        run_converter(module, [str(source), scratch], converted / DECODER, source)
+        move_all(converted, directory, DECODER, say)
