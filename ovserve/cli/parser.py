@@ -6,8 +6,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TextIO, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import OPTIONS as ENCODER_OPTIONS
@@ -15,6 +15,8 @@ from ovserve.pull.graph_text import OPTIONS as TEXT_OPTIONS
 from ovserve.pull.graph_text import GraphOption, OptionValue
 from ovserve.server.environment import nearest
 from ovserve.serving.config.models import FLAGS
+
+V = TypeVar("V")
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 STATES = {"AVAILABLE": "\x1b[32m", "LOADING": "\x1b[33m", "UNLOADING": "\x1b[33m", "FAILED": "\x1b[31m"}
@@ -41,6 +43,51 @@ class Parser(argparse.ArgumentParser):
         if choice := CHOICE.search(message):
             message += nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
         super().error(message)
+
+
+class OvmsFlag(argparse.Action):
+    """A flag of OVMS without an option here: a notice, or an error that says what to do instead."""
+
+    def __init__(
+        self, *args: Any, refused: Mapping[str, str], without_effect: Mapping[str, str], **kwargs: Any
+    ):
+        super().__init__(*args, **kwargs)
+        self._refused, self._without_effect = refused, without_effect
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        name = str(option_string).removeprefix("--")
+        if name in self._refused:
+            parser.error(f"{option_string} is OVMS's and not an option here: {self._refused[name]}")
+        notice = f"{option_string} has no effect: {self._without_effect[name]}"
+        namespace.notices = [*namespace.notices, notice]
+
+
+def add_ovms_flags(
+    parser: argparse.ArgumentParser, refused: Mapping[str, str], without_effect: Mapping[str, str]
+) -> None:
+    parser.set_defaults(notices=[])
+    tables = {"refused": refused, "without_effect": without_effect}
+    hidden: dict[str, Any] = {"dest": argparse.SUPPRESS, "help": argparse.SUPPRESS, **tables}
+    for name in (*without_effect, *refused):
+        parser.add_argument(f"--{name}", nargs="?", action=OvmsFlag, **hidden)
+
+
+def reader(parse: Callable[[str], V]) -> Callable[[str], V]:
+    """Return the function as a type of argparse, which shows the error's message."""
+
+    def read(text: str) -> V:
+        try:
+            return parse(text)
+        except InvalidArgument as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
+
+    return read
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -127,18 +174,8 @@ def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
     group.add_argument(
         f"--{option.name}",
         dest=PREFIX + option.name,
-        type=_reader(option),
+        type=reader(option.parse),
         default=argparse.SUPPRESS,
         metavar="|".join(option.choices) or words[option.kind],
         help=option.help + place + note,
     )
-
-
-def _reader(option: GraphOption) -> Callable[[str], OptionValue]:
-    def read(text: str) -> OptionValue:
-        try:
-            return option.parse(text)
-        except InvalidArgument as exc:
-            raise argparse.ArgumentTypeError(str(exc)) from None
-
-    return read

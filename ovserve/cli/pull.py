@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ovserve.cli.parser import Commands, add_graph_options, graph_options
+from ovserve.cli.parser import Commands, add_graph_options, add_ovms_flags, graph_options
 from ovserve.errors import InvalidArgument
 from ovserve.pull.encoder_graph import TASKS as ENCODER_TASKS
 from ovserve.pull.record import COMPRESSED
@@ -23,22 +23,6 @@ WITHOUT_EFFECT = {
     **MODEL_WITHOUT_EFFECT,
 }
 TASKS = ("text_generation", *ENCODER_TASKS)
-
-
-class OvmsFlag(argparse.Action):
-    """A flag of OVMS's --pull without an option here: a notice, or an error that says what to do instead."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        name = str(option_string).removeprefix("--")
-        if name in REFUSED:
-            parser.error(f"{option_string} is OVMS's and not an option here: {REFUSED[name]}")
-        print(f"{option_string} has no effect: {WITHOUT_EFFECT[name]}", file=sys.stderr)  # noqa: T201
 
 
 def add_to(commands: Commands) -> None:
@@ -134,10 +118,7 @@ def add_to(commands: Commands) -> None:
         help="LoRA adapters of an image model: ALIAS=SOURCE[@FILE][:ALPHA], or ALIAS=@ALIAS:ALPHA+@ALIAS of "
         "several; a SOURCE on the hub is fetched to loras/",
     )
-    for name in (*REFUSED, *WITHOUT_EFFECT):
-        parser.add_argument(
-            f"--{name}", nargs="?", action=OvmsFlag, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
+    add_ovms_flags(parser, REFUSED, WITHOUT_EFFECT)
     parser.add_argument("--json", action="store_true", help="print steps and progress as lines of JSON")
     add_graph_options(parser, "options of the graph")
     parser.set_defaults(run=_run)
@@ -164,6 +145,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.pull.progress import JsonLines
     from ovserve.pull.run import Wanted, pull
 
+    for notice in arguments.notices:
+        print(notice, file=sys.stderr)  # noqa: T201
     if not (arguments.source or arguments.source_model):
         _recommend()
     if arguments.source and arguments.source_model:

@@ -14,9 +14,7 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,11 @@ from ovserve.cli.parser import (
     EXIT_USAGE,
     Commands,
     add_graph_options,
+    add_ovms_flags,
     add_plain_options,
     graph_options,
     plain_options,
+    reader,
 )
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
@@ -40,7 +40,7 @@ from ovserve.server.environment import from_environment, parse, unknown_variable
 from ovserve.server.settings import GROUPS, OPTIONS, REFUSED, WITHOUT_EFFECT, Settings
 from ovserve.server.settings import problem as problem_of
 from ovserve.server.source import Served, resolve
-from ovserve.serving.config.file import ConfigFile
+from ovserve.serving.config.file import ConfigFile, replace_file
 from ovserve.serving.config.models import entry_of, looks_plain
 from ovserve.serving.config.schema import FILE
 from ovserve.serving.settings import GRAPH_FILE
@@ -152,33 +152,12 @@ def _name(entry: dict[str, Any]) -> str:
 
 def _write(file: Path, config: dict[str, Any]) -> None:
     assert set(config) <= set(FILE.keys), "read as valid"
-    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as out:
-        out.write(json.dumps(config, indent=4, ensure_ascii=False) + "\n")
-    os.chmod(out.name, mode)
-    os.replace(out.name, file)
+    replace_file(file, f"{json.dumps(config, indent=4, ensure_ascii=False)}\n".encode())
 
 
 log = logging.getLogger(__name__)
 
 _NAMES = {o.name for o in OPTIONS}
-
-
-class OvmsFlag(argparse.Action):
-    """A flag of OVMS without an option here: a notice, or an error that says what to do instead."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        name = str(option_string).removeprefix("--")
-        if name in REFUSED:
-            parser.error(f"{option_string} is OVMS's and not an option here: {REFUSED[name]}")
-        namespace.notices = [*namespace.notices, f"{option_string} has no effect: {WITHOUT_EFFECT[name]}"]
 
 
 def add_to(commands: Commands) -> None:
@@ -194,7 +173,7 @@ def add_to(commands: Commands) -> None:
     )
     serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
     add_options(serve)
-    _add_ovms_flags(serve)
+    add_ovms_flags(serve, REFUSED, WITHOUT_EFFECT)
     add_graph_options(serve, "Options of the graph, for a model without one (docs/cli.md)")
     add_plain_options(serve)
     serve.add_argument(
@@ -212,31 +191,13 @@ def add_options(serve: argparse.ArgumentParser, without: Collection[str] = ()) -
     for o in visible:
         note = "" if o.default == "" else f" (default: {o.default})"
         # No default here: a flag that is not given leaves the value to the environment.
-        extra: dict[str, Any] = {"type": _reader(o), "default": argparse.SUPPRESS}
+        extra: dict[str, Any] = {"type": reader(functools.partial(parse, o)), "default": argparse.SUPPRESS}
         extra["metavar"] = "|".join(o.metadata["choices"]) or type(o.default).__name__.upper()
         if isinstance(o.default, bool):
             extra |= {"nargs": "?", "const": True}
         help_ = f"{o.metadata['help']}{note}".replace("%", "%%")
         flags = [f"--{name}" for name in (o.name, *o.metadata["aliases"])]
         groups[o.metadata["group"]].add_argument(*flags, help=help_, **extra)
-
-
-def _add_ovms_flags(serve: argparse.ArgumentParser) -> None:
-    serve.set_defaults(notices=[])
-    for name in (*WITHOUT_EFFECT, *REFUSED):
-        serve.add_argument(
-            f"--{name}", nargs="?", action=OvmsFlag, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-
-
-def _reader(option: Field[Any]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return parse(option, text)
-        except InvalidArgument as exc:
-            raise argparse.ArgumentTypeError(str(exc)) from None
-
-    return read
 
 
 def _run(arguments: argparse.Namespace) -> int:

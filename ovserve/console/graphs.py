@@ -29,6 +29,7 @@ from ovserve.graph.pbtxt.schema import STRUCT
 from ovserve.graph.planning import NodePlan
 from ovserve.graph.registry import Registry
 from ovserve.sandbox.templates import Templates
+from ovserve.serving.config.file import replace_file
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import ServableSpec
@@ -274,23 +275,11 @@ def digest(text: str) -> str:
 def _replace(path: Path, text: str, expected: str) -> str:
     """Replace the file in one step; return the text before. Raises Changed if that is not the expected
     one."""
-    path = path.resolve()  # behind a link, the file itself is replaced
     try:
         before = path.read_bytes().decode()
         if digest(before) != expected:
             raise Changed("the file has changed on disk since it was opened here")
-        mode = path.stat().st_mode & 0o777
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_file(path, text.encode())
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidArgument(f"{path} cannot be written: {exc}") from exc
     return before

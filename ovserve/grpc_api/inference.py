@@ -10,12 +10,11 @@ each input) or as typed contents, never as both. They are always returned as raw
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
-from ovserve.api.kserve.json_body import unknown_parameters
+from ovserve.api.kserve.json_body import refuse_shared_memory, unknown_parameters
 from ovserve.api.kserve.tensor import BYTES, display, received
 from ovserve.api.openai.bounds import BodyBounds, over
 from ovserve.errors import InvalidArgument, Unimplemented, public
@@ -44,7 +43,6 @@ CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-SHARED_MEMORY = "shared_memory_region"
 
 
 def read_message(message: pb.ModelInferRequest | bytes, bounds: BodyBounds) -> InferRequest | InferFailure:
@@ -98,14 +96,14 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
             raise InvalidArgument(
                 f"{where}.name: {display(entry.name)} is given twice", param=f"{where}.name"
             )
-        _refuse_shared_memory(entry.parameters, where)
+        refuse_shared_memory(entry.parameters, where)
         try:
             tensors[entry.name] = _tensor(entry, raw[i] if raw else None)
         except InvalidArgument as exc:
             raise InvalidArgument(f"{where}.{exc}", param=where) from None
         ignored += unknown_parameters(where, entry.parameters)
     for i, output in enumerate(message.outputs):
-        _refuse_shared_memory(output.parameters, f"outputs[{i}]")
+        refuse_shared_memory(output.parameters, f"outputs[{i}]")
         ignored += unknown_parameters(f"outputs[{i}]", output.parameters)
     return InferRequest(
         model=message.model_name,
@@ -143,12 +141,6 @@ def _tensor(entry: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     if wrong := [name for name in filled if name != field]:
         raise InvalidArgument(f"contents.{wrong[0]}: {entry.datatype} goes into {field}")
     return Tensor.of(entry.datatype, shape, getattr(entry.contents, field))
-
-
-def _refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
-    if SHARED_MEMORY in parameters:
-        field = f"{where}.parameters.{SHARED_MEMORY}"
-        raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
 
 
 def _parameters(message: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:

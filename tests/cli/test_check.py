@@ -64,7 +64,7 @@ def test_the_shipped_graphs_would_be_served(model: Path) -> None:
             "openvino_model.bin",
             "openvino_model.bin is truncated: it has 9 bytes, and openvino_model.xml needs ",
         ),
-        ((), "config.json", "models_path: PLACE/config.json: not JSON"),
+        ((), "config.json", "models_path: PLACE/config.json: not a JSON object"),
         (('plugin_config: "[]"',), "", "plugin_config: expected a JSON object"),
         (("plugin_config: '{\"NUM_STREAM\": 2}'",), "", "plugin_config: "),
         (('target_device: "TPU"',), "", "target_device: "),

@@ -202,7 +202,7 @@ def decode_infer(
     binary = {}
     for i, output in enumerate(document.outputs or ()):
         output_parameters = output.parameters or {}
-        _refuse_shared_memory(output_parameters, f"outputs[{i}]")
+        refuse_shared_memory(output_parameters, f"outputs[{i}]")
         ignored += unknown_parameters(f"outputs[{i}]", output_parameters, (BINARY,))
         binary[output.name] = _truth(
             output_parameters.get(BINARY, others), f"outputs[{i}].parameters.{BINARY}"
@@ -248,7 +248,7 @@ def header_end(header_length: str | None, size: int) -> int:
 
 def _binary_size(entry: InferInput, where: str, remaining: int) -> int | None:
     parameters = entry.parameters or {}
-    _refuse_shared_memory(parameters, where)
+    refuse_shared_memory(parameters, where)
     size_field = parameters.get(BINARY_SIZE)
     if size_field is None:
         return None
@@ -263,7 +263,7 @@ def _binary_size(entry: InferInput, where: str, remaining: int) -> int | None:
     return size
 
 
-def _refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> None:
+def refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
     if SHARED_MEMORY in parameters:
         field = f"{where}.parameters.{SHARED_MEMORY}"
         raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)

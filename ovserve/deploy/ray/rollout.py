@@ -9,7 +9,6 @@ next to a pulled model is run.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.serving.config.file import ConfigFile, Repository, checked, items
+from ovserve.serving.config.file import ConfigFile, Repository, checked, items, replace_file
 from ovserve.serving.config.schema import SUBCONFIG
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.loader import model_paths
@@ -178,7 +177,4 @@ def _read(path: Path) -> str:
 def _write(path: Path, content: bytes) -> None:
     """Write a file at once, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = path.with_suffix(".new")
-    new.touch(mode=0o600)
-    new.write_bytes(content)
-    os.replace(new, path)
+    replace_file(path, content, mode=0o600)

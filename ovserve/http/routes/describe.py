@@ -46,17 +46,21 @@ class TokenRoutes:
         return json_response(tokens_of(servable).info())
 
 
+def _chosen(manager: Manager, request: web.Request) -> list[Servable]:
+    """Return the servable that `?model=` names, or all that the caller may use."""
+    if (name := request.query.get("model")) is not None:
+        return [manager.get(name)]
+    may = current_request().caller.may_use
+    return [servable for servable in manager.servables if may(servable.name)]
+
+
 class VoiceRoutes:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
 
     async def list_voices(self, request: web.Request) -> web.Response:
         """List the voices of all graphs, or of the one that `?model=` names."""
-        name = request.query.get("model")
-        may = current_request().caller.may_use
-        servables = [s for s in self._manager.servables if may(s.name)]
-        if name is not None:
-            servables = [self._manager.get(name)]
+        servables = _chosen(self._manager, request)
         voices = [voice for servable in servables for voice in _voices(servable)]
         return web.Response(body=encode(VoiceList(voices)), content_type="application/json")
 
@@ -84,11 +88,7 @@ class Describe:
 
     async def capabilities(self, request: web.Request) -> web.Response:
         """Describe every model, or the one that `?model=` names."""
-        name = request.query.get("model")
-        may = current_request().caller.may_use
-        servables = [s for s in self._manager.servables if may(s.name)]
-        if name is not None:
-            servables = [self._manager.get(name)]
+        servables = _chosen(self._manager, request)
         described = []
         for servable in servables:
             described.append(_capabilities(servable))

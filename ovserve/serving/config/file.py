@@ -9,6 +9,8 @@ options of one (`models.py`). Of two entries with one name the first counts.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +28,25 @@ from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 MESH_FOLDER, MESH_SUBCONFIG = "1", "config.json"  # the other one with this name is of the model on the hub
 MODEL_KEYS = frozenset(FLAGS)
 TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file in one step. One that is there keeps its permissions, a new one gets `mode`."""
+    path = path.resolve()  # behind a link, the file itself is replaced
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        mode = path.stat().st_mode & 0o777
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ovserve.graph.pbtxt.scanner import Document, Edit, Entry
 from ovserve.kinds.plugin_config import with_properties
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
+from ovserve.serving.config.file import replace_file
 from ovserve.serving.loader import check
 from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 from ovserve.tools.tuning.choices import Options, applied, is_property
@@ -175,9 +176,7 @@ def tuned_text(target: Target, options: Options, evidence: Sequence[str], output
 
 def write(target: Target, options: Options, evidence: Sequence[str], output: Path) -> None:
     """Replace the file at once, then read it as the server would. Raises OSError, Internal."""
-    part = output.with_name(output.name + ".part")
-    part.write_text(tuned_text(target, options, evidence, output), encoding="utf-8")
-    os.replace(part, output)
+    replace_file(output, tuned_text(target, options, evidence, output).encode())
     name = target.node.name
     actual, expected = find(output, name).spec, applied(target.spec, options)
     if actual != expected:
