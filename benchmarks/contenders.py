@@ -47,8 +47,11 @@ def ours(graph: Path, name: str) -> Recipe:
     return Recipe(name, (sys.executable, *command, *more), "/v2/health/ready", "/v3/completions")
 
 
-def peer(name: str, streams: int, context: int, file: Path = MODEL) -> Recipe:
-    """Set it up for `streams` at a time of `context` tokens each. Raises FileNotFoundError if it was not set up."""
+def peer(
+    name: str, streams: int, context: int, file: Path = MODEL, weights: Path = peer_setup.WEIGHTS
+) -> Recipe:
+    """Set it up for `streams` at a time of `context` tokens each, with llama.cpp's file and vLLM's directory of
+    weights; without any in it, vLLM draws some. Raises FileNotFoundError if it was not set up."""
     if not peer_setup.is_there(name):
         raise FileNotFoundError(f"{name} is not in .peers/")
     cores = os.cpu_count() or 1
@@ -63,9 +66,10 @@ def peer(name: str, streams: int, context: int, file: Path = MODEL) -> Recipe:
         return Recipe(name, tuple(command), "/health", fallback=("--no-repack",))
     command = [
         *(str(peer_setup.VLLM / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(peer_setup.WEIGHTS), "--served-model-name", "smollm2", "--host", "127.0.0.1"),
+        *("--model", str(weights), "--served-model-name", "smollm2", "--host", "127.0.0.1"),
         *("--port", "{port}", "--dtype", "bfloat16", "--max-num-seqs", str(streams)),
-        *("--max-model-len", "2048"),
+        *("--max-model-len", str(max(2048, context))),
+        *(() if any(weights.glob("*.safetensors")) else ("--load-format", "dummy")),
     ]
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",  # GB

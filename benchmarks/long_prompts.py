@@ -4,7 +4,8 @@
                                       [--streams 4] [--turns 50] [--flags "--engine paged"]
 
 - For each `max_num_batched_tokens`, a prompt is read next to running streams: the time to its first token, and
-  the gaps between the tokens of the streams meanwhile and alone.
+  the gaps between the tokens of the streams meanwhile and alone. Then the same prompt with a few more tokens,
+  as in the second turn of a conversation, and the memory of the server and its engine.
 - A conversation: each turn sends all that was said before, and gets a short answer. Reported is the time to
   the first token by turn, with the prefix cache and without.
 """
@@ -21,12 +22,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from benchmarks.behind import events, prompt
-from benchmarks.processes import stop_server
+from benchmarks.processes import memory, stop_server
 from tests.conftest import MODEL, Server, start_server
 
 WARM = 24  # tokens of each stream before the long prompt is sent, in which the gaps alone are measured
@@ -61,8 +62,24 @@ class Stream:
         return [b - a for a, b in itertools.pairwise(self.times) if b > begin and a < end]
 
 
-async def beside(url: str, tokens: int, streams: int) -> tuple[float, list[float], list[float]]:
-    """Return the seconds to the first token of a prompt, and the gaps of the streams alone and meanwhile."""
+class Beside(NamedTuple):
+    """A prompt next to streams: seconds to its first token, to that of its second turn, gaps of the streams."""
+
+    first: float
+    again: float
+    alone: list[float]
+    meanwhile: list[float]
+
+
+async def first_token(http: httpx.AsyncClient, ids: list[int]) -> float:
+    began = time.monotonic()
+    async for _ in events(http, {"prompt": ids, "max_tokens": 1, "stream": True}):
+        break
+    return time.monotonic() - began
+
+
+async def beside(url: str, tokens: int, streams: int) -> Beside:
+    ids = prompt(tokens)
     async with httpx.AsyncClient(base_url=url, timeout=900) as http:
         running = [Stream() for _ in range(streams)]
         tasks = [asyncio.create_task(stream.listen(http)) for stream in running]
@@ -71,16 +88,17 @@ async def beside(url: str, tokens: int, streams: int) -> tuple[float, list[float
                 await stream.warm.wait()
             alone = max(stream.times[0] for stream in running)
             began = time.monotonic()
-            async for _ in events(http, {"prompt": prompt(tokens), "max_tokens": 1, "stream": True}):
-                break
+            first = await first_token(http, ids)
             ended = time.monotonic()
             await asyncio.sleep(0.5)  # the gap in which it ended is closed
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-    return (
-        ended - began,
+        again = await first_token(http, ids + prompt(TURN_WORDS))
+    return Beside(
+        first,
+        again,
         [gap for stream in running for gap in stream.gaps(alone, began)],
         [gap for stream in running for gap in stream.gaps(began, ended)],
     )
@@ -127,14 +145,19 @@ def main() -> None:
     chosen = parser.parse_args()
     flags = shlex.split(chosen.flags)
     print(
-        "| tokens a step | first token of the prompt, s | gap p50 alone, ms | meanwhile: p50 | p99 | longest |"
+        "| tokens a step | first token of the prompt, s | second turn, s | gap p50 alone, ms | meanwhile: p50 "
+        "| p99 | longest | resident, GB |"
     )
-    print("|--:|--:|--:|--:|--:|--:|", flush=True)
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     for batched in filter(None, chosen.batched.split(",")):
         with served(chosen.model, *flags, "--max_num_batched_tokens", batched) as server:
-            first, alone, gaps = asyncio.run(beside(server.url, chosen.tokens, chosen.streams))
-        cells = [part(alone, 0.5), part(gaps, 0.5), part(gaps, 0.99), max(gaps) * 1e3]
-        print(f"| {batched} | {first:.1f} | " + " | ".join(f"{c:.0f}" for c in cells) + " |", flush=True)
+            made = asyncio.run(beside(server.url, chosen.tokens, chosen.streams))
+            pids = server.process.pid, *server.children("ovserve.engine.worker.main")
+            resident = sum(memory(pid)[0] for pid in pids) / 1e3
+        gaps = made.meanwhile
+        cells = [part(made.alone, 0.5), part(gaps, 0.5), part(gaps, 0.99), max(gaps) * 1e3]
+        row = [f"{made.first:.1f}", f"{made.again:.2f}", *(f"{c:.0f}" for c in cells), f"{resident:.2f}"]
+        print(f"| {batched} | " + " | ".join(row) + " |", flush=True)
     if chosen.turns:
         print(
             "\n| turns | " + " | ".join(f"{n + 1}..{n + SHOWN}" for n in range(0, chosen.turns, SHOWN)) + " |"

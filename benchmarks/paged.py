@@ -133,13 +133,16 @@ class Engine:
                     texts[item.id] += item.text
         return list(texts.values())
 
-    def speed(self, kind: str, streams: int, drafts: bool, temperature: float) -> tuple[float, int, int]:
-        """Tokens per second after the prompts, and how many tokens were drafted and accepted."""
+    def speed(
+        self, kind: str, streams: int, drafts: bool, temperature: float, first: int
+    ) -> tuple[float, int, int]:
+        """Tokens per second after the prompts, of which `first` is the first one's number, and how many tokens
+        were drafted and accepted."""
         drafted = None if drafts else 0
         self._sampling = Sampling(temperature=temperature, ignore_eos=True, num_assistant_tokens=drafted)
         texts = KINDS[kind]
         for at in range(streams):
-            self._add(CHAT.format(texts[at % len(texts)]), ANSWER)
+            self._add(CHAT.format(texts[(first + at) % len(texts)]), ANSWER)
         while self._engine.usage().to_prefill or not self._engine.usage().scheduled:
             self._step()
         began, tokens, tried, right = time.perf_counter(), 0, 0, 0
@@ -199,7 +202,7 @@ def draft_table(side: steps.Side, streams: list[int], rounds: int) -> list[str]:
             for number in range(rounds + 1):
                 speeds = {}
                 for second in (False, True) if number % 2 else (True, False):
-                    speeds[second] = side.ask("speed", kind, n, second and drafts, temperature)
+                    speeds[second] = side.ask("speed", kind, n, second and drafts, temperature, number)
                 if number:  # the first one learns what steps cost
                     ratios.append(speeds[True][0] / speeds[False][0])
                     counts = [a + b for a, b in zip(counts, speeds[True][1:], strict=True)]

@@ -1,6 +1,6 @@
 """A .gguf file as the directory that vLLM reads: bf16 weights, config and tokenizer. No part of the server.
 
-    python peer_weights.py MODEL.gguf DIRECTORY
+    python peer_weights.py MODEL.gguf DIRECTORY [--no-weights]
 
 Run by `peer_setup.py` in vLLM's own environment, which has torch and transformers; imports nothing of ours.
 The weights are those of the file, dequantised. The tokenizer is made of the file's vocabulary and merges:
@@ -18,7 +18,7 @@ from gguf import GGUFReader
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # of tokenizer.ggml.token_type
 QWEN = (
@@ -27,17 +27,32 @@ QWEN = (
 )
 
 
-def main(source: Path, target: Path) -> None:
+def main(source: Path, target: Path, *, weights: bool) -> None:
     target.mkdir(parents=True, exist_ok=True)
+    fields = {name: field.contents() for name, field in GGUFReader(source).fields.items()}
+    if weights:
+        write_weights(source, target)
+    else:  # vLLM's --load-format dummy draws some
+        config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name).to_dict()
+        write_config(target, config | {"architectures": ["LlamaForCausalLM"]})
+    write_tokenizer(target, fields)
+
+
+def write_weights(source: Path, target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype="bfloat16")
     # transformers does not save what it read from such a file, though it has dequantised it.
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     weights = {k: v.contiguous() for k, v in model.state_dict().items() if k not in tied}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    described = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    write_config(target, model.config.to_dict() | {"architectures": [type(model).__name__]})
+
+
+def write_config(target: Path, described: dict[str, Any]) -> None:
     described.pop("quantization_config", None)
     (target / "config.json").write_text(json.dumps(described, indent=1, default=str))
-    fields = {name: field.contents() for name, field in GGUFReader(source).fields.items()}
+
+
+def write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
     tokenizer(fields).save(str(target / "tokenizer.json"))
     words = fields["tokenizer.ggml.tokens"]
     names = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
@@ -80,4 +95,4 @@ def tokenizer(fields: dict[str, Any]) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), weights="--no-weights" not in sys.argv[3:])

@@ -5,8 +5,8 @@
 
 The models are made here, in .real/: real shapes with random weights, as a Q4_K_M file and as a directory in int4
 with groups of 128. This server serves both, the library (OpenVINO GenAI's engine behind this server) the
-directory, and llama.cpp's server the file. Everything stays loaded and takes turns, as in `peers.py`. Before that,
-log-probabilities of one prompt are compared between those that serve the file: they must compute the same.
+directory, and llama.cpp's server the file. With `--sides ...,vllm` vLLM serves random bf16 weights of the shape. Everything
+stays loaded and takes turns, as in `peers.py`. Before that, log-probabilities of one prompt are compared between those that serve the file: they must compute the same.
 3B takes 10 GB of memory, `--layers 8` four. Prints a table in Markdown, with the bandwidth of the memory.
 """
 
@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 import time
 import urllib.request
@@ -35,6 +36,7 @@ from gguf import GGMLQuantizationType as Type
 from benchmarks import peers, processes
 from benchmarks.assisted import MODEL, ROOT
 from benchmarks.contenders import Contender, Recipe, peer
+from benchmarks.peer_setup import VLLM
 from ovserve.engine.model.gguf import read_gguf
 from ovserve.engine.model.gguf_forms import BY_ROW, Form
 from ovserve.engine.model.gguf_model import read_model
@@ -52,6 +54,7 @@ SERVED = {
     "int4": "ovserve, int4",
     "library": "library, int4",
     "llama.cpp": "llama.cpp, .gguf",
+    "vllm": "vLLM, bf16",
 }
 RANDOM = np.random.default_rng(7)
 
@@ -118,7 +121,7 @@ def matrices(shape: Shape, layers: int) -> dict[str, tuple[Type, int, int]]:
 def write_gguf(file: Path, shape: Shape, layers: int) -> None:
     writer = gguf.GGUFWriter(file, "llama")
     for key, value in {
-        "context_length": 8192, "embedding_length": shape.width, "block_count": layers,
+        "context_length": 131_072, "embedding_length": shape.width, "block_count": layers,
         "feed_forward_length": shape.inner, "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads, "attention.key_length": shape.head,
         "attention.value_length": shape.head, "rope.dimension_count": shape.head, "vocab_size": shape.vocabulary,
@@ -201,9 +204,14 @@ class RandomNetwork(Network):
         return Matrix(form, rows, columns, **made)
 
 
-def prepare(name: str, layers: int) -> tuple[Path, Path]:
+def shape_of(chosen: argparse.Namespace) -> tuple[Shape, int]:
+    """Return the shape and its layers."""
+    layers = chosen.layers or SHAPES[chosen.shape].layers
+    return SHAPES[chosen.shape]._replace(layers=layers), layers
+
+
+def prepare(name: str, shape: Shape) -> tuple[Path, Path]:
     """Return the file and the directory; make what is missing."""
-    shape = SHAPES[name]._replace(**({"layers": layers} if layers else {}))
     folder = PLACE / f"{name}-{shape.layers}"
     file, directory = folder / "model-q4_k_m.gguf", folder / "int4"
     if not (directory / "openvino_model.xml").exists():
@@ -220,6 +228,16 @@ def prepare(name: str, layers: int) -> tuple[Path, Path]:
             network = RandomNetwork(read_model(file), weights, [MERGE])
             write_network(network.build(), network.constants, weights, directory / "openvino_model.xml")
     return file, directory
+
+
+def described_for_vllm(file: Path) -> Path:
+    """Return a directory with the file's configuration and tokenizer, made by vLLM's environment."""
+    directory = file.parent / "vllm"
+    if not (directory / "tokenizer_config.json").exists():
+        script = Path(__file__).with_name("peer_weights.py")
+        command = [str(VLLM / "bin/python"), "-P", str(script), str(file), str(directory), "--no-weights"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return directory
 
 
 # ---- measurements
@@ -265,8 +283,9 @@ def difference(first: Contender, second: Contender, prompt: list[int]) -> float:
 def recipes(chosen: argparse.Namespace, file: Path, directory: Path) -> dict[str, Recipe]:
     made = {}
     for side in chosen.sides.split(","):
-        if side == "llama.cpp":
-            made[side] = peer(side, max(chosen.streams), chosen.prompt + chosen.tokens + 64, file)
+        if side in ("llama.cpp", "vllm"):
+            weights = described_for_vllm(file) if side == "vllm" else file
+            made[side] = peer(side, max(chosen.streams), chosen.prompt + chosen.tokens + 64, file, weights)
             continue
         served, engine = {
             "gguf": (file, "paged"),
@@ -346,7 +365,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], default=[1, 4, 8])
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--sides", default=",".join(SERVED))
+    parser.add_argument("--sides", default="gguf,int4,library,llama.cpp", help=f"of {', '.join(SERVED)}")
     parser.set_defaults(no_drafts=True)
     return parser.parse_args()
 
@@ -358,7 +377,7 @@ def _log(text: str) -> None:
 def main() -> int:
     chosen = options()
     processes.exit_on_sigterm()
-    file, directory = prepare(chosen.shape, chosen.layers)
+    file, directory = prepare(chosen.shape, shape_of(chosen)[0])
     before = {threads: bandwidth(threads) for threads in (1, os.cpu_count() or 1)}
     with contextlib.ExitStack() as stack:
         contenders: dict[str, Contender] = {}
@@ -376,10 +395,10 @@ def main() -> int:
         resident = {side: contender.resident() for side, contender in contenders.items()}
     after = {threads: bandwidth(threads) for threads in before}
     of_directory = sum(part.stat().st_size for part in directory.glob("openvino_model.bin"))
-    sizes = {
-        side: (of_directory if side in ("int4", "library") else file.stat().st_size) / 1e9
-        for side in contenders
-    }
+    of_file = file.stat().st_size
+    bf16 = sum(2 * rows * columns for _, rows, columns in matrices(*shape_of(chosen)).values())
+    bytes_of = {"int4": of_directory, "library": of_directory, "vllm": bf16}
+    sizes = {side: bytes_of.get(side, of_file) / 1e9 for side in contenders}
     speeds = ", ".join(f"{max(before[n], after[n]):.1f} GB/s with {n} cores" for n in before)
     others = [turn.others_cores for row in rows for turn in row.turns]
     print("\n".join(table(rows, sizes, resident, chosen)))

@@ -39,6 +39,15 @@ def test_candidates_followed_the_same_tokens_before(begins: list[int], grows: li
         ids.append(token)
 
 
+def test_edited_text_goes_on_where_it_was() -> None:
+    ids = array("q", [1, 2, 3, 9, 1, 2, 4, 9])
+    drafter = NgramDrafter(ids, 3)
+    for token in (1, 2, 3, 9, 1, 2):
+        drafter.propose()
+        ids.append(token)
+    assert drafter.propose()[0] == (4, 9, 1), "3 followed 9, 1, 2 more lately, but in the answer"
+
+
 def test_a_rate_follows_what_came_with_and_without_candidates_in_the_step() -> None:
     ids = array("q", [1, 2, 3, 9, 1, 2, 3])
     drafter = NgramDrafter(ids, 3)

@@ -1,7 +1,7 @@
 """The compiled form of `packed_matmul.cpp`, and calls into it.
 
 It is compiled on the machine that uses it, because it has OpenVINO's classes in it, which differ from release
-to release. That takes a compiler and 8 s, once. Without a compiler OpenVINO's own kernels compute. For an
+to release. That takes a compiler and 11 s, once. Without a compiler OpenVINO's own kernels compute. For an
 image of a container, `python -m ovserve.kinds.text.worker.kernels.library` leaves it next to this file.
 """
 

@@ -79,8 +79,8 @@ struct Rounded;
 // `weights`: of the block.
 using BlockFunction = void (*)(const Matrix&, const Rounded&, size_t token, size_t block, const uint8_t* weights,
                                float* out, size_t stride);
-// Functions by the number of tokens they take at once, the largest first.
-using Functions = std::vector<std::pair<size_t, BlockFunction>>;
+// Functions of one token, two, and so on.
+using Functions = std::vector<BlockFunction>;
 
 // What a matrix is made of: rows of packed values, and numbers of rows and groups. `matmul.py` has the same.
 struct Source {
@@ -486,18 +486,16 @@ Instructions best_instructions() {
 
 template <int BITS, Kind KIND, bool VNNI>
 Functions functions_of_256() {
-    return {{4, block_avx2<4, BITS, KIND, VNNI>},
-            {3, block_avx2<3, BITS, KIND, VNNI>},
-            {2, block_avx2<2, BITS, KIND, VNNI>},
-            {1, block_avx2<1, BITS, KIND, VNNI>}};
+    return {block_avx2<1, BITS, KIND, VNNI>, block_avx2<2, BITS, KIND, VNNI>, block_avx2<3, BITS, KIND, VNNI>,
+            block_avx2<4, BITS, KIND, VNNI>};
 }
 
 template <int BITS, Kind KIND>
 Functions functions_of(Instructions instructions) {
     if (instructions == AVX512_VNNI)
-        return {{8, block_avx512<8, BITS, KIND>}, {6, block_avx512<6, BITS, KIND>},
-                {4, block_avx512<4, BITS, KIND>}, {3, block_avx512<3, BITS, KIND>},
-                {2, block_avx512<2, BITS, KIND>}, {1, block_avx512<1, BITS, KIND>}};
+        return {block_avx512<1, BITS, KIND>, block_avx512<2, BITS, KIND>, block_avx512<3, BITS, KIND>,
+                block_avx512<4, BITS, KIND>, block_avx512<5, BITS, KIND>, block_avx512<6, BITS, KIND>,
+                block_avx512<7, BITS, KIND>, block_avx512<8, BITS, KIND>};
     return instructions == AVX_VNNI ? functions_of_256<BITS, KIND, true>()
                                     : functions_of_256<BITS, KIND, false>();
 }
@@ -535,24 +533,23 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool 
     const size_t unpacked_bytes = ROWS * m.columns;
     // Blocks of a task: four tasks a thread even out what else runs on a core; more tokens read them again.
     size_t grain = std::max<size_t>(1, m.blocks / (4 * threads));
-    if (tokens > kernels[0].first) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
+    const size_t most = kernels.size();  // tokens at once
+    if (tokens > most) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
     isolated_for(m.blocks, grain, [&](const tbb::blocked_range<size_t>& range) {
         thread_local std::vector<uint8_t> wide;
         const auto weights = [&](size_t block) { return m.values + block * m.block_bytes(); };
         if (unpacked) wide.resize((range.end() - range.begin()) * unpacked_bytes);
         for (size_t block = range.begin(); unpacked && block < range.end(); ++block)
             unpack_block(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
-        for (size_t token = 0; token < tokens;) {
-            size_t f = 0;
-            while (kernels[f].first > tokens - token) ++f;
+        for (size_t token = 0, count; token < tokens; token += count) {
+            count = std::min(most, tokens - token);
             for (size_t block = range.begin(); block < range.end(); ++block) {
-                if (unpacked && f == 0)
+                if (unpacked && count == most)
                     unpacked(m, a, token, block, wide.data() + (block - range.begin()) * unpacked_bytes,
                              out + token * m.rows, m.rows);
                 else
-                    kernels[f].second(m, a, token, block, weights(block), out + token * m.rows, m.rows);
+                    kernels[count - 1](m, a, token, block, weights(block), out + token * m.rows, m.rows);
             }
-            token += kernels[f].first;
         }
     });
 }

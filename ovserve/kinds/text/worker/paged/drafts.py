@@ -1,5 +1,8 @@
 """N-gram drafting: propose the tokens that followed the last n-gram, if that saves time.
 
+Of several places with the same n-gram, the one that the answer has been following comes first, since edited
+text goes on there after a change; then the latest place of a longer n-gram before that of a shorter one.
+
 Drafts are first evaluated in shadow: they are compared with what followed, without being computed. A request
 has drafts in its steps while those of its last tokens would have saved time. The next ones must also promise
 MIN_SPEEDUP.
@@ -22,12 +25,18 @@ import numpy as np
 
 NGRAM_SIZES = 3, 2  # of the runs of tokens that are looked for, the longest first
 FORCED_TEXT = 0  # instead of a size: the only text that the grammar allows
-FIRST_RATES = {3: 0.5, 2: 0.25, FORCED_TEXT: 0.8}  # of acceptance, per token, before anything is known
+FOLLOWED_PLACE = 4  # instead of a size: the last two tokens stand where the answer has been following
+FIRST_RATES = {
+    FOLLOWED_PLACE: 0.7,
+    3: 0.5,
+    2: 0.25,
+    FORCED_TEXT: 0.8,
+}  # of acceptance, per token, before anything is known
 RATE_EWMA_WEIGHT = 0.9  # of what is known, kept at each candidate that is compared
 FIRST_RATE_WEIGHT = 2.0  # tokens, as many as the first rates count
 MAX_DRAFTED_STREAMS = 4
 MAX_DRAFT_TOKENS = 8  # candidates of a request
-MIN_SPEEDUP = 1.2  # at least: rates change, and steps are measured wrong
+MIN_SPEEDUP = 1.1  # at least: rates change, and steps are measured wrong
 RATIO_DECAY = 0.005  # of what steps with candidates took, at each decision
 SINGLE_FORM_COST = 1.0  # of a plain step of one request: one with candidates leaves the form
 CHANGED_FORM_COST = 0.4  # for one token, and for others, before it is measured
@@ -58,6 +67,7 @@ class NgramDrafter:
         self._most = min(most, MAX_DRAFT_TOKENS)
         self._followed: dict[tuple[int, ...], int] = {}  # where the token after a run is, the last time
         self._indexed = 0
+        self._distance = 0  # from the end back to the place that the answer follows; 0: none
         self._accepted = {size: rate * FIRST_RATE_WEIGHT for size, rate in FIRST_RATES.items()}
         self._proposed = dict.fromkeys(FIRST_RATES, FIRST_RATE_WEIGHT)
         self._size = FORCED_TEXT  # of the last n-gram that matched
@@ -72,11 +82,18 @@ class NgramDrafter:
             for size in NGRAM_SIZES:
                 followed[tuple(ids[at - size : at])] = at
         self._indexed = len(ids)
+        end, distance = len(ids), self._distance
+        if distance and ids[end - 2 - distance : end - distance] == ids[-2:]:
+            return self._match(end - distance, FOLLOWED_PLACE)
         for size in NGRAM_SIZES:
-            if tail := followed.get(tuple(ids[-size:])):
-                self._size = size
-                return tuple(ids[tail : tail + self._most]), self._accepted[size] / self._proposed[size]
+            if latest := followed.get(tuple(ids[-size:])):
+                self._distance = end - latest
+                return self._match(latest, size)
         return (), 0.0
+
+    def _match(self, at: int, size: int) -> tuple[tuple[int, ...], float]:
+        self._size = size
+        return tuple(self._ids[at : at + self._most]), self._accepted[size] / self._proposed[size]
 
     def propose_forced(self, tokens: Iterable[int]) -> tuple[tuple[int, ...], float]:
         """Return the tokens of a text that must follow as a draft: the model may tokenize it differently."""
