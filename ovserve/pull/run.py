@@ -255,15 +255,18 @@ def _how(
         merge=request.merge and on_cpu,
         output_layer=request.output_layer.removeprefix(record.SOURCE),
     )
-    exact = on_cpu and options.get("engine") == "paged" and have_kernels(machine)
-    how = replace(how, exact=exact and not how.weight_format)
-    if request.weight_format != AUTO:
-        return how
-    rounds = packaged is not None and packaged.rounded_zeros
-    how = replace(how, weight_format=FP16 if machine.unpacked_is_faster else "", auto=True, rounds=rounds)
-    how = replace(how, exact=how.exact and not rounds and not how.weight_format)
-    int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
-    return replace(how, output_layer=record.INT8) if int8 and not request.output_layer else how
+    if request.weight_format == AUTO:
+        rounds = packaged is not None and packaged.rounded_zeros
+        int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
+        how = replace(
+            how,
+            weight_format=FP16 if machine.unpacked_is_faster else "",
+            auto=True,
+            rounds=rounds,
+            output_layer=record.INT8 if int8 and not request.output_layer else how.output_layer,
+        )
+    on_kernels = on_cpu and options.get("engine") == "paged" and have_kernels(machine)
+    return replace(how, exact=on_kernels and not how.rounds and not how.weight_format)
 
 
 def convert_for_serving(file: Path, repository: Path, say: Say, available: Memory | None = None) -> Path:

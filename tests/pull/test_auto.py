@@ -30,6 +30,7 @@ pytestmark = pytest.mark.long
 TILES = Processor("with AMX", 2, 2, frozenset({"avx512f", "amx_tile", "amx_bf16"}))
 BF16 = Processor("with bf16", 2, 2, frozenset({"avx512f", "avx512_bf16"}))
 PLAIN = Processor("without", 2, 2, frozenset({"avx512f", "avx512_vnni"}))
+KERNELS = Processor("with kernels", 2, 2, frozenset({"avx2", "f16c", "fma"}))
 ROOT = Path(__file__).parents[2]
 GOES_ON = "goes on after 'The capital of France is' with 't'"
 
@@ -84,6 +85,21 @@ def test_the_output_layer(index: Index, packed: Path, tmp_path: Path) -> None:
         assert ('element_type="i8"' in written) == bool(made)
     gpu = Wanted("small", tmp_path / "gpu", weight_format="auto", options={"target_device": "GPU"})
     assert record.read(pull(gpu, print, models, BF16)).output_layer == ""
+
+
+def test_our_kernels_get_the_numbers_of_the_file(index: Index, tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q5_0).read_bytes()
+    models = {"small": index.model(file), "rounded": index.model(file, rounded_zeros=True)}
+    for name, processor, told, exact in (
+        ("small", KERNELS, "auto", True),
+        ("small", KERNELS, "", True),
+        ("small", TILES, "auto", False),
+        ("small", KERNELS, "auto", True),
+        ("rounded", KERNELS, "auto", False),
+    ):
+        directory = pull(Wanted(name, tmp_path / "r", weight_format=told), print, models, processor)
+        assert record.read(directory).exact == exact
+        assert ('element_type="u6"' in (directory / "openvino_model.xml").read_text()) == exact
 
 
 def test_unpacked_weights_are_kept_packed_too(index: Index, packed: Path, tmp_path: Path) -> None:
