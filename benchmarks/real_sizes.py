@@ -339,17 +339,21 @@ def measure(contenders: dict[str, Contender], chosen: argparse.Namespace) -> lis
 
 
 def table(
-    rows: list[Row], sizes: dict[str, float], resident: dict[str, float], chosen: argparse.Namespace
+    rows: list[Row],
+    sizes: dict[str, float],
+    resident: dict[str, tuple[float, float]],
+    chosen: argparse.Namespace,
 ) -> list[str]:
     text = [
-        "| streams | | file, GB | resident, GB | first token, s | prompts, tokens/s | gap, ms | tokens/s | weights, GB/s |",
-        "|--:|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| streams | | file, GB | loaded, GB | resident at the end | first token, s | prompts, tokens/s | gap, ms | tokens/s | weights, GB/s |",
+        "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for side, streams, turns in rows:
         first, gap = median(t.first_token for t in turns), median(t.gap_p50 for t in turns)
         alone = streams == 1
         text.append(
-            f"| {streams} | {SERVED[side]} | {sizes[side]:.2f} | {resident[side]:.2f} | {first:.2f} "
+            f"| {streams} | {SERVED[side]} | {sizes[side]:.2f} "
+            f"| {resident[side][0]:.2f} | {resident[side][1]:.2f} | {first:.2f} "
             f"| {f'{chosen.prompt / first:.0f}' if alone else ''} | {gap * 1e3:.0f} "
             f"| {median(t.tokens_per_second for t in turns):.2f} "
             f"| {f'{sizes[side] / gap:.1f}' if alone else ''} |"
@@ -381,9 +385,11 @@ def main() -> int:
     before = {threads: bandwidth(threads) for threads in (1, os.cpu_count() or 1)}
     with contextlib.ExitStack() as stack:
         contenders: dict[str, Contender] = {}
+        loaded: dict[str, float] = {}
         for side, recipe in recipes(chosen, file, directory).items():
             contenders[side] = Contender(recipe)
             stack.callback(contenders[side].stop)
+            loaded[side] = contenders[side].resident()
             _log(f"{recipe.name} is ready after {contenders[side].start_seconds:.1f} s")
         same = ""
         if {"gguf", "llama.cpp"} <= contenders.keys():
@@ -392,7 +398,7 @@ def main() -> int:
             _log(f"log-probabilities differ by at most {apart:.3f}")
             same = f"Log-probabilities of ovserve and llama.cpp differ by at most {apart:.3f}. "
         rows = measure(contenders, chosen)
-        resident = {side: contender.resident() for side, contender in contenders.items()}
+        resident = {side: (loaded[side], contender.resident()) for side, contender in contenders.items()}
     after = {threads: bandwidth(threads) for threads in before}
     of_directory = sum(part.stat().st_size for part in directory.glob("openvino_model.bin"))
     of_file = file.stat().st_size

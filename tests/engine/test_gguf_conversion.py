@@ -143,6 +143,23 @@ def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_pa
         assert np.linalg.norm(paged_logits(ours) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
+@pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute on this processor")
+def test_offsets_may_be_smaller_than_f16_can_be(tmp_path: Path) -> None:
+    def shrink(tensors: dict[str, np.ndarray]) -> None:
+        for tensor in tensors.values():
+            tensor *= 2**-6 if tensor.ndim == 2 else 1
+
+    file = write(
+        tmp_path / "m.gguf", architecture="qwen3", kind=gguf.GGMLQuantizationType.Q4_1, tensors=shrink
+    )
+    model = PagedModel(converted(file, "merge") / "openvino_model.xml", "CPU", {})
+    products = [node for node in model._read.get_ordered_ops() if node.get_type_name() == "PackedMatMul"]
+    tensors = read_gguf(file).tensors.values()
+    matrices = [t for t in tensors if len(t.dims) == 2 and t.name != "token_embd.weight"]
+    merged = sum(t.name.endswith("attn_k.weight") for t in matrices) * 2  # q, k and v are one
+    assert len(products) == len(matrices) - merged
+
+
 @pytest.mark.skipif(not processor().has_attention, reason="OpenVINO's attention computes on this processor")
 @pytest.mark.parametrize("case", CASES, indirect=True)
 def test_logits_of_decodes_too(case: tuple[str, Path]) -> None:

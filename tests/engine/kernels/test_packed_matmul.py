@@ -65,11 +65,12 @@ def pack(
     offsets = wholes() if kind in ("offsets", "both") else None
     offset_scales = None if offsets is None else halves(span if two else columns)
     row_scales = random.uniform(0.001, 0.01, rows).astype(np.float32) if kind == "rows" else None
+    unit = 2.0 ** random.integers(-20, 3) if kind == "offsets" else 1.0
     arena = library.arena(columns * (rows + 16) * 4 + 4096)
     matrix = library.pack(
         arena,
         Source(
-            rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False,
+            rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False, unit,
             in_bytes(values, bits), scales, factors, zeros, offsets, offset_scales, row_scales,
         ),
     )  # fmt: skip
@@ -82,7 +83,7 @@ def pack(
         return np.repeat(of_rows, columns // of_rows.shape[1], 1)
 
     weights = (values - wide(zeros, zero)) * wide(scales, 1) * wide(factors, 1) * wide(row_scales, 1)
-    return Packed(matrix, weights + wide(offsets, 0) * wide(offset_scales, 1))
+    return Packed(matrix, weights + wide(offsets, 0) * wide(offset_scales, 1) * unit)
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -50,6 +50,7 @@ class Source(NamedTuple):
     flip: int  # bits of four bytes of values that are turned over, which makes signed ones unsigned
     zero: int  # of all groups, without `zeros`
     is_file: bool  # the values are pages of a file, which are given back
+    offset_unit: float  # times `offset_scales`, which may be too small for f16
     values: NDArray[Any]  # packed, row by row
     scales: NDArray[np.float16] | None  # [rows, columns / span]
     factors: NDArray[np.int8] | None  # [rows, columns / group]
@@ -70,6 +71,7 @@ class _Source(ctypes.Structure):
         ("flip", ctypes.c_uint32),
         ("zero", ctypes.c_int32),
         ("is_file", ctypes.c_int32),
+        ("offset_unit", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in Source._fields[-7:]),
     )
 

@@ -22,6 +22,7 @@ BITS = {"u4": 4, "i4": 4, "u6": 6, "u8": 8, "i8": 8}
 FLIP = {"i4": 0x88888888, "i8": 0x80808080}  # makes signed values unsigned, by adding half their range
 UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract")  # operations
 SHORTEST_GROUP = 16  # of six bits; of others 32
+MIN_OFFSET_UNIT = 2.0**-100
 MAX_SCALE_ERROR = 2.0**-11  # of a scale in f16, as a share: half of its last bit
 
 
@@ -40,6 +41,7 @@ class Weights(NamedTuple):
     row_scales: NDArray[np.float32] | None = None
     offsets: NDArray[np.int8] | None = None
     offset_scales: NDArray[np.float16] | None = None
+    offset_unit: float = 1.0
 
     @property
     def chunk(self) -> int:
@@ -78,6 +80,7 @@ class Weights(NamedTuple):
             FLIP.get(_type(self.values), 0),
             self.zero,
             is_file,
+            self.offset_unit,
             self.values.data,
             self.scales,
             self.factors,
@@ -311,18 +314,20 @@ def _added_offsets(node: Any) -> tuple[Any, Any] | None:
 def _with_offsets(weights: Weights, node: Any) -> Weights | None:
     if weights.scales is None or weights.zeros is not None:
         return None
+    unit = 1.0
     if (numbers := _two_numbers(node, weights.rows)) is None:
         if node.get_type_name() != "Multiply":
             return None
         offsets, of_rows = (_constant(node.input_value(at).get_node()) for at in (0, 1))
         if offsets is None or of_rows is None or offsets.dtype != np.int8 or of_rows.size != weights.rows:
             return None
-        if (half := _exact_half(of_rows, weights.rows)) is None:
+        unit = 2.0 ** np.floor(np.log2(max(np.abs(of_rows).max(), MIN_OFFSET_UNIT)))
+        if (half := _exact_half(of_rows / unit, weights.rows)) is None:
             return None
         numbers = np.ascontiguousarray(offsets), half
     if numbers[0].size * weights.group != weights.rows * weights.columns:
         return None
-    return weights._replace(offsets=numbers[0], offset_scales=numbers[1])
+    return weights._replace(offsets=numbers[0], offset_scales=numbers[1], offset_unit=unit)
 
 
 def _constants_of(node: Any) -> Iterator[Any]:

@@ -90,6 +90,7 @@ struct Source {
     uint32_t flip;               // bits of four bytes that are turned over, which makes signed values unsigned
     int32_t zero;                // of all groups, where `zeros` is null
     int32_t is_file;             // the values are pages of a file, which may be given back
+    float offset_unit;           // times the numbers in f16 of offsets, which may be too small for that
     const uint8_t* values;       // [rows, columns], packed
     const uint16_t* scales;      // f16 [rows, columns / span], or null: one per row
     const int8_t* factors;       // [rows, columns / group], or null: 1
@@ -104,6 +105,7 @@ struct Matrix {
     size_t rows, columns, blocks, bits, group, chunk, span, offset_span;  // as in `Source`
     size_t part;               // columns that share a scale of weights and one of activations
     int32_t zero;
+    float offset_unit;
     uint8_t* values;           // [blocks, columns / 4, 64], as described above
     // Numbers of 16 rows stand next to each other: [blocks, ..., 16].
     uint16_t *scales, *zeros, *offset_scales;
@@ -261,7 +263,8 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                 if constexpr (KIND == ZEROS) zero = sixteen_f16(from.zeros + at);
                 if constexpr (KIND == OFFSETS) {
                     if (g == next_offset) {
-                        offset_scale = sixteen_f16(from.offset_scales + g / groups_of_offset * ROWS);
+                        offset_scale = _mm512_mul_ps(sixteen_f16(from.offset_scales + g / groups_of_offset * ROWS),
+                                                     _mm512_set1_ps(m.offset_unit));
                         next_offset += groups_of_offset;
                     }
                     offset = _mm512_mul_ps(sixteen_i8(from.offsets + at), offset_scale);
@@ -380,7 +383,8 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                     if (from.factors) scale = _mm256_mul_ps(eight_i8(from.factors + at), scale);
                     if constexpr (KIND == ZEROS) zero = eight_f16(from.zeros + at);
                     if constexpr (KIND == OFFSETS) {
-                        const __m256 of_span = eight_f16(from.offset_scales + g / groups_of_offset * ROWS);
+                        const __m256 of_span = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS),
+                                                             _mm256_set1_ps(m.offset_unit));
                         offset = _mm256_mul_ps(eight_i8(from.offsets + at), of_span);
                     }
                 }
@@ -621,8 +625,9 @@ AVX2 void unpack_row(const Matrix& m, size_t row, float* to) {
         float scale = m.scales ? from_f16(m.scales[at(first, m.span)]) : m.row_scales[row];
         if (m.factors) scale *= m.factors[at(first, m.group)];
         const float zero = m.zeros ? from_f16(m.zeros[at(first, m.group)]) : static_cast<float>(m.zero);
-        const float offset =
-            m.offsets ? m.offsets[at(first, m.group)] * from_f16(m.offset_scales[at(first, m.offset_span)]) : 0;
+        float offset = 0;
+        if (m.offsets)
+            offset = m.offsets[at(first, m.group)] * from_f16(m.offset_scales[at(first, m.offset_span)]) * m.offset_unit;
         for (size_t k = first; k < first + m.group; ++k) {
             const size_t quad = k / 4;
             unsigned value;
@@ -785,6 +790,7 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     auto made = std::make_shared<Matrix>();
     Matrix& m = *made;
     m.rows = source.rows, m.columns = source.columns, m.bits = source.bits, m.zero = source.zero;
+    m.offset_unit = source.offset_unit;
     m.blocks = (m.rows + ROWS - 1) / ROWS;
     m.group = source.group, m.chunk = source.chunk, m.part = std::min(m.group, m.chunk);
     m.span = source.span, m.offset_span = source.offset_span;
