@@ -171,10 +171,10 @@ class PagedEngine:
         )
         if spec.cache_size or spec.num_kv_blocks:
             self.facts = msgspec.structs.replace(self.facts, cache_tokens=room)
-        if limit is None or room < limit:
-            of_model = "" if limit is None else f", and a request could take {limit}"
-            print(f"the KV cache holds {room} tokens{of_model}", file=sys.stderr)  # noqa: T201  this process's log
-            limit = room
+        of_model = "" if limit is None else f", and a request could take {limit}"
+        types = self._model.cache_types
+        print(f"the KV cache holds {room} tokens in {types}{of_model}", file=sys.stderr)  # noqa: T201  this process's log
+        limit = room if limit is None else min(limit, room)
         self.facts = msgspec.structs.replace(self.facts, max_length=limit)
 
     def _inputs_for(self, tokens: int, *, alone: bool, decodes: bool) -> Inputs:

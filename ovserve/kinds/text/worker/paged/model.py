@@ -324,6 +324,10 @@ class PagedModel:
         """Return the bytes of each cache, [blocks, bytes of a block], without a copy."""
         return [cache.data.view(np.uint8).reshape(cache.shape[0], -1) for cache in self._cache.values()]
 
+    @property
+    def cache_types(self) -> str:
+        return " and ".join(sorted({kind.get_type_name() for kind, _ in self._shapes.values()}))
+
     def layout(self) -> str:
         """Return what the contents of a block depend on, besides the weights."""
         kernels = bool(self.packed_bytes), self._in_f32
