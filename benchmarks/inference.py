@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks import inference_peers
 from ovserve.cli.serve import new_event_loop
 from tests.conftest import ROOT, start_process
-from tests.inference.conftest import free_port
+from tests.ports import free_port
 
 WARM = 0.5  # seconds before a load counts
 MODELS = {"classifier": (1, 3, 48, 192), "detector": (1, 3, 320, 320), "recogniser": (1, 3, 48, 320)}

@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.processes import cost
 from tests.conftest import script_graph, start_process
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 PER_SECOND = 20
 SCRIPT = '{"replies": [{"text": "one two three"}]}'

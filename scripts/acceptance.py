@@ -30,7 +30,8 @@ from scripts.acceptance_checks import CHECKS, outcome
 from scripts.acceptance_outcomes import CONFIGURATIONS, GRAPHS
 from tests.conftest import ROOT, start_process
 from tests.encoders import MINILM, tiny
-from tests.inference.conftest import Site, free_port
+from tests.inference.conftest import Site
+from tests.ports import free_port
 from tests.speech import tiny_whisper
 from tests.voices import tiny_voice
 

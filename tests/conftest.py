@@ -12,11 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from ovserve.access import as_system
 from ovserve.engine.protocol.specs import GrammarSpec, TokenizerSpec
 from tests import breadth
 from tests import short_model as short_model_files
+from tests.lines import Lines
 from tests.short_model import EXACT
 
 ROOT = Path(__file__).parents[1]
@@ -106,8 +106,34 @@ class Server:
     process: subprocess.Popen[str]
     state: tempfile.TemporaryDirectory[str]  # what it keeps on disk
     url: str = ""
-    output: list[str] = field(default_factory=list, repr=False)
-    errors: list[str] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._output, self._errors = Lines(self.process.stdout.fileno()), Lines(self.process.stderr.fileno())
+
+    @property
+    def output(self) -> list[str]:
+        return self._output.all()
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines of its log so far."""
+        return self._errors.all()
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Return whether it has said its address, after a wait until it has or is gone."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            gone = self.process.poll() is not None
+            for line in self.output:
+                if found := re.search(r"ready at (https?://[^/\s]+|unix:\S+)/v3", line):
+                    self.url = found[1]
+                    return True
+            if gone:
+                return False
+            self._output.wait(0.05)
+        return False
 
     @property
     def v3(self) -> str:
@@ -118,8 +144,12 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def engine_pid(self) -> int:
-        (engine,) = self.children("ovserve.engine.worker.main")
-        return engine
+        """The one engine's, when there is one: after an end the next takes a moment to start."""
+        deadline = time.monotonic() + 60
+        while len(engines := self.children("ovserve.engine.worker.main")) != 1:
+            assert time.monotonic() < deadline, engines
+            time.sleep(0.02)
+        return engines[0]
 
     def children(self, module: str) -> list[int]:
         """Pids of the server's own child processes that run a module, without those beside an engine: they prove grammars or tokenise."""
@@ -132,7 +162,7 @@ class Server:
             p for p, line in lines.items() if module.encode() in line and not BESIDE & {*line.split(b"\0")}
         ]
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -142,9 +172,10 @@ class Server:
             raise
         finally:
             self.state.cleanup()
-            for stream in (self.process.stdout, self.process.stderr):
-                if stream is not None:
-                    stream.close()
+            for lines, stream in ((self._output, self.process.stdout), (self._errors, self.process.stderr)):
+                lines.end()
+                assert stream is not None
+                stream.close()
 
 
 def start_server(
@@ -181,27 +212,7 @@ def start_process(*flags: str, timeout: float = 60, prefix: Sequence[str] = ()) 
         text=True,
     )
     server = Server(process, state)
-    ready = threading.Event()
-
-    def read(stream: object, lines: list[str]) -> None:
-        try:
-            for line in stream:  # type: ignore[attr-defined]
-                lines.append(line)
-                if found := re.search(r"ready at (https?://[^/\s]+|unix:\S+)/v3", line):
-                    server.url = found[1]
-                    ready.set()
-        except ValueError:
-            pass  # closed by stop()
-        ready.set()
-
-    for stream, lines in ((process.stdout, server.output), (process.stderr, server.errors)):
-        threading.Thread(target=read, args=(stream, lines), daemon=True).start()
-    deadline = time.monotonic() + timeout
-    while not server.url and process.poll() is None and time.monotonic() < deadline:
-        ready.wait(0.05)
-        if ready.is_set() and not server.url:
-            time.sleep(0.02)
-    if not server.url:
+    if not server.wait_ready(timeout):
         process.kill()
         server.stop()
         raise RuntimeError("the server did not start:\n" + "".join(server.errors))

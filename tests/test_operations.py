@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MODEL, ROOT, script_graph
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 TEXT = (ROOT / "docs/operations.md").read_text()
 WALK = TEXT[TEXT.index("## From one graph to a service") : TEXT.index("## What is served")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.conftest import ROOT
+from tests.ports import free_port
 
 pytestmark = pytest.mark.long
 
@@ -38,9 +38,7 @@ class Reader:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.server: subprocess.Popen[bytes] | None = None
         home = directory / "home"
         home.mkdir()

@@ -16,7 +16,7 @@ from ovserve.access.access_log import AuditLog
 from ovserve.access.keys import entry_text
 from ovserve.protos import kserve_pb2
 from tests.conftest import script_graph, start_server
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 USER, ADMIN, WRONG = "key-of-a-user-0123", "key-of-an-admin-0123", "key-of-nobody-0123"
 PROMPT, ANSWER = "tell-me-a-secret", "it-is-hidden"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from tests.console.conftest import ARGUMENTS, CHROMIUM
 from tests.console.stage import LONG_NAME, five_nodes, stage, stage_kinds
 from tests.http.test_realtime import SCRIPT, text_graph
 from tests.plain_models import write_models
+from tests.ports import free_port
 
 SIZES = {"desk": (1440, 900), "laptop": (1024, 768), "phone": (390, 844)}
 MANY = 40
@@ -91,9 +91,7 @@ QUESTIONS = ("What is the capital of France?", "Explain how a lighthouse works i
 @contextmanager
 def as_readme() -> Iterator[str]:
     """The default model, served by the README's command on a free port; the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(["make", "serve", f"PORT={port}"], cwd=ROOT)
     try:

@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from ovserve.protos import kserve_pb2
 from tests.conftest import script_graph, start_server
+from tests.ports import free_port
 
 KEY, WRONG, PROMPT, ANSWER = "a-key-nobody-may-see", "another-secret-key", "tell-me-a-secret", "it-is-hidden"
 SCRIPT = json.dumps({"replies": [{"text": f"{ANSWER} one two"}]})
@@ -153,12 +154,3 @@ def test_grpc_has_the_same_key_the_same_tls_and_the_same_line(tmp_path: Path) ->
     assert text.count("[r-anot] grpc ServerMetadata UNAUTHENTICATED") == 1
     assert KEY not in text
     assert WRONG not in text
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -110,7 +110,8 @@ def starting(directory: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         for pid in of_session(process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=60)
 
 

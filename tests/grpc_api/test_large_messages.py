@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks.hostile import watching
 from tests.conftest import Server, script_graph, start_server
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 HELD = 200.0  # ms of the event loop; an EPYC without AVX-512, next to another test process, took 127
 TRIES = 3

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.conftest import ROOT, script_graph, start_server
 from tests.grpc_api.test_infer import body
 from tests.grpc_api.test_stream import message
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 SCRIPT = json.dumps({"step_seconds": 0.02, "replies": [{"text": "word ", "repeat": 60}]})
 

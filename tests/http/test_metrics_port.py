@@ -18,7 +18,7 @@ from ovserve.services.monitoring.scrape import Scraper
 from ovserve.serving.manager import Manager
 from tests.conftest import Server, script_graph, start_server
 from tests.http.conftest import Scripted
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 KEY = "correct-horse-battery"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -15,6 +15,7 @@ import pytest
 from ovserve.errors import LoadError
 from ovserve.http.transport.sockets import Sockets
 from tests.conftest import ROOT, script_graph, start_server
+from tests.ports import free_port
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
@@ -73,8 +74,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path: Path) -> No
 
 
 def test_who_connects_before_there_is_a_server_is_answered(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     answers: list[bytes] = []
     failed: list[str] = []
 

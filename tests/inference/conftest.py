@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import Server, start_process
+from tests.ports import free_port
 
 FORMATS = "onnx", "pb", "tflite", "pd"  # of the versions of the model `formats`; Paddle's has two files
 
@@ -41,14 +42,6 @@ class Site:
         """State and message of each version."""
         found = httpx.get(f"{self.url}/v1/config").json()[model]["model_version_status"]
         return {v["version"]: (v["state"], v["status"]["error_message"]) for v in found}
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def start_site(root: Path, entries: list[dict[str, Any]], *flags: str) -> Site:

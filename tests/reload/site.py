@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from ovserve.protos import tensorflow_serving_pb2 as tfs
 from tests.conftest import Server, script_graph, start_process
+from tests.ports import free_port
 
 WORDS = 6  # of an answer; each names the version that made it
 STEP_SECONDS = 0.02
@@ -88,12 +88,6 @@ async def _triton(site: Site) -> None:
 
 def grpc_code(number: int) -> str:
     return next(code.name for code in grpc.StatusCode if code.value[0] == number)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 ON_REQUEST = ("--file_system_poll_wait_seconds", "0")

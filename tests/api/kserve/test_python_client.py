@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, start_server
-from tests.reload.site import free_port
+from tests.ports import free_port
 
 PYTHON = Path(os.environ.get("OVSERVE_TEST_KSERVE_PYTHON", ROOT / ".venv-kserve/bin/python"))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, Plan
 from ovserve.deploy.ray.rollout import pack
 from ovserve.serving.config.file import GraphsDirectory
 from tests.conftest import script_graph
+from tests.ports import free_port
 
 DATA_PLANE = os.environ.get("OVSERVE_RAY_DATA_PLANE", "python")
 STORE = 80 << 20  # bytes of shared memory per node; nothing of ours is kept there
@@ -108,12 +108,6 @@ class Ray:
             for page in pages
             if not isinstance(page, BaseException)  # of one that has just ended
         }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def processes(*words: str) -> dict[int, str]:
