@@ -152,9 +152,9 @@ def gauge(server: Server, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
-def wait_for(server: Server, name: str, *, busy: bool) -> None:
+def wait_for(server: Server, name: str, *, running: int) -> None:
     deadline = time.monotonic() + 60
-    while (gauge(server, name) > 0) is not busy:
+    while gauge(server, name) != running:
         assert time.monotonic() < deadline, name
         time.sleep(0.1)
 
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_frees_its_beams_and_streams_go_on(paged: Server) -
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{paged.v3}/chat/completions", json=body, timeout=httpx.Timeout(60, read=3))
         assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
-    wait_for(paged, "ovserve_requests_running", busy=False)
+    wait_for(paged, "ovserve_requests_running", running=0)
     assert httpx.post(f"{paged.v3}/chat/completions", json=body | {"max_tokens": 4}, timeout=60).is_success
 
 
@@ -182,9 +182,11 @@ def test_a_killed_engine_searches_again(servers: dict[str, Server]) -> None:
     alone = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=100).json()["choices"]
     with ThreadPoolExecutor(2) as threads:
         post = partial(httpx.post, f"{server.v3}/chat/completions", json=body, timeout=100)
+        engine = server.engine_pid()
+        os.kill(engine, signal.SIGSTOP)  # neither is over before both are there
         both = [threads.submit(post) for _ in range(2)]
-        wait_for(server, "ovserve_requests_running", busy=True)
-        os.kill(server.engine_pid(), signal.SIGKILL)
+        wait_for(server, "ovserve_requests_running", running=2)
+        os.kill(engine, signal.SIGKILL)
         answers = [each.result() for each in both]
     assert [answer.status_code for answer in answers] == [200, 200], (
         "nothing was sent, so they are sent again"

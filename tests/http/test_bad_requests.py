@@ -68,7 +68,7 @@ def test_what_cannot_be_combined_is_refused_while_the_engine_is_busy(
     stopped = server.engine_pid()
     os.kill(stopped, signal.SIGSTOP)
     try:
-        answer = httpx.post(f"{server.v3}/chat/completions", json=GOOD | fields, timeout=10)
+        answer = httpx.post(f"{server.v3}/chat/completions", json=GOOD | fields, timeout=60)
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert answer.status_code == 400, answer.text

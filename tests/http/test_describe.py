@@ -111,12 +111,13 @@ async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path
         assert Model.model_validate(model).id == "m"
         assert (model["state"], model["max_model_len"]) == ("AVAILABLE", 4096)
         assert (await client.get("/v3/models/m")).json() == model
-        slow = script_graph(tmp_path / "slow", '{"load_seconds": 4}')
+        slow = script_graph(tmp_path / "slow", '{"load": "hang"}')
         loading = asyncio.create_task(running.manager.load("slow", slow))
         await eventually(lambda: len(running.manager.statuses()) == 2)
         second = (await client.get("/v3/models")).json()["data"][1]
         assert (second["id"], second["state"], second["max_model_len"]) == ("slow", "LOADING", None)
         assert (await client.get("/v3/models/slow")).json() == second
+        (slow / "go").touch()
         await loading
         assert (await client.get("/v3/models/slow")).json()["state"] == "AVAILABLE"
         assert (await client.get("/v3/models/none")).status_code == 404

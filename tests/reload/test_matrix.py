@@ -35,12 +35,13 @@ async def here(shared: Site) -> AsyncIterator[Site]:
 
 async def test_add(here: Site) -> None:
     async with here.clients("x", "keep") as clients:
-        here.write_graph("added", script("new", load_seconds=3))
+        added = here.write_graph("added", script("new", load="hang"))
         here.configure(x="x", keep="keep", added="added")
         firing = asyncio.create_task(here.fire())
         assert await _first_state(here, "added") in ("START", "LOADING")
         early = await here.ask("added", stream=True)
         assert (early.status, "is loading" in early.text) == (503, True)
+        (added / "go").touch()
         await here.until("added", "AVAILABLE")
         assert (await here.ask("added", stream=True)).version == "new"
         await clients.round()

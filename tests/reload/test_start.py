@@ -103,11 +103,13 @@ async def test_replace_ends_the_old_engine_first(tmp_path: Path) -> None:
     """For machines that hold one model: requests are told to come again, and never are there two engines."""
     async with site(tmp_path / "site", TRIGGERS["rest"], "--reload_policy", "replace", x="old") as here:
         async with here.clients("x") as clients:
-            here.write_graph("x", script("new", load_seconds=3))
+            graph = here.write_graph("x", script("new", load="hang"))
             reload = asyncio.create_task(here.fire())
             most = 0
             while not reload.done():
                 most = max(most, len(here.engines()))
+                if any(answer.status == 503 for answer in clients.answers):
+                    (graph / "go").touch()
                 await asyncio.sleep(0.01)
             await clients.round()
         assert most == 1

@@ -150,9 +150,12 @@ async def test_a_load_that_takes_long_tells_that_it_goes_on(
 ) -> None:
     monkeypatch.setattr(rollout, "PROGRESS_SECONDS", 0.05)
     caplog.set_level(logging.INFO, "ovserve.serving.rollout")
-    graph(tmp_path, "a", load_seconds=3)
+    slow = graph(tmp_path, "a", load="hang")
     async with managing(tmp_path) as manager:
-        await manager.reload()
+        loading = asyncio.create_task(manager.reload())
+        await eventually(lambda: len(caplog.records) > 1)
+        (slow / "go").touch()
+        await loading
     first, *going_on, last = [r.message for r in caplog.records]
     assert first == "loading a"
     assert going_on
@@ -221,12 +224,13 @@ async def test_one_model_and_one_set_of_options_is_one_engine(tmp_path: Path) ->
 
 
 async def test_a_client_that_goes_away_does_not_stop_the_load_it_asked_for(tmp_path: Path) -> None:
-    graph(tmp_path, "a", load_seconds=3)
+    slow = graph(tmp_path, "a", load="hang")
     async with managing(tmp_path) as manager:
         asking = asyncio.create_task(manager.load("a"))
         await eventually(lambda: states(manager) == {"a": LOADING})
         asking.cancel()
         await asyncio.wait([asking])
+        (slow / "go").touch()
         await eventually(lambda: states(manager) == {"a": AVAILABLE})
 
 

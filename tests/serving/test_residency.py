@@ -227,7 +227,7 @@ async def test_memory_bounds_what_is_loaded(tmp_path: Path) -> None:
 async def test_a_client_that_does_not_wait_for_the_load_is_told_when_to_come_back(tmp_path: Path) -> None:
     async with serving(graphs(tmp_path, "a"), seconds=1) as manager:
         await eventually(lambda: not processes(manager))
-        graphs(tmp_path, "a", load_seconds=2)
+        graphs(tmp_path, "a", load="hang")
         with request() as context:
             context.patience = 0.2
             with pytest.raises(Overloaded, match="not loaded") as refused:
@@ -235,7 +235,8 @@ async def test_a_client_that_does_not_wait_for_the_load_is_told_when_to_come_bac
                     await answer.first()
         assert refused.value.retry_after >= 1
         assert manager.metrics.of("a").refused["unloaded"] == 1
-        await eventually(lambda: loaded(manager) == "a")  # for a second
+        (tmp_path / "a/go").touch()
+        await eventually(lambda: loaded(manager) == "a", pause=0)  # for a second
 
 
 async def test_a_model_that_cannot_be_loaded_again_fails_its_requests_until_it_can(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ The script is one JSON object; all fields are optional, unknown ones are rejecte
                                  with the colour of its first pixel
      "tokenize_seconds": 0,      time of every Tokenize and Detokenize
      "load_seconds": 0.5,        time until Ready
-     "load": "ok",               or "hang" (never Ready), "fail" (LoadFailed), "exit" (dies while loading)
+     "load": "ok",               or "fail", "exit", "hang" (until a file "go" is next to the script)
      "step_seconds": 0.02,       time of every step
      "cache_usage": 0.25,        part of the KV cache in use, reported while a request is running
      "grammars": [...],          how compiling grammars with a given text fails; others compile
