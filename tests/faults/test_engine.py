@@ -59,9 +59,17 @@ async def test_engine_kill_9_fifty_times_under_load(hurting: Hurting) -> None:
         assert hurt.server.engine.stats().restarts == 50
 
 
-async def test_engine_sigstop(hurting: Hurting) -> None:
+def hold_next_engine(tmp_path: Path) -> Path:
+    """Have the next engine wait for a file, which this returns: its absence is looked at over HTTP, which may take
+    longer than an engine takes to start."""
+    script_graph(tmp_path / "graph", json.dumps({**SCRIPT, "load": "hang"}))
+    return tmp_path / "graph/go"
+
+
+async def test_engine_sigstop(hurting: Hurting, tmp_path: Path) -> None:
     async with hurting() as hurt:
         engine, http = hurt.server.engine, hurt.http
+        go = hold_next_engine(tmp_path)
         begun = asyncio.create_task(hurt.chat("endless", stream=True))
         await eventually(lambda: engine.stats().generated_tokens > 3)
         os.kill(stopped := engine.pid, signal.SIGSTOP)
@@ -69,6 +77,7 @@ async def test_engine_sigstop(hurting: Hurting) -> None:
         await eventually(lambda: engine.state.name == "restarting")
         ready = await http.get("/v2/health/ready")
         assert (ready.status_code, "did not end a step" in ready.text) == (503, True)
+        go.touch()
         assert await begun == DEAD
         assert await asyncio.gather(*others) == ["whole"] * 6
         assert engine.pid != stopped
@@ -202,16 +211,20 @@ def told(refused: httpx.Response) -> bool:
     return True
 
 
-async def test_how_a_kill_by_the_kernel_is_told(hurting: Hurting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_how_a_kill_by_the_kernel_is_told(
+    hurting: Hurting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """On any machine: the kernel's counter goes on from where it is."""
-    async with hurting(load_seconds=0.5) as hurt:
+    async with hurting() as hurt:
         engine = hurt.server.engine
+        go = hold_next_engine(tmp_path)
         monkeypatch.setattr(
             "ovserve.engine.client.process.oom_kills", itertools.count(oom_kills() + 1).__next__
         )
         os.kill(engine.pid, signal.SIGKILL)
         await eventually(lambda: "killed by the kernel: out of memory" in engine.state.reason)
         assert "killed by the kernel: out of memory" in (await hurt.http.get("/v1/config")).text
+        go.touch()
         assert await hurt.chat() == "whole"
 
 

@@ -89,15 +89,17 @@ async def test_a_whole_answer_nobody_has_seen_is_made_again(scripted: Scripted) 
         assert (metrics.finished, sum(metrics.accepted.values()), metrics.running) == (1, 1, 0)
 
 
-async def test_readiness_follows_the_engine(scripted: Scripted) -> None:
+async def test_readiness_follows_the_engine(scripted: Scripted, tmp_path: Path) -> None:
     async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
         assert (await client.get("/v2/health/ready")).status_code == 200
+        (tmp_path / "graph/model.script.json").write_text('{"load": "hang"}')  # the next engine reads it
         os.kill(server.engine.pid, signal.SIGKILL)
         await eventually(lambda: server.engine.state.name == "restarting")
         answer = await client.get("/v2/health/ready")
         assert answer.status_code == 503
         assert "killed by SIGKILL" in answer.json()["error"] or "ended" in answer.json()["error"]
         assert (await client.get("/v2/health/live")).status_code == 200
+        (tmp_path / "graph/go").touch()
         await eventually(lambda: server.manager.ready)
         assert (await client.get("/v2/health/ready")).status_code == 200
 

@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from ovserve.access import as_system
 from ovserve.errors import LoadError
 from tests.conftest import eventually
 from tests.http.responses_harness import Serving, serving
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVER = Path(__file__).parents[1] / "mcp_servers" / "server.py"
@@ -255,8 +255,7 @@ async def test_a_child_ends_with_its_graph(own: Serving) -> None:
 
 
 async def test_over_http(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     child = await asyncio.create_subprocess_exec(
         sys.executable, str(SERVER), str(port), stderr=asyncio.subprocess.DEVNULL
     )
