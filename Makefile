@@ -34,8 +34,8 @@ test: setup-dev ## tests, the real engine included, and which were the slowest; 
 # What needs no model: the scripted engine, pure functions, the HTTP and gRPC servers in the test's own process.
 FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/sandbox tests/serving \
 	tests/tools tests/test_architecture.py tests/test_options.py tests/test_toy_kind.py
-test-fast: setup-dev ## tests without a model, in about three minutes; for while one edits
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not model' $(wildcard $(FAST))
+test-fast: setup-dev ## tests without a model; for while one edits
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not long and not model' $(wildcard $(FAST))
 
 .PHONY: test-long
 test-long: setup-dev ## the rest of the tests that CI runs: property tests, a real browser, long prompts, shipped graphs
