@@ -143,7 +143,17 @@ def test_calls_and_results_become_text_where_the_template_has_none(source: str) 
     assert re.findall(r"x|look|found|y|z", text) == ["x", "look", "found", "y", "z"]
     assert conversation.adapted[0] == "calls-in-text"
     assert template.conversation(said("user:x")).adapted == ()
-    assert probed(FREE).conversation(CALLED).adapted == ()
+
+
+def test_calls_become_text_where_the_template_shows_messages_of_any_role() -> None:
+    """Plain ChatML dropped the names and arguments of calls, and showed their results."""
+    template = probed(FREE)
+    conversation = template.conversation(CALLED)
+    text = CompiledTemplate(template).render(conversation)
+    assert text.endswith("</tool_call></assistant><tool>found</tool>")
+    assert '"name": "look"' in text
+    assert conversation.adapted == ("calls-in-text",)
+    assert template.conversation(said("user:x", "tool:found")).adapted == ()
 
 
 def test_text_of_the_user_after_a_result_joins_it_where_the_template_wants_an_answer() -> None:

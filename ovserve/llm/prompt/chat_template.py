@@ -33,7 +33,8 @@ class Expectations:
 
     tools: bool = False  # it shows tools to the model
     bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
-    shows_results: bool = True  # of calls in the history
+    shows_calls: bool = True  # of the history
+    shows_results: bool = True  # of these calls
     object_arguments: bool = False  # tool call arguments as an object rather than JSON text
     reasoning_field: str = "reasoning_content"
     developer: bool = False  # it supports the role
@@ -245,7 +246,9 @@ class ChatTemplate:
             )
         if self.tool_prompt == "generic":
             messages, tools = generic_tools.describe(messages, tools), None
-        texts = messages if self.expects.shows_results else generic_tools.describe(messages, None)
+        texts = messages
+        if not self.expects.shows_calls:
+            texts = generic_tools.describe(messages, None, results=not self.expects.shows_results)
         changes = () if texts is messages else (CALLS_IN_TEXT,)
         messages, adapted = arrange(texts, self.expects)
         return Conversation(

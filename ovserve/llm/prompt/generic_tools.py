@@ -31,13 +31,14 @@ To call a function, answer with a JSON object of its name and its arguments betw
 
 
 def describe(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, results: bool = True
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the messages with the tools in them, and with calls and results of the history as text."""
-    if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
+    """Return the messages with the tools in them, and with calls of the history as text, as are their
+    `results`."""
+    if not tools and not any(m.get("tool_calls") or (results and m["role"] == "tool") for m in messages):
         return messages
     described: list[dict[str, Any]] = []
-    for answers, group in groupby(messages, lambda message: message["role"] == "tool"):
+    for answers, group in groupby(messages, lambda message: results and message["role"] == "tool"):
         if answers:
             _add_results(described, [str(message.get("content") or "") for message in group])
         else:
@@ -69,8 +70,7 @@ def _call(function: Mapping[str, Any]) -> str:
 
 
 def _add_results(messages: list[dict[str, Any]], texts: list[str]) -> None:
-    """Add the results of one turn's calls as one user turn, because some templates require alternating
-    turns."""
+    """Add the results of one turn's calls as one user turn: some templates require alternating turns."""
     results = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
     last = messages[-1] if messages else {}
     if last.get("role") == "user" and str(last.get("content", "")).endswith("</tool_response>"):

@@ -58,7 +58,8 @@ def probe(source: str, render: Render) -> Expectations:
     return Expectations(
         tools=tools,
         bare_tools=bare,
-        shows_results=_reads(source, "tool_calls") or _shows_results(render),
+        shows_calls=_reads(source, "tool_calls"),
+        shows_results=_shows_results(render),
         object_arguments=objects,
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
         developer=developer,
@@ -194,7 +195,7 @@ def _wants_objects(render: Render) -> bool:
 
 
 def _shows_results(render: Render) -> bool:
-    """Return whether it shows results of calls although it reads no `tool_calls`, as messages of any role."""
+    """Return whether it shows results of calls, as some do although they show no calls."""
     result = {"role": "tool", "content": NEEDLE, "tool_call_id": "call00001"}
     return NEEDLE in (render([*_call("{}"), result]) or "")
 
