@@ -50,6 +50,7 @@ from tests.odd_schemas import SCHEMAS
         ({"enum": [1], "type": "integer", "minimum": 0}, []),
         ({"enum": ["a"], "pattern": "(?<=a)a"}, ["pattern"]),
         ({"enum": ["a", "b"], "pattern": "b"}, []),
+        ({"allOf": []}, []),
         ({"allOf": [{"type": "null"}]}, []),
         ({"allOf": [{"type": "null"}, True]}, []),
         ({"oneOf": [{"type": "null"}, {"type": "string"}]}, []),

@@ -185,7 +185,7 @@ class Document:
             if (id(node), around) not in walk.seen:
                 walk.seen.add((id(node), around))
                 self._visit(walk, node, around)
-            open_ = open_ or not node
+            open_ = open_ or not node or node == {"allOf": []}
         if not (walk.plain or walk.unions or open_):
             raise self.fault(schemas[0], "$ref", "refers to nothing but itself")
         return Conjunction(
