@@ -126,15 +126,15 @@ def refuse_combination(mode: Mode, sampling: Sampling) -> None:
     """Raises InvalidArgument for what the engine cannot do in this mode. Sampled choices (n > 1) are requests
     of their own by now and pass."""
     if sampling.constraint is not None:
-        _refuse_with_constraint(sampling, sampling.constraint.param)
+        _refuse_with_constraint(mode, sampling, sampling.constraint.param)
     refuse_token_options(mode, sampling.top_logprobs, sampling.logit_bias)
-    if (sampling.dry or sampling.xtc_probability) and (mode != "paged" or sampling.beams > 1):
-        name = "dry_multiplier" if sampling.dry else "xtc_probability"
+    if mode != "paged" or sampling.beams > 1:
         of = _NAMES[mode] if mode != "paged" else f"a beam search (best_of {sampling.beams})"
-        raise UnsupportedParameter(f"{name}: not possible with {of}", param=name)
-    if sampling.reasoning_budget is not None and (mode != "paged" or sampling.beams > 1):
-        of = _NAMES[mode] if mode != "paged" else f"a beam search (best_of {sampling.beams})"
-        raise UnsupportedParameter(f"a budget of reasoning is not possible with {of}", param="best_of")
+        if sampling.dry or sampling.xtc_probability:
+            name = "dry_multiplier" if sampling.dry else "xtc_probability"
+            raise UnsupportedParameter(f"{name}: not possible with {of}", param=name)
+        if sampling.reasoning_budget is not None:
+            raise UnsupportedParameter(f"a budget of reasoning is not possible with {of}", param="best_of")
     if mode == "plain":
         return
     if mode == "stateful":
@@ -185,19 +185,13 @@ def _refuse_stateful(sampling: Sampling) -> None:
         raise InvalidArgument(f"echo: true {with_}, which has none", param="echo")
 
 
-def _refuse_with_constraint(sampling: Sampling, param: str) -> None:
+def _refuse_with_constraint(mode: Mode, sampling: Sampling, param: str) -> None:
+    reason = ""
     if sampling.beams > 1:
-        raise InvalidArgument(
-            f"{param}: the engine enforces no grammar in a beam search, got best_of {sampling.beams}",
-            param=param,
-        )
-    if sampling.ignore_eos:
-        raise InvalidArgument(
-            f"{param}: with ignore_eos: true the engine writes on, unconstrained, past the grammar's end",
-            param=param,
-        )
-    if sampling.min_tokens:
-        raise InvalidArgument(
-            f"{param}: with min_tokens {sampling.min_tokens} an answer could not end with its grammar",
-            param=param,
-        )
+        reason = f"the engine enforces no grammar in a beam search, got best_of {sampling.beams}"
+    elif sampling.ignore_eos:
+        reason = "with ignore_eos: true the engine writes on, unconstrained, past the grammar's end"
+    elif sampling.min_tokens and mode != "paged":
+        reason = f"with min_tokens {sampling.min_tokens} an answer could not end with its grammar"
+    if reason:
+        raise InvalidArgument(f"{param}: {reason}", param=param)

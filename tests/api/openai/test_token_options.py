@@ -206,6 +206,7 @@ def test_the_paged_engine_drafts_as_asked(
         Sampling(num_assistant_tokens=MAX_ASSISTANT_TOKENS),
         Sampling(beams=4, beam_groups=2, diversity_penalty=1.0, n=2),
         Sampling(constraint=Constraint('{"type":"json_schema"}', "response_format"), logit_bias=((5, 1.0),)),
+        Sampling(constraint=Constraint("{}", "tool_choice"), min_tokens=1),
     ],
 )
 def test_what_the_paged_engine_admits(asked: Sampling) -> None:
@@ -219,7 +220,6 @@ def test_what_the_paged_engine_admits(asked: Sampling) -> None:
         (Sampling(constraint=Constraint("{}", "response_format"), beams=2), "response_format"),
         (Sampling(logprobs=True, top_logprobs=21), "top_logprobs"),
         (Sampling(num_assistant_tokens=MAX_ASSISTANT_TOKENS + 1), "num_assistant_tokens"),
-        (Sampling(constraint=Constraint("{}", "tool_choice"), min_tokens=1), "tool_choice"),
     ],
 )
 def test_what_the_paged_engine_refuses(asked: Sampling, param: str) -> None:

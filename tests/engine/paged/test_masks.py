@@ -9,8 +9,10 @@ import pytest
 
 from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
 from ovserve.kinds.text.worker.paged.masks import apply, mask_bits, mask_of
+from ovserve.kinds.text.worker.paged.sampler import Choice
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.writer import compact
+from ovserve.llm.request import Sampling
 from tests.engine.paged.conftest import Masks
 from tests.schemas import SCHEMAS
 
@@ -58,6 +60,20 @@ def test_the_end_is_allowed_where_a_text_is_whole(masks: Masks) -> None:
     assert not masks.allowed(matcher).any()
     matcher.rollback(2)
     assert masks.allowed(matcher).sum() > 2
+
+
+def test_min_tokens_hold_the_end_back_while_more_text_is_allowed(masks: Masks) -> None:
+    ends = masks.vocabulary.eos_ids
+    choice = Choice(Sampling(temperature=0.0, min_tokens=9), (), ends, masks.matcher(c.regex("1{1,3}")))
+    row = np.zeros(masks.vocabulary.logits, np.float32)
+    row[list(ends)] = 5
+    row[masks.id_of[b"1"]] = 4
+    tokens = []
+    for _ in range(4):
+        tokens.append(choice.choose(row.copy())[0])
+        choice.append(tokens[-1])
+    assert tokens[:3] == [masks.id_of[b"1"]] * 3
+    assert tokens[3] in ends
 
 
 def test_tokens_that_are_no_text_are_never_taken_for_it(masks: Masks) -> None:
