@@ -22,13 +22,14 @@ _KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than P
 _MAX_NAME = 256
 
 
-def call(cur: Cursor, out: Output, tools: Tools | None = None) -> Steps[None]:
-    """Read one call, `name(key=literal, ...)`; of one of these tools, if they are given."""
+def call(cur: Cursor, out: Output, tools: Tools | None = None, method: str = "") -> Steps[None]:
+    """Read one call, `name(key=literal, ...)`; of these tools, if given. `method`: follows the name."""
     name = yield from cur.matching(_NAME, _MAX_NAME)
     if not name:
         raise cur.failure()
-    if not (name[0].isalpha() or name[0] == "_"):
+    if not (name[0].isalpha() or name[0] == "_") or not name.endswith(method):
         raise NotACall
+    name = name.removesuffix(method)
     yield from cur.space()
     yield from cur.expect("(")
     if tools is not None:

@@ -15,6 +15,7 @@ from ovserve.llm.parsing.core.json_call import MARKED, Keys, block, call_list, c
 from ovserve.llm.parsing.core.loose_json import string, value
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.tools import pythonic
 
 
 class TaggedJson(ToolDialect):
@@ -330,7 +331,8 @@ class Llama3(ToolDialect):
     """JSON objects, after `<|python_tag|>` or as the whole answer. Llama 3.1, 3.2, 3.3.
 
     Models drop the tag often, so an answer that starts with `{` may be a call; it is one only with parameters
-    and the name of a tool of the request. Calls are parted by `;` (or just follow each other).
+    and the name of a tool of the request. Calls are parted by `;` (or just follow each other). Tools that
+    Llama 3.1 was trained with are called as `brave_search.call(query="x")` after the tag.
 
     Source: read 2026-11-22,
     https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/llama3/tool_parser.cpp
@@ -348,8 +350,10 @@ class Llama3(ToolDialect):
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tagged = yield from cur.literal(_TAG)
         yield from cur.space()
-        if tagged and (yield from cur.peek()) == "[":
-            yield from call_list(cur, out, _TAGGED)
+        first = yield from cur.peek()
+        if tagged and first != "{":
+            listed = first == "["
+            yield from call_list(cur, out, _TAGGED) if listed else pythonic.call(cur, out, tools, ".call")
             return
         keys = _TAGGED if tagged else unmarked(tools)
         yield from call_object(cur, out, keys)
