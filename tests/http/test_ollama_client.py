@@ -125,6 +125,12 @@ def test_generate_with_and_without_the_template(client: ollama.Client) -> None:
         client.generate("smollm2", "a", suffix="b")
 
 
+def test_thinking_without_a_template_is_reported(server: Server) -> None:
+    body = {"model": "smollm2", "prompt": "a", "raw": True, "think": True, "stream": False, "options": GREEDY}
+    answer = httpx.post(f"{server.url}/api/generate", json=body)
+    assert answer.headers["x-ovserve-ignored-params"] == "think"
+
+
 def test_models_are_listed_and_shown(client: ollama.Client) -> None:
     (listed,) = client.list().models
     assert listed.model == "smollm2:latest"

@@ -88,7 +88,8 @@ class Generate:
             prompt = middle_prompt(model.fim, prompt, body.suffix)
         if not prompt:
             raise InvalidArgument("prompt: expected at least one character, got none", param="prompt")
-        request = _request(decoded, model, self.name, prompts=(prompt,), add_special_tokens=True)
+        ignored = ("think",) if body.think else ()
+        request = _request(decoded, model, self.name, ignored, prompts=(prompt,), add_special_tokens=True)
         if not body.suffix:
             return request
         return msgspec.structs.replace(request, sampling=ending_middle(model.fim, request.sampling))

@@ -18,6 +18,7 @@ from ovserve.llm.request import Presentation, ReasoningBudget
 encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+MAX_NAMED_VARIABLES = 16  # each is looked for in the template, in the event loop
 REPETITION = "repetition_detected"  # the stop reason has the name that vLLM gives it
 
 
@@ -179,19 +180,21 @@ def _no_budget(model: ModelContext) -> str:
 def effort_variables(
     effort: Effort | None, model: ModelContext, kwargs: dict[str, Any] | None, field: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the client's chat_template_kwargs with the effort in them, and `field` if the template reads
-    none of its variables.
+    """Return the client's chat_template_kwargs with the effort in them, and the fields that have no effect.
 
     As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself.
     """
-    variables = dict(kwargs or {})
-    if effort is None:
-        return variables, []
     assert model.template is not None, "checked before"
-    supported = [name for name in VARIABLES if model.template.mentions(name)]
+    variables = dict(kwargs or {})
+    reads = model.template.mentions
+    some = [*variables][:MAX_NAMED_VARIABLES]
+    ignored = [f"chat_template_kwargs.{n}" for n in some if n != "add_generation_prompt" and not reads(n)]
+    if effort is None:
+        return variables, ignored
+    supported = [name for name in VARIABLES if reads(name)]
     for name in supported:
         variables.setdefault(name, effort if name == EFFORT_VARIABLE else effort not in WITHOUT_REASONING)
-    return variables, [] if supported else [field]
+    return variables, ignored if supported else [*ignored, field]
 
 
 def narrow_effort(model: ModelContext, field: str) -> dict[str, Override]:

@@ -279,6 +279,9 @@ def test_effort_turns_thinking_on_unless_the_client_set_it() -> None:
     assert request(model, reasoning={"effort": "none"}).prompts[0] == "False none"
     chosen = request(model, reasoning={"effort": "low"}, chat_template_kwargs={"enable_thinking": False})
     assert chosen.prompts[0] == "False low"
+    assert chosen.presentation.ignored_params == ()
+    ignored = request(model, chat_template_kwargs={"thinking": False, "reasoning_effort": "low"})
+    assert ignored.presentation.ignored_params == ("chat_template_kwargs.thinking",)
 
 
 # ---- tools

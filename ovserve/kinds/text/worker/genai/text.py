@@ -205,7 +205,7 @@ class Text:
         for id_ in ids:
             if not 0 <= id_ < self._vocab_size:
                 raise InvalidArgument(
-                    f"token id {id_} is not in the vocabulary of {self._vocab_size}", param=param
+                    f"{param}: token id {id_} is not in the vocabulary of {self._vocab_size}", param=param
                 )
 
     # ---- to text
