@@ -111,13 +111,10 @@ def test_a_stream_has_the_text_of_the_whole_answer_and_no_done_line(server: Serv
     assert (
         streamed[-1]["usage"] == whole["usage"] == {"type": "duration", "seconds": -(-len(samples()) // RATE)}
     )
-    segments = [
-        e
-        for e in events(post(server, stream="1", **{"timestamp_granularities[]": "segment"}))
-        if "start" in e
-    ]
-    assert [e["id"] for e in segments] == [f"seg_{i}" for i in range(len(segments))]
-    assert segments
+    for fields in ({"timestamp_granularities[]": "segment"}, {"response_format": "verbose_json"}):
+        segments = [e for e in events(post(server, stream="1", **fields)) if "start" in e]
+        assert [e["id"] for e in segments] == [f"seg_{i}" for i in range(len(segments))]
+        assert segments
 
 
 def test_silence_and_noise_have_no_words(server: Server) -> None:
@@ -159,6 +156,7 @@ def test_a_long_recording_is_read_in_pieces(server: Server) -> None:
         ),
         ({"timestamp_granularities[]": "letter"}, "timestamp_granularities[0]", "segment, word"),
         ({"stream": "perhaps"}, "stream", "perhaps"),
+        ({"stream": "true", "timestamp_granularities[]": "word"}, "stream", "timestamp_granularities word"),
         ({"prompt": "p" * 70_000}, "prompt", ""),
         ({"known_speaker_names[]": "Ann"}, "known_speaker_names", "not supported"),
         ({"file": "text"}, "file", "expected a file"),

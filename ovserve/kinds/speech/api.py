@@ -186,6 +186,8 @@ def _checked(
         )
     if more.stream and form not in ("json", "text", "verbose_json"):
         raise InvalidArgument(f"response_format: {form} cannot be streamed", param="response_format")
+    if more.stream and "word" in granularities:
+        raise InvalidArgument("stream: true excludes timestamp_granularities word", param="stream")
     return Transcribe(
         model=request.model,
         translate=translate,

@@ -325,9 +325,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
             )
         file = payload.files.get(FILE)
         if file is None:
-            raise InvalidArgument(
-                "file: required, but missing: a part of the form with a file name", param=FILE
-            )
+            raise InvalidArgument("file: required, but missing: a part with a file name", param=FILE)
         if file.size > speech.audio.bounds.bytes:
             raise InvalidArgument(
                 f"file: {file.size} bytes are more than the {speech.audio.bounds.bytes} that a file may have",
@@ -348,7 +346,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         assert self.run is not None
         transcript = self.run.transcript
         events = writer.delta_event(text) if text else b""
-        if self.request.segments:
+        if self.request.timestamps:
             events += writer.segment_events(self.segments, transcript.segments[self.segments :])
             self.segments = len(transcript.segments)
         return events + (writer.done_event(self.run.streamed, transcript) if text is None else b"")
