@@ -101,6 +101,8 @@ def test_what_has_no_effect_is_reported(server: Server) -> None:
     assert ignored(**DRY, **XTC) == set()
     assert ignored(dry_base=2, xtc_threshold=0.2) == {"dry_base", "xtc_threshold"}
     assert ignored(**XTC, temperature=0) == {"xtc_probability", "xtc_threshold"}
+    assert ignored(length_penalty=2.0) == {"length_penalty"}
+    assert ignored(length_penalty=2.0, best_of=2) == ignored(length_penalty=1) == set()
     assert ignored(dry_multiplier=0, xtc_probability=0) == set()
 
 

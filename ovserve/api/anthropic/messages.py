@@ -27,7 +27,7 @@ from ovserve.api.anthropic.body import (
     Turn,
     check_stops,
 )
-from ovserve.api.openai.body import decode_body, explain
+from ovserve.api.openai.body import decode_body, explain, show
 from ovserve.api.openai.common import EFFORT_VARIABLE, SWITCHES, encode, new_id, reasoning_budget
 from ovserve.api.openai.logprobs import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import (
@@ -144,7 +144,7 @@ def _assistant(turn: Turn, where: str, dropped: list[str]) -> Message:
             arguments = {} if block.input is None else block.input
             if not isinstance(arguments, dict | str):
                 raise InvalidArgument(
-                    f"{at}.input: expected an object, got {_show(arguments)}", param=f"{at}.input"
+                    f"{at}.input: expected an object, got {show(arguments)}", param=f"{at}.input"
                 )
             # As text, like OpenAI's clients: what a template wants instead is found in one place.
             if isinstance(arguments, dict):
@@ -179,7 +179,7 @@ def _inner(content: Any, where: str, images: Pictures, dropped: list[str]) -> st
         pieces = (_pieces(part, f"{where}[{i}]", images, dropped) for i, part in enumerate(parts))
         return joined([piece for group in pieces for piece in group])
     if content is not None and not isinstance(content, str):
-        raise InvalidArgument(f"{where}: expected a string or blocks, got {_show(content)}", param=where)
+        raise InvalidArgument(f"{where}: expected a string or blocks, got {show(content)}", param=where)
     return content or ""
 
 
@@ -198,7 +198,7 @@ def _image(block: Block, where: str, images: Pictures) -> str:
     source, at = block.source, f"{where}.source"
     url, field = "", at
     if isinstance(source, str):
-        raise InvalidArgument(f"{at}: expected an object, got {_show(source)}", param=at)
+        raise InvalidArgument(f"{at}: expected an object, got {show(source)}", param=at)
     if source is not None:
         if source.type not in ("base64", "url"):
             raise InvalidArgument(
@@ -213,7 +213,7 @@ def _image(block: Block, where: str, images: Pictures) -> str:
 def _document(block: Block, where: str, images: Pictures, dropped: list[str]) -> str:
     source, at = block.source, f"{where}.source"
     if source is None or isinstance(source, str):
-        what = "required, but missing" if source is None else f"expected an object, got {_show(source)}"
+        what = "required, but missing" if source is None else f"expected an object, got {show(source)}"
         raise InvalidArgument(f"{at}: {what}", param=at)
     if source.type == "text":
         return document_text(block.title, _required(source.data, f"{at}.data"))
@@ -235,10 +235,6 @@ def _required(value: str | None, param: str) -> str:
     if value is None:
         raise InvalidArgument(f"{param}: required, but missing", param=param)
     return value
-
-
-def _show(value: Any) -> str:
-    return msgspec.json.encode(value).decode()[:80]
 
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -285,11 +285,13 @@ def _check_beams(fields: SamplingFields) -> None:
 
 
 def idle_fields(fields: SamplingFields, model: ModelContext) -> list[str]:
-    """Return the fields of assisted decoding that this graph's way of decoding ignores, and a penalty between
-    groups of beams where there is one group."""
+    """Return the fields of assisted decoding that this graph's way of decoding ignores, and penalties of a
+    beam search, or between groups of beams, where there is none."""
     effective = EFFECTIVE[model.decoding]
     unused = [name for name in ASSISTED_FIELDS if name not in effective and getattr(fields, name) is not None]
     unused += _idle_samplers(fields, model)
+    if fields.length_penalty not in (None, DEFAULTS["length_penalty"]) and (fields.best_of or 1) < 2:
+        unused.append("length_penalty")
     return unused + (["diversity_penalty"] if fields.diversity_penalty and not _grouped(fields) else [])
 
 

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.operation import doc
-from ovserve.errors import InvalidArgument, shortened
+from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.conjunction import show
 from ovserve.llm.grammar.constraint import (
     PLAIN_TYPES,
     Constraint,
@@ -31,6 +32,9 @@ from ovserve.llm.grammar.whole_text import regex, without_regex
 from ovserve.llm.grammar.writer import strictly, write
 
 MAX_CHOICES = 4096
+IDLE = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+WRAPPER = frozenset(("type", "name", "description", "strict", "schema"))
+MEMBERS = {"text": {"type"}, "json_object": WRAPPER, "json_schema": WRAPPER | {"json_schema"}}  # by type
 
 Choices = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
 
@@ -79,12 +83,14 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
         Raises InvalidArgument naming field and value.
         """
         constraints = list(_constraints(self))
-        unused = [f"structured_outputs.{name}" for name in _without_effect(self.structured_outputs)]
+        options = self.structured_outputs
+        unused = [f"structured_outputs.{name}" for name in IDLE if options and getattr(options, name)]
         if len(constraints) > 1:
             first, second = constraints[0][0], constraints[1][0]
             raise InvalidArgument(
                 f"{second}: an answer has one constraint at most, and there is {first} already", param=second
             )
+        unused += [name for field in self.formats for name in _unread(*field)]
         if not constraints:
             return None, unused
         where, form = constraints[0]
@@ -107,9 +113,13 @@ def without_effect(fields: ConstraintFields) -> list[str]:
     return fields.read[1]
 
 
-def _without_effect(options: StructuredOutputs | None) -> list[str]:
-    names = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-    return [] if options is None else [name for name in names if getattr(options, name)]
+def _unread(where: str, value: dict[str, Any] | None) -> Iterator[str]:
+    """Yield the members of a format in OpenAI's form that nothing reads and that ask for something."""
+    form = value if value and value.get("type") in MEMBERS else {}
+    yield from (f"{where}.{name}" for name in form if name not in MEMBERS[form["type"]] and form[name])
+    inner = form.get("json_schema")
+    if form.get("type") == "json_schema" and isinstance(inner, dict) and "schema" in inner:
+        yield from (f"{where}.json_schema.{name}" for name in inner if name not in WRAPPER and inner[name])
 
 
 def _constraints(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
@@ -173,7 +183,7 @@ def _response_format(value: dict[str, Any], where: str) -> Format | None:
         form: Format = without_regex(value, where)
         return form
     types = ", ".join(("text", "json_object", "structural_tag", *PLAIN_TYPES))
-    raise InvalidArgument(f"{where}.type: expected one of {types}, got {_show(type_)}", param=f"{where}.type")
+    raise InvalidArgument(f"{where}.type: expected one of {types}, got {show(type_)}", param=f"{where}.type")
 
 
 def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
@@ -183,7 +193,7 @@ def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
     inner = value.get("json_schema")
     if isinstance(inner, dict) and "schema" in inner:
         return _schema(inner["schema"], f"{where}.json_schema.schema")
-    is_wrapper = isinstance(inner, dict) and inner.keys() <= {"name", "description", "strict"}
+    is_wrapper = isinstance(inner, dict) and inner.keys() < WRAPPER
     if inner is None or (is_wrapper and inner):
         at = f"{where}.schema" if inner is None and where == "text.format" else f"{where}.json_schema.schema"
         raise InvalidArgument(f"{at}: required, but missing", param=at)
@@ -200,7 +210,7 @@ def _is_strict(fields: ConstraintFields, where: str) -> bool:
         (inner.get("strict") if isinstance(inner, dict) else None, f"{where}.json_schema.strict"),
     ):
         if strict is not None and not isinstance(strict, bool):
-            raise InvalidArgument(f"{at}: expected a boolean, got {_show(strict)}", param=at)
+            raise InvalidArgument(f"{at}: expected a boolean, got {show(strict)}", param=at)
         if strict:
             return True
     return False
@@ -217,9 +227,9 @@ def _object(value: Any, where: str) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise InvalidArgument(f"{where}: not JSON: {error}, got {_show(value)}", param=where) from None
+            raise InvalidArgument(f"{where}: not JSON: {error}, got {show(value)}", param=where) from None
     if not isinstance(value, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {_show(value)}", param=where)
+        raise InvalidArgument(f"{where}: expected an object, got {show(value)}", param=where)
     return value
 
 
@@ -233,7 +243,7 @@ def _grammar(value: Any, where: str) -> Format:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{where}: expected a non-empty string, got {_show(value)}", param=where)
+        raise InvalidArgument(f"{where}: expected a non-empty string, got {show(value)}", param=where)
     return value
 
 
@@ -245,7 +255,7 @@ def _structural_tag(value: dict[str, Any], where: str) -> Format:
     """Either form: `format`, or the older `structures` with `triggers`."""
     if value.get("type", "structural_tag") != "structural_tag":
         raise InvalidArgument(
-            f"{where}.type: expected structural_tag, got {_show(value['type'])}", param=f"{where}.type"
+            f"{where}.type: expected structural_tag, got {show(value['type'])}", param=f"{where}.type"
         )
     if "format" in value:
         form: Format = without_regex(_object(value["format"], f"{where}.format"), f"{where}.format")
@@ -263,11 +273,3 @@ def _structural_tag(value: dict[str, Any], where: str) -> Format:
         schema = _schema(one.get("schema"), f"{at}.schema")
         tags.append({"begin": one.get("begin"), "content": json_schema(schema), "end": one.get("end")})
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
-
-
-def _show(value: Any) -> str:
-    try:
-        text = msgspec.json.encode(value).decode()
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        text = repr(value)
-    return shortened(text)

@@ -115,7 +115,7 @@ class Document:
             self._is_quiet -= 1
 
     def fault(self, node: Any, keyword: str, why: str, *values: Any) -> InvalidArgument:
-        suffix = f", got {_show(values[0])}" if values else ""
+        suffix = f", got {show(values[0])}" if values else ""
         origin, instead = self._origins.get(id(node), (node, ""))
         return InvalidArgument(
             f"{self._what}: {self._path(origin)}{instead or keyword}: {why}{suffix}", param=self._what
@@ -178,7 +178,7 @@ class Document:
                 continue
             if not isinstance(node, Mapping):
                 raise InvalidArgument(
-                    f"{self._what}: expected a schema, an object or a boolean, got {_show(node)}",
+                    f"{self._what}: expected a schema, an object or a boolean, got {show(node)}",
                     param=self._what,
                 )
             node = self.cleaned(node)
@@ -456,7 +456,7 @@ def pointed_at(root: Any, ref: str) -> Any:
     return target
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     try:
         text = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -156,6 +156,16 @@ def test_refusals_name_field_and_value(endpoint: str, subtests: pytest.Subtests)
             assert says in str(caught.value)
 
 
+def test_members_of_a_format_that_nothing_reads_are_reported() -> None:
+    inner = {"name": "x", "schema": {"type": "null"}, "strict": True, "foo": 1, "bar": None}
+    for format_, unread in (
+        ({"type": "json_schema", "json_schema": inner, "zip": 2}, ("json_schema.foo", "zip")),
+        ({"type": "json_object", "json_schema": inner}, ("json_schema",)),
+        ({"type": "text", "schema": {}}, ()),
+    ):
+        assert sent(response_format=format_)[1] == tuple(f"response_format.{name}" for name in unread)
+
+
 def test_what_is_not_enforced_is_reported_or_refused() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "not": {"multipleOf": 3}}}}
     format_: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
