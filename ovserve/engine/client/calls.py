@@ -1,8 +1,6 @@
 """The calls that an engine holds, each of which one caller reads.
 
-A call whose items are all unread is sent to the next engine, once, when its own engine ends; the caller only
-notices the delay. The guarantees are those of text generation (`requests.py`): exactly one end, and an error
-comes after the items that had arrived.
+Each has exactly one end, and an error comes after the items that had arrived.
 """
 
 from __future__ import annotations
@@ -17,13 +15,11 @@ import msgspec
 
 from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.process import EngineMessage
-from ovserve.engine.client.state import EngineStats, Listeners
+from ovserve.engine.client.state import InFlight, Listeners
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.frames import UNSENDABLE, unsendable
 from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed, Item, ToEngine
-from ovserve.errors import EngineDead, OvserveError, Unavailable, from_kind
-
-REMEMBERED_CALLS = 8  # ended ones, for the report on a stalled engine
+from ovserve.errors import OvserveError, Unavailable, from_kind
 
 Buffer = bytes | bytearray | memoryview
 
@@ -88,19 +84,18 @@ class CallStream:
             self._waiter.set_result(None)
 
 
-class Calls:
+class Calls(InFlight[CallStream]):
+    noun = "call"
+
     def __init__(self, send: Callable[[ToEngine], None], on_room: Listeners, *, repeatable: bool) -> None:
-        """`send` goes to the current engine, if there is one; `on_room` is notified when room may have
-        become free. `repeatable`: see Spec."""
-        self._send, self._on_room, self._repeatable = send, on_room, repeatable
+        super().__init__(send, on_room, repeatable=repeatable)
         self._calls: dict[int, CallStream] = {}
-        self._waiting: list[CallStream] = []  # for the next process
-        self._ended: deque[str] = deque(maxlen=REMEMBERED_CALLS)
-        self._last_id = 0
-        self.stats = EngineStats()
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def _held(self) -> list[CallStream]:
+        return list(self._calls.values())
 
     # ---- to the engine
 
@@ -140,14 +135,14 @@ class Calls:
             self._note(call, "cancelled")
         self._on_room.notify()
 
-    def end(self, call: CallStream, error: OvserveError) -> None:
+    def end(self, one: CallStream, error: OvserveError) -> None:
         """End the call with this error, in the engine as well."""
-        if self._calls.pop(call.id, None) is not None:
+        if self._calls.pop(one.id, None) is not None:
             self.stats.failed += 1
-            self._send(Cancel(call.id))
-            self._note(call, f"failed ({error.code or error.kind})")
-        call.error = call.error or error
-        call.wake()
+            self._send(Cancel(one.id))
+            self._note(one, f"failed ({error.code or error.kind})")
+        one.error = one.error or error
+        one.wake()
         self._on_room.notify()
 
     # ---- messages of the engine; an id may be unknown if they crossed our Cancel
@@ -176,54 +171,19 @@ class Calls:
             self._note(call, "finished")
             self._on_room.notify()
 
-    # ---- the end of an engine, and the next one
-
-    def lost(self, reason: str) -> None:
-        """Handle the end of the engine: end calls, or keep them for the next one."""
-        waiting = set(self._waiting)
-        for call in list(self._calls.values()):
-            if call in waiting:
-                continue
-            once = call.repeated or not self._repeatable  # so that no one repeats it
-            if call.begun or once:
-                self.end(call, EngineDead(reason, retry_after=1.0, repeated=once))
-                continue
-            call.repeated = True
-            self.stats.repeated += 1
-            self._waiting.append(call)
+    # ---- the next engine
 
     def resend(self, process: ModelProcess) -> None:
         """Send what waits to the new engine."""
-        waiting, self._waiting = self._waiting, []
-        for call in waiting:
+        for call in self._take_waiting():
             if call.id in self._calls:  # else its caller has disconnected
                 try:
                     self._dispatch(process, call)
                 except OvserveError as error:
                     self.end(call, error)
 
-    def end_waiting(self, error: OvserveError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for call in waiting:
-            self.end(call, error)
-
-    def end_all(self, error: OvserveError) -> None:
-        self._waiting = []
-        for call in list(self._calls.values()):
-            self.end(call, error)
-
-    # ---- for the watchdog and the operator
-
-    def patience(self, default: float) -> float:
-        return default
-
-    def prefill_tokens(self) -> int:
-        return 0
-
-    def report(self) -> list[str]:
-        now = time.monotonic()
-        held = [f"{c.id} {c.method}: arrived {now - c.arrived:.1f} s ago" for c in self._calls.values()]
-        return [*(f"holds call {line}" for line in held), *(f"before: call {e}" for e in self._ended)]
+    def _lines(self, now: float) -> list[str]:
+        return [f"{c.id} {c.method}: arrived {now - c.arrived:.1f} s ago" for c in self._calls.values()]
 
     def _note(self, call: CallStream, how: str) -> None:
         self._ended.append(f"{call.id} {call.method}: {how}")

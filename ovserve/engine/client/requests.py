@@ -2,8 +2,7 @@
 engine ends.
 
 A request whose reader has got nothing but the admission is sent to the next engine, once: only the delay is
-visible. Once and not forever, because it may be the request that ends engines. Such a request is recognised
-when a client sends it again (`Suspects`). Every other request has been read in part, and ends with the error.
+visible. Every other request has been read in part, and ends with the error.
 
 Suspects: when an engine ends, its request is sent to the next one once. A client can send the same request
 anew, and so block a graph. Each end counts against the requests that the engine held: 2 points for one that
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,9 +23,9 @@ from typing import NamedTuple
 import msgspec
 
 from ovserve.engine.client.mailbox import Mailbox
-from ovserve.engine.client.state import EngineStats, Listeners
+from ovserve.engine.client.state import InFlight, Listeners
 from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepItem, ToEngine
-from ovserve.errors import EndsEngine, EngineDead, OvserveError, Unavailable, from_kind
+from ovserve.errors import EndsEngine, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.telemetry.metrics import RequestMetrics, RequestTimeline
@@ -114,9 +113,6 @@ def engine_requests(
     ]
 
 
-MAX_REMEMBERED_REQUESTS = 8  # ended requests, for the report on a stalled engine
-
-
 class Route(NamedTuple):
     """The target of the messages of one engine request; a client's request may be several."""
 
@@ -143,25 +139,27 @@ class InFlightRequest:
     stall_timeout: float | None = None  # set by its graph; None: the server's, 0: never
 
     @property
+    def begun(self) -> bool:
+        return self.mailbox.begun or self.mailbox.failed
+
+    @property
     def ids(self) -> range:
         return range(self.adds[0].id, self.adds[-1].id + 1)
 
 
-class Requests:
+class Requests(InFlight[InFlightRequest]):
+    noun = "request"
+
     def __init__(self, send: Callable[[ToEngine], None], on_room: Listeners) -> None:
-        """`send` goes to the current engine, if there is one; `on_room` is notified when room may have
-        become free."""
-        self._send = send
-        self._on_room = on_room
+        super().__init__(send, on_room)
         self._routes: dict[int, Route] = {}
-        self._waiting: list[InFlightRequest] = []  # waiting for the next engine
-        self._ended: deque[str] = deque(maxlen=MAX_REMEMBERED_REQUESTS)
-        self._last_id = 0
-        self.stats = EngineStats()
         self.suspects = Suspects()
 
     def __len__(self) -> int:
         return len(self._routes)
+
+    def _held(self) -> list[InFlightRequest]:
+        return list(dict.fromkeys(route.ongoing for route in self._routes.values()))
 
     def held_of(self, ids: range) -> int:
         return sum(id_ in self._routes for id_ in ids)
@@ -283,31 +281,22 @@ class Requests:
     # ---- the end of an engine, and the next one
 
     def lost(self, reason: str) -> None:
-        """Handle the end of the engine: end requests, or keep them for the next one."""
-        waiting = set(self._waiting)  # kept since an earlier message of this end
-        held = [o for o in dict.fromkeys(r.ongoing for r in self._routes.values()) if o not in waiting]
-        self.suspects.held(ongoing.adds for ongoing in held)
-        for ongoing in held:
-            if ongoing.repeated or ongoing.mailbox.begun or ongoing.mailbox.failed:
-                self.end(ongoing, EngineDead(reason, retry_after=1.0, repeated=ongoing.repeated))
-                continue
-            ongoing.repeated = True
-            self.stats.repeated += 1
-            for id_ in ongoing.ids:
-                if (route := self._routes.get(id_)) is not None:
-                    route.track.drop()
-                else:
-                    self.stats.finished -= 1  # this choice is generated again, with the others
-            ongoing.mailbox.restart()
-            self._route(ongoing)
-            self._waiting.append(ongoing)
-        self._on_room.notify()
+        self.suspects.held(ongoing.adds for ongoing in self._lost())
+        super().lost(reason)
+
+    def _begin_again(self, one: InFlightRequest) -> None:
+        for id_ in one.ids:
+            if (route := self._routes.get(id_)) is not None:
+                route.track.drop()
+            else:
+                self.stats.finished -= 1  # this choice is generated again, with the others
+        one.mailbox.restart()
+        self._route(one)
 
     def waiting(self) -> Iterator[InFlightRequest]:
         """Yield requests for the new engine, each for `resend`; requests whose client left are skipped."""
-        waiting, self._waiting = self._waiting, []
         # A grammar has to be compiled first; other requests do not wait for that.
-        for ongoing in sorted(waiting, key=lambda one: one.constraint is not None):
+        for ongoing in sorted(self._take_waiting(), key=lambda one: one.constraint is not None):
             if ongoing.adds[0].id in self._routes:
                 yield ongoing
 
@@ -316,30 +305,17 @@ class Requests:
             if add.id in self._routes:
                 self._send(add)
 
-    def end_waiting(self, error: OvserveError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for ongoing in waiting:
-            self.end(ongoing, error)
-        self._on_room.notify()
-
-    def end_all(self, error: OvserveError) -> None:
-        self._waiting = []
-        for ongoing in dict.fromkeys(route.ongoing for route in self._routes.values()):
-            self.end(ongoing, error)
-        self._on_room.notify()
-
-    def end(self, ongoing: InFlightRequest, error: OvserveError) -> None:
-        for id_ in ongoing.ids:
+    def end(self, one: InFlightRequest, error: OvserveError) -> None:
+        for id_ in one.ids:
             if (route := self._routes.pop(id_, None)) is not None:
                 self.stats.failed += 1
                 route.track.drop()
                 self._note(id_, route, f"failed ({error.code or error.kind})")
-        ongoing.mailbox.fail(error)
+        one.mailbox.fail(error)
 
-    # ---- for the watchdog
+    # ---- for the watchdog and the operator
 
     def patience(self, default: float) -> float:
-        """Return the seconds that all of them allow a step to take; 0: no limit."""
         timeouts = [
             default if (own := route.ongoing.stall_timeout) is None else own
             for route in self._routes.values()
@@ -347,17 +323,10 @@ class Requests:
         return 0.0 if 0.0 in timeouts else max(timeouts, default=default)
 
     def prefill_tokens(self) -> int:
-        """Return the prompt tokens of requests without a generated token."""
         return sum(r.track.prompt_tokens for r in self._routes.values() if not r.track.tokens)
 
-    # ---- for the operator
-
-    def report(self) -> list[str]:
-        """Return a line for each request that it holds, the oldest first, and for the last ones that
-        ended."""
-        now = time.monotonic()
-        held = [f"{id_} {r.ongoing.name}: {r.track.describe(now)}" for id_, r in self._routes.items()]
-        return [*(f"holds request {line}" for line in held), *(f"before: request {e}" for e in self._ended)]
+    def _lines(self, now: float) -> list[str]:
+        return [f"{id_} {r.ongoing.name}: {r.track.describe(now)}" for id_, r in self._routes.items()]
 
     def _note(self, id_: int, route: Route, how: str) -> None:
         self._ended.append(f"{id_} {route.ongoing.name}: {how}, {route.track.tokens} tokens")

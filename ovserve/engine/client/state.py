@@ -1,17 +1,20 @@
-"""The state and counters of an engine client, and how it restarts its engine."""
+"""The state and counters of an engine client, what its engine holds, and how it restarts it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from ovserve.access import has_begun
-from ovserve.errors import Unavailable
+from ovserve.engine.protocol.messages import ToEngine
+from ovserve.errors import EngineDead, OvserveError, Unavailable
 
 # Dormancy: how an engine lives without a process while no one needs it, and gets one again.
 #
@@ -149,6 +152,105 @@ class EngineStats:
     restarts: int = 0
     stalls: int = 0  # processes that were replaced because they made no progress
     repeated: int = 0  # requests that were sent to another engine because theirs ended
+
+
+REMEMBERED_ENDS = 8  # for the report on a stalled engine
+
+
+class Held(Protocol):
+    """Something that an engine works on."""
+
+    repeated: bool  # its first engine has ended
+
+    @property
+    def begun(self) -> bool:
+        """Return whether a part of it has been read, so that no other engine can begin it again."""
+
+
+H = TypeVar("H", bound=Held)
+
+
+class InFlight(ABC, Generic[H]):
+    """Requests that an engine holds, and those kept for the next one because nothing of them has been read.
+
+    One is sent once more and not forever, because it may be the one that ends engines.
+    """
+
+    noun: ClassVar[str]
+
+    def __init__(
+        self, send: Callable[[ToEngine], None], on_room: Listeners, *, repeatable: bool = True
+    ) -> None:
+        """`send` goes to the current engine, if there is one; `on_room` is notified when room may have
+        become free."""
+        self._send, self._on_room, self._repeatable = send, on_room, repeatable
+        self._waiting: list[H] = []  # for the next engine
+        self._ended: deque[str] = deque(maxlen=REMEMBERED_ENDS)
+        self._last_id = 0
+        self.stats = EngineStats()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _held(self) -> list[H]: ...
+
+    @abstractmethod
+    def end(self, one: H, error: OvserveError) -> None:
+        """End it with this error."""
+
+    @abstractmethod
+    def _lines(self, now: float) -> list[str]:
+        """Return a line for each, the oldest first."""
+
+    def _begin_again(self, one: H) -> None:
+        """Forget what its engine had sent of it."""
+
+    def _lost(self) -> list[H]:
+        """Return what was held by the engine that has ended, without what earlier ones have left."""
+        kept = set(self._waiting)
+        return [one for one in self._held() if one not in kept]
+
+    def lost(self, reason: str) -> None:
+        """Handle the end of the engine: end what it holds, or keep it for the next one."""
+        for one in self._lost():
+            once = one.repeated or not self._repeatable  # so that no one repeats it
+            if once or one.begun:
+                self.end(one, EngineDead(reason, retry_after=1.0, repeated=once))
+                continue
+            one.repeated = True
+            self.stats.repeated += 1
+            self._begin_again(one)
+            self._waiting.append(one)
+        self._on_room.notify()
+
+    def _take_waiting(self) -> list[H]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def end_waiting(self, error: OvserveError) -> None:
+        for one in self._take_waiting():
+            self.end(one, error)
+        self._on_room.notify()
+
+    def end_all(self, error: OvserveError) -> None:
+        self._waiting = []
+        for one in self._held():
+            self.end(one, error)
+        self._on_room.notify()
+
+    def patience(self, default: float) -> float:
+        """Return the seconds that all of them allow a step to take; 0: no limit."""
+        return default
+
+    def prefill_tokens(self) -> int:
+        """Return the prompt tokens of requests without a generated token."""
+        return 0
+
+    def report(self) -> list[str]:
+        """Return a line for each that it holds, and for the last ones that ended."""
+        lines = [f"holds {self.noun} {line}" for line in self._lines(time.monotonic())]
+        return lines + [f"before: {self.noun} {ended}" for ended in self._ended]
 
 
 @dataclass(frozen=True)
