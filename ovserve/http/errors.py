@@ -24,7 +24,7 @@ from msgspec import UNSET
 
 from ovserve.api import azure
 from ovserve.api.anthropic import answer as anthropic_errors
-from ovserve.api.anthropic.models import VERSION
+from ovserve.api.anthropic.body import VERSION
 from ovserve.api.azure import is_azure, may_be_azure
 from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
 from ovserve.errors import MethodNotAllowed, OvserveError, RateLimited, Unauthenticated, Unavailable

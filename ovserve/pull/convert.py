@@ -26,9 +26,8 @@ from ovserve.engine.model.gguf import GGUFError, Tensor
 from ovserve.engine.model.gguf_forms import converted_size, is_finer_than_int8
 from ovserve.engine.model.gguf_model import GGUFModel, read_model
 from ovserve.errors import LoadError, ResourceExhausted
-from ovserve.pull.disk import require
 from ovserve.pull.packaged import NO_SAMPLING
-from ovserve.pull.progress import progress, size_of
+from ovserve.pull.progress import progress, require, size_of
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete

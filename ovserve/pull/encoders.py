@@ -18,11 +18,11 @@ from ovserve.kinds.encoders.spec import MODEL, missing_files, model_file
 from ovserve.kinds.images.spec import INDEX
 from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.convert import move_all, run_converter
-from ovserve.pull.disk import require
 from ovserve.pull.encoder_graph import EMBEDDINGS, TEXT2SPEECH
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import ENCODERS as ENCODERS
 from ovserve.pull.packaged import PackagedEncoder as PackagedEncoder
+from ovserve.pull.progress import require
 from ovserve.pull.source import HUB_ID
 
 Say = Callable[[str], None]

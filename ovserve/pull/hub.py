@@ -23,9 +23,8 @@ from ovserve.engine.model.gguf import PART_NAME
 from ovserve.errors import LoadError, NotFound, OvserveError, PermissionDenied, Unavailable, extra
 from ovserve.kinds.images.spec import INDEX, MODEL
 from ovserve.kinds.speech.spec import ENCODER as SPEECH_ENCODER
-from ovserve.pull.disk import require
 from ovserve.pull.packaged import NO_SAMPLING
-from ovserve.pull.progress import progress
+from ovserve.pull.progress import progress, require
 from ovserve.pull.record import digest
 
 KEPT = (

@@ -21,8 +21,7 @@ from typing import BinaryIO
 from ovserve.errors import LoadError, Unavailable
 from ovserve.pull import packaged
 from ovserve.pull.convert import move_all, run_converter
-from ovserve.pull.disk import require
-from ovserve.pull.progress import progress, size_of
+from ovserve.pull.progress import progress, require, size_of
 from ovserve.pull.record import digest
 
 Say = Callable[[str], None]

@@ -1,13 +1,16 @@
-"""Progress of a download or a conversion, measured on disk and shown by a callback."""
+"""The disk of a download or a conversion: room on it, and progress, which is measured there."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol, TextIO, cast
+
+from ovserve.errors import ResourceExhausted
 
 LINE_SECONDS = 0.25  # between two lines for a program
 POLL_SECONDS = 0.1
@@ -86,3 +89,17 @@ class JsonLines:
     def _write(self, line: dict[str, object]) -> None:
         self._out.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._out.flush()
+
+
+DISK_MARGIN = 1.02  # side files, and blocks that are not full
+
+
+def require(directory: Path, needed: float, what: str) -> None:
+    """Raise ResourceExhausted when `needed` bytes do not fit where `directory` is or will be."""
+    place = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    if needed * DISK_MARGIN > free:
+        raise ResourceExhausted(
+            f"{what} needs {needed * DISK_MARGIN / 1e9:.2f} GB on the disk of {directory}, which has "
+            f"{free / 1e9:.2f} GB free"
+        )

@@ -16,10 +16,10 @@ from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, gguf_models
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull import kokoro, packaged, whisper
 from ovserve.pull.convert import checked
-from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import ENCODERS, MODELS, NO_SAMPLING, PLAIN_MODELS, PackagedModel
 from ovserve.pull.progress import Say as Say
+from ovserve.pull.progress import require
 from ovserve.serving.fingerprint import Fingerprints
 
 OTHER_NAMES = (*ENCODERS, *PLAIN_MODELS, kokoro.NAME, whisper.NAME)  # of what is not a language model

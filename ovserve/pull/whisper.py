@@ -16,9 +16,9 @@ from ovserve.errors import LoadError
 from ovserve.kinds.speech.spec import DECODER, missing_speech_files
 from ovserve.pull import packaged
 from ovserve.pull.convert import move_all, run_converter
-from ovserve.pull.disk import require
 from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
+from ovserve.pull.progress import require
 from ovserve.pull.record import digest
 
 Say = Callable[[str], None]

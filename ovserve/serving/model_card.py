@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 
-from ovserve.api.ollama.models import Described
+from ovserve.api.ollama.body import Described
 from ovserve.engine.model.files import read_model_files
 from ovserve.errors import LoadError
 from ovserve.kinds.text.resource import LlmResources

@@ -4,8 +4,8 @@ Built on the decoding, sampling and message forms of `api/openai/`; joined with 
 `kinds/text/endpoints.py`. `http/routes/v3.py` has the paths.
 """
 
+from ovserve.api.anthropic.body import OPERATIONS
 from ovserve.api.anthropic.messages import Messages
-from ovserve.api.anthropic.models import OPERATIONS
 
 ENDPOINTS = {"messages": Messages()}
 

@@ -10,10 +10,20 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.ollama import models
-from ovserve.api.ollama.body import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, OfModel
-from ovserve.api.ollama.endpoints import Chat, Generate
-from ovserve.api.ollama.writer import Line
+from ovserve.api.ollama.body import (
+    ChatRequest,
+    Embedding,
+    Embeddings,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    OfModel,
+    Processes,
+    Shown,
+    Tags,
+    Version,
+)
+from ovserve.api.ollama.endpoints import Chat, Generate, Line
 from ovserve.api.openai.operation import Operation, Refused
 
 ENDPOINTS = {endpoint.name: endpoint for endpoint in (Chat(), Generate())}
@@ -43,20 +53,20 @@ OPERATIONS = (
             "context": Refused("send the conversation to /api/chat", ([],)),
         },
     ),
-    Operation("GET", "/api/tags", "The graphs served, as Ollama lists models.", answer=models.Tags),
-    Operation("GET", "/api/ps", "The same, with the memory their engines hold.", answer=models.Processes),
+    Operation("GET", "/api/tags", "The graphs served, as Ollama lists models.", answer=Tags),
+    Operation("GET", "/api/ps", "The same, with the memory their engines hold.", answer=Processes),
     Operation(
-        "POST", "/api/show", "What is known of one model.", answer=models.Shown, request=OfModel,
+        "POST", "/api/show", "What is known of one model.", answer=Shown, request=OfModel,
         of_models=False,
     ),
-    Operation("GET", "/api/version", "The release of Ollama whose API this is.", answer=models.Version),
+    Operation("GET", "/api/version", "The release of Ollama whose API this is.", answer=Version),
     Operation(
         "POST", "/api/embed", "Embeddings of a graph that serves them, in Ollama's form.",
-        answer=models.Embeddings, request=EmbedRequest, of_models=False,
+        answer=Embeddings, request=EmbedRequest, of_models=False,
     ),
     Operation(
         "POST", "/api/embeddings", "The older form of /api/embed.",
-        answer=models.Embedding, request=EmbeddingsRequest, of_models=False,
+        answer=Embedding, request=EmbeddingsRequest, of_models=False,
     ),
     Operation(
         "POST", "/api/pull", "Fetch a model and serve it, with progress as lines; needs admin rights.",

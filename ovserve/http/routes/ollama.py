@@ -25,10 +25,19 @@ from aiohttp import web
 
 from ovserve import __version__
 from ovserve.access import current_request
-from ovserve.api.ollama import models
-from ovserve.api.ollama.body import OfModel, plain_name
-from ovserve.api.ollama.endpoints import Chat, Generate
-from ovserve.api.ollama.writer import LINES, loaded
+from ovserve.api.ollama.body import (
+    API_VERSION,
+    Described,
+    OfModel,
+    Version,
+    embeddings_answer,
+    embeddings_request,
+    plain_name,
+    processes,
+    show_body,
+    tags,
+)
+from ovserve.api.ollama.endpoints import LINES, Chat, Generate, loaded
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.errors import (
@@ -220,19 +229,19 @@ class Ollama:
         )
 
     async def tags(self, request: web.Request) -> web.Response:
-        return _json(models.tags(await self._described()))
+        return _json(tags(await self._described()))
 
     async def ps(self, request: web.Request) -> web.Response:
-        return _json(models.processes(await self._described(loaded=True)))
+        return _json(processes(await self._described(loaded=True)))
 
     async def show(self, request: web.Request) -> web.Response:
         servable = self._servable(requested_model(await read_small_body(request)))
-        return _json(models.show_body(await describe(servable)))
+        return _json(show_body(await describe(servable)))
 
     async def version(self, request: web.Request) -> web.Response:
-        return _json(encode(models.Version(models.API_VERSION, __version__)))
+        return _json(encode(Version(API_VERSION, __version__)))
 
-    async def _described(self, *, loaded: bool = False) -> list[models.Described]:
+    async def _described(self, *, loaded: bool = False) -> list[Described]:
         """Describe what answers; with `loaded`, without what the next request loads."""
         may = current_request().caller.may_use
         served = [s for s in self._manager.servables if may(s.name) and s.state is State.AVAILABLE]
@@ -269,11 +278,11 @@ def _checked(body: bytes, endpoint: str) -> tuple[str, ...]:
 
 
 def _embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str, tuple[str, ...]]:
-    return models.embeddings_request(body, name, older=older)
+    return embeddings_request(body, name, older=older)
 
 
 def _embeddings_answer(body: bytes, model: str, nanoseconds: int, older: bool) -> bytes:
-    return models.embeddings_answer(body, model, nanoseconds, older=older)
+    return embeddings_answer(body, model, nanoseconds, older=older)
 
 
 def _json(body: bytes) -> web.Response:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ovserve.access import current_request
-from ovserve.api.anthropic import models as anthropic_models
+from ovserve.api.anthropic.body import model_info, model_page
 from ovserve.api.azure import DEPLOYMENT, VALUE, ExtraParameter, endpoint_for, info_body, is_azure, mode_of
 from ovserve.api.openai import models
 from ovserve.api.openai.body import decode_fields, shown_value, unique_members
@@ -221,7 +221,7 @@ class V3:
     async def list_models(self, request: web.Request) -> web.Response:
         listed = self._models()
         if request[API_STYLE] is ANTHROPIC_STYLE:
-            return _json(anthropic_models.model_page(listed, request.query))
+            return _json(model_page(listed, request.query))
         return _json(models.model_list(listed))
 
     async def get_model(self, request: web.Request) -> web.Response:
@@ -235,7 +235,7 @@ class V3:
                 card, model_version_status=[msgspec.to_builtins(version_status(s)) for s in versions]
             )
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
-        return _json(anthropic_models.model_info(card) if anthropic else models.model(card))
+        return _json(model_info(card) if anthropic else models.model(card))
 
     def _models(self) -> list[models.Model]:
         """List models that can answer first, because some clients take the first one."""
