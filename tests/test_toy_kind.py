@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.blobs import INLINE_BYTES

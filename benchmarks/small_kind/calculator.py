@@ -12,7 +12,7 @@ from google.protobuf.struct_pb2 import Struct
 from benchmarks.small_kind.spec import AddOneSpec
 from ovserve.access import current_request
 from ovserve.api.openai.body import decode_body
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import HttpCalculator, HttpPayload
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation

@@ -18,7 +18,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from ovserve.api.openai.realtime.packets import Activity, Answer, Manner, Run, Sound, Transcript, Utterance
 from ovserve.calculators.realtime import Sequel, unless_cancelled
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import OvserveError
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation

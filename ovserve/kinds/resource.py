@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 import msgspec
 
 from ovserve.engine.admission.text import TextAdmission
-from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.calls import CallItem
+from ovserve.engine.client.calls import CallClient, CallItem
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.engine.host.kernels import have_kernels

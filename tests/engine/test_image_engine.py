@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ovserve.calculators.shipped import MODULES
-from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.calls import CallStream
+from ovserve.engine.client.calls import CallClient, CallStream
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.errors import EngineDead, LoadError
 from ovserve.graph import Registry

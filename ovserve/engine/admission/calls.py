@@ -13,8 +13,7 @@ from typing import Any
 from ovserve.access import current_request
 from ovserve.engine.admission.controller import BATCH_TIMEOUT_SECONDS, AdmissionController
 from ovserve.engine.admission.fair_queue import FairQueue, Limits, Waiter
-from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.calls import CallItem, CallStream
+from ovserve.engine.client.calls import CallClient, CallItem, CallStream
 from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
 from ovserve.telemetry.metrics import RequestMetrics
 

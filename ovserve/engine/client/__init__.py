@@ -2,7 +2,7 @@
 
 - `client`: the supervisor of a process, and what a kind of engine adds
 - `text`, `requests`, `mailbox`: text generation
-- `call_client`, `calls`: every other kind
+- `calls`: every other kind
 - `process`, `prewarm`, `early`: one process
 - `health`, `grammars`, `tokenizer`: what runs next to it
 """

@@ -1,6 +1,6 @@
 """EngineClient: the server's handle on one engine, across the deaths of its process.
 
-A subclass adds the requests of a kind of engine: text generation in `text.py`, calls in `call_client.py`.
+A subclass adds the requests of a kind of engine: text generation in `text.py`, calls in `calls.py`.
 This class has what is the same for every kind. One supervisor task owns the process, waits for its end and
 starts the next, with growing pauses. A process that makes no progress (`health.py`) logs its
 state and is killed. A request of a dead engine is sent to the next one if nothing of its answer has been
@@ -18,18 +18,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from ovserve.engine.client.calls import Calls
 from ovserve.engine.client.grammars import GrammarProver, HelperProcess
 from ovserve.engine.client.health import Health
 from ovserve.engine.client.hosting.host import ModelProcess
 from ovserve.engine.client.mailbox import PendingCalls
 from ovserve.engine.client.process import EngineMessage, EngineProcess
-from ovserve.engine.client.requests import Requests
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
-from ovserve.engine.client.state import CurrentState, Dormancy, EngineState, EngineStats, Listeners
+from ovserve.engine.client.state import CurrentState, Dormancy, EngineState, EngineStats, InFlight, Listeners
 from ovserve.engine.protocol.messages import Pong, ToEngine, Usage
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import EngineDead, LoadError, Overloaded, OvserveError, Unavailable
@@ -41,7 +39,7 @@ F = TypeVar("F", bound=Facts)
 
 
 class EngineClient(ABC, Generic[S, F]):
-    _requests: Requests | Calls  # what it holds for clients, each of which must make progress
+    _requests: InFlight[Any]  # what it holds for clients, each of which must make progress
     _helpers: Sequence[GrammarProver | HelperProcess] = ()
     reserved = 0  # choices of requests about to be sent; the senders count it
     batch_lines = 0  # choices of lines of batches among those that it holds or is about to get, likewise

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ovserve.api.openai.common import encode
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders import spec as encoders

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ovserve.access import current_request
-from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.calls import CallItem
+from ovserve.engine.client.calls import CallClient, CallItem
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph import Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics

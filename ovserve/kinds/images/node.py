@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import Internal, InvalidArgument, ModelNotFound, UnsupportedParameter
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.images.api import (

@@ -18,8 +18,7 @@ import msgspec
 
 from ovserve.api.kserve import Tensor
 from ovserve.api.kserve.tensor import BYTES, DATATYPES
-from ovserve.engine.client.call_client import CallClient
-from ovserve.engine.client.calls import CallItem
+from ovserve.engine.client.calls import CallClient, CallItem
 from ovserve.errors import Internal, InvalidArgument, ResourceExhausted
 from ovserve.graph import Calculator, Context, Contract, Input, Node, Output, SidePacket, calculator
 from ovserve.graph.node import Endpoint

@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from ovserve.api.openai.realtime.packets import Samples
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import Internal, InvalidArgument, NotFound
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from ovserve.api.kserve import Tensor
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.graph import (
     Calculator,

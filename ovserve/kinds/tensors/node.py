@@ -18,7 +18,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.api.kserve.tensor import BYTES
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import Internal, InvalidArgument
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind

@@ -13,15 +13,15 @@ from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.kinds.text.engine_spec import EngineOptions, engine_options
 from ovserve.llm.parsing.core.registry import check_pair
-from ovserve.llm.prompt.generic_tools import PARSER
+from ovserve.llm.prompt.chat_template import GENERIC_PARSER
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 
 def parse_template_options(node: Node, options: LLMCalculatorOptions) -> str | None:
     """The chat template in place of the model's, if any. Raises LoadError naming the field."""
-    if options.generic_tool_prompt and options.tool_parser not in ("", "none", PARSER):
+    if options.generic_tool_prompt and options.tool_parser not in ("", "none", GENERIC_PARSER):
         raise node.error(
-            f"true asks for calls in the form of {PARSER}, and tool_parser is {options.tool_parser!r}",
+            f"true asks for calls in the form of {GENERIC_PARSER}, and tool_parser is {options.tool_parser!r}",
             "generic_tool_prompt",
         )
     return _own_template(node, options)

@@ -37,8 +37,8 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing.core.registry import ParserChoice, choose
-from ovserve.llm.prompt import fim, generic_tools
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation
+from ovserve.llm.prompt import fim
+from ovserve.llm.prompt.chat_template import GENERIC_PARSER, ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, ToolPolicy
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
@@ -354,7 +354,7 @@ def choose_parsers(options: LlmOptions, template: ChatTemplate | None) -> Parser
     """Return the graph's choice, else the one that the template shows."""
     generic = template is not None and template.tool_prompt == "generic"
     return choose(
-        options.tool_parser or (generic_tools.PARSER if generic else ""),
+        options.tool_parser or (GENERIC_PARSER if generic else ""),
         options.reasoning_parser,
         template.text if template is not None else None,
         model="/".join(Path(options.models_path).parts[-2:]),

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any, ClassVar
 
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse, ignored_header

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import InvalidArgument, LoadError

@@ -9,7 +9,7 @@ import msgspec
 from google.protobuf.struct_pb2 import Struct
 
 from ovserve.access import current_request
-from ovserve.engine.client.call_client import CallClient
+from ovserve.engine.client.calls import CallClient
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
 from ovserve.kinds.resource import (
