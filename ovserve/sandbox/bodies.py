@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ovserve.api.openai.body import UNREAD, Head, is_light, read_head
 from ovserve.api.openai.bounds import DEFAULT_BOUNDS, BodyBounds, check_bounds
 from ovserve.errors import PayloadTooLarge, Unavailable
-from ovserve.llm.grammar.budget import Costly, in_all, in_loop
+from ovserve.llm.grammar.rules import Costly, in_all, in_loop
 from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import RETRY_AFTER, CallTimeout, Pool, ProcessEnded
 

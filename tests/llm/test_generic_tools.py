@@ -1,4 +1,4 @@
-"""Tools as text, for chat templates that have no place for them (ovserve.llm.prompt.generic_tools)."""
+"""Tools as text, for chat templates that have no place for them (ovserve.llm.prompt.chat_template)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.llm.prompt.generic_tools import PARSER, describe
+from ovserve.llm.prompt.chat_template import GENERIC_PARSER, ChatTemplate, describe_tools
 from tests.llm.parsing.cuts import result
 from tests.rendering import probed, render
 
@@ -26,25 +25,25 @@ HISTORY = [
 
 
 def test_tools_stand_in_the_system_message_as_json() -> None:
-    first, *rest = describe(HISTORY, [TOOL])
+    first, *rest = describe_tools(HISTORY, [TOOL])
     assert first["content"].startswith("Be brief.\n\n# Tools")
     lines = first["content"].split("<tools>\n")[1].split("\n</tools>")[0].split("\n")
     assert [json.loads(line) for line in lines] == [TOOL]
     assert "für <Orte>" in first["content"]
     assert [m["role"] for m in rest] == ["user", "assistant", "user"]
-    assert describe(HISTORY[1:], [TOOL])[0]["role"] == "system"
+    assert describe_tools(HISTORY[1:], [TOOL])[0]["role"] == "system"
     assert HISTORY[0]["content"] == "Be brief.", "the original is left alone"
 
 
 def test_a_call_of_the_history_is_what_the_parser_reads() -> None:
-    said = describe(HISTORY, None)[2]
-    content, _, calls = result([said["content"]], PARSER, None, [TOOL])
+    said = describe_tools(HISTORY, None)[2]
+    content, _, calls = result([said["content"]], GENERIC_PARSER, None, [TOOL])
     assert content.strip() == "I look."
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [('we"tter', {"ort": "Köln"})] * 2
 
 
 def test_results_of_one_turn_are_one_turn_of_the_user() -> None:
-    told = describe([*HISTORY, {"role": "user", "content": "thanks"}], None)
+    told = describe_tools([*HISTORY, {"role": "user", "content": "thanks"}], None)
     assert told[3]["content"].count("<tool_response>") == 2
     assert told[4] == {"role": "user", "content": "thanks"}
 

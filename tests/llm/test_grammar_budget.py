@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.budget import Costly, in_all, in_loop
 from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.grammar.rules import Costly, in_all, in_loop
 from ovserve.llm.grammar.writer import compact, write
 from ovserve.llm.parsing.core import registry
 from ovserve.llm.request import ToolPolicy

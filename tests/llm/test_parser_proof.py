@@ -22,7 +22,7 @@ from ovserve.llm.parsing import ToolDialect
 from ovserve.llm.parsing.core.cursor import Cursor, Steps
 from ovserve.llm.parsing.core.json_call import MARKED, call_object
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
+from ovserve.llm.parsing.core.literal import Tools
 
 """
 

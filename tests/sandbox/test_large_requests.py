@@ -25,8 +25,13 @@ from ovserve.llm.images import Vision, tag
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Parsed
 from ovserve.llm.parsing.core.registry import ParserChoice
-from ovserve.llm.prompt import generic_tools
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, EncodedConversation, Expectations
+from ovserve.llm.prompt.chat_template import (
+    ChatTemplate,
+    Conversation,
+    EncodedConversation,
+    Expectations,
+    describe_tools,
+)
 from ovserve.llm.request import GenerateRequest, Presentation
 from ovserve.sandbox.messages import DataUnpickler, Raised
 
@@ -161,7 +166,7 @@ def required(count: int) -> object:
 
 
 def results(count: int) -> object:
-    return generic_tools.describe([{"role": "tool", "content": "x" * 1000}] * count, None)
+    return describe_tools([{"role": "tool", "content": "x" * 1000}] * count, None)
 
 
 def tags(count: int) -> object:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import (
     Content,
     ContentWasReasoning,
@@ -20,7 +21,6 @@ from ovserve.llm.parsing.core.output import (
 )
 from ovserve.llm.parsing.core.registry import Registry, default
 from ovserve.llm.parsing.core.scanner import TextParser
-from ovserve.llm.parsing.core.typed import Tools
 
 __all__ = [
     "Content",

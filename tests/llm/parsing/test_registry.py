@@ -11,8 +11,8 @@ from ovserve.errors import LoadError
 from ovserve.llm.parsing import Registry, ToolDialect, default, make_parser
 from ovserve.llm.parsing.core import registry
 from ovserve.llm.parsing.core.cursor import Cursor, Steps
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 from tests.llm.parsing.cuts import result
 
 

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import value
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 
 
 class ToolDialect:

@@ -13,9 +13,9 @@ import msgspec
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.dialect import attempt
 from ovserve.llm.parsing.core.json_scan import as_json, unquote
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import repaired, string, value
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 
 _BRACKETS = re.compile(r"[}\]]+")
 _WORD = re.compile(r"\w{1,64}")

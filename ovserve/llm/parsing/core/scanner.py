@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect, attempt
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import Event, Output
-from ovserve.llm.parsing.core.typed import Tools
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from ovserve.llm.parsing.core.dialect import ToolDialect, call, good_name, heade
 from ovserve.llm.parsing.core.guide import Guide, listed
 from ovserve.llm.parsing.core.json_call import Keys, call_list, unmarked
 from ovserve.llm.parsing.core.json_scan import as_json, quote
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import string, value
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 
 # Mistral's dialects, which begin with the token `[TOOL_CALLS]`.
 

@@ -13,9 +13,8 @@ from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.core.guide import Guide, listed
 from ovserve.llm.parsing.core.json_call import MARKED, block
 from ovserve.llm.parsing.core.json_scan import quote
-from ovserve.llm.parsing.core.literal import literal
+from ovserve.llm.parsing.core.literal import Tools, literal
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 
 _NAME = re.compile(r"[\w.\-]+")
 _KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than Python, such as `$filter`

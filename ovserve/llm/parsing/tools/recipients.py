@@ -16,8 +16,8 @@ import msgspec
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect, attempt, call, header
 from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 from ovserve.llm.parsing.core.xmlcall import Form, calls
 
 _MESSAGE = "<|message|>"

@@ -7,8 +7,8 @@ import re
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect, call, header
 from ovserve.llm.parsing.core.guide import Guide
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
 

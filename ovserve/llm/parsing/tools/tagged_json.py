@@ -12,9 +12,9 @@ from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps, 
 from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.core.guide import Guide
 from ovserve.llm.parsing.core.json_call import MARKED, Keys, block, call_list, call_object, unmarked
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import string, value
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 from ovserve.llm.parsing.tools import pythonic
 
 

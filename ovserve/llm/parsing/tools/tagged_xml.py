@@ -9,8 +9,8 @@ import msgspec
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect, call, header
 from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.typed import Tools
 from ovserve.llm.parsing.core.xmlcall import Form, body, calls
 
 # ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
