@@ -7,8 +7,7 @@ package.
 
 from ovserve.access.access_log import AccessLog
 from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
-from ovserve.access.guard import Guard, presented_key
-from ovserve.access.keys import load_keys
+from ovserve.access.keys import Guard, load_keys, presented_key
 from ovserve.access.request_context import (
     RequestContext,
     as_system,

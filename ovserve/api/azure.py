@@ -1,6 +1,6 @@
 """Azure AI Model Inference: OpenAI's chat with other routing, extra fields and other errors.
 
-`kinds/text/endpoints.py` joins it with the other API styles; `http/routes/v3.py` has the paths, and
+`kinds/text/resource.py` joins it with the other API styles; `http/routes/v3.py` has the paths, and
 `http/errors.py` the table from kinds of errors to statuses and codes.
 
 The root path `/chat/completions` is also OpenAI's (some clients post to the bare address); it counts as

@@ -12,7 +12,7 @@ from pathlib import Path
 from ovserve.cli.local import names_in, repository
 from ovserve.cli.parser import Commands, Parser
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.graph.imports import CALCULATORS_FILE
+from ovserve.graph.registry import CALCULATORS_FILE
 from ovserve.installation import command
 from ovserve.pull.graph_file import check_file
 from ovserve.pull.graph_text import graph_text

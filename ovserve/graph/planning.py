@@ -22,10 +22,9 @@ import msgspec
 from ovserve.errors import LoadError
 from ovserve.graph.calculator import Calculator, Contract, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.config import GraphConfig
-from ovserve.graph.imports import contract_of
 from ovserve.graph.node import Endpoint, Node, split_endpoints
 from ovserve.graph.options import option_message, struct_options
-from ovserve.graph.registry import Registry
+from ovserve.graph.registry import Registry, contract_of
 from ovserve.graph.runtime.streams import ExecutorPlan, plan_executors, plan_sync_sets
 
 # The plan of a graph: what is known of it and its nodes before a packet flows, checked.

@@ -29,14 +29,12 @@ from ovserve.http.middleware import (
     identify,
 )
 from ovserve.http.openapi import VERSIONS
-from ovserve.http.routes.batches import BatchRoutes
-from ovserve.http.routes.config import Config
+from ovserve.http.routes.config import Config, MetricsRoute
 from ovserve.http.routes.describe import PARENT, Describe, TokenRoutes, VoiceRoutes
 from ovserve.http.routes.lora import LoraRoutes
-from ovserve.http.routes.metrics import MetricsRoute
 from ovserve.http.routes.ollama import Ollama, OllamaPull
 from ovserve.http.routes.realtime import RealtimeRoutes
-from ovserve.http.routes.responses import ResponsesRoutes
+from ovserve.http.routes.responses import BatchRoutes, ResponsesRoutes
 from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
@@ -45,7 +43,7 @@ from ovserve.http.routes.v3 import V3, Anthropic, Azure
 from ovserve.http.transport.connections import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits, Runner
 from ovserve.services.inference.administration import Administration, Description
 from ovserve.services.inference.infer import Inference
-from ovserve.services.responses.batch_validation import BatchBounds
+from ovserve.services.responses.batch_lines import BatchBounds
 from ovserve.services.responses.batches import BatchService
 from ovserve.services.responses.files import FileBounds, Files
 from ovserve.services.responses.service import ResponsesService

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from ovserve.access.guard import CREDENTIALS
+from ovserve.access.keys import CREDENTIALS
 from ovserve.api.azure import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType

@@ -39,7 +39,7 @@ from ovserve.api.openai.common import ErrorBody
 from ovserve.api.openai.describe import REF
 from ovserve.api.openai.models import Model
 from ovserve.api.openai.operation import Operation
-from ovserve.api.openai.responses import operations as responses
+from ovserve.api.openai.responses import request as responses
 from ovserve.api.openai.tokenize import (
     CountedTokens,
     DetokenizedText,
@@ -49,7 +49,7 @@ from ovserve.api.openai.tokenize import (
     TokenizerInfo,
 )
 from ovserve.http.errors import ApiStyle, style_of
-from ovserve.http.routes import config, lora, metrics, realtime, tensorflow, v2
+from ovserve.http.routes import config, lora, realtime, tensorflow, v2
 from ovserve.kinds.encoders import embeddings_api, rerank_api, score_api
 from ovserve.kinds.encoders import embeddings_api as embeddings
 from ovserve.kinds.images import api as answers
@@ -247,7 +247,7 @@ OPERATIONS: tuple[Operation, ...] = (
     describe.OPERATION,
     *v2.OPERATIONS,
     *tensorflow.OPERATIONS,
-    *metrics.OPERATIONS,
+    *config.METRICS_OPERATIONS,
     *config.OPERATIONS,
     *lora.OPERATIONS,
     *realtime.OPERATIONS,

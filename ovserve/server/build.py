@@ -22,7 +22,7 @@ from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
 from ovserve.server.settings import Settings, cache_path, grpc_addresses
 from ovserve.services.monitoring.families import ALL, parse_list
-from ovserve.services.responses.batch_validation import BatchBounds
+from ovserve.services.responses.batch_lines import BatchBounds
 from ovserve.services.responses.files import FileBounds
 from ovserve.services.responses.store import ResponseStore, StoreError
 from ovserve.serving.config.file import ConfigFile, Monitoring, Repository

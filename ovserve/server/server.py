@@ -43,8 +43,7 @@ from ovserve.server.settings import Settings, tls_files
 from ovserve.server.source import Served
 from ovserve.services.responses.daily_usage import DailyUsage
 from ovserve.services.responses.service import ResponsesService
-from ovserve.serving.manager import Manager
-from ovserve.serving.watcher import Reloads
+from ovserve.serving.manager import Manager, Reloads
 from ovserve.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:

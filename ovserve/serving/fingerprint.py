@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.graph.imports import author_files, modules
+from ovserve.graph.registry import author_files, modules
 from ovserve.serving.settings import ServableSpec
 
 WHOLE = 64 << 20

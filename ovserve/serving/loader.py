@@ -36,7 +36,7 @@ from ovserve.errors import LoadError, OvserveError
 from ovserve.graph import Calculator, Node, Registry
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.graph import Graph
-from ovserve.graph.imports import author_files
+from ovserve.graph.registry import author_files
 from ovserve.kinds.payload import HttpPayload
 from ovserve.kinds.resource import EngineCalculator, Host
 from ovserve.kinds.tensors.inference import Models

@@ -16,21 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ovserve.access import current_request
+from ovserve.access import as_system, current_request
 from ovserve.engine.client.spare import Spare
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
-from ovserve.serving.changes import RETRY_AFTER as RETRY_AFTER
-from ovserve.serving.changes import Changes
 from ovserve.serving.config.file import GraphsDirectory, Repository, RepositoryContent
-from ovserve.serving.entries import Entries, Phase
+from ovserve.serving.entries import RETRY_AFTER as RETRY_AFTER
+from ovserve.serving.entries import Changes, Entries, Phase
 from ovserve.serving.rollout import Rollout
 from ovserve.serving.servable import Servable, State
 from ovserve.serving.settings import ServableSpec, ServingSettings
@@ -310,3 +311,59 @@ class Manager:
     def _listed(self) -> list[str]:
         """Return the names that the caller may know of."""
         return list(filter(current_request().caller.may_use, self._entries.all_names()))
+
+
+# Reloads without a network call: by the watcher, every --file_system_poll_wait_seconds, and by SIGHUP.
+
+
+log = logging.getLogger(__name__)
+
+
+class Reloads:
+    """Runs reloads. SIGHUP is handled from the start, because it would end the process; a reload waits for
+    the first load."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._tasks: set[asyncio.Task[None]] = set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def start(self, poll_seconds: float) -> None:
+        """Start to watch; 0 seconds: never."""
+        if poll_seconds > 0:
+            self._begin(self._watch(poll_seconds))
+
+    async def stop(self) -> None:
+        """Stop watching. The manager ends a running reload. SIGHUP has no effect from now on."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_hangup(self) -> None:
+        log.info("reloading: SIGHUP")
+        self._begin(_logged(self._manager.reload()))
+
+    async def _watch(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await _logged(self._manager.poll())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a reload by watcher or SIGHUP failed unexpectedly", exc_info=error)
+
+
+async def _logged(reload: Coroutine[Any, Any, ReloadResult | None]) -> None:
+    """Run a reload; its errors are already in the log and in the states."""
+    try:
+        with as_system():
+            await reload
+    except LoadError:
+        return

@@ -18,8 +18,7 @@ from ovserve.kinds.tensors.inference import (
 )
 from ovserve.kinds.tensors.node import PlainModel
 from ovserve.kinds.tensors.spec import TensorFacts, TensorInfo
-from ovserve.serving.changes import RETRY_AFTER
-from ovserve.serving.entries import Entries
+from ovserve.serving.entries import RETRY_AFTER, Entries
 
 
 class ServedModels:

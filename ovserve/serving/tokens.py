@@ -16,15 +16,14 @@ from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.logprobs import NOT_COUNTED, pictures_to_count
-from ovserve.api.openai.responses.operations import InputTokens
+from ovserve.api.openai.responses.request import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.kinds.encoders.resource import EncoderResource
 from ovserve.kinds.payload import HttpPayload
-from ovserve.kinds.text.endpoints import ENDPOINTS
-from ovserve.kinds.text.resource import LlmResources, encoded, parse
+from ovserve.kinds.text.resource import ENDPOINTS, LlmResources, encoded, parse
 from ovserve.llm.files import FileSource
 from ovserve.llm.images import ImageSource, texts_between
 from ovserve.llm.model import ModelContext

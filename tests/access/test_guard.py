@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.access import ANYONE, Guard, load_keys, presented_key
-from ovserve.access import guard as guard_module
+from ovserve.access import keys as guard_module
 from ovserve.access.keys import check_own_key, digest, entry_text, load_key, new_key
 from ovserve.errors import InvalidArgument, LoadError, Unauthenticated
 

@@ -10,8 +10,8 @@ import pytest
 
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.graph.imports import author_files
 from ovserve.graph.registry import Registry as Known
+from ovserve.graph.registry import author_files
 from ovserve.serving.fingerprint import Fingerprints
 from ovserve.serving.settings import ServableSpec
 

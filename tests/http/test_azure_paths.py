@@ -16,7 +16,7 @@ from azure.core.credentials import AzureKeyCredential
 from azure.core.exceptions import ResourceNotFoundError
 
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.prompt.chat_template import ChatTemplate

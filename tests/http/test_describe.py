@@ -20,7 +20,7 @@ from ovserve.http.app import build_app
 from ovserve.http.openapi import OPERATIONS, document, paths_of, undocumented
 from ovserve.http.routes.describe import routes_of
 from ovserve.http.transport.connections import RestLimits
-from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.serving.manager import Manager
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import Scripted

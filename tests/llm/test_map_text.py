@@ -11,8 +11,8 @@ import pytest
 
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.kinds.payload import AnswerPacket, HttpResponse
-from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.node import ResponseBuilder
+from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
 from ovserve.llm.prompt.chat_template import ChatTemplate

@@ -17,8 +17,7 @@ from ovserve.api.openai.responses.objects import ResponseCreated
 from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.api.openai.tools import tool_policy
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.text.endpoints import ENDPOINTS
-from ovserve.kinds.text.resource import decode_within, parse
+from ovserve.kinds.text.resource import ENDPOINTS, decode_within, parse
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact
 from ovserve.llm.images import Vision, tag

@@ -2,7 +2,7 @@
 paths say of themselves.
 
 Built on the messages, tools and sampling of `api/openai/`; joined with the other API styles in
-`kinds/text/endpoints.py`. `http/routes/ollama.py` has the paths.
+`kinds/text/resource.py`. `http/routes/ollama.py` has the paths.
 """
 
 from __future__ import annotations

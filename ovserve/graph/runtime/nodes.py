@@ -90,7 +90,7 @@ class TaskNode(NodeRun):
             raise
         except BaseException as exc:
             cancelled = self._cancelled(exc)
-            if not cancelled:  # any exception of graph authors' code fails its run, see imports.py
+            if not cancelled:  # any exception of graph authors' code fails its run, see registry.py
                 run.fail(NodeError(plan.node.name, phase, exc), exc, self)
             if opened:
                 await self._close_after_failure(calc, cc)
@@ -246,7 +246,7 @@ class InlineNode(NodeRun):
             self._opened = True
             self.publish_sides(self._cc)
             self._emit()
-        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see imports.py
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("open", exc)
         else:
             self._work()
@@ -280,7 +280,7 @@ class InlineNode(NodeRun):
         cc.values = {self.port_of[queue]: value}
         try:
             self._process(cc)
-        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see imports.py
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("process", exc)
             return True
         if cc.finished or run.over or queue.packets or queue.bound != bound:
@@ -326,7 +326,7 @@ class InlineNode(NodeRun):
                 self.take(cc, *work)
                 self._process(cc)
                 work = None
-        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see imports.py
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("process", exc)
             return
         try:
@@ -334,7 +334,7 @@ class InlineNode(NodeRun):
             cc.timestamp = self._last + 1
             self._calc.close(cc)
             self._emit()
-        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see imports.py
+        except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("close", exc)
             return
         self._end()

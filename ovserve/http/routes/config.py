@@ -1,5 +1,7 @@
-"""OVMS's configuration calls: GET /v1/config returns the states, POST /v1/config/reload makes the server do
-what its configuration says now.
+"""The operator's calls.
+
+GET /v1/config returns the states, POST /v1/config/reload makes the server do what its configuration says now;
+both are OVMS's. GET /metrics returns everything counted, for Prometheus.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from msgspec import UNSET, Struct, UnsetType
 from ovserve.access import current_request
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, NotFound
+from ovserve.services.monitoring.scrape import CONTENT_TYPE, Scraper
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus
 
@@ -82,3 +85,17 @@ OPERATIONS = (
         also={RELOADED: "something is served anew, or no longer"},
     ),
 )
+
+
+class MetricsRoute:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._scraper = Scraper(manager)
+
+    async def get(self, request: web.Request) -> web.Response:
+        if not self._manager.metrics.enabled:
+            raise NotFound("metrics are switched off; start the server with --metrics_enable true")
+        return web.Response(body=self._scraper.scrape(), headers={"Content-Type": CONTENT_TYPE})
+
+
+METRICS_OPERATIONS = (Operation("GET", "/metrics", "Everything counted, in Prometheus's text format."),)

@@ -37,7 +37,7 @@ from ovserve.http.form import FORM, read_form
 from ovserve.http.middleware import Handler
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse import send_answer
-from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.sandbox.bodies import Head
 from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager

@@ -37,13 +37,19 @@ from ovserve.kinds.resource import (
     facts_of,
     model_path,
 )
-from ovserve.kinds.speech import writer
 from ovserve.kinds.speech.api import (
     FILE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
     AudioEndpoint,
+    Timed,
     Transcribe,
+    Transcript,
+    content_type,
+    delta_event,
+    done_event,
+    segment_events,
+    whole_body,
 )
 from ovserve.kinds.speech.languages import language_code
 from ovserve.kinds.speech.metrics import SpeechMetrics
@@ -60,7 +66,6 @@ from ovserve.kinds.speech.spec import (
     missing_speech_files,
     read_speech_files,
 )
-from ovserve.kinds.speech.writer import Timed, Transcript
 from ovserve.llm.audio import SAMPLES_PER_SECOND
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
 from ovserve.sandbox.audio.loader import AudioLoader
@@ -299,8 +304,8 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         if not self.request.stream:
             while await self.run.next() is not None:
                 pass
-            body = writer.whole(self.request, self.run.transcript)
-            cc.send(self.out, HttpResponse(body, writer.content_type(self.request), self._headers))
+            body = whole_body(self.request, self.run.transcript)
+            cc.send(self.out, HttpResponse(body, content_type(self.request), self._headers))
             return
         text = await self.run.next()
         cc.send(self.out, self._packet(self._events(text)))
@@ -345,11 +350,11 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         """Return what is to be sent of a text, and at the end of the recording."""
         assert self.run is not None
         transcript = self.run.transcript
-        events = writer.delta_event(text) if text else b""
+        events = delta_event(text) if text else b""
         if self.request.timestamps:
-            events += writer.segment_events(self.segments, transcript.segments[self.segments :])
+            events += segment_events(self.segments, transcript.segments[self.segments :])
             self.segments = len(transcript.segments)
-        return events + (writer.done_event(self.run.streamed, transcript) if text is None else b"")
+        return events + (done_event(self.run.streamed, transcript) if text is None else b"")
 
     def _packet(self, events: bytes) -> HttpResponse | bytes:
         if self.begun:

@@ -43,8 +43,7 @@ from ovserve.kinds.payload import (
     report_headers,
 )
 from ovserve.kinds.resource import Transcriber
-from ovserve.kinds.text.endpoints import ENDPOINTS
-from ovserve.kinds.text.resource import LlmCalculator, LlmResources, decode_within, parse
+from ovserve.kinds.text.resource import ENDPOINTS, LlmCalculator, LlmResources, decode_within, parse
 from ovserve.llm.grammar.rules import Costly, in_loop
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser as Parser

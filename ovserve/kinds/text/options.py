@@ -21,7 +21,8 @@ def parse_template_options(node: Node, options: LLMCalculatorOptions) -> str | N
     """The chat template in place of the model's, if any. Raises LoadError naming the field."""
     if options.generic_tool_prompt and options.tool_parser not in ("", "none", GENERIC_PARSER):
         raise node.error(
-            f"true asks for calls in the form of {GENERIC_PARSER}, and tool_parser is {options.tool_parser!r}",
+            f"true asks for calls in the form of {GENERIC_PARSER}, and tool_parser is "
+            f"{options.tool_parser!r}",
             "generic_tool_prompt",
         )
     return _own_template(node, options)

@@ -20,6 +20,7 @@ import msgspec
 
 from ovserve import __version__
 from ovserve.access import current_request
+from ovserve.api import anthropic, azure, ollama, openai
 from ovserve.api.openai.endpoint import TextEndpoint
 from ovserve.api.openai.responses.request import DecodedResponses, ResponseContext
 from ovserve.engine.admission.text import TextAdmission
@@ -28,7 +29,6 @@ from ovserve.engine.protocol.specs import Facts, Spec, TextFacts
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Node
 from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind, Transcriber
-from ovserve.kinds.text.endpoints import ENDPOINTS
 from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
 from ovserve.kinds.text.options import LlmOptions, parse_llm_options
 from ovserve.llm.files import FileSource, with_files
@@ -378,3 +378,11 @@ class LlmCalculator(EngineCalculator):
     """A node that holds a text generation engine."""
 
     resource = LLM
+
+
+ENDPOINTS: dict[str, TextEndpoint] = {
+    **openai.ENDPOINTS,
+    **azure.ENDPOINTS,
+    **anthropic.ENDPOINTS,
+    **ollama.ENDPOINTS,
+}

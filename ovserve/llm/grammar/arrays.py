@@ -7,9 +7,8 @@ from itertools import product
 from typing import Any
 
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
-from ovserve.llm.grammar.enums import identity
 from ovserve.llm.grammar.judge import finite_values
-from ovserve.llm.grammar.rule_writer import RuleWriter
+from ovserve.llm.grammar.rule_writer import RuleWriter, identity
 from ovserve.llm.grammar.rules import Repeat
 
 CONTAINS = ("contains", "minContains", "maxContains")

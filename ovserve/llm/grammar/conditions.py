@@ -12,7 +12,7 @@ from typing import Any
 
 from ovserve.llm.grammar import patterns
 from ovserve.llm.grammar.conjunction import CONDITIONS, Conjunction, Document, Schema
-from ovserve.llm.grammar.enums import identity, is_kind
+from ovserve.llm.grammar.rule_writer import identity, is_kind
 
 # Keywords of our own, for what a negation needs. No client spells them, because half a surrogate pair is
 # malformed JSON.

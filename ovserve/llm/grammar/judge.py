@@ -12,8 +12,7 @@ from typing import Any
 from ovserve.llm.grammar import automata, formats, patterns
 from ovserve.llm.grammar.conditions import BEYOND, FRACTION, UNLIKE, UNNAMED, WITHOUT
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
-from ovserve.llm.grammar.enums import common, identity, is_kind
-from ovserve.llm.grammar.rule_writer import RuleWriter
+from ovserve.llm.grammar.rule_writer import RuleWriter, common, identity, is_kind
 
 Verdict = bool | None
 MAX_DEPTH = 8

@@ -20,10 +20,9 @@ from ovserve.llm.grammar.arrays import Items
 from ovserve.llm.grammar.conditions import FRACTION, Alternatives
 from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema, pointed_at
 from ovserve.llm.grammar.constraint import JSON_MARK, Format, ebnf
-from ovserve.llm.grammar.enums import common, identity
 from ovserve.llm.grammar.judge import admitted
 from ovserve.llm.grammar.objects import named_members, strings_without
-from ovserve.llm.grammar.rule_writer import RuleWriter
+from ovserve.llm.grammar.rule_writer import RuleWriter, common, identity
 from ovserve.llm.grammar.rules import Repeat, Rules, TooLarge
 
 MAX_BRANCHES = 64  # pairs are compared

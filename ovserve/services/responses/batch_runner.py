@@ -40,6 +40,8 @@ from ovserve.errors import (
 from ovserve.kinds.payload import HttpPayload
 from ovserve.log import request_id
 from ovserve.services.responses.batch_lines import (
+    BatchBounds,
+    BatchValidator,
     ResultWriter,
     body_of,
     encoded,
@@ -57,7 +59,6 @@ from ovserve.services.responses.batch_rows import (
     Places,
     enter,
 )
-from ovserve.services.responses.batch_validation import BatchBounds, BatchValidator
 from ovserve.services.responses.files import Files, new_id
 from ovserve.services.responses.service import ResponsesService
 from ovserve.services.responses.store import StoreError

@@ -1,4 +1,4 @@
-"""BatchService: OpenAI's Files and Batches over the file of stored responses, for `http/routes/batches.py`.
+"""BatchService: OpenAI's Files and Batches over the file of stored responses, for `http/routes/responses.py`.
 
 Every method takes the `owner`, the name behind the API key: no one sees the batches of others.
 """
@@ -13,10 +13,9 @@ import msgspec
 from ovserve.access import Guard
 from ovserve.api.openai.batches import Batch, BatchPage, BatchRequest
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.services.responses.batch_lines import endpoint_of
+from ovserve.services.responses.batch_lines import BatchBounds, endpoint_of
 from ovserve.services.responses.batch_rows import Batches, BatchRecord
 from ovserve.services.responses.batch_runner import AnswerError, BatchRunner
-from ovserve.services.responses.batch_validation import BatchBounds
 from ovserve.services.responses.files import Files, new_id, stored, unknown_file
 from ovserve.services.responses.service import ResponsesService
 from ovserve.serving.interface import Interface, matches

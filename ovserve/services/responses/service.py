@@ -34,8 +34,8 @@ from msgspec import UNSET, Raw
 from ovserve.api.openai.body import decode_fields, named_once, peek_optional_model
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.objects import ResponseEvents
-from ovserve.api.openai.responses.operations import Deleted, ItemPage
 from ovserve.api.openai.responses.replay import replay
+from ovserve.api.openai.responses.request import Deleted, ItemPage
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable
 from ovserve.kinds.payload import HttpResponse
 from ovserve.sandbox.bodies import Head

@@ -12,7 +12,7 @@ from ovserve.api.openai.describe import parameters
 from ovserve.api.openai.tokenize import decode_detokenize, decode_tokenize
 from ovserve.errors import InvalidArgument
 from ovserve.http.openapi import OPERATIONS
-from ovserve.kinds.text.endpoints import ENDPOINTS
+from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.services.inference.administration import change_log_settings
 
 TURNS = [{"role": "user", "content": "hi"}]

@@ -8,6 +8,6 @@ conversation.
 """
 
 from ovserve.api.openai.responses.endpoint import Responses
-from ovserve.api.openai.responses.operations import OPERATIONS
+from ovserve.api.openai.responses.request import OPERATIONS
 
 __all__ = ["OPERATIONS", "Responses"]
