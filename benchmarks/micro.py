@@ -26,7 +26,7 @@ from msgspec import structs
 
 from ovserve.access import as_system
 from ovserve.api.openai import ENDPOINTS
-from ovserve.api.openai.endpoint import Writer
+from ovserve.api.openai.operation import Writer
 from ovserve.calculators.shipped import MODULES
 from ovserve.cli.serve import new_event_loop
 from ovserve.engine.admission.text import TextAdmission

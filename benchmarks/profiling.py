@@ -38,7 +38,7 @@ PARTS = {
         *(
             "ovserve/api/openai/body",
             "ovserve/api/openai/sampling",
-            "ovserve/api/openai/endpoint",
+            "ovserve/api/openai/operation",
             "ovserve/calculators/http_",
         ),
         *("ovserve/calculators/request_parser", "ovserve/sandbox/", "ovserve/llm/prompt"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import Commands, table
 from ovserve.errors import InvalidArgument, extra
-from ovserve.tools.tuning.choices import DIMENSIONS
+from ovserve.tools.tuning.graph_file import DIMENSIONS
 
 if TYPE_CHECKING:  # imported where needed: --help does not need the engine's client
     from ovserve.tools.tuning.search import TuneResult

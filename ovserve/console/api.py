@@ -21,9 +21,8 @@ from aiohttp import web
 
 from ovserve import __version__
 from ovserve.access import Guard
-from ovserve.console.capture import answer, caller, heard, integer, read, stream
+from ovserve.console.capture import Watches, answer, caller, heard, integer, read, stream
 from ovserve.console.graphs import Changed, Graphs
-from ovserve.console.watch import Watches
 from ovserve.engine.host.memory import memory, resident
 from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError, Unavailable
 from ovserve.kinds.payload import HttpPayload

@@ -32,6 +32,7 @@ from ovserve.console.capture import (
     Access,
     Capture,
     Handler,
+    Watches,
     answer,
     caller,
     heard,
@@ -40,7 +41,6 @@ from ovserve.console.capture import (
     stream,
 )
 from ovserve.console.history import MetricsHistory, RequestLog, facts, hidden
-from ovserve.console.watch import Watches
 from ovserve.errors import Cancelled, InvalidArgument, NotFound
 from ovserve.serving.manager import Manager
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.json_body import refuse_shared_memory, unknown_parameters
 from ovserve.api.kserve.tensor import BYTES, display, received
-from ovserve.api.openai.bounds import BodyBounds, over
+from ovserve.api.openai.body import BodyBounds, over
 from ovserve.errors import InvalidArgument, Unimplemented, public
 from ovserve.grpc_api.errors import sentence
 from ovserve.grpc_api.service import Context, Method

@@ -33,11 +33,10 @@ from ovserve.api.azure import (
     AzureError,
     ModelInfo,
 )
-from ovserve.api.openai import batches, chat, completions, describe, models
+from ovserve.api.openai import batches, chat, common, completions, describe
 from ovserve.api.openai.chat import OPERATION
-from ovserve.api.openai.common import ErrorBody
+from ovserve.api.openai.common import ErrorBody, Model
 from ovserve.api.openai.describe import REF
-from ovserve.api.openai.models import Model
 from ovserve.api.openai.operation import Operation
 from ovserve.api.openai.responses import request as responses
 from ovserve.api.openai.tokenize import (
@@ -237,7 +236,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *speech.OPERATIONS,
     *transcriptions.OPERATIONS,
     *TOKEN_OPERATIONS,
-    *models.OPERATIONS,
+    *common.OPERATIONS,
     *batches.OPERATIONS,
     *anthropic.OPERATIONS,
     *AZURE_OPERATIONS,

@@ -17,8 +17,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ovserve.api.openai.body import UNREAD, Head, is_light, read_head
-from ovserve.api.openai.bounds import DEFAULT_BOUNDS, BodyBounds, check_bounds
+from ovserve.api.openai.body import (
+    DEFAULT_BOUNDS,
+    UNREAD,
+    BodyBounds,
+    Head,
+    check_bounds,
+    is_light,
+    read_head,
+)
 from ovserve.errors import PayloadTooLarge, Unavailable
 from ovserve.llm.grammar.rules import Costly, in_all, in_loop
 from ovserve.sandbox.messages import OutOfMemory

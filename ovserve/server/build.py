@@ -11,7 +11,7 @@ from pathlib import Path
 from ovserve.access import Guard
 from ovserve.access.access_log import AuditLog
 from ovserve.access.keys import load_key
-from ovserve.api.openai.bounds import BodyBounds
+from ovserve.api.openai.body import BodyBounds
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ovserve.api.openai.endpoint import writes_events
+from ovserve.api.openai.operation import writes_events
 from ovserve.api.openai.responses.objects import ResponseCreated
 from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.api.openai.tools import tool_policy

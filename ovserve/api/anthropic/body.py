@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
-from ovserve.api.openai.common import BUDGET, Budget, Effort, encode, narrow_budget
-from ovserve.api.openai.models import Model
+from ovserve.api.openai.common import BUDGET, Budget, Effort, Model, encode, narrow_budget
 from ovserve.api.openai.operation import Operation, Override, doc
 from ovserve.api.openai.sampling import MAX_STOP, Count, narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools

@@ -6,7 +6,7 @@
 
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.completions import Completions, FimCompletions
-from ovserve.api.openai.endpoint import TextEndpoint
+from ovserve.api.openai.operation import TextEndpoint
 from ovserve.api.openai.responses import Responses
 
 ENDPOINTS: dict[str, TextEndpoint] = {

@@ -16,10 +16,9 @@ import msgspec
 
 from ovserve.api.openai.operation import doc
 from ovserve.errors import InvalidArgument
-from ovserve.llm.files import FileSource
 from ovserve.llm.images import DETAILS, Detail, ImageSource, tag
 from ovserve.llm.model import ModelContext
-from ovserve.llm.request import TokenLogprob, TopToken, shown_token
+from ovserve.llm.request import FileSource, TokenLogprob, TopToken, shown_token
 
 # Image and file parts of a request: where they stand in its text, and what is to be fetched for them. Shared
 # by the API styles, each of which has its own way to write them.

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from ovserve.access import current_request
 from ovserve.api.anthropic.body import model_info, model_page
 from ovserve.api.azure import DEPLOYMENT, VALUE, ExtraParameter, endpoint_for, info_body, is_azure, mode_of
-from ovserve.api.openai import models
 from ovserve.api.openai.body import decode_fields, shown_value, unique_members
-from ovserve.api.openai.common import encode
+from ovserve.api.openai.common import Model, encode, model, model_list
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import (
     BODIES,
@@ -222,7 +221,7 @@ class V3:
         listed = self._models()
         if request[API_STYLE] is ANTHROPIC_STYLE:
             return _json(model_page(listed, request.query))
-        return _json(models.model_list(listed))
+        return _json(model_list(listed))
 
     async def get_model(self, request: web.Request) -> web.Response:
         name = request.match_info.get("model", "info")  # the one name that has a route of its own
@@ -235,9 +234,9 @@ class V3:
                 card, model_version_status=[msgspec.to_builtins(version_status(s)) for s in versions]
             )
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
-        return _json(model_info(card) if anthropic else models.model(card))
+        return _json(model_info(card) if anthropic else model(card))
 
-    def _models(self) -> list[models.Model]:
+    def _models(self) -> list[Model]:
         """List models that can answer first, because some clients take the first one."""
         may = current_request().caller.may_use
         lengths = {s.name: s.max_length for s in self._manager.servables}
@@ -267,9 +266,9 @@ def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-def _model(status: ServableStatus, max_length: int | None) -> models.Model:
+def _model(status: ServableStatus, max_length: int | None) -> Model:
     state = "FAILED" if status.failed else "AVAILABLE" if status.state is AVAILABLE else "LOADING"
-    return models.Model(
+    return Model(
         id=status.name,
         created=status.since,
         max_model_len=max_length,

@@ -24,7 +24,7 @@ from typing import Any, cast
 import msgspec
 
 from ovserve.access import current_request
-from ovserve.api.openai.endpoint import EventWriter, TextEndpoint, Writer, writes_events
+from ovserve.api.openai.operation import EventWriter, TextEndpoint, Writer, writes_events
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.engine.admission.text import AdmittedText

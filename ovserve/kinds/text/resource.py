@@ -21,7 +21,7 @@ import msgspec
 from ovserve import __version__
 from ovserve.access import current_request
 from ovserve.api import anthropic, azure, ollama, openai
-from ovserve.api.openai.endpoint import TextEndpoint
+from ovserve.api.openai.operation import TextEndpoint
 from ovserve.api.openai.responses.request import DecodedResponses, ResponseContext
 from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.text import TextClient
@@ -31,7 +31,6 @@ from ovserve.graph import Node
 from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind, Transcriber
 from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
 from ovserve.kinds.text.options import LlmOptions, parse_llm_options
-from ovserve.llm.files import FileSource, with_files
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
@@ -39,7 +38,7 @@ from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing.core.registry import ParserChoice, choose
 from ovserve.llm.prompt import fim
 from ovserve.llm.prompt.chat_template import GENERIC_PARSER, ChatTemplate, Conversation, EncodedConversation
-from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, ToolPolicy
+from ovserve.llm.request import FileSource, GenerateRequest, Sampling, TokenLogprob, ToolPolicy, with_files
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ovserve.errors import InvalidArgument, Unavailable
-from ovserve.llm.files import FileSource
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
+from ovserve.llm.request import FileSource
 from ovserve.sandbox.audio.loader import AudioLoader
 from ovserve.sandbox.images.policy import Policy
 from ovserve.sandbox.messages import Undecodable

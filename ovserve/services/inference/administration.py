@@ -33,7 +33,7 @@ from ovserve.errors import (
     UnsupportedParameter,
 )
 from ovserve.kinds.tensors.spec import TensorInfo
-from ovserve.services.inference import http_infer
+from ovserve.services.inference.infer import names
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.entries import DEFAULT_VERSIONS
 from ovserve.serving.interface import Interface
@@ -134,7 +134,7 @@ class Description:
                 rt_info=facts.rt_info,
             )
         if servable.interface is Interface.HTTP:
-            source, target = http_infer.names(servable)
+            source, target = names(servable)
             return ModelMetadata(name, (End(source, BYTES, (1,)),), (End(target, BYTES, (1,)),))
         plan = servable.graph.plan
         return ModelMetadata(

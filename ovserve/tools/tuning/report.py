@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from ovserve.tools.tuning.choices import label
+from ovserve.tools.tuning.graph_file import label
 from ovserve.tools.tuning.search import Comparison, Difference, Trial, TuneResult
 
 HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")

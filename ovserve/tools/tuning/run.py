@@ -25,8 +25,7 @@ from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import FIELD, convert_spec
 from ovserve.serving.model_size import GIGABYTE, model_size
 from ovserve.serving.settings import Convert
-from ovserve.tools.tuning.choices import Dimension, dimensions
-from ovserve.tools.tuning.graph_file import Target, write
+from ovserve.tools.tuning.graph_file import Dimension, Target, dimensions, write
 from ovserve.tools.tuning.prompts import Prompts, Round, answer, play
 from ovserve.tools.tuning.report import evidence
 from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Progress, Search, TuneResult

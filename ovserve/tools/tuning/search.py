@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import OvserveError
-from ovserve.tools.tuning.choices import Choice, Dimension, Options, applied
+from ovserve.tools.tuning.graph_file import Choice, Dimension, Options, applied
 from ovserve.tools.tuning.prompts import Round, ratio
 
 _SHOWN = 24  # characters of each answer after the first difference

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovserve.api.openai.body import LOOP_BYTES, LOOP_NODES, is_light
-from ovserve.api.openai.bounds import BodyBounds, check_bounds, count_nodes
+from ovserve.api.openai.body import LOOP_BYTES, LOOP_NODES, BodyBounds, check_bounds, count_nodes, is_light
 from ovserve.errors import InvalidArgument
 from tests.breadth import examples
 
@@ -52,7 +51,7 @@ def test_a_text_full_of_commas_is_one_value() -> None:
 
 def test_a_slice_may_end_inside_of_a_string(monkeypatch: pytest.MonkeyPatch) -> None:
     value = [{"a,": 'x"{,"', "b": [1, 2, "[,"]}] * 30
-    monkeypatch.setattr("ovserve.api.openai.bounds.SLICE", 7)
+    monkeypatch.setattr("ovserve.api.openai.body.SLICE", 7)
     assert count_nodes(json.dumps(value).encode(), structure(value)) == structure(value)
 
 

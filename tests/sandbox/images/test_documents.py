@@ -11,7 +11,7 @@ import pytest
 from pypdf import PdfReader, PdfWriter
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.files import FileSource
+from ovserve.llm.request import FileSource
 from ovserve.sandbox.images.documents import MAX_CHARACTERS, text_of
 from ovserve.sandbox.images.loader import MAX_FILES, READ, Bounds, Media, image_pool
 from ovserve.sandbox.messages import Undecodable

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import LoadError
-from ovserve.tools.tuning.choices import applied
+from ovserve.tools.tuning.graph_file import applied
 from ovserve.tools.tuning.prompts import Round, Speed
 
 SPEC = TextSpec("/m.gguf", max_num_seqs=64)

@@ -8,7 +8,7 @@ import msgspec
 
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, PagedTextSpec, TextSpec
-from ovserve.tools.tuning.choices import DIMENSIONS, Dimension, applied, dimensions, label
+from ovserve.tools.tuning.graph_file import DIMENSIONS, Dimension, applied, dimensions, label
 
 SMALL = Processor("small", 2, 2, frozenset({"avx512_bf16"}))
 SPEC = TextSpec("/m.gguf")

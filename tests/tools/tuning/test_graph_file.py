@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.tools.tuning.choices import applied
-from ovserve.tools.tuning.graph_file import check_output, find, write
+from ovserve.tools.tuning.graph_file import applied, check_output, find, write
 from tests.conftest import ROOT, script_graph
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ovserve.tools.tuning.choices import Choice, Dimension
+from ovserve.tools.tuning.graph_file import Choice, Dimension
 from ovserve.tools.tuning.search import Allowed, Search, TuneResult
 from tests.tools.tuning.conftest import SPEC, Table
 

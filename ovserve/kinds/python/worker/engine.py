@@ -50,7 +50,7 @@ from ovserve.kinds.python.spec import (
 )
 from ovserve.kinds.python.worker import pyovms
 from ovserve.kinds.python.worker.deadlines import CallTimeout, Deadlines
-from ovserve.kinds.python.worker.http import (
+from ovserve.kinds.python.worker.pyovms import (
     BINARY,
     EVENTS,
     HttpRequest,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
 from ovserve.errors import Internal, LoadError, OvserveError, Unavailable
 from ovserve.kinds.tensors.spec import INFER, UNBOUNDED, InferArguments, InferResult
-from ovserve.kinds.tensors.worker.ports import BF16, STRING, Port, numbers, result, shape_of
+from ovserve.kinds.tensors.worker.model import BF16, STRING, Port, numbers, result, shape_of
 
 FIELD = "dynamic_batching"
 

@@ -29,8 +29,7 @@ from ovserve.errors import Internal, InvalidArgument, LoadError, NotFound
 from ovserve.kinds.tensors.spec import INFER, InferArguments, InferResult, TensorFacts, TensorSpec
 from ovserve.kinds.tensors.worker.batching import FIELD as DYNAMIC_BATCHING
 from ovserve.kinds.tensors.worker.batching import Batcher, check_ports
-from ovserve.kinds.tensors.worker.model import Model, short
-from ovserve.kinds.tensors.worker.ports import Port, input_tensor, result, shape_of
+from ovserve.kinds.tensors.worker.model import Model, Port, input_tensor, result, shape_of, short
 
 Given = list[tuple[int, ov.Tensor]]  # tensors, by the index of their input
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order

@@ -13,7 +13,7 @@ export function engineState(node, live) {
   return states[0] ?? "";
 }
 
-const BUCKET_GROWTH = 1.2; // bucket n of a node's calls ends at 1.2**n microseconds, as in console/watch.py
+const BUCKET_GROWTH = 1.2; // bucket n of a node's calls ends at 1.2**n microseconds, as in console/capture.py
 
 /** The time in seconds that a share of the calls since `before` took at most, read to a tenth; null without any. */
 export function percentile(buckets, before, share) {
