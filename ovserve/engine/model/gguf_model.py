@@ -23,7 +23,6 @@ MATRIX_KINDS = (
     *PLAIN_KINDS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
 )  # fmt: skip
-GROUP_WEIGHTS = 32  # weights that share a scale; rows must be whole groups
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
