@@ -30,33 +30,41 @@ MAX_HELD = 3
 
 
 class TokenWindow:
-    __slots__ = ("_context", "_held", "pending")
+    __slots__ = ("_context", "held", "pending")
 
     def __init__(self) -> None:
         self._context: list[int] = []
-        self._held = 0  # U+FFFD at the end of the context's text that were not sent
+        self.held = 0  # U+FFFD at the end of the context's text that were not sent
         self.pending: list[int] = []
 
     def push(self, ids: Sequence[int]) -> None:
         self.pending += ids
 
-    def rows(self) -> tuple[list[int], list[int]]:
-        """Return the two rows to decode for `take()`."""
-        return self._context, self._context + self.pending
+    def rows(self, *, each: bool = False) -> list[list[int]]:
+        """Return the two rows to decode for `take()`. `each`: those of its beginnings between the two."""
+        whole = self._context + self.pending
+        begins = range(len(self._context) + 1, len(whole)) if each else ()
+        return [self._context, *[whole[:end] for end in begins], whole]
 
     def take(self, context_text: str, whole_text: str) -> str:
         """Return the new text, given the decoded rows."""
-        start = len(context_text) - self._held
+        start = len(context_text) - self.held
         tail = whole_text[-MAX_HELD:]
-        self._held = min(len(tail) - len(tail.rstrip(REPLACEMENT)), len(whole_text) - start)
+        self.held = min(len(tail) - len(tail.rstrip(REPLACEMENT)), len(whole_text) - start)
         self._context = (self._context + self.pending)[-CONTEXT_TOKENS:]
         self.pending = []
-        return whole_text[start : len(whole_text) - self._held]
+        return whole_text[start : len(whole_text) - self.held]
 
     def flush(self) -> str:
         """Return the withheld text, once nothing more can follow."""
-        held, self._held = self._held, 0
+        held, self.held = self.held, 0
         return REPLACEMENT * held
+
+
+def tokens_before(end: int, prefixes: Sequence[str]) -> int:
+    """Return the index of the first text that has whole characters up to `end`, or of one more."""
+    enough = (i for i, text in enumerate(prefixes) if len(text.rstrip(REPLACEMENT)) >= end)
+    return next(enough, len(prefixes))
 
 
 Rows = list[list[int]]

@@ -57,6 +57,18 @@ def test_an_end_token_counts_and_is_no_text() -> None:
     assert (item.text, item.tokens, item.finish_reason, item.last) == ("A", 2, "stop", True)
 
 
+def test_what_a_step_drafted_behind_a_stop_string_does_not_count() -> None:
+    for steps in (["abcde"], ["abc", "de"], ["ab", "cd", "e"], [*"abcde"]):
+        made, items = sequence(stop=("x", "bc"), logprobs=True), []
+        for step in steps:
+            if not made.finished:
+                made.process([part(step, finish=None)])
+                items += advance(made)
+        assert "".join(item.text for item in items) == "a"
+        assert sum(item.tokens for item in items) == made.generated == 3
+        assert items[-1].finish_reason == "stop"
+
+
 def test_nothing_read_means_that_the_cache_is_full() -> None:
     made = sequence()
     made.process([])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.llm.decoding import Mode
 from ovserve.llm.request import Sampling, TokenLogprob
-from ovserve.llm.token_bytes import TokenWindow
+from ovserve.llm.token_bytes import TokenWindow, tokens_before
 
 # The part of an answer that was not sent yet.
 #
@@ -28,7 +28,7 @@ from ovserve.llm.token_bytes import TokenWindow
 class StopMatcher:
     """One per request. After a match the matcher is done and must not be fed again."""
 
-    __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_longest", "_stops", "matched", "surplus")
 
     def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         if not all(stops):
@@ -38,13 +38,14 @@ class StopMatcher:
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.matched: str | None = None  # the stop string that ended the text
+        self.surplus = 0  # characters behind it
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that may go out now, and whether a stop string ended it."""
         text = self._held + text
         if match := self._first_match(text):
             start, end = match
-            self._held, self.matched = "", text[start:end]
+            self._held, self.matched, self.surplus = "", text[start:end], len(text) - end
             return text[: end if self._include else start], True
         keep = self._possible_start(text)
         self._held = text[len(text) - keep :]
@@ -89,6 +90,7 @@ class Output:
         "last_index",
         "repetitive",
         "stop_string",
+        "surplus",
         "tokens",
         "total",
     )
@@ -103,6 +105,7 @@ class Output:
         self.accepted = 0
         self.finish: str | None = None
         self.stop_string: str | None = None
+        self.surplus = 0  # characters of the last text behind the stop string
         self.repetitive = False
         self._text = ""
         self._text_bytes = 0  # sent and ready to be sent
@@ -118,6 +121,12 @@ class Output:
         self.drafted += drafted
         self.accepted += accepted
 
+    def uncount_after(self, total: int) -> None:
+        """Take back the count of tokens after the first `total`: drafts of the same step behind a stop."""
+        excess = self.total - total
+        self.count(-excess)
+        self.count_drafts(0, -min(excess, self.accepted))
+
     def echo(self, prompt: str) -> None:
         """Put the prompt at the beginning of the answer; stop strings are not searched in it."""
         self._add(prompt)
@@ -131,6 +140,7 @@ class Output:
         self._add(text)
         if matched:
             self.finish, self.stop_string, self.repetitive = "stop", self._stops.matched, False
+            self.surplus = self._stops.surplus
             self._stops = None
             self._cut_logprobs()
         return matched
@@ -285,10 +295,11 @@ class Part(NamedTuple):
 
 
 class Branch:
-    __slots__ = ("output", "scored", "window")
+    __slots__ = ("counts", "output", "scored", "window")
 
     def __init__(self, output: Output) -> None:
         self.output = output
+        self.counts: list[int] = []  # with stop strings, the output's total at each id in the window
         self.window = TokenWindow()
         self.scored: list[Scored] = []  # of visible ids
 
@@ -373,6 +384,9 @@ class Sequence:
             num_visible = end + 1 if self._shows_end(ids[end]) else end
             ids, visible = ids[: end + 1], ids[:num_visible]
             output.finish, output.repetitive = "stop", False
+        if self.sampling.stop and self.sampling.beams == 1:
+            totals = enumerate(visible, output.total + 1)
+            branch.counts += [total for total, id_ in totals if id_ not in self._hidden]
         output.count(len(ids))
         if self.drafts is not None:
             output.count_drafts(*self.drafts.count_step(all_ids, len(ids)))
@@ -394,18 +408,30 @@ class Sequence:
 
     def rows(self) -> list[list[int]]:
         """Return the rows to decode for `advance`."""
-        return [row for branch in self.branches if branch.window.pending for row in branch.window.rows()]
+        return [
+            row
+            for branch in self.branches
+            if branch.window.pending
+            for row in branch.window.rows(each=len(branch.counts) > 1)
+        ]
 
     def advance(self, texts: Iterator[str]) -> list[StepItem]:
         """Return the items to send, given the decoded rows."""
         items = []
         for branch in self.branches:
             output, window = branch.output, branch.window
-            text = window.take(next(texts), next(texts)) if window.pending else ""
+            text, start, prefixes, counts = "", 0, [], branch.counts
+            if window.pending:
+                context = next(texts)
+                start = len(context) - window.held
+                if counts:
+                    prefixes, branch.counts = [next(texts) for _ in counts[1:]], []
+                text = window.take(context, next(texts))
             if output.finish is not None:
                 text += window.flush()
-            if text:
-                output.add_text(text)
+            if text and output.add_text(text) and prefixes:
+                end = start + len(text) - output.surplus
+                output.uncount_after(counts[tokens_before(end, prefixes)])
             item = output.take()
             if item is not None:
                 items.append(item)
