@@ -9,6 +9,7 @@ model's generation_config.json, then here.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -47,12 +48,16 @@ def biases(bias: LogitBias | None, vocab_size: int) -> tuple[tuple[int, float], 
     if not bias:
         return ()
     pairs = tuple(sorted((int(key), value) for key, value in bias.items()))
-    last = pairs[-1][0]
+    _check_ids([pairs[-1][0]], vocab_size, "logit_bias")
+    return pairs
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    last = max(ids, default=0)
     if vocab_size and last >= vocab_size:
         raise InvalidArgument(
-            f"logit_bias: token id {last} is not in the vocabulary of {vocab_size}", param="logit_bias"
+            f"{field}: token id {last} is not in the vocabulary of {vocab_size}", param=field
         )
-    return pairs
 
 
 MAX_TOKENS = (
@@ -357,6 +362,7 @@ def to_sampling(
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
     endless = bool(pick("ignore_eos"))
     bias = biases(fields.logit_bias, model.vocab_size)
+    _check_ids(fields.stop_token_ids or (), model.vocab_size, "stop_token_ids")
     refuse_token_options(model.decoding, top_logprobs or 0, bias, top_name)
     return Sampling(
         max_tokens=max_tokens,

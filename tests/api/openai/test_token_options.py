@@ -58,6 +58,15 @@ def test_a_bias_reaches_the_engine_as_it_is(bias: dict[int, float], name: str) -
     assert made.logit_bias == tuple(sorted((id_, float(value)) for id_, value in bias.items()))
 
 
+@pytest.mark.parametrize("name", OPENAI)
+def test_a_stop_token_outside_of_the_vocabulary_is_refused(name: str) -> None:
+    assert sampling(name, stop_token_ids=[0, VOCABULARY - 1]).stop_token_ids == (0, VOCABULARY - 1)
+    says = f"stop_token_ids: token id {VOCABULARY} is not in the vocabulary of {VOCABULARY}"
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        sampling(name, stop_token_ids=[VOCABULARY, 1])
+    assert caught.value.param == "stop_token_ids"
+
+
 def test_a_whole_number_written_as_a_float_does_not_spoil_a_bias() -> None:
     made = sampling("completions", max_tokens=5.0, logit_bias={"5": 1.5, "0": 2})
     assert (made.max_tokens, made.logit_bias) == (5, ((0, 2.0), (5, 1.5)))
