@@ -63,7 +63,7 @@ def test_instructions_alone(client: openai.OpenAI) -> None:
         ({"model": "nobody", "input": "a"}, 404, "nobody"),
         ({"input": 5}, 400, "input: "),
         ({"input": "a", "previous_response_id": "resp_x"}, 400, "'resp_x' is not stored"),
-        ({"input": [{"type": "zork"}]}, 400, "input: expected at least one message, got none"),
+        ({"input": [{"type": "zork"}]}, 400, "got none but input[0].type=zork"),
         ({"input": "a", "conversation": "c"}, 400, "previous_response_id"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},

@@ -58,7 +58,7 @@ from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import ClientTool, InputReader, check_model
-from ovserve.errors import Internal, InvalidArgument
+from ovserve.errors import Internal, InvalidArgument, shortened
 from ovserve.llm import output as parts
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Parsed
@@ -331,7 +331,9 @@ class Responses:
         conversation = [*history, *decoded.items, *decoded.done]
         messages = to_messages(conversation, body.instructions, images, len(history))
         if not messages:
-            raise InvalidArgument("input: expected at least one message, got none", param="input")
+            types = ", ".join(name for name in decoded.ignored if ".type=" in name)
+            value = shortened(f"none but {types}") if types else "none"
+            raise InvalidArgument(f"input: expected at least one message, got {value}", param="input")
         effort = body.reasoning.effort if body.reasoning else None
         kwargs, ignored = effort_variables(effort, model, body.chat_template_kwargs, "reasoning.effort")
         budget, idle = reasoning_budget(
