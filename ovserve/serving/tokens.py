@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
-from ovserve.api.openai.common import encode
+from ovserve.api.openai.common import encode, unread_variables
 from ovserve.api.openai.logprobs import NOT_COUNTED, pictures_to_count
 from ovserve.api.openai.responses.request import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
@@ -255,7 +256,11 @@ def _read_tokenize(body: bytes, model: ModelContext) -> tuple[Tokenizing, Encode
     """Return the checked body without its messages, and the conversation to render."""
     request = tokenize.decode_tokenize(body)
     conversation = request.conversation(model)
-    return (request, None) if conversation is None else (request.without_messages(), encoded(conversation))
+    if conversation is None:
+        return request, None
+    variables = unread_variables(request.body.chat_template_kwargs, model)
+    ignored = tuple(sorted([*request.ignored, *variables]))
+    return replace(request.without_messages(), ignored=ignored), encoded(conversation)
 
 
 class _Counted(NamedTuple):

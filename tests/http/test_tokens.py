@@ -134,6 +134,9 @@ def test_detokenize_refuses(post, body: dict[str, object], says: str) -> None:
 def test_unknown_fields_are_told_and_unknown_models_are_404(server: Server, post) -> None:
     answer = post("/v3/tokenize", {"prompt": "a", "zebra": 1})
     assert answer.headers["x-ovserve-ignored-params"] == "zebra"
+    chat = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"stripes": 1}}
+    answer = post("/v3/tokenize", chat | {"zebra": 1})
+    assert answer.headers["x-ovserve-ignored-params"] == "chat_template_kwargs.stripes,zebra"
     assert post("/v3/tokenize", {"prompt": "a", "model": "nobody"}).status_code == 404
     assert httpx.get(f"{server.v3}/tokenizer_info?model=nobody").status_code == 404
     assert httpx.get(f"{server.v3}/tokenize").status_code == 405

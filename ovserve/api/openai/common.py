@@ -177,6 +177,13 @@ def _no_budget(model: ModelContext) -> str:
     return "" if model.parsers.reasoning else "the graph has no reasoning parser"
 
 
+def unread_variables(kwargs: dict[str, Any] | None, model: ModelContext) -> list[str]:
+    """Return those of the client's chat_template_kwargs that the chat template does not read."""
+    assert model.template is not None, "checked before"
+    names, reads = [*(kwargs or ())][:MAX_NAMED_VARIABLES], model.template.mentions
+    return [f"chat_template_kwargs.{n}" for n in names if n != "add_generation_prompt" and not reads(n)]
+
+
 def effort_variables(
     effort: Effort | None, model: ModelContext, kwargs: dict[str, Any] | None, field: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -185,13 +192,10 @@ def effort_variables(
     As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself.
     """
     assert model.template is not None, "checked before"
-    variables = dict(kwargs or {})
-    reads = model.template.mentions
-    some = [*variables][:MAX_NAMED_VARIABLES]
-    ignored = [f"chat_template_kwargs.{n}" for n in some if n != "add_generation_prompt" and not reads(n)]
+    variables, ignored = dict(kwargs or {}), unread_variables(kwargs, model)
     if effort is None:
         return variables, ignored
-    supported = [name for name in VARIABLES if reads(name)]
+    supported = [name for name in VARIABLES if model.template.mentions(name)]
     for name in supported:
         variables.setdefault(name, effort if name == EFFORT_VARIABLE else effort not in WITHOUT_REASONING)
     return variables, ignored if supported else [*ignored, field]
