@@ -181,8 +181,9 @@ def test_prompts_as_token_ids_and_as_a_batch(client: openai.OpenAI) -> None:
     assert batch.usage.completion_tokens == 2
     pairs = completion(client, prompt=[ids, ids], n=2, temperature=1.0, seed=3)
     assert [c.index for c in pairs.choices] == [0, 1, 2, 3]
-    with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
+    with pytest.raises(openai.BadRequestError, match="not in the vocabulary") as caught:
         completion(client, prompt=[10**6])
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -301,8 +301,9 @@ class Admission:
             )
         except OvserveError as error:
             kind = error.code if error.code in FROM_KIND else error.kind
-            # The prompt is `messages` or `input` to most clients; who knows its name adds it.
-            param = None if error.param == "prompt" else error.param
+            # A text is `messages` or `input` to most clients; who knows its name adds it.
+            is_text = isinstance(message, Add) and isinstance(message.prompt, str)
+            param = None if error.param == "prompt" and is_text else error.param
             return Failed(message.id, kind or error.kind, error.message, param)
 
 
