@@ -271,7 +271,10 @@ def openai_tools(body: CountRequest) -> Tools:
             ]
             raise InvalidArgument(texts[0], param=texts[1]) from None
     choice_field = body.tool_choice
-    if choice_field is None or (dropped and not functions):
+    no_function = bool(dropped and not functions)
+    if choice_field is not None and choice_field.type != "tool" and choice_field.name is not None:
+        dropped.append("tool_choice.name")
+    if choice_field is None or no_function:
         return _tools(tool_policy(functions, None, None), dropped)
     function_choice: dict[str, Any] = {"type": "function", "name": choice_field.name}
     choice = function_choice if choice_field.type == "tool" else CHOICES[choice_field.type]

@@ -190,6 +190,8 @@ def test_tools_are_openai_s() -> None:
     assert (clean.policy.choice, clean.policy.parallel) == ("auto", True)
     for kind, choice in (("auto", "auto"), ("any", "required"), ("none", "none")):
         assert tools(tools=given, tool_choice={"type": kind}).policy.choice == choice
+        idle = tools(tools=given[:1], tool_choice={"type": kind, "name": "zz"})
+        assert (idle.policy.choice, idle.dropped) == (choice, ("tool_choice.name",))
     named = tools(tools=given, tool_choice={"type": "tool", "name": "g"}).policy
     assert (named.choice, named.names) == ("required", ("g",))
     one = tools(tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).policy
