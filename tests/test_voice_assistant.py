@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -230,8 +231,11 @@ def test_recordings_of_refused_requests_are_released(tmp_path: Path) -> None:
         return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=120).status_code
 
     def recordings() -> list[str]:
-        opened = Path(f"/proc/{started.process.pid}/fd").iterdir()
-        return [str(file.readlink()) for file in opened if "ovserve-audio-" in str(file.readlink())]
+        names = []
+        for file in Path(f"/proc/{started.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+                names.append(os.readlink(file))
+        return [name for name in names if "ovserve-audio-" in name]
 
     try:
         with ThreadPoolExecutor(16) as pool:
