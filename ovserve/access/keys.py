@@ -38,6 +38,8 @@ import msgspec
 from ovserve.access.caller import ANYONE, Caller, Rights
 from ovserve.errors import InvalidArgument, LoadError, RateLimited, Unauthenticated
 
+log = logging.getLogger(__name__)
+
 MIN_KEY_CHARACTERS = 16  # characters of a key that was not generated here
 PREFIX = "ovs-"  # lets scanners for leaked secrets recognize a key
 
@@ -172,8 +174,6 @@ PROTOCOLS, PROTOCOL_KEY = "sec-websocket-protocol", "openai-insecure-api-key."
 CREDENTIALS = ("authorization", *HEADERS, PROTOCOLS)
 SECRET = "ek_"  # begins the short-lived keys of realtime sessions
 MAX_SECRETS = 10_000
-
-log = logging.getLogger(__name__)
 
 
 class _Secret(NamedTuple):

@@ -45,6 +45,8 @@ from ovserve.serving.config.models import entry_of, looks_plain
 from ovserve.serving.config.schema import FILE
 from ovserve.serving.settings import GRAPH_FILE
 
+log = logging.getLogger(__name__)
+
 CONFIG_FLAGS = {
     "list_models": "list the graphs and models in --model_repository_path, and end",
     "add_to_config": "add --model_name to --config_path, and end",
@@ -154,8 +156,6 @@ def _write(file: Path, config: dict[str, Any]) -> None:
     assert set(config) <= set(FILE.keys), "read as valid"
     replace_file(file, f"{json.dumps(config, indent=4, ensure_ascii=False)}\n".encode())
 
-
-log = logging.getLogger(__name__)
 
 _NAMES = {o.name for o in OPTIONS}
 

@@ -44,6 +44,8 @@ from ovserve.console.history import MetricsHistory, RequestLog, facts, hidden
 from ovserve.errors import Cancelled, InvalidArgument, NotFound
 from ovserve.serving.manager import Manager
 
+log = logging.getLogger(__name__)
+
 ATTACH_SECONDS = 1.0  # between two looks for graphs that were loaded since
 FOREVER_SECONDS = 1e12
 
@@ -236,8 +238,6 @@ def wants_page(request: web.Request) -> bool:
 
 
 LIVE_SECONDS = 0.4  # between two events
-
-log = logging.getLogger(__name__)
 
 
 class InProgress:

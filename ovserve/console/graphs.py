@@ -34,6 +34,8 @@ from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import ServableSpec
 
+log = logging.getLogger(__name__)
+
 FAMILIES = (  # by calculator or its options; the first that fits
     ("ends", ("Frontend", "ResponseWriter", "HttpLLM", "RealtimeSession")),
     ("parsing", ("Parser",)),
@@ -152,8 +154,6 @@ def _value(field: Any, value: Any) -> str:
 
 MOST = 1 << 20  # bytes of a graph file
 MAX_UNDO_TEXTS = 20  # earlier texts per graph, for undo
-
-log = logging.getLogger(__name__)
 
 
 class Changed(OvserveError):

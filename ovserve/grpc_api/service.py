@@ -42,6 +42,8 @@ from ovserve.grpc_api.errors import REQUEST_ID, details, sentence, status_of
 from ovserve.log import request_id
 from ovserve.protos import kserve_pb2 as pb
 
+log = logging.getLogger(__name__)
+
 SMALL = 64 * 1024  # bytes outside of raw tensors, or of elements that are read one by one
 MAX_FIELDS = 4096  # top-level fields of a message
 RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -104,8 +106,6 @@ OPEN = {"ServerLive", "ServerReady", "Check", "Watch"}
 READERS: dict[str, Callable[[bytes], Any]] = {"ModelInferRequest": read_infer}
 
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN}
-
-log = logging.getLogger(__name__)
 
 
 def service_handler(

@@ -46,6 +46,8 @@ from ovserve.http.transport.connections import Connection
 from ovserve.log import request_id
 from ovserve.telemetry.metrics import Metrics
 
+log = logging.getLogger(__name__)
+
 # CORS: the origins whose pages may read the server's answers in a browser.
 #
 # The options are OVMS's, with an effect that browsers accept. Of a list of origins, only the requesting one
@@ -239,8 +241,6 @@ METRICS = web.AppKey("metrics", Metrics)
 REJECTED_KEYS = (401, 403)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-log = logging.getLogger(__name__)
 
 
 @web.middleware

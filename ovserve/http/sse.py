@@ -29,6 +29,8 @@ from ovserve.kinds.payload import HttpResponse
 from ovserve.log import request_id
 from ovserve.serving.servable import GraphResponse
 
+log = logging.getLogger(__name__)
+
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
 MOST_UNSENT = 1 << 16  # bytes of one answer that wait for its client; the event loop's own limit too
@@ -220,9 +222,6 @@ class EventStream:
         except ConnectionError:
             return  # the handler notices by itself
         self._look_again(self._seconds)
-
-
-log = logging.getLogger(__name__)
 
 
 async def send_answer(request: web.Request, answer: GraphResponse) -> web.StreamResponse:

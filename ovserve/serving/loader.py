@@ -57,6 +57,8 @@ from ovserve.serving.sessions import bind_sessions
 from ovserve.serving.settings import GRAPH_FILE, AdapterOf, ServableSpec
 from ovserve.telemetry.metrics import ModelMetrics
 
+log = logging.getLogger(__name__)
+
 WARMUP_FILE = "warmup.jsonl"
 MOST_BYTES, MOST_LINES = 32 << 20, 1000
 MAX_SHOWN_CHARACTERS = 300  # characters of an answer that is an error
@@ -207,9 +209,6 @@ def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[st
         raise engine_node.node.error(error.reason, "lora_adapters") from error
     spec = msgspec.structs.replace(spec, adapter=LoraAdapter(str(file), alpha))
     return {**nodes, packet: replace(engine_node, spec=spec, fallback=None)}
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

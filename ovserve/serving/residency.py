@@ -34,6 +34,8 @@ from ovserve.serving.model_size import loaded_bytes
 from ovserve.serving.settings import IdleSettings, ServableSpec
 from ovserve.telemetry.metrics import IDLE, ROOM, Metrics
 
+log = logging.getLogger(__name__)
+
 PERMANENT = "permanent"
 
 
@@ -171,8 +173,6 @@ MIN_IDLE_SECONDS = 1.0  # without a request, after which a group may be evicted 
 POLL_SECONDS = 0.05  # between two decisions while a group waits for room
 LOAD_WAIT_SECONDS = 60.0  # that the load of a new graph waits for room
 RESERVE_BYTES = 256 << 20  # bytes of memory that stay free where there is no other limit
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

@@ -18,7 +18,6 @@ from ovserve.llm.request import Presentation, ReasoningBudget
 encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
-MAX_NAMED_VARIABLES = 16  # each is looked for in the template, in the event loop
 REPETITION = "repetition_detected"  # the stop reason has the name that vLLM gives it
 
 
@@ -180,7 +179,7 @@ def _no_budget(model: ModelContext) -> str:
 def unread_variables(kwargs: dict[str, Any] | None, model: ModelContext) -> list[str]:
     """Return those of the client's chat_template_kwargs that the chat template does not read."""
     assert model.template is not None, "checked before"
-    names, reads = [*(kwargs or ())][:MAX_NAMED_VARIABLES], model.template.mentions
+    reads, names = model.template.mentions, kwargs or ()
     return [f"chat_template_kwargs.{n}" for n in names if n != "add_generation_prompt" and not reads(n)]
 
 

@@ -193,7 +193,7 @@ def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
     inner = value.get("json_schema")
     if isinstance(inner, dict) and "schema" in inner:
         return _schema(inner["schema"], f"{where}.json_schema.schema")
-    is_wrapper = isinstance(inner, dict) and inner.keys() < WRAPPER
+    is_wrapper = isinstance(inner, dict) and inner.keys() <= WRAPPER - {"type", "schema"}
     if inner is None or (is_wrapper and inner):
         at = f"{where}.schema" if inner is None and where == "text.format" else f"{where}.json_schema.schema"
         raise InvalidArgument(f"{at}: required, but missing", param=at)

@@ -71,6 +71,8 @@ from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.output import Completion, Content, Parsed
 from ovserve.llm.request import GenerateRequest
 
+log = logging.getLogger(__name__)
+
 
 class PromptCheck(Calculator):
     """Base of checks. Override `objection`."""
@@ -153,9 +155,6 @@ class AnswerCheck(Calculator):
         if packet.logprobs is None or self._request.sampling.logprobs:
             return packet
         return msgspec.structs.replace(packet, logprobs=None)
-
-
-log = logging.getLogger(__name__)
 
 
 class Exchange(msgspec.Struct, frozen=True):

@@ -26,6 +26,10 @@ from ovserve.engine.protocol.messages import Call, Cancel, Demand, Done, Failed,
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import OvserveError, Unavailable, from_kind
 
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS, DRAIN_INTERVAL, DRAIN_AGAIN = 2.0, 0.01, 30.0
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -192,11 +196,6 @@ class Calls(InFlight[CallStream]):
 
     def _note(self, call: CallStream, how: str) -> None:
         self._ended.append(f"{call.id} {call.method}: {how}")
-
-
-log = logging.getLogger(__name__)
-
-DRAIN_SECONDS, DRAIN_INTERVAL, DRAIN_AGAIN = 2.0, 0.01, 30.0
 
 
 class CallClient(EngineClient[Spec, Facts]):

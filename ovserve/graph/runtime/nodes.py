@@ -20,6 +20,8 @@ from ovserve.graph.planning import NodePlan
 from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
 from ovserve.graph.runtime.streams import Queue, wake
 
+log = logging.getLogger(__name__)
+
 Method = Callable[[Context], Awaitable[None] | None]
 
 
@@ -197,9 +199,6 @@ class WholeNode(TaskNode):
                 reader.uncancel()
         finally:
             self.task = None  # the run must not wait for it
-
-
-log = logging.getLogger(__name__)
 
 
 class InlineNode(NodeRun):

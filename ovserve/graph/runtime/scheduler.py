@@ -38,6 +38,8 @@ from ovserve.graph.calculator import Context, NodeState, Output, Packet, Port
 from ovserve.graph.planning import GraphPlan, NodePlan
 from ovserve.graph.runtime.streams import END, Pools, Queue, Stream, TapSlot, wake
 
+log = logging.getLogger(__name__)
+
 
 class SidePackets:
     __slots__ = ("_values", "_waiters")
@@ -66,8 +68,6 @@ class SidePackets:
         if (waiter := self._waiters.pop(name, None)) is not None:
             wake(waiter)
 
-
-log = logging.getLogger(__name__)
 
 LONGEST_ERROR = 2000  # characters of an error that is kept
 

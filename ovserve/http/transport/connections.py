@@ -29,6 +29,8 @@ from ovserve.http.errors import OPENAI_STYLE
 from ovserve.http.transport.sockets import LISTEN_BACKLOG, Certificate, Sockets
 from ovserve.log import request_id
 
+log = logging.getLogger(__name__)
+
 # Malformed HTTP: answered in the API's shape, with an id, and logged as one line.
 #
 # aiohttp answers such bytes itself, before any middleware: in plain text, and with a traceback in the log,
@@ -160,8 +162,6 @@ class RestLimits:
 
 LIMITS = web.AppKey("LIMITS", RestLimits)
 
-
-log = logging.getLogger(__name__)
 
 # after a rejection: what the client still sends is read and dropped
 RESTED_SECONDS = 1.0  # after a request, until its answer is certainly sent

@@ -46,6 +46,8 @@ from ovserve.kinds.text.engine_choice import (
 )
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
+log = logging.getLogger(__name__)
+
 INTERVALS = (8, 256)  # OVMS's range of cache_interval_multiplier
 
 _EVICTION, _SPARSE = "cache_eviction_config", "sparse_attention_config"
@@ -228,9 +230,6 @@ def slower_form(directory: Path, processor: Processor) -> str:
     if record.get("auto") is True and not unpacked and not record.get("form"):
         return f"query, key and value of its layers are not merged, which is slow for few streams; {_AGAIN}"
     return ""
-
-
-log = logging.getLogger(__name__)
 
 
 class EngineOptions(NamedTuple):

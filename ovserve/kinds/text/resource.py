@@ -44,6 +44,8 @@ from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
 
+log = logging.getLogger(__name__)
+
 # Make a large body a request for the engine, in a body process and in one call.
 #
 # Called by name from `node.py`. The request comes back without the parts whose size the client chooses
@@ -98,8 +100,6 @@ def fingerprint(spec: Spec, facts: Facts, graph: bytes = b"") -> str:
     digest = hashlib.sha256(msgspec.msgpack.encode([__version__, spec, stable_facts, stats, graph]))
     return f"fp_{digest.hexdigest()[:12]}"
 
-
-log = logging.getLogger(__name__)
 
 MAX_AUDIO = 64  # parts of a request: each takes its turn in the speech engine
 

@@ -208,7 +208,11 @@ class ChatTemplate:
 
     def mentions(self, name: str) -> bool:
         """Return whether the template reads a variable of this name."""
-        return re.search(rf"\b{re.escape(name)}\b", self.text) is not None
+        return name in self._words
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self.text))
 
     def conversation(
         self,

@@ -44,6 +44,8 @@ from ovserve.serving.settings import ServableSpec
 from ovserve.serving.status import GRAPH_VERSION, ReloadResult, ServableStatus, VersionState
 from ovserve.telemetry.metrics import Call, Front
 
+log = logging.getLogger(__name__)
+
 # Metadata calls of KServe and Triton about the server and a graph, for HTTP and gRPC.
 
 
@@ -151,8 +153,6 @@ def _end(name: str, info: TensorInfo | None) -> End:
 VERBOSE = "log_verbose_level"
 _LEVELS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 _FIXED = {"log_file": "--log_path", "log_format": "--log_format"}
-
-log = logging.getLogger(__name__)
 
 
 def log_settings() -> dict[str, Parameter]:

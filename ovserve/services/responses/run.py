@@ -25,6 +25,8 @@ from ovserve.services.responses.mcp_answer import McpAnswer
 from ovserve.services.responses.store import Record, ResponseStore, StoreError
 from ovserve.serving.servable import GraphResponse
 
+log = logging.getLogger(__name__)
+
 
 class Run:
     """`first` is the packet with which the graph began to answer; `received` takes it like any other."""
@@ -116,8 +118,6 @@ class ResponseReply:
 
 
 HIDDEN = "internal error; see the server's log"
-
-log = logging.getLogger(__name__)
 
 
 async def fold_all(answer: GraphResponse | McpAnswer, first: ResponseEvents) -> ResponseFold:

@@ -60,6 +60,8 @@ from ovserve.serving.manager import Manager
 from ovserve.serving.servable import GraphResponse
 from ovserve.serving.tokens import TokenizeResult, tokens_of
 
+log = logging.getLogger(__name__)
+
 Items = list[Raw]
 # An answer to the request with so much of its history and its input; None: all of it.
 Answer = GraphResponse | McpAnswer
@@ -240,7 +242,6 @@ STORE_SECONDS = 0.5  # a disk that takes longer is not waited for
 SERVER_STOPPED = "the server was stopped while this response was being generated"
 MAX_UNSTORED_RESPONSES = 256  # background responses held in memory because the store failed at their end
 
-log = logging.getLogger(__name__)
 
 # A background response's task sends its creator the run, the headers, and the object to answer with.
 Beginning = asyncio.Future[tuple[Run, dict[str, str], bytes]]

@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
+log = logging.getLogger(__name__)
+
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -148,8 +150,6 @@ MAX_CHAIN = 10_000
 PURGE_SECONDS = 60.0
 ROOM_RATIO = 0.9  # of max_bytes is left after making room, so that not every write has to
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-log = logging.getLogger(__name__)
 
 
 class ResponseStore:

@@ -282,6 +282,10 @@ def test_effort_turns_thinking_on_unless_the_client_set_it() -> None:
     assert chosen.presentation.ignored_params == ()
     ignored = request(model, chat_template_kwargs={"thinking": False, "reasoning_effort": "low"})
     assert ignored.presentation.ignored_params == ("chat_template_kwargs.thinking",)
+    many = request(
+        model, chat_template_kwargs={f"thinking{i}": 1 for i in range(100)} | {"enable_thinking": 1}
+    )
+    assert len(many.presentation.ignored_params) == 100
 
 
 # ---- tools

@@ -101,6 +101,12 @@ def test_each_spelling(endpoint: str, subtests: pytest.Subtests) -> None:
             assert ignored == ()
 
 
+def test_a_schema_right_under_json_schema_may_be_short() -> None:
+    for schema in ({"type": "string"}, {"type": "string", "description": "d"}):
+        constraint, ignored = sent(response_format={"type": "json_schema", "json_schema": schema})
+        assert (constraint is not None, ignored) == (True, ())
+
+
 def test_the_order_of_properties_is_kept() -> None:
     constraint, _ = sent(guided_json=SCHEMA)
     assert constraint is not None
@@ -125,6 +131,7 @@ REFUSALS = [
     ({"response_format": "json"}, "response_format", '"json"'),
     ({"response_format": {}}, "response_format.type", "null"),
     ({"response_format": {"type": "banana"}}, "response_format.type", '"banana"'),
+    ({"response_format": {"type": [], "x": 1}}, "response_format.type", "[]"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format.json_schema.schema", "[1]"),

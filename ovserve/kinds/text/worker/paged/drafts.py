@@ -26,12 +26,8 @@ import numpy as np
 NGRAM_SIZES = 3, 2  # of the runs of tokens that are looked for, the longest first
 FORCED_TEXT = 0  # instead of a size: the only text that the grammar allows
 FOLLOWED_PLACE = 4  # instead of a size: the last two tokens stand where the answer has been following
-FIRST_RATES = {
-    FOLLOWED_PLACE: 0.7,
-    3: 0.5,
-    2: 0.25,
-    FORCED_TEXT: 0.8,
-}  # of acceptance, per token, before anything is known
+# Of acceptance, per token, before anything is known.
+FIRST_RATES = {FOLLOWED_PLACE: 0.7, 3: 0.5, 2: 0.25, FORCED_TEXT: 0.8}
 RATE_EWMA_WEIGHT = 0.9  # of what is known, kept at each candidate that is compared
 FIRST_RATE_WEIGHT = 2.0  # tokens, as many as the first rates count
 MAX_DRAFTED_STREAMS = 4
