@@ -80,7 +80,7 @@ async def first_token(http: httpx.AsyncClient, ids: list[int]) -> float:
 
 async def beside(url: str, tokens: int, streams: int) -> Beside:
     ids = prompt(tokens)
-    async with httpx.AsyncClient(base_url=url, timeout=900) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=3600) as http:
         running = [Stream() for _ in range(streams)]
         tasks = [asyncio.create_task(stream.listen(http)) for stream in running]
         try:

@@ -120,11 +120,13 @@ struct Matrix {
     size_t block_bytes() const { return ROWS * columns * bits / 8; }
 };
 
-// Activations of all tokens, rounded.
+// Activations of all tokens, rounded. Those of as many tokens as a function takes at once are a tile, in which
+// numbers of the same columns stand next to each other: rows of their own, thousands of bytes apart, would meet in
+// the same few lines of the first cache.
 struct Rounded {
-    std::vector<int8_t> values;   // [tokens, columns]
-    std::vector<float> scales;    // [tokens, chunks]
-    std::vector<float> sums;      // [tokens, parts], of the rounded values
+    std::vector<int8_t> values;   // of a tile [columns / 4, tokens, 4]
+    std::vector<float> scales;    // of a tile [chunks, tokens]
+    std::vector<float> sums;      // of a tile [parts, tokens], of the rounded values
     std::vector<int32_t> starts;  // the same, times the zero point of all weights, negative
 
     void resize(size_t tokens, const Matrix& m) {
@@ -135,37 +137,45 @@ struct Rounded {
     }
 };
 
-AVX2 void round_token(const Matrix& m, const float* from, size_t token, Rounded& a) {
+// Chunks of a tile of tokens that begins with token `first`.
+AVX2 void round_chunks(const Matrix& m, const float* in, size_t first, size_t tile, size_t begin, size_t end, Rounded& a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
-    int8_t* to = a.values.data() + token * m.columns;
-    size_t part = token * m.parts(), chunk = token * m.chunks();
-    for (size_t at = 0; at < m.columns; ++chunk) {
-        __m256 most = _mm256_setzero_ps();
-        for (size_t k = 0; k < m.chunk; k += 8)
-            most = _mm256_max_ps(most, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + at + k)));
-        __m128 half = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
-        half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-        half = _mm_max_ss(half, _mm_shuffle_ps(half, half, 1));
-        const float largest = _mm_cvtss_f32(half);
-        a.scales[chunk] = largest / 127.0f;
-        const __m256 inverse = _mm256_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
-        for (const size_t end = at + m.chunk; at < end; ++part) {
-            __m256i sum = _mm256_setzero_si256();
-            for (const size_t part_end = at + m.part; at < part_end; at += 16) {
-                const __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at), inverse));
-                const __m256i second = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at + 8), inverse));
-                sum = _mm256_add_epi32(sum, _mm256_add_epi32(first, second));
-                // The pack works in halves.
-                const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
-                const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(to + at), bytes);
+    const size_t parts_of_chunk = m.chunk / m.part;
+    for (size_t t = 0; t < tile; ++t) {
+        const float* from = in + (first + t) * m.columns;
+        int8_t* to = a.values.data() + first * m.columns + 4 * t;
+        size_t part = first * m.parts() + begin * parts_of_chunk * tile + t;
+        size_t chunk = first * m.chunks() + begin * tile + t;
+        for (size_t at = begin * m.chunk; at < end * m.chunk; chunk += tile) {
+            __m256 most = _mm256_setzero_ps();
+            for (size_t k = 0; k < m.chunk; k += 8)
+                most = _mm256_max_ps(most, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + at + k)));
+            __m128 half = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+            half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            half = _mm_max_ss(half, _mm_shuffle_ps(half, half, 1));
+            const float largest = _mm_cvtss_f32(half);
+            a.scales[chunk] = largest / 127.0f;
+            const __m256 inverse = _mm256_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
+            for (const size_t end = at + m.chunk; at < end; part += tile) {
+                __m256i sum = _mm256_setzero_si256();
+                for (const size_t part_end = at + m.part; at < part_end; at += 16) {
+                    const __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at), inverse));
+                    const __m256i second = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at + 8), inverse));
+                    sum = _mm256_add_epi32(sum, _mm256_add_epi32(first, second));
+                    // The pack works in halves.
+                    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
+                    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+                    int32_t quads[4];
+                    _mm_storeu_si128(reinterpret_cast<__m128i*>(quads), bytes);
+                    for (size_t i = 0; i < 4; ++i) std::memcpy(to + (at + 4 * i) * tile, &quads[i], 4);
+                }
+                __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+                total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
+                total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1));
+                const int32_t number = _mm_cvtsi128_si32(total);
+                a.sums[part] = static_cast<float>(number);
+                a.starts[part] = -m.zero * number;
             }
-            __m128i total = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-            total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
-            total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1));
-            const int32_t number = _mm_cvtsi128_si32(total);
-            a.sums[part] = static_cast<float>(number);
-            a.starts[part] = -m.zero * number;
         }
     }
 }
@@ -239,7 +249,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                          float* out, size_t stride) {
     constexpr size_t QUADS = BITS == 6 ? 4 : 8;   // at once
     constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
-    const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
+    const size_t chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
     const Places from(m, a, token, block, weights);
     const uint8_t* w = from.weights;
@@ -275,10 +285,10 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
             for (int t = 0; t < TOKENS; ++t) {
                 if constexpr (CHAINS == 2) sum[2 * t + 1] = _mm512_setzero_si512();
                 sum[t * CHAINS] =
-                    KIND == ZEROS ? _mm512_setzero_si512() : _mm512_set1_epi32(from.starts[t * parts + p]);
+                    KIND == ZEROS ? _mm512_setzero_si512() : _mm512_set1_epi32(from.starts[p * TOKENS + t]);
             }
-            const int8_t* k = from.values + p * m.part;
-            for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS) {
+            const int8_t* k = from.values + p * m.part * TOKENS;
+            for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS * TOKENS) {
                 if constexpr (BITS == 6 && !UNPACKED) {
                     __m512i quad[4];
                     unpack_quads(w, quad);
@@ -289,7 +299,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                     for (int i = 0; i < 4; ++i)
                         for (int t = 0; t < TOKENS; ++t) {
                             __m512i& chain = sum[t * CHAINS + i % CHAINS];
-                            chain = _mm512_dpbusd_epi32(chain, quad[i], _mm512_set1_epi32(four(k + t * columns + 4 * i)));
+                            chain = _mm512_dpbusd_epi32(chain, quad[i], _mm512_set1_epi32(four(k + 4 * (i * TOKENS + t))));
                         }
                     continue;
                 }
@@ -302,15 +312,15 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                         const __m512i low = _mm512_and_si512(packed, nibble);
                         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
                         for (int t = 0; t < TOKENS; ++t) {
-                            const int8_t* four_of = k + t * columns + 8 * i;
+                            const int8_t* four_of = k + 4 * (2 * i * TOKENS + t);
                             __m512i &first = sum[t * CHAINS], &second = sum[t * CHAINS + CHAINS - 1];
                             first = _mm512_dpbusd_epi32(first, low, _mm512_set1_epi32(four(four_of)));
-                            second = _mm512_dpbusd_epi32(second, high, _mm512_set1_epi32(four(four_of + 4)));
+                            second = _mm512_dpbusd_epi32(second, high, _mm512_set1_epi32(four(four_of + 4 * TOKENS)));
                         }
                     } else {
                         for (int t = 0; t < TOKENS; ++t) {
                             __m512i& chain = sum[t * CHAINS + i % CHAINS];
-                            const __m512i activations = _mm512_set1_epi32(four(k + t * columns + 4 * i));
+                            const __m512i activations = _mm512_set1_epi32(four(k + 4 * (i * TOKENS + t)));
                             chain = _mm512_dpbusd_epi32(chain, packed, activations);
                         }
                     }
@@ -319,7 +329,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
             for (int t = 0; t < TOKENS; ++t) {
                 if constexpr (CHAINS == 2) sum[2 * t] = _mm512_add_epi32(sum[2 * t], sum[2 * t + 1]);
                 __m512 product = _mm512_cvtepi32_ps(sum[t * CHAINS]);
-                const float* activations = from.sums + t * parts + p;
+                const float* activations = from.sums + p * TOKENS + t;
                 if constexpr (KIND == ZEROS) product = _mm512_fnmadd_ps(zero, _mm512_set1_ps(*activations), product);
                 scaled[t] = _mm512_fmadd_ps(product, scale, scaled[t]);
                 if constexpr (KIND == OFFSETS)
@@ -327,7 +337,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
             }
         }
         for (int t = 0; t < TOKENS; ++t)
-            total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[t * chunks + c]), total[t]);
+            total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
     }
     const size_t left = m.rows - block * ROWS;
     const __mmask16 mask = left >= ROWS ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
@@ -349,6 +359,12 @@ constexpr bool KNOWS_AVX_VNNI = false;
 __attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i&, __m256i, __m256i) {}
 #endif
 
+// Add 16-bit sums now: the compiler would keep eight products to add them as a tree, and has no registers for that.
+__attribute__((target("avx2,f16c,fma"))) INLINE void add_here(__m256i& sum, __m256i products) {
+    sum = _mm256_add_epi16(sum, products);
+    asm("" : "+x"(sum));
+}
+
 // The same with 256 bits, for half of a block's rows at a time. Without VNNI, eight products of 4 bits by 8 fit
 // into 16 bits: 8 * 2 * 15 * 127 = 30,480; of 6 bits two: 2 * 2 * 63 * 127 = 32,004; eight bits are computed as two
 // numbers of four.
@@ -356,7 +372,7 @@ template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
                      size_t stride) {
     constexpr size_t QUADS = BITS == 6 ? 4 : 8;  // at once
-    const size_t columns = m.columns, parts = m.parts(), chunks = m.chunks();
+    const size_t chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const Places from(m, a, token, block, weights);
@@ -365,7 +381,8 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
         const uint8_t* w = from.weights + half * 4;
         __m256 total[TOKENS];
         for (int t = 0; t < TOKENS; ++t) total[t] = _mm256_setzero_ps();
-        __m256 scale = _mm256_set1_ps(1), zero, offset;
+        __m256 scale = _mm256_set1_ps(1), span_scale = scale, zero, offset, offset_scale = scale;
+        size_t next_span = 0, next_offset = 0;  // groups
         const auto eight_f16 = [&](const uint16_t* at) __attribute__((target("avx2,f16c,fma"))) {
             return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + half)));
         };
@@ -379,21 +396,27 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
             for (size_t end = p + parts_of_chunk; p < end; ++p) {
                 if (within == 0) {
                     const size_t at = g * ROWS;
-                    if (from.scales) scale = eight_f16(from.scales + g / groups_of_span * ROWS);
-                    if (from.factors) scale = _mm256_mul_ps(eight_i8(from.factors + at), scale);
+                    if (from.scales && g == next_span) {
+                        scale = span_scale = eight_f16(from.scales + g / groups_of_span * ROWS);
+                        next_span += groups_of_span;
+                    }
+                    if (from.factors) scale = _mm256_mul_ps(eight_i8(from.factors + at), span_scale);
                     if constexpr (KIND == ZEROS) zero = eight_f16(from.zeros + at);
                     if constexpr (KIND == OFFSETS) {
-                        const __m256 of_span = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS),
-                                                             _mm256_set1_ps(m.offset_unit));
-                        offset = _mm256_mul_ps(eight_i8(from.offsets + at), of_span);
+                        if (g == next_offset) {
+                            offset_scale = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS),
+                                                         _mm256_set1_ps(m.offset_unit));
+                            next_offset += groups_of_offset;
+                        }
+                        offset = _mm256_mul_ps(eight_i8(from.offsets + at), offset_scale);
                     }
                 }
                 if (++within == parts_of_group) within = 0, ++g;
                 __m256i sum[TOKENS];
                 for (int t = 0; t < TOKENS; ++t)
-                    sum[t] = KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[t * parts + p]);
-                const int8_t* k = from.values + p * m.part;
-                for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS) {
+                    sum[t] = KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[p * TOKENS + t]);
+                const int8_t* k = from.values + p * m.part * TOKENS;
+                for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS * TOKENS) {
                     if constexpr (BITS == 6) {
                         __m256i read[3];
                         for (int i = 0; i < 3; ++i, w += 64) {
@@ -408,10 +431,10 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                                                  six(_mm256_srli_epi16(even, 4), _mm256_slli_epi16(high, 2)),
                                                  six(odd, high), six(_mm256_srli_epi16(odd, 4), _mm256_srli_epi16(high, 2))};
                         for (int t = 0; t < TOKENS; ++t) {
-                            const int8_t* sixteen = k + t * columns;
+                            const int8_t* sixteen = k + 4 * t;
                             for (int i = 0; i < 4; i += 2) {
-                                const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i));
-                                const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * i + 4));
+                                const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i * TOKENS));
+                                const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * (i + 1) * TOKENS));
                                 if constexpr (VNNI) {
                                     add_products(sum[t], quad[i], first);
                                     add_products(sum[t], quad[i + 1], second);
@@ -434,17 +457,16 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                         const __m256i low = _mm256_and_si256(packed, nibble);
                         const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
                         for (int t = 0; t < TOKENS; ++t) {
-                            const int8_t* four_of = k + t * columns + (BITS == 4 ? 8 : 4) * i;
+                            const int8_t* four_of = k + 4 * ((BITS == 4 ? 2 : 1) * i * TOKENS + t);
                             const __m256i first = _mm256_set1_epi32(four(four_of));
-                            const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(four_of + 4)) : first;
+                            const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(four_of + 4 * TOKENS)) : first;
                             if constexpr (VNNI) {
                                 add_products(sum[t], BITS == 4 ? low : packed, first);
                                 if constexpr (BITS == 4) add_products(sum[t], high, second);
                                 continue;
                             }
-                            low16[t] = _mm256_add_epi16(low16[t], _mm256_maddubs_epi16(low, first));
-                            __m256i& other = BITS == 4 ? low16[t] : high16[t];
-                            other = _mm256_add_epi16(other, _mm256_maddubs_epi16(high, second));
+                            add_here(low16[t], _mm256_maddubs_epi16(low, first));
+                            add_here(BITS == 4 ? low16[t] : high16[t], _mm256_maddubs_epi16(high, second));
                         }
                     }
                     for (int t = 0; t < TOKENS && !VNNI; ++t) {
@@ -455,7 +477,7 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                 }
                 for (int t = 0; t < TOKENS; ++t) {
                     __m256 product = _mm256_cvtepi32_ps(sum[t]);
-                    const float* activations = from.sums + t * parts + p;
+                    const float* activations = from.sums + p * TOKENS + t;
                     if constexpr (KIND == ZEROS) product = _mm256_fnmadd_ps(zero, _mm256_set1_ps(*activations), product);
                     scaled[t] = _mm256_fmadd_ps(product, scale, scaled[t]);
                     if constexpr (KIND == OFFSETS)
@@ -463,7 +485,7 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                 }
             }
             for (int t = 0; t < TOKENS; ++t)
-                total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[t * chunks + c]), total[t]);
+                total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
         }
         const size_t first = block * ROWS + half;
         const size_t left = m.rows > first ? std::min<size_t>(8, m.rows - first) : 0;
@@ -523,21 +545,25 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool 
     thread_local Rounded own;
     Rounded& a = own;  // the tasks below run in other threads, whose `own` is another
     a.resize(tokens, m);
-    const auto round = [&](size_t token) { round_token(m, in + token * m.columns, token, a); };
+    const Functions& kernels = narrow ? m.narrow : m.wide;
+    const size_t most = kernels.size();  // tokens of a tile
+    const auto round = [&](size_t first, size_t begin, size_t end) {
+        round_chunks(m, in, first, std::min(most, tokens - first), begin, end, a);
+    };
     if (tokens < 4) {
-        for (size_t token = 0; token < tokens; ++token) round(token);
-    } else {
-        isolated_for(tokens, 1, [&](const tbb::blocked_range<size_t>& range) {
-            for (size_t token = range.begin(); token < range.end(); ++token) round(token);
+        round(0, 0, m.chunks());
+    } else {  // in halves of a tile, because threads that write the tokens of one would write the same lines
+        const size_t tiles = (tokens + most - 1) / most, middle = m.chunks() / 2;
+        isolated_for(2 * tiles, 1, [&](const tbb::blocked_range<size_t>& range) {
+            for (size_t half = range.begin(); half < range.end(); ++half)
+                round(half / 2 * most, half % 2 ? middle : 0, half % 2 ? m.chunks() : middle);
         });
     }
-    const Functions& kernels = narrow ? m.narrow : m.wide;
     const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
     const BlockFunction unpacked = narrow || tokens < UNPACKING_TOKENS ? nullptr : m.unpacked;
     const size_t unpacked_bytes = ROWS * m.columns;
     // Blocks of a task: four tasks a thread even out what else runs on a core; more tokens read them again.
     size_t grain = std::max<size_t>(1, m.blocks / (4 * threads));
-    const size_t most = kernels.size();  // tokens at once
     if (tokens > most) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
     isolated_for(m.blocks, grain, [&](const tbb::blocked_range<size_t>& range) {
         thread_local std::vector<uint8_t> wide;
