@@ -248,9 +248,10 @@ template <int TOKENS, int BITS, Kind KIND, bool UNPACKED = false>
 AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights,
                          float* out, size_t stride) {
     constexpr size_t QUADS = BITS == 6 ? 4 : 8;   // at once
+    constexpr bool SPLIT = BITS == 6;            // chunks may have several parts
     constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
     const size_t chunks = m.chunks();
-    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
+    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = SPLIT ? m.chunk / m.part : 1;
     const Places from(m, a, token, block, weights);
     const uint8_t* w = from.weights;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
@@ -260,7 +261,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
     __m512 scale = _mm512_set1_ps(1), span_scale = scale, zero, offset, offset_scale = scale;
     size_t next_span = 0, next_offset = 0;  // groups
     for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
-        __m512 scaled[TOKENS];
+        __m512 scaled[TOKENS];  // of several parts
         for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm512_setzero_ps();
         for (size_t end = p + parts_of_chunk; p < end; ++p) {
             if (within == 0) {
@@ -331,12 +332,14 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                 __m512 product = _mm512_cvtepi32_ps(sum[t * CHAINS]);
                 const float* activations = from.sums + p * TOKENS + t;
                 if constexpr (KIND == ZEROS) product = _mm512_fnmadd_ps(zero, _mm512_set1_ps(*activations), product);
-                scaled[t] = _mm512_fmadd_ps(product, scale, scaled[t]);
+                scaled[t] = SPLIT ? _mm512_fmadd_ps(product, scale, scaled[t]) : _mm512_mul_ps(product, scale);
                 if constexpr (KIND == OFFSETS)
                     scaled[t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(*activations), scaled[t]);
+                if constexpr (!SPLIT)
+                    total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
             }
         }
-        for (int t = 0; t < TOKENS; ++t)
+        for (int t = 0; SPLIT && t < TOKENS; ++t)
             total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
     }
     const size_t left = m.rows - block * ROWS;
@@ -372,8 +375,9 @@ template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
                      size_t stride) {
     constexpr size_t QUADS = BITS == 6 ? 4 : 8;  // at once
+    constexpr bool SPLIT = BITS == 6;
     const size_t chunks = m.chunks();
-    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = m.chunk / m.part;
+    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = SPLIT ? m.chunk / m.part : 1;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const Places from(m, a, token, block, weights);
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
@@ -391,7 +395,7 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
             return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
         };
         for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
-            __m256 scaled[TOKENS];
+            __m256 scaled[TOKENS];  // of several parts
             for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm256_setzero_ps();
             for (size_t end = p + parts_of_chunk; p < end; ++p) {
                 if (within == 0) {
@@ -456,17 +460,23 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                         w += 64;
                         const __m256i low = _mm256_and_si256(packed, nibble);
                         const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+                        const int8_t* of_quad = k + 4 * (BITS == 4 ? 2 : 1) * i * TOKENS;
+                        // All tokens, then all again: a sum waits for its product before.
                         for (int t = 0; t < TOKENS; ++t) {
-                            const int8_t* four_of = k + 4 * ((BITS == 4 ? 2 : 1) * i * TOKENS + t);
-                            const __m256i first = _mm256_set1_epi32(four(four_of));
-                            const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(four_of + 4 * TOKENS)) : first;
-                            if constexpr (VNNI) {
-                                add_products(sum[t], BITS == 4 ? low : packed, first);
-                                if constexpr (BITS == 4) add_products(sum[t], high, second);
-                                continue;
-                            }
-                            add_here(low16[t], _mm256_maddubs_epi16(low, first));
-                            add_here(BITS == 4 ? low16[t] : high16[t], _mm256_maddubs_epi16(high, second));
+                            const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * t));
+                            if constexpr (VNNI)
+                                add_products(sum[t], BITS == 4 ? low : packed, activations);
+                            else
+                                add_here(low16[t], _mm256_maddubs_epi16(low, activations));
+                            if constexpr (BITS == 8 && !VNNI)
+                                add_here(high16[t], _mm256_maddubs_epi16(high, activations));
+                        }
+                        for (int t = 0; BITS == 4 && t < TOKENS; ++t) {
+                            const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * (TOKENS + t)));
+                            if constexpr (VNNI)
+                                add_products(sum[t], high, activations);
+                            else
+                                add_here(low16[t], _mm256_maddubs_epi16(high, activations));
                         }
                     }
                     for (int t = 0; t < TOKENS && !VNNI; ++t) {
@@ -479,12 +489,14 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                     __m256 product = _mm256_cvtepi32_ps(sum[t]);
                     const float* activations = from.sums + p * TOKENS + t;
                     if constexpr (KIND == ZEROS) product = _mm256_fnmadd_ps(zero, _mm256_set1_ps(*activations), product);
-                    scaled[t] = _mm256_fmadd_ps(product, scale, scaled[t]);
+                    scaled[t] = SPLIT ? _mm256_fmadd_ps(product, scale, scaled[t]) : _mm256_mul_ps(product, scale);
                     if constexpr (KIND == OFFSETS)
                         scaled[t] = _mm256_fmadd_ps(offset, _mm256_set1_ps(*activations), scaled[t]);
+                    if constexpr (!SPLIT)
+                        total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
                 }
             }
-            for (int t = 0; t < TOKENS; ++t)
+            for (int t = 0; SPLIT && t < TOKENS; ++t)
                 total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
         }
         const size_t first = block * ROWS + half;
@@ -513,7 +525,8 @@ Instructions best_instructions() {
 template <int BITS, Kind KIND, bool VNNI>
 Functions functions_of_256() {
     return {block_avx2<1, BITS, KIND, VNNI>, block_avx2<2, BITS, KIND, VNNI>, block_avx2<3, BITS, KIND, VNNI>,
-            block_avx2<4, BITS, KIND, VNNI>};
+            block_avx2<4, BITS, KIND, VNNI>, block_avx2<5, BITS, KIND, VNNI>, block_avx2<6, BITS, KIND, VNNI>,
+            block_avx2<7, BITS, KIND, VNNI>, block_avx2<8, BITS, KIND, VNNI>};
 }
 
 template <int BITS, Kind KIND>
@@ -820,6 +833,7 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     m.blocks = (m.rows + ROWS - 1) / ROWS;
     m.group = source.group, m.chunk = source.chunk, m.part = std::min(m.group, m.chunk);
     m.span = source.span, m.offset_span = source.offset_span;
+    if (m.bits != 6 && m.part != m.chunk) return 0;
     bool fits = true;
     const auto take = [&](const auto* numbers, size_t columns, auto*& to) {
         using Number = std::remove_reference_t<decltype(*to)>;
