@@ -50,6 +50,11 @@ def _strings() -> ov.Model:
     return ov.Model([x], [x], "passthrough_string")
 
 
+def _one_string() -> ov.Model:
+    x = _named(op.parameter(ov.PartialShape([]), ov.Type.string, name="text"), "text")
+    return ov.Model([x], [x], "one_string")
+
+
 def _no_name_output() -> ov.Model:
     x, y = (_parameter([1, 10], np.int8, n) for n in ("input_1", "input_2"))
     return ov.Model([op.multiply(x, y), op.add(x, y)], [x, y], "no_name_output")
@@ -98,6 +103,7 @@ MODELS: dict[str, Callable[[], ov.Model]] = {
     "scalar": lambda: _plus("model_scalar_input", "model_scalar_output", [], np.float32, 0.0),
     "passthrough": _passthrough,
     "passthrough_string": _strings,
+    "one_string": _one_string,
     "increment_1x3x4x5": lambda: _plus("input", "output", [1, 3, 4, 5], np.float32),
     "no_name_output": _no_name_output,
     "dummy_fp64": lambda: _plus("input:0", "output:0", [-1, 10], np.float64),

@@ -92,7 +92,7 @@ class Compiled:
 
 
 def shapes_of(tensors: Given) -> Shapes:
-    return tuple(tensor.data.shape for _, tensor in sorted(tensors, key=itemgetter(0)))
+    return tuple(shape_of(tensor) for _, tensor in sorted(tensors, key=itemgetter(0)))
 
 
 def _has_failed(request: ov.InferRequest) -> bool:

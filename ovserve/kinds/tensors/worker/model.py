@@ -77,6 +77,21 @@ def layout_pair(text: str) -> tuple[str, str]:
     return of_client, of_model
 
 
+def read_model(core: ov.Core, file: Path) -> ov.Model:
+    """Read a model. One that cannot be read is tried with the operations of tokenizers, as OVMS always has
+    them: they take 10 MB. Raises LoadError."""
+    try:
+        return core.read_model(file)
+    except RuntimeError as error:
+        try:
+            core.add_extension(str(next(TOKENIZERS.glob("*openvino_tokenizers*"), "")))
+            return core.read_model(file)
+        except RuntimeError:
+            raise LoadError(f"{file} cannot be read: {short(error)}", field="base_path") from error
+
+
+# Not imported, because that changes every `Core` of the process.
+TOKENIZERS = Path(ov.__file__).parents[1] / "openvino_tokenizers/lib"
 HINT = "PERFORMANCE_HINT"
 ANY = "-1"
 MAX_INFO = 1 << 20  # characters of a value
@@ -93,10 +108,7 @@ class Model:
         self._core = ov.Core()
         self.file = model_file(path)
         self.mapping: Mapping = read_mapping(path)
-        try:
-            self._model = self._core.read_model(self.file)
-        except RuntimeError as error:
-            raise LoadError(f"{self.file} cannot be read: {short(error)}", field="base_path") from error
+        self._model = read_model(self._core, self.file)
         self.rt_info, self.framework = _info(self._model, "model_info"), _info(self._model, "framework")
         self._model = self._preprocessed(self._model)
         self._reshape(self._model)
@@ -375,12 +387,9 @@ def numbers(port: Port, tensor: GivenTensor, blob: Buffer) -> np.ndarray[Any, An
     array = np.frombuffer(blob, port.element_type.to_dtype()).reshape(tensor.shape)
     if port.narrow is not None and array.size:
         low, high = port.narrow
-        if array.dtype.kind == "f":
-            wrong = np.isfinite(array) & ((array < low) | (array > high))
-        elif low <= array.min() and array.max() <= high:
+        if low <= array.min() and array.max() <= high:
             return array
-        else:
-            wrong = (array < low) | (array > high)
+        wrong = (array < low) | (array > high)  # an infinity would become the largest float; NaN is kept
         if wrong.any():
             raise InvalidArgument(
                 f"inputs: {port.info.name!r}: OpenVINO's CPU device takes {port.info.datatype} from {low} to "
@@ -446,7 +455,12 @@ def result(tensor: ov.Tensor) -> Buffer:
         return b""  # the library ends the process (SIGFPE) when it is asked for the texts of none
     kind = tensor.get_element_type()
     if kind == STRING:
-        texts = tensor.bytes_data.ravel().tolist()
+        if not tensor.shape:  # a copy of rank 1, which has strides
+            scalar, tensor = tensor, ov.Tensor(STRING, ov.Shape([]))
+            scalar.copy_to(tensor)
+            tensor.shape = ov.Shape([1])
+        array = tensor.bytes_data  # if all texts are empty, numpy gives each a byte that stays unwritten
+        texts = array.ravel().tolist() if any(array.strides) else [b""] * array.size
         return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
     if kind == BF16:
         return np.ascontiguousarray(tensor.data).tobytes()
