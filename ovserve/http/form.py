@@ -93,6 +93,7 @@ TEXT_BYTES = 1 << 20  # of all text fields together
 MOST_PARTS = 64
 NAME_LENGTH = 200  # characters of a field's and of a file's name
 PREFIX = "ovserve-upload-"
+PLAIN_CODINGS = ("", "7bit", "8bit", "binary", "identity")
 
 
 class Form(NamedTuple):
@@ -124,7 +125,8 @@ async def read_form(
         except TimeoutError:
             raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
         except (ValueError, AssertionError, web.RequestPayloadError, HttpProcessingError) as error:
-            raise InvalidArgument(f"the form cannot be read: {str(error)[:NAME_LENGTH]}") from None
+            reason = "it ends within a part" if "after EOF" in str(error) else str(error)[:NAME_LENGTH]
+            raise InvalidArgument(f"the form cannot be read: {reason}") from None
         yield await parts.form(request)
 
 
@@ -146,6 +148,7 @@ class _Parts:
             name = part.name
             if not name or len(name) > NAME_LENGTH:
                 raise InvalidArgument("a part of the form has no name" if not name else "a name is too long")
+            _check_headers(part, name)
             if part.filename is None:
                 self._fields.setdefault(name, []).append(await self._text_of(part, name))
             elif name in self._files:
@@ -166,10 +169,12 @@ class _Parts:
             if self._text > TEXT_BYTES:
                 raise PayloadTooLarge(f"the text of the form is larger than {TEXT_BYTES} bytes", param=name)
             data += chunk
+        charset = part.get_charset("utf-8").lower()
         try:
-            return data.decode()
+            return data.decode("iso-8859-1" if charset == "iso-8859-1" else "utf-8")
         except UnicodeDecodeError as error:
-            raise InvalidArgument(f"{name}: is not UTF-8: {error.reason}", param=name) from None
+            reason = f"is not UTF-8: {error.reason}; a part that is a file has a filename"
+            raise InvalidArgument(f"{name}: {reason}", param=name) from None
 
     async def _file(self, part: BodyPartReader) -> UploadedFile:
         try:
@@ -185,10 +190,24 @@ class _Parts:
                 await asyncio.sleep(0)  # the next chunk may be there already
         finally:
             os.close(descriptor)
-        name = os.path.basename((part.filename or "").replace("\\", "/"))[:NAME_LENGTH]
-        return UploadedFile(
-            Path(path), size, name or "file", part.headers.get("Content-Type", "")[:NAME_LENGTH]
-        )
+        name = os.path.basename(_readable(part.filename or "").replace("\\", "/"))[:NAME_LENGTH]
+        kind = _readable(part.headers.get("Content-Type", ""))[:NAME_LENGTH]
+        return UploadedFile(Path(path), size, name or "file", kind)
+
+
+def _check_headers(part: BodyPartReader, name: str) -> None:
+    """Raise InvalidArgument for a name that is not UTF-8, and for bytes that stand for others."""
+    if _readable(name) != name:
+        raise InvalidArgument(f"a name is not UTF-8: {name!r}")
+    for header in ("Content-Transfer-Encoding", "Content-Encoding"):
+        coding = part.headers.get(header, "")
+        if coding.strip().lower() not in PLAIN_CODINGS:
+            raise InvalidArgument(f"{name}: its {header} is not supported, got {coding[:40]!r}", param=name)
+
+
+def _readable(text: str) -> str:
+    """Replace bytes that are not UTF-8, such as those of a file name in Latin-1; aiohttp keeps them."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _write(descriptor: int, chunk: bytes) -> None:

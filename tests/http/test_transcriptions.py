@@ -189,6 +189,53 @@ def test_forms_that_are_wrong(server: Server) -> None:
     assert post(server, surprise="x").headers["x-ovserve-ignored-params"] == "surprise"
 
 
+def test_parts_as_other_clients_write_them(server: Server) -> None:
+    """Java's clients name Latin-1 and mean it; mail libraries encode."""
+    sound = wav(samples())
+
+    def answer(*parts: tuple[bytes, bytes]) -> httpx.Response:
+        body = b"".join(
+            b"--x\r\nContent-Disposition: form-data; name=" + head + b"\r\n\r\n" + value + b"\r\n"
+            for head, value in ((b"model", b"ear"), (b"response_format", b"text"), *parts)
+        )
+        return httpx.post(
+            f"{server.v3}/audio/transcriptions",
+            content=body + b"--x--\r\n",
+            headers={"content-type": "multipart/form-data; boundary=x"},
+        )
+
+    file = (b'file; filename="a.wav"', sound)
+    wanted = answer(file).text
+    assert answer((b'file; filename="\xe4.wav"\r\nContent-Type: audio/\xe4', sound)).text == wanted
+    latin = b"language\r\nContent-Type: text/plain; charset=ISO-8859-1"
+    assert error(answer(file, (latin, b"\xe4"))) == (
+        400, "language", "language: 'ä' is not known to the model; it knows de, en",
+    )  # fmt: skip
+    base64 = b"\r\nContent-Transfer-Encoding: Base64"
+    for parts, param, says in (
+        ([file, (b'"\xe4"', b"x")], None, "a name is not UTF-8"),
+        ([file, (b"prompt" + base64, b"YQ==")], "prompt", "its Content-Transfer-Encoding is not supported"),
+        (
+            [(file[0] + base64, b"YQ==")],
+            "file",
+            "its Content-Transfer-Encoding is not supported, got 'Base64'",
+        ),
+        ([(file[0] + b"\r\nContent-Encoding: gzip", b"x")], "file", "its Content-Encoding is not supported"),
+        ([(b"file", sound)], "file", "a part that is a file has a filename"),
+        ([file, (b"prompt", b"ab"), (b'"prompt[]"', b"cd")], "prompt", "not with prompt[]"),
+        ([file, (b'"prompt[]"', b"cd"), (b"prompt", b"ab")], "prompt", "not with prompt[]"),
+    ):
+        status, named, message = error(answer(*parts))
+        assert (status, named, says in message) == (400, param, True), message
+    assert answer((file[0] + b"\r\nContent-Transfer-Encoding: binary", sound)).text == wanted
+    cut = httpx.post(
+        f"{server.v3}/audio/transcriptions",
+        content=b"--x\r\nContent-Disposition: form-data; name=model\r\n\r\near",
+        headers={"content-type": "multipart/form-data; boundary=x"},
+    )
+    assert "it ends within a part" in error(cut)[2]
+
+
 def test_files_that_are_wrong(server: Server) -> None:
     for data in (b"", b"These are words and no sound. " * 9, wav(samples())[:40]):
         status, param, message = error(post(server, data))

@@ -217,8 +217,12 @@ def form_body(fields: dict[str, list[str]], files: dict[str, str]) -> bytes:
         bare = name.removesuffix(_BRACKETS)
         if bare in files:
             raise InvalidArgument(f"{bare}: expected a file with a name, got text", param=bare)
-        if name != bare or bare in LISTS:
+        if bare in LISTS:
             members[bare] = [*members.get(bare, []), *values]
+        elif bare in members:
+            raise InvalidArgument(f"{bare}: not with {bare}{_BRACKETS}, which is the same", param=bare)
+        elif name != bare:
+            members[bare] = values
         elif len(values) > 1:
             raise InvalidArgument(f"{name!r} occurs {len(values)} times in the form", param=name)
         elif values[0] or name == "model":  # forms of a browser send empty fields for absent ones
