@@ -239,9 +239,10 @@ def header_end(header_length: str | None, size: int) -> int:
     """Return the length of the JSON part of a body. Raises InvalidArgument."""
     if header_length is None:
         return size
-    if not header_length.isascii() or not header_length.isdigit() or int(header_length) > size:
+    digits = header_length.isascii() and header_length.isdigit() and len(header_length) < 19
+    if not digits or int(header_length) > size:
         raise InvalidArgument(
-            f"{HEADER_LENGTH}: expected 0 to {size}, the size of the body, got {header_length!r}"
+            f"{HEADER_LENGTH}: expected 0 to {size}, the size of the body, got {display(header_length)}"
         )
     return int(header_length)
 
