@@ -45,6 +45,7 @@ class Samples:
 
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+RIFX = b"RIFX"
 MOST_CHANNELS = 64
 RATES = (1000, 768_000)
 BLOCK = 1 << 18  # frames that are read at once
@@ -61,6 +62,7 @@ class Format:
     channels: int
     rate: int
     bits: int
+    big_endian: bool = False
 
     @property
     def frame_bytes(self) -> int:
@@ -72,8 +74,9 @@ class OtherCodec(Undecodable):
 
 
 def is_wav(head: bytes) -> bool:
-    """Return whether the first 12 bytes are those of a WAV file; RF64 is one of more than 4 GiB."""
-    return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+    """Return whether the first 12 bytes are those of a WAV file; RF64 is one of more than 4 GiB, RIFX a
+    big-endian one, of which FFmpeg makes noise."""
+    return head[:4] in (b"RIFF", b"RF64", RIFX) and head[8:12] == b"WAVE"
 
 
 def decode_wav(source: Path, samples: Samples) -> None:
@@ -93,12 +96,12 @@ def decode_wav(source: Path, samples: Samples) -> None:
 def _chunks(raw: NDArray[np.uint8]) -> tuple[Format, int, int]:
     """Return the format, and where the samples begin and end."""
     form: Format | None = None
-    at = 12
+    order, at = ">" if bytes(raw[:4]) == RIFX else "<", 12
     while at + 8 <= raw.size:
-        name, size = struct.unpack("<4sI", bytes(raw[at : at + 8]))
+        name, size = struct.unpack(f"{order}4sI", bytes(raw[at : at + 8]))
         at += 8
         if name == b"fmt ":
-            form = _format(bytes(raw[at : at + min(size, 40)]))
+            form = _format(bytes(raw[at : at + min(size, 40)]), order)
         elif name == b"data":
             if form is None:
                 raise Undecodable("its header has no format before the samples")
@@ -108,23 +111,25 @@ def _chunks(raw: NDArray[np.uint8]) -> tuple[Format, int, int]:
     raise Undecodable("it has no samples" if form else "its header has no format")
 
 
-def _format(data: bytes) -> Format:
+def _format(data: bytes, order: str) -> Format:
     if len(data) < 16:
         raise Undecodable("its format is cut off")
-    kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data)
-    if kind == EXTENSIBLE and len(data) >= 26:
-        (kind,) = struct.unpack_from("<H", data, 24)
+    kind, channels, rate, _, _, bits = struct.unpack_from(f"{order}HHIIHH", data)
+    if kind == EXTENSIBLE and len(data) >= 28:
+        (kind,) = struct.unpack_from(f"{order}I", data, 24)
     if not 1 <= channels <= MOST_CHANNELS:
         raise Undecodable(f"it has {channels} channels; expected 1 to {MOST_CHANNELS}")
     if not RATES[0] <= rate <= RATES[1]:
         raise Undecodable(f"its sample rate is {rate}; expected {RATES[0]} to {RATES[1]}")
     if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
         raise OtherCodec(f"its codec {kind} with {bits} bits is not supported")
-    return Format(kind, channels, rate, bits)
+    return Format(kind, channels, rate, bits, order == ">")
 
 
 def _values(block: NDArray[np.uint8], form: Format) -> Floats:
     """Return samples from -1 to 1."""
+    if form.big_endian:
+        block = block.reshape(-1, form.bits // 8)[:, ::-1].reshape(-1)
     if form.kind == FLOAT:
         values = block.view(f"<f{form.bits // 8}").astype(np.float64)
         return np.nan_to_num(np.clip(values, -1, 1), nan=0.0)

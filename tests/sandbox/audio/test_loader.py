@@ -54,17 +54,13 @@ def tone(rate: int, seconds: float = 1.0, hertz: float = 440.0) -> Any:
     return np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)
 
 
-def riff(data: bytes, kind: int, channels: int, rate: int, bits: int, size: int | None = None) -> bytes:
-    form = struct.pack("<HHIIHH", kind, channels, rate, 0, 0, bits)
-    size = len(data) if size is None else size
-    return (
-        b"RIFF\xff\xff\xff\xffWAVEfmt "
-        + struct.pack("<I", 16)
-        + form
-        + b"data"
-        + struct.pack("<I", size)
-        + data
-    )
+def riff(
+    data: bytes, kind: int, channels: int, rate: int, bits: int, size: int | None = None, order: str = "<"
+) -> bytes:
+    head = struct.pack(f"{order}IHHIIHH", 16, kind, channels, rate, 0, 0, bits)
+    length = struct.pack(f"{order}I", len(data) if size is None else size)
+    name = b"RIFF" if order == "<" else b"RIFX"
+    return name + b"\xff\xff\xff\xffWAVEfmt " + head + b"data" + length + data
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000, 191_999, 767_999])
@@ -100,6 +96,9 @@ async def test_any_width_and_a_size_that_is_not_true(
     stereo = np.stack([half, half], 1).reshape(-1)
     got = await load(loader, riff(make(stereo), kind, 2, RATE, bits, size), tmp_path)
     assert np.abs(got - half * 32768).max() < (520 if bits == 8 else 3)
+    turned = np.frombuffer(make(stereo), np.uint8).reshape(-1, bits // 8)[:, ::-1].tobytes()
+    big_endian = await load(loader, riff(turned, kind, 2, RATE, bits, size, ">"), tmp_path)
+    assert np.array_equal(big_endian, got)
 
 
 @pytest.mark.parametrize("extension", CODECS)
