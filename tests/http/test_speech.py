@@ -112,6 +112,19 @@ def test_each_format_has_the_audio_and_its_type(server: Server, name: str, kind:
     assert found == pytest.approx(whole, abs=0.15)  # coders begin and end with part of a frame
 
 
+def test_a_flac_says_how_long_it_is(server: Server) -> None:
+    """libsndfile refuses a file that does not."""
+    wanted = (len(post(server).content) - 44) // 2
+    whole, streamed = (
+        post(server, response_format="flac", **more).content for more in ({}, {"stream_format": "audio"})
+    )
+    assert int.from_bytes(whole[18:26], "big") & ((1 << 36) - 1) == wanted  # of STREAMINFO, RFC 9639
+    assert int.from_bytes(streamed[18:26], "big") & ((1 << 36) - 1) == 0
+    with av.open(io.BytesIO(whole)) as container:
+        assert container.duration == pytest.approx(wanted / RATE * 1e6, abs=1)
+    assert seconds(whole) == wanted / RATE
+
+
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in response.iter_lines():
         if line:

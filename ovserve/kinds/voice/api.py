@@ -30,6 +30,7 @@ CONTENT_TYPES: Mapping[Format, str] = {
     "aac": "audio/aac",
 }
 UNKNOWN_SIZE = 0xFFFFFFFF  # in the head of a WAV that is sent before its end is known; players read on
+FLAC_HEAD_BYTES = 26  # up to the number of samples; without it libsndfile and others cannot read the file
 WAV_HEAD = struct.Struct("<4sI4s4sIHHIIHH4sI")
 
 
@@ -49,7 +50,7 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     language: Annotated[str | None, doc("such as en-us, en-gb, es; default: that of the voice")] = None
     stream_format: Annotated[
         Literal["audio", "sse"] | None,
-        doc("audio: bytes as they are spoken; sse: events with base64; default: audio, wav as a whole"),
+        doc("audio: bytes as they are spoken; sse: events with base64; default: audio, wav and flac whole"),
     ] = None
     stream: Annotated[bool | None, doc("true: as `stream_format: sse`")] = None
     instructions: Annotated[str | None, doc("without effect: the models take none")] = None
@@ -98,8 +99,8 @@ class Speech:
 
     @property
     def whole(self) -> bool:
-        """Return whether the answer is one body. Many readers of WAV need its size in the head."""
-        return self.format == "wav" and self.stream is None
+        """Return whether the answer is one body. Many readers of WAV and FLAC need the size in the head."""
+        return self.format in ("wav", "flac") and self.stream is None
 
 
 _decoder = msgspec.json.Decoder(SpeechRequest)
@@ -149,6 +150,12 @@ def wav_head(rate: int, size: int | None) -> bytes:
     data = UNKNOWN_SIZE if size is None or size > UNKNOWN_SIZE - WAV_HEAD.size else size
     riff = UNKNOWN_SIZE if data == UNKNOWN_SIZE else data + WAV_HEAD.size - 8
     return WAV_HEAD.pack(b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16, b"data", data)
+
+
+def flac_head(head: bytes, samples: int) -> bytes:
+    """Return the first FLAC_HEAD_BYTES of a file with the number of its samples, which its encoder did not
+    know."""
+    return head[:-4] + struct.pack(">I", samples)
 
 
 def delta_event(audio: bytes) -> bytes:

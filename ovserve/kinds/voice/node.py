@@ -24,12 +24,14 @@ from ovserve.kinds.plugin_config import without_lookup
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind, model_path
 from ovserve.kinds.voice.api import (
     CONTENT_TYPES,
+    FLAC_HEAD_BYTES,
     NAME,
     Speech,
     SpeechEndpoint,
     decode_speech,
     delta_event,
     done_event,
+    flac_head,
     wav_head,
 )
 from ovserve.kinds.voice.metrics import TextToSpeechMetrics
@@ -322,23 +324,26 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         await (self._whole if request.whole else self._parts)(cc, request, speaker)
 
     async def _whole(self, cc: Context, request: Speech, speaker: SpeechResource) -> None:
-        """Send a WAV, which begins with its size. A long one waits on disk: minutes of audio come of a short
-        text."""
+        """Send a WAV or FLAC, which begins with its size. A long one waits on disk: minutes of audio come of
+        a short text."""
         kind, headers = CONTENT_TYPES[request.format], ignored_header(request.ignored)
         with SpooledTemporaryFile(MOST_KEPT, prefix=PREFIX) as parts:
+            rate, samples = speaker.model.sample_rate, 0
             while (item := await self._next()) is not None:
+                samples += round(item[0].audio_seconds * rate)
                 try:
                     parts.write(item[1])
                 except OSError as error:  # from MOST_KEPT on it is a file
-                    raise Unavailable(f"the server cannot store a long WAV: {error.strerror}") from error
+                    raise Unavailable(f"the server cannot store a long answer: {error.strerror}") from error
             size = parts.tell()
             parts.seek(0)
-            head = wav_head(speaker.model.sample_rate, size)
+            flac = request.format == "flac"
+            head = flac_head(parts.read(FLAC_HEAD_BYTES), samples) if flac else wav_head(rate, size)
+            whole, at = len(head) + size - parts.tell(), cc.timestamp
             body = head + parts.read(MOST_KEPT)
-            if len(head) + size == len(body):
+            if whole == len(body):
                 cc.send(self.response, HttpResponse(body, kind, headers))
                 return
-            whole, at = len(head) + size, cc.timestamp
             cc.send(self.response, HttpResponse(body, kind, headers, more=True, size=whole))
             while body := parts.read(PIECE):
                 await cc.flush()
