@@ -101,6 +101,10 @@ def test_ollama_embeds_with_a_graph_of_embeddings(server: Server) -> None:
         assert np.allclose(np.array(client.embeddings("exact", "prices").embedding), expected[1], atol=1e-6)
         with pytest.raises(ollama.ResponseError, match="Input length"):
             client.embed("exact", "oil " * 500, truncate=False)
+        cut = vectors(post(server, "oil " * 500, truncate=True))
+        for more in ({}, {"truncate": True}):  # Ollama's default
+            found = client.embed("exact", "oil " * 500, **more)
+            assert np.allclose(np.array(found.embeddings), cut, atol=1e-6)
 
 
 def post(server: Server, input_: Any, model: str = "exact", **more: Any) -> httpx.Response:

@@ -116,7 +116,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
     dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, doc("shorter vectors, of models that can")] = (
         None
     )
-    truncate: Annotated[bool | None, doc("reported: the graph decides")] = None
+    truncate: Annotated[bool | None, doc("false: refuse inputs that are too long")] = None
     options: Annotated[dict[str, Any] | None, doc("reported")] = None
     keep_alive: KeepAlive = None
 
@@ -370,6 +370,7 @@ def embeddings_request(body: bytes, name: str, *, older: bool) -> tuple[bytes, s
         return _request_body(name, input=old.prompt), old.model, _unused(old, unknown)
     request, unknown = decode_body(body, _embed_decoder)
     more = {} if request.dimensions is None else {"dimensions": request.dimensions}
+    more["truncate"] = request.truncate is not False  # Ollama's default
     return _request_body(name, input=request.input, **more), request.model, _unused(request, unknown)
 
 
@@ -378,7 +379,7 @@ def _request_body(name: str, **fields: Any) -> bytes:
 
 
 def _unused(request: EmbedRequest | EmbeddingsRequest, unknown: Iterable[str]) -> tuple[str, ...]:
-    ignored = [f for f in ("truncate", "options", "keep_alive") if getattr(request, f, None) is not None]
+    ignored = [f for f in ("options", "keep_alive") if getattr(request, f, None) is not None]
     return tuple(sorted([*unknown, *ignored]))
 
 
