@@ -189,6 +189,8 @@ class Access:
                 raise UnsupportedMediaType(
                     f"content-type: expected application/json, got {request.content_type}"
                 )
+            if "Content-Encoding" in request.headers:
+                raise UnsupportedMediaType("content-encoding: bodies of the console have none")
             return await handler(request)
 
         return protected

@@ -277,5 +277,5 @@ def build_runner(app: web.Application, limits: RestLimits) -> Runner:
         lingering_time=LINGER_SECONDS,
         max_line_size=limits.head_bytes,
         max_field_size=limits.head_bytes,
-        auto_decompress=True,
+        auto_decompress=False,  # `body.content_of` does it: aiohttp takes what ends before its checksum
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
-from typing import NamedTuple
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -13,7 +16,7 @@ from ovserve.access.keys import CREDENTIALS
 from ovserve.api.azure import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
-from ovserve.http.transport.connections import LIMITS, check_coding
+from ovserve.http.transport.connections import LIMITS
 from ovserve.kinds.payload import HttpPayload, report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager
@@ -33,6 +36,11 @@ _ESCAPE = re.compile(
 REPLACEMENT = rb"\ufffd"
 SEARCH_BYTES = 1 << 20  # of a body, in one turn of the event loop
 CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
+PACKED_CHUNK = 16 * 1024  # packed bytes of one step: at each end of a gzip member the rest of them is copied
+STEP_COST = 1024  # bytes that could be unpacked in the time that a step takes besides
+# The codings of bodies (RFC 9110, 8.4.1), with the number that zlib has for each.
+_GZIP, _DEFLATE = zlib.MAX_WBITS + 16, zlib.MAX_WBITS
+CODINGS = {"gzip": _GZIP, "deflate": _DEFLATE, "x-gzip": _GZIP}
 
 
 class Body(NamedTuple):
@@ -114,18 +122,23 @@ async def read_bytes(request: web.Request, *, any_type: bool = False) -> bytes:
     # is rejected.
     if request.content_type.startswith("multipart/") and not any_type:
         raise UnsupportedMediaType(f"content-type: expected application/json, got {request.content_type}")
-    check_coding(coding := request.headers.get("content-encoding", ""))
     if (arrived := _arrived(request)) is not None:
         return arrived
-    seconds = request.app[LIMITS].read_seconds
+    most = request.client_max_size
+    async with body_time(request.app[LIMITS].read_seconds):
+        return b"".join([piece async for piece in content_of(request, most)])
+
+
+@asynccontextmanager
+async def body_time(seconds: float) -> AsyncIterator[None]:
+    """Raises TooSlow when the time is over, and InvalidArgument for a body that cannot be read."""
     try:
         async with asyncio.timeout(seconds):
-            return await _whole(request)
+            yield
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
     except web.RequestPayloadError as exc:
-        what = f"it is not valid {coding}" if coding else str(exc)
-        raise InvalidArgument(f"the body cannot be read: {what}") from exc
+        raise InvalidArgument(f"the body cannot be read: {exc}") from exc
 
 
 def _arrived(request: web.Request) -> bytes | None:
@@ -133,26 +146,89 @@ def _arrived(request: web.Request) -> bytes | None:
     content = request.content
     if not content.is_eof() or content.exception() is not None or content.total_bytes > CHUNK:
         return None
-    if content.total_bytes > request.client_max_size:
+    if content.total_bytes > request.client_max_size or "content-encoding" in request.headers:
         return None
     return content.read_nowait()
 
 
-async def _whole(request: web.Request) -> bytes:
-    """Like `request.read()`, which would unpack all that has arrived in one turn of the event loop.
+async def content_of(request: web.Request, most: int) -> AsyncGenerator[bytes]:
+    """Yield the body in pieces, unpacked. Other requests have their turns in between.
 
-    Raises HTTPRequestEntityTooLarge as soon as there is too much of it, packed or not."""
+    Raises UnsupportedMediaType, InvalidArgument for what is not of its coding, and
+    HTTPRequestEntityTooLarge as soon as there are more than `most` bytes, packed or not."""
+    unpacker = _unpacker(request)
     request.content.set_read_chunk_size(CHUNK)
-    chunks: list[bytes] = []
-    size = 0
-    while chunk := await request.content.readany():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > request.client_max_size:
-            raise web.HTTPRequestEntityTooLarge(request.client_max_size, size)
-        if size > CHUNK:
-            await asyncio.sleep(0)  # the next chunk may be there already
-    return b"".join(chunks)
+    packed_size = size = since_turn = 0
+    while data := await request.content.readany():
+        packed_size += len(data)
+        for piece in (data,) if unpacker is None else unpacker.pieces(data):
+            size += len(piece)
+            if max(packed_size, size) > most:
+                raise web.HTTPRequestEntityTooLarge(most, max(packed_size, size))
+            since_turn += len(piece) + STEP_COST
+            if since_turn > CHUNK:
+                since_turn = 0
+                await asyncio.sleep(0)
+            if piece:
+                yield piece
+    if unpacker is not None:
+        unpacker.end()
+
+
+def _unpacker(request: web.Request) -> Unpacker | None:
+    """Raises UnsupportedMediaType for an unsupported coding, or for several."""
+    coding = ", ".join(request.headers.getall("content-encoding", ())).strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in CODINGS:
+        raise UnsupportedMediaType(
+            f"content-encoding: expected one of {', '.join(CODINGS)}, got {coding[:40]!r}"
+        )
+    return Unpacker(coding)
+
+
+class Unpacker:
+    """Undoes a coding. What follows the data, or is missing of them, is an InvalidArgument."""
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding
+        self._stream: Any = None  # of the member at hand; gzip has one or more
+        self._ended = False  # a member
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yield what a part of the body unpacks to, at most CHUNK bytes at once."""
+        for at in range(0, len(data), PACKED_CHUNK):
+            rest, full = data[at : at + PACKED_CHUNK], False
+            while rest or full:
+                if self._stream is None and not (rest := self._begin(rest)):
+                    break
+                try:
+                    piece = self._stream.decompress(rest, CHUNK)
+                except zlib.error as error:
+                    raise self._fault(f"is not valid {self._coding}") from error
+                rest, full = self._stream.unconsumed_tail, len(piece) == CHUNK
+                if self._stream.eof:
+                    rest, full, self._stream, self._ended = self._stream.unused_data, False, None, True
+                yield piece
+
+    def end(self) -> None:
+        if self._stream is not None:
+            raise self._fault(f"ends before its {self._coding} data do")
+
+    def _begin(self, data: bytes) -> bytes:
+        """Begin a member with these bytes; return them without zeros, with which files are padded."""
+        number = CODINGS[self._coding]
+        if self._ended and number == _DEFLATE:
+            raise self._fault("goes on after its deflate data")
+        if self._ended and not (data := data.lstrip(b"\0")):
+            return data
+        if number == _DEFLATE and data[0] & 15 != zlib.DEFLATED:
+            number = -number  # some clients send it without zlib's header
+        self._stream = zlib.decompressobj(number)
+        return data
+
+    def _fault(self, what: str) -> InvalidArgument:
+        return InvalidArgument(f"the body cannot be read: it {what}")
 
 
 def servable_of(manager: Manager, body: Body) -> Servable:
@@ -187,9 +263,11 @@ def open_payload(request: web.Request, endpoint: str, data: bytes, head: Head = 
 
 
 def headers_of(request: web.Request) -> dict[str, str]:
-    """Return the headers without those that hold keys: a third party's calculator may show what it gets."""
+    """Return the headers without those that hold keys: a third party's calculator may show what it gets.
+    And without the coding of the body, which has been undone."""
     headers = request.headers.items()
-    return {lower: value for name, value in headers if (lower := name.lower()) not in CREDENTIALS}
+    left_out = {*CREDENTIALS, "content-encoding"}
+    return {lower: value for name, value in headers if (lower := name.lower()) not in left_out}
 
 
 def json_response(result: TokenizeResult) -> web.Response:

@@ -2,11 +2,6 @@
 
 Files are written as they arrive, so a large one is never in memory. Text fields are small: they share a limit
 with all others of a form.
-
-The body of a form as aiohttp's reader of forms takes it: bounded, and with turns for other requests.
-
-aiohttp skips what stands before the first boundary line by line, without a bound. What has arrived needs no
-wait, so a small compressed body of empty lines held the event loop for more than 30 s.
 """
 
 from __future__ import annotations
@@ -14,77 +9,70 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import warnings
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, Unavailable, UnsupportedMediaType
-from ovserve.http.body import BODIES, Body
-from ovserve.http.transport.connections import LIMITS, check_coding
+from ovserve.errors import InvalidArgument, PayloadTooLarge, Unavailable, UnsupportedMediaType
+from ovserve.http.body import BODIES, Body, body_time, content_of
+from ovserve.http.transport.connections import LIMITS
 from ovserve.kinds.payload import UploadedFile
 from ovserve.kinds.speech.api import form_body
 from ovserve.sandbox.bodies import Head
 
-LINE_COST_BYTES = 256  # what reading a line costs besides its bytes, in bytes
 MOST_LINES = 16_384  # around the parts: 64 parts with 128 headers have 8,384
+LINES_A_TURN = 1024  # of the event loop: 10 ms
 
 
 class FormContent:
-    """The methods of `StreamReader` that are called.
+    """The body of a form, with the methods of `StreamReader` that aiohttp's reader of forms calls.
 
-    Raises HTTPRequestEntityTooLarge past `most` bytes, ValueError past MOST_LINES.
+    aiohttp skips what stands before the first boundary line by line, without a bound: a small packed body of
+    empty lines held the event loop for more than 30 s. Raises ValueError past MOST_LINES.
     """
 
-    def __init__(self, stream: StreamReader, most: int) -> None:
-        self._stream, self._most = stream, most
-        self._size = self._lines = self._since_turn = 0
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+        self._buffer, self._at = b"", 0  # what is before `at` was read
+        self._ended = False
+        self._lines = 0
 
     async def read(self, n: int = -1) -> bytes:
-        return await self._counted(await self._stream.read(n))
+        return self._take(len(self._buffer) if n < 0 else self._at + n) if await self._has_more() else b""
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
         self._lines += 1
-        self._since_turn += LINE_COST_BYTES
         if self._lines > MOST_LINES:
             raise ValueError(f"it has more than {MOST_LINES} lines around its parts")
-        return await self._counted(await self._stream.readline(max_line_length=max_line_length))
+        if self._lines % LINES_A_TURN == 0:
+            await asyncio.sleep(0)
+        line, most = b"", max_line_length or 2 * CHUNK
+        while not line.endswith(b"\n") and await self._has_more():
+            line += self._take(self._buffer.find(b"\n", self._at) + 1 or len(self._buffer))
+            if len(line) > most:
+                raise ValueError(f"it has a line of more than {most} bytes around its parts")
+        return line
 
     def at_eof(self) -> bool:
-        return self._stream.at_eof()
+        return self._ended
 
     def unread_data(self, data: bytes) -> None:
-        self._size -= len(data)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._stream.unread_data(data)
+        self._buffer, self._at, self._ended = data + self._buffer[self._at :], 0, self._ended and not data
 
-    async def _counted(self, data: bytes) -> bytes:
-        self._size += len(data)
-        if self._size > self._most:
-            raise web.HTTPRequestEntityTooLarge(self._most, self._size)
-        self._since_turn += len(data)
-        if self._since_turn > CHUNK:
-            self._since_turn = 0
-            await asyncio.sleep(0)
-        return data
+    async def _has_more(self) -> bool:
+        while self._at == len(self._buffer) and not self._ended:
+            self._buffer, self._at = await anext(self._pieces, b""), 0
+            self._ended = not self._buffer
+        return not self._ended
 
-
-def parts_of(request: web.Request, most: int) -> MultipartReader:
-    """Like `request.multipart()`, within `most` bytes."""
-    content = FormContent(request.content, most)
-    return MultipartReader(
-        request.headers,
-        cast(StreamReader, content),
-        client_max_size=most,
-        max_field_size=request.protocol.max_field_size,
-        max_headers=request.protocol.max_headers,
-        max_size_error_cls=web.HTTPRequestEntityTooLarge,
-    )
+    def _take(self, end: int) -> bytes:
+        piece = self._buffer[self._at : end]
+        self._at += len(piece)
+        return piece
 
 
 FORM = "multipart/form-data"
@@ -114,17 +102,14 @@ async def read_form(
     """
     if request.content_type != FORM:
         raise UnsupportedMediaType(f"content-type: expected {FORM}, got {request.content_type}")
-    check_coding(request.headers.get("content-encoding", ""))
     limits = request.app[LIMITS]
     seconds = limits.read_seconds * max(1.0, most / limits.body_bytes)
     with ExitStack() as stored:
         parts = _Parts(stored, most + TEXT_BYTES if most else request.client_max_size, directory)
         try:
-            async with asyncio.timeout(seconds):
+            async with body_time(seconds):
                 await parts.read(request)
-        except TimeoutError:
-            raise TooSlow(f"the body did not arrive within {seconds:g} s") from None
-        except (ValueError, AssertionError, web.RequestPayloadError, HttpProcessingError) as error:
+        except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
             reason = "it ends within a part" if "after EOF" in str(error) else str(error)[:NAME_LENGTH]
             raise InvalidArgument(f"the form cannot be read: {reason}") from None
         yield await parts.form(request)
@@ -138,7 +123,18 @@ class _Parts:
         self._files: dict[str, UploadedFile] = {}
 
     async def read(self, request: web.Request) -> None:
-        reader = parts_of(request, self._most)
+        async with aclosing(content_of(request, self._most)) as pieces:
+            await self._read_parts(request, FormContent(pieces))
+
+    async def _read_parts(self, request: web.Request, content: FormContent) -> None:
+        reader = MultipartReader(
+            request.headers,
+            cast(StreamReader, content),
+            client_max_size=self._most,
+            max_field_size=request.protocol.max_field_size,
+            max_headers=request.protocol.max_headers,
+            max_size_error_cls=web.HTTPRequestEntityTooLarge,
+        )
         while (part := await reader.next()) is not None:
             self._count += 1
             if self._count > MOST_PARTS:

@@ -175,7 +175,7 @@ async def test_the_rest_of_a_rejected_body_is_not_unpacked(tmp_path: Path, path:
     """The answer comes, the connection ends, and the event loop is not held meanwhile."""
     bomb = gzip.compress(b"[" * 200_000_000)
     head = HEAD.replace(b"/v3/chat/completions", path.encode())
-    head += b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    head += b"Content-Encoding: gzip\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     async with limited(tmp_path) as (it, _), Loop() as loop:
         assert status(await talk(it.port, head + bomb)) == (404 if path == "/nowhere" else 413)
     assert loop.held < 0.2

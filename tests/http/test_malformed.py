@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
 import socket
 import zlib
 from collections.abc import Iterator
 
 import pytest
-from aiohttp.compression_utils import HAS_BROTLI
 
 from tests.conftest import Server, script_graph, start_process
 
@@ -70,7 +70,9 @@ def test_what_is_not_http_has_an_answer_of_the_api_and_one_line_of_the_log(
     assert "aiohttp" not in head
 
 
-@pytest.mark.parametrize("coding", ["zstd", "compress", "x-gzip", "gzip, gzip", '"', "a" * 300])
+@pytest.mark.parametrize(
+    "coding", ["br", "zstd", "compress", "gzip, gzip", "gzip\r\nContent-Encoding: gzip", '"', "a" * 300]
+)
 def test_an_unknown_coding_is_a_415_that_lists_the_known(server: Server, coding: str) -> None:
     status, head, body = ask(server, coded(coding, gzip.compress(BODY)))
     assert (status, json.loads(body)["error"]["type"]) == (415, "invalid_request_error")
@@ -78,14 +80,53 @@ def test_an_unknown_coding_is_a_415_that_lists_the_known(server: Server, coding:
     assert "x-request-id: " in head
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", *(["br"] if HAS_BROTLI else [])])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_body_that_is_not_what_its_coding_says_is_a_400(server: Server, coding: str) -> None:
     status, _, body = ask(server, coded(coding, BODY))
     assert (status, json.loads(body)["error"]["type"]) == (400, "invalid_request_error")
     assert f"not valid {coding}" in json.loads(body)["error"]["message"]
 
 
-@pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "identity"])
+def judged(packed: bytes) -> bytes | None:
+    """Return what Python's gzip makes of a body; None where it refuses it."""
+    try:
+        return gzip.decompress(packed)
+    except (EOFError, OSError, zlib.error):
+        return None
+
+
+def variants(packed: bytes, rng: random.Random) -> Iterator[bytes]:
+    yield from (packed[:at] for at in (0, 1, 5, len(packed) // 2, len(packed) - 8, len(packed) - 1))
+    yield from (packed + more for more in (b"\0", bytes(600), b"x", b"\0x", packed[:5]))
+    for _ in range(20):
+        changed = bytearray(packed)
+        # Behind the header, of which Python takes flags that RFC 1952 reserves.
+        changed[rng.randrange(10, len(packed))] ^= 1 << rng.randrange(8)
+        yield bytes(changed)
+
+
+def test_a_gzip_body_is_what_pythons_gzip_makes_of_it(server: Server) -> None:
+    half, rng = len(BODY) // 2, random.Random(1)
+    members = gzip.compress(BODY[:half]) + gzip.compress(b"") * 2000 + bytes(3) + gzip.compress(BODY[half:])
+    for packed in (gzip.compress(BODY), gzip.compress(BODY, 0), members):
+        for body in (packed, *variants(packed, rng)):
+            status, _, answer = ask(server, coded("x-gzip", body))
+            if judged(body) is None:
+                assert "the body cannot be read: it " in json.loads(answer)["error"]["message"], body
+            assert (status == 200) == (judged(body) == BODY), (body, answer)
+
+
+def test_a_body_without_its_end_or_with_more_is_a_400(server: Server) -> None:
+    bare = zlib.compressobj(wbits=-15)
+    for packed in (zlib.compress(BODY), bare.compress(BODY) + bare.flush()):
+        assert ask(server, coded("deflate", packed))[0] == 200
+        for body in (packed[:-1], packed[: len(packed) // 2], packed + b"\0", packed + packed):
+            status, _, answer = ask(server, coded("deflate", body))
+            assert status == 400, (body, answer)
+            assert "the body cannot be read: it " in json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "identity"])
 def test_known_codings(server: Server, coding: str) -> None:
-    packed = {"gzip": gzip.compress(BODY), "deflate": zlib.compress(BODY), "identity": BODY}[coding.lower()]
+    packed = {"gzip": gzip.compress(BODY), "identity": BODY}[coding.lower()]
     assert ask(server, coded(coding, packed))[0] == 200

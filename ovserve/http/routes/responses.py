@@ -196,8 +196,9 @@ class BatchRoutes:
     async def create(self, request: web.Request) -> web.Response:
         body, ignored = decode_body(await read_small_body(request), _batch)
         retry_key = request.headers.get(RETRY_KEY)
-        if retry_key is not None and not 0 < len(retry_key) <= MAX_RETRY_KEY:
-            raise InvalidArgument(f"{RETRY_KEY}: expected 1 to {MAX_RETRY_KEY} characters", param=RETRY_KEY)
+        if retry_key is not None and not (0 < len(retry_key) <= MAX_RETRY_KEY and retry_key.isprintable()):
+            message = f"{RETRY_KEY}: expected 1 to {MAX_RETRY_KEY} characters of UTF-8"
+            raise InvalidArgument(message, param=RETRY_KEY)
         return _encoded(await self._service.create(owner_of(request), body, retry_key), tuple(ignored))
 
     async def list_batches(self, request: web.Request) -> web.Response:
@@ -225,8 +226,8 @@ def _nested(data: bytes) -> bytes:
     fields = decode_fields(data)
     inner = {name: fields.pop(f"{EXPIRY}[{name}]", None) for name in ("anchor", "seconds")}
     if given_parts := {name: value for name, value in inner.items() if value is not None}:
-        if (seconds := given_parts.get("seconds")) and (text := bytes(seconds)[1:-1]).isdigit():
-            given_parts["seconds"] = msgspec.Raw(text)
+        if (seconds := given_parts.get("seconds")) and (text := bytes(seconds)[1:-1][:20]).isdigit():
+            given_parts["seconds"] = msgspec.Raw(b"%d" % int(text))
         fields[EXPIRY] = msgspec.Raw(encode(given_parts))
     return encode(fields)
 

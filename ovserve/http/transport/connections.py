@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 
-from aiohttp import compression_utils, web
-from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError, UnsupportedMediaType
+from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError
 from ovserve.http.errors import OPENAI_STYLE
 from ovserve.http.transport.sockets import LISTEN_BACKLOG, Certificate, Sockets
 from ovserve.log import request_id
@@ -40,28 +40,6 @@ log = logging.getLogger(__name__)
 LONGEST_REASON = 200  # characters
 
 
-def codings() -> tuple[str, ...]:
-    """Return the supported content codings of bodies: two need a package."""
-    optional = {"br": "HAS_BROTLI", "zstd": "HAS_ZSTD"}
-    return (
-        "gzip",
-        "deflate",
-        *(c for c, flag in optional.items() if getattr(compression_utils, flag, False)),
-    )
-
-
-def unknown_coding(coding: str) -> UnsupportedMediaType:
-    return UnsupportedMediaType(
-        f"content-encoding: expected one of {', '.join(codings())}, got {coding[:40]!r}"
-    )
-
-
-def check_coding(coding: str) -> None:
-    """Raise UnsupportedMediaType for an unsupported coding, or for several."""
-    if coding and coding.strip().lower() not in ("", "identity", *codings()):
-        raise unknown_coding(coding)
-
-
 class Protocol(web.RequestHandler):
     """aiohttp's protocol of one connection, with our answers to what it cannot parse."""
 
@@ -75,20 +53,10 @@ class Protocol(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer. The rest of a compressed body is not unpacked only to be dropped, as aiohttp would.
-
-        It does so for `lingering_time`, without a turn of the event loop as long as there is data.
-        """
         if isinstance(resp, web.HTTPExpectationFailed):  # raised before any middleware
             expect = request.headers.get("expect", "")[:LONGEST_REASON]
             resp = self.handle_error(request, 400, message=f"expect: expected 100-continue, got {expect!r}")
-        finished = await super().finish_response(request, resp, start_time)
-        if not request.content.is_eof() and request.headers.get("content-encoding"):
-            connection = self.transport.get_protocol() if self.transport is not None else None
-            if isinstance(connection, Connection):
-                await connection.drop_rest()
-            self.force_close()
-        return finished
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,
@@ -119,10 +87,6 @@ class Protocol(web.RequestHandler):
 
 
 def _error(status: int, exc: BaseException | None, message: str | None) -> OvserveError:
-    if isinstance(exc, ContentEncodingError):
-        return unknown_coding(
-            "zstd" if "zstd" in exc.message else "br"
-        )  # the only codings that it knows and that may be missing
     if isinstance(exc, HttpProcessingError) or status < HTTPStatus.INTERNAL_SERVER_ERROR:
         reason = " ".join((message or str(exc)).split())[:LONGEST_REASON]
         return InvalidArgument(f"the request is not valid HTTP: {reason}")
@@ -286,19 +250,6 @@ class Connection(asyncio.Protocol):
             self._all.resting[self] = time.monotonic()
         if self._reading is None:
             self._must_read()
-
-    async def drop_rest(self) -> None:
-        """Drop what the client still sends after its answer, for a moment, so that it can read the answer.
-
-        aiohttp cancels this when the client has gone.
-        """
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._refused = True
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        self._transport.resume_reading()
-        await asyncio.sleep(LINGER_SECONDS)
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()
