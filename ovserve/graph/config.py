@@ -17,11 +17,12 @@ from typing import Literal, TypeVar, cast
 from google.protobuf import text_format
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ovserve.errors import LoadError
-from ovserve.graph.pbtxt.proto_file import Messages
+from ovserve.graph.pbtxt.proto_file import Messages, plain_fields
 from ovserve.graph.pbtxt.scanner import Document, Entry, Fault, lenient_escapes
 from ovserve.graph.pbtxt.schema import STRUCT, Values, as_struct, check, is_plain, read_block, read_struct
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
@@ -99,15 +100,20 @@ class GraphConfig:
 
     def values(self, i: int, type_name: str) -> Values | None:
         """Return the options of node `i` that have this type as plain values; None if there are none."""
-        blocks = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
-        if len(blocks) > 1:
-            raise self.error(f"{type_name} is given {len(blocks)} times; give it once", i, "node_options")
-        if not blocks:
+        packed = [each for each in self.message.node[i].node_options if each.TypeName() == type_name]
+        if len(packed) > 1:
+            raise self.error(f"{type_name} is given {len(packed)} times; give it once", i, "node_options")
+        if not packed:
             return None
+        message = self._messages.unpacked(packed[0])
+        blocks = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
+        if not blocks:  # as `type_url` and `value`
+            fields = MessageToDict(message) if type_name == STRUCT else plain_fields(message, None)
+            return Values(fields, {(): self._nodes[i].start})
         if type_name == STRUCT:
             return read_struct(blocks[0], self._document)
         values = read_block(blocks[0], self._document)
-        values.value = self._messages.completed(type_name, values.value)
+        values.value = plain_fields(message, values.value)
         return values
 
     def place_at(self, offset: int) -> tuple[int, int]:

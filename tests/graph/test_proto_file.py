@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -51,14 +52,18 @@ class GuardOptions(msgspec.Struct, frozen=True):
 
 
 def options(
-    directory: Path, text: str, proto: str = PROTO, name: str = "my.pkg.GuardOptions"
-) -> GuardOptions:
+    directory: Path,
+    text: str,
+    proto: str = PROTO,
+    name: str = "my.pkg.GuardOptions",
+    type_: type[Any] = GuardOptions,
+) -> Any:
     (directory / "options.proto").write_text(proto)
     file = directory / "graph.pbtxt"
     file.write_text(
         f'node {{\n calculator: "X"\n node_options {{\n [type.googleapis.com/{name}] {{\n {text} }} }} }}'
     )
-    return struct_options(Node(load_graph(file), 0, "X", "X"), GuardOptions)
+    return struct_options(Node(load_graph(file), 0, "X", "X"), type_)
 
 
 def test_the_message_fills_the_struct_with_its_own_defaults(tmp_path: Path) -> None:
@@ -70,6 +75,82 @@ def test_the_message_fills_the_struct_with_its_own_defaults(tmp_path: Path) -> N
 def test_proto3(tmp_path: Path) -> None:
     proto = 'syntax = "proto3"; message GuardOptions { repeated string words = 1; int32 limit = 2; }'
     assert options(tmp_path, 'words: ["x"] limit: 3', proto, "GuardOptions") == GuardOptions(("x",), limit=3)
+
+
+TYPED = """
+message TypedOptions {
+  enum E { A = 0; B = 1; C = -5; }
+  message W { optional uint64 size = 1 [default = 8]; repeated string names = 2; optional bool on = 3; }
+  optional E e = 1;
+  repeated E es = 2;
+  optional bool flag = 3;
+  optional float f = 4;
+  optional double d = 5;
+  optional bytes raw = 6;
+  optional W w = 7;
+  repeated W ws = 8;
+  map<string, W> by = 9;
+  map<bool, E> named = 10;
+}
+"""
+
+
+class W(msgspec.Struct, frozen=True):
+    size: int = 0
+    names: tuple[str, ...] = ()
+    on: bool = False
+
+
+class TypedOptions(msgspec.Struct, frozen=True):
+    e: Literal["A", "B", "C"] = "A"
+    es: tuple[Literal["A", "B", "C"], ...] = ()
+    flag: bool = False
+    f: float = 0.0
+    d: float = 0.0
+    raw: bytes = b""
+    w: W | None = None
+    ws: tuple[W, ...] = ()
+    by: dict[str, W] = {}
+    named: dict[bool, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("e: 1", TypedOptions(e="B")),
+        ("e: -5; es: [0, B], es: C", TypedOptions("C", ("A", "B", "C"))),
+        ("flag: 1", TypedOptions(flag=True)),
+        ("f: -inf d: -Infinity", TypedOptions(f=-math.inf, d=-math.inf)),
+        ("f: 0.1f d: 5.", TypedOptions(f=0.1, d=5.0)),
+        (r'raw: "\377" "\000a"', TypedOptions(raw=b"\xff\x00a")),
+        ("w { on: 1 } ws < names: 'x' >", TypedOptions(w=W(8, on=True), ws=(W(8, ("x",)),))),
+        ('by { key: "k" } by { value { size: 0 } }', TypedOptions(by={"k": W(8), "": W(0)})),
+        ("named { key: 1 value: 1 }", TypedOptions(named={True: "B"})),
+    ],
+)
+def test_values_are_what_protobuf_reads(tmp_path: Path, text: str, expected: TypedOptions) -> None:
+    assert options(tmp_path, text, TYPED, "TypedOptions", TypedOptions) == expected
+
+
+@pytest.mark.parametrize("text", ["-inf", "[-inf]", "1.5F", "1_000", "12px"])
+def test_numbers_of_a_struct(tmp_path: Path, text: str) -> None:
+    class Any_(msgspec.Struct):
+        limit: float | list[float] | str
+
+    value = {"-inf": -math.inf, "[-inf]": [-math.inf], "1.5F": 1.5}.get(text, text)
+    for body in (f"limit: {text}", f'fields {{ key: "limit" value {{ number_value: {text} }} }}'):
+        if body.startswith("limit") or value == -math.inf:
+            assert options(tmp_path, body, "", "google.protobuf.Struct", Any_).limit == value
+
+
+def test_options_as_bytes_are_read(tmp_path: Path) -> None:
+    (tmp_path / "options.proto").write_text(TYPED)
+    node = (
+        'node { calculator: "X" node_options { type_url: "a.b/TypedOptions" value: "\\x08\\x01\\x18\\x01" } }'
+    )
+    (tmp_path / "graph.pbtxt").write_text(node)
+    graph = Node(load_graph(tmp_path / "graph.pbtxt"), 0, "X", "X")
+    assert struct_options(graph, TypedOptions) == TypedOptions(e="B", flag=True)
 
 
 @pytest.mark.parametrize(

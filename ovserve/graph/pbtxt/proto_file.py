@@ -16,6 +16,8 @@ from google.protobuf import any_pb2, struct_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pb2 import FileDescriptorProto as File
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from ovserve.errors import LoadError
 from ovserve.protos.pool import POOL
@@ -62,23 +64,11 @@ class Messages:
     def FindAllExtensions(self, message: Any) -> Any:
         return POOL.FindAllExtensions(message)
 
-    def completed(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields given of a message with its explicit defaults, and with maps as such."""
-        message = self.FindMessageTypeByName(name)
-        fields = {f.name: f.default_value for f in message.fields if f.has_default_value and not f.enum_type}
-        fields |= {
-            f.name: f.enum_type.values_by_number[f.default_value].name
-            for f in message.fields
-            if f.has_default_value and f.enum_type
-        }
-        for field_name, field_value in value.items():
-            field = message.fields_by_name.get(field_name)  # None: an option of an older release
-            type_ = field.message_type if field is not None else None
-            if type_ is not None and type_.GetOptions().map_entry:
-                entries = field_value if isinstance(field_value, list) else [field_value]
-                field_value = {entry.get("key", ""): entry.get("value") for entry in entries}
-            fields[field_name] = field_value
-        return fields
+    def unpacked(self, packed: any_pb2.Any) -> Message:
+        """Return the message of an Any that `parse_graph` has checked."""
+        message = GetMessageClass(self.FindMessageTypeByName(packed.TypeName()))()
+        packed.Unpack(message)
+        return message
 
     def _add(self, pool: DescriptorPool, path: Path) -> None:
         try:
@@ -93,6 +83,40 @@ class Messages:
             raise LoadError(f"not a valid .proto file: {error}", file=str(path)) from error
         package = f"{file.package}." if file.package else ""
         self.names += [package + message.name for message in file.message_type]
+
+
+def plain_fields(message: Message, fields: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a message as plain values: the fields that its text has (None: those that are set), and
+    explicit defaults. The text says which were written, and the digits of a float; protobuf the rest."""
+    if fields is None:
+        fields = {field.name: None for field, _ in message.ListFields()}
+    plain = dict(fields)  # with options of an older release, which the message lacks
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.name in fields:
+            plain[field.name] = _plain_field(field, value, fields[field.name])
+        elif field.has_default_value:
+            plain[field.name] = _plain(field, value, None)
+    return plain
+
+
+def _plain_field(field: Any, value: Any, text: Any) -> Any:
+    if not field.is_repeated:
+        return _plain(field, value, text)
+    items = text if isinstance(text, list) else [text] * len(value)
+    if field.message_type is None or not field.message_type.GetOptions().map_entry:
+        return [_plain(field, *pair) for pair in zip(value, items, strict=True)]
+    of = field.message_type.fields_by_name
+    texts = {entry.get("key", of["key"].default_value): entry.get("value") for entry in items if entry}
+    return {key: _plain(of["value"], value[key], texts.get(key)) for key in value}
+
+
+def _plain(field: Any, value: Any, text: Any) -> Any:
+    if field.message_type is not None:
+        return plain_fields(value, text)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return float(text) if isinstance(value, float) and isinstance(text, int | float) else value
 
 
 class _Parser:

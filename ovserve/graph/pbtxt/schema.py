@@ -269,6 +269,7 @@ def _nearest(name: str, names: Iterable[str], *, listing: bool = True, least: fl
 STRUCT = Struct.DESCRIPTOR.full_name
 
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_FLOAT = re.compile(r"-?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?f?|inf(?:inity)?|nan)", re.IGNORECASE)
 _WORDS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False, "null": None}
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -348,10 +349,11 @@ def _scalar(entry: Entry) -> Any:
         digits = text.lstrip("-")
         base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" and len(digits) > 1 else 10
         return int(text, base)
-    try:
-        return float(text.rstrip("fF") if text[:1].isdigit() or text[:1] in "-." else text)
-    except ValueError:
-        return text  # a name without quotes, as of an enum
+    return _number(text) if _FLOAT.fullmatch(text) else text  # a name without quotes, as of an enum
+
+
+def _number(text: str) -> float:
+    return float(text if text.lower().endswith("inf") else text.rstrip("fF"))
 
 
 def _typed(block: Entry, path: Path, offsets: dict[Path, int], document: Document) -> dict[str, Any]:
@@ -375,8 +377,10 @@ def _typed_value(value: Entry, path: Path, offsets: dict[Path, int], document: D
                     offsets[*path, i] = item.start
                 return [_typed_value(item, (*path, i), offsets, document) for i, item in enumerate(items)]
             case "number_value":
-                number = float(entry.text.rstrip("fF"))
+                number = _number(entry.text)
                 return int(number) if number.is_integer() else number
-            case "string_value" | "bool_value":
-                return _scalar(entry)
+            case "string_value":
+                return entry.text
+            case "bool_value":
+                return entry.text[:1] in ("t", "T", "1")  # protobuf has checked it
     return None
