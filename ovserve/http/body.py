@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from aiohttp import web
 from ovserve.access.keys import CREDENTIALS
 from ovserve.api.azure import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
+from ovserve.api.openai.common import with_whole_characters
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.transport.connections import LIMITS
 from ovserve.kinds.payload import HttpPayload, report_headers
@@ -25,15 +25,6 @@ from ovserve.serving.tokens import TokenizeResult
 
 BODIES = web.AppKey("BODIES", Bodies)
 MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", codecs.BOM_UTF32_BE: "UTF-32"}
-# Half of a character beyond U+FFFF, as JavaScript writes it where a client cut a text within an emoji.
-_HALF = re.compile(
-    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
-)
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
-REPLACEMENT = rb"\ufffd"
 SEARCH_BYTES = 1 << 20  # of a body, in one turn of the event loop
 CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
 PACKED_CHUNK = 16 * 1024  # packed bytes of one step: at each end of a gzip member the rest of them is copied
@@ -88,14 +79,6 @@ async def has_surrogates(data: bytes) -> bool:
             return True
         await asyncio.sleep(0)
     return False
-
-
-def with_whole_characters(data: bytes) -> bytes:
-    """Return JSON with U+FFFD for each surrogate without its pair. A conversation that has one could never
-    be sent again, because no decoder accepts it."""
-    if not _HALF.search(data):
-        return data
-    return _ESCAPE.sub(lambda match: REPLACEMENT if match[1] else match[0], data)
 
 
 def without_mark(data: bytes) -> bytes:

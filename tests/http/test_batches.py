@@ -348,6 +348,37 @@ def test_a_batch_expires_with_the_results_that_it_has(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_batch_whose_input_vanished_ends_with_its_time(tmp_path: Path) -> None:
+    flags = ("--batch_window_seconds", "12")
+    server = start(tmp_path, *flags)
+    try:
+        client = client_of(server)
+        batch = create(client, [line("a", "hello"), line("b", "never")])
+        wait_for(lambda: counts(client, batch.id)[1] == 1)
+        server.stop(signal.SIGKILL)
+        (tmp_path / "r.db.files" / batch.input_file_id).unlink()
+        server = start(tmp_path, *flags)
+        batch = ended(client_of(server), batch.id)
+        assert batch.status == "expired"
+        assert results(client_of(server), batch).keys() == {"a", "b"}
+        assert sum("waits" in text for text in server.errors) == 1
+    finally:
+        server.stop()
+
+
+def test_half_a_character_in_a_line_is_read_as_in_a_live_request(client: openai.OpenAI) -> None:
+    halves = jsonl([line("a", "x\ud83d"), line("b", "y\ud83d\ude00")])
+    batch = ended(client, create(client, [halves]).id)
+    texts = [
+        one["response"]["body"]["choices"][0]["message"]["content"] for one in results(client, batch).values()
+    ]
+    assert ["\ufffd" in text for text in texts] == [True, False]
+    batch = ended(client, create(client, [jsonl([line("a\ud83d", "x")])]).id)
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [(error.code, error.param) for error in batch.errors.data] == [("invalid_request", "custom_id")]
+
+
 def test_a_line_that_ends_engines_fails_alone(tmp_path: Path) -> None:
     server = start(tmp_path)
     try:

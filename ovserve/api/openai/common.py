@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -256,3 +257,22 @@ def model_list(models: list[Model]) -> bytes:
 
 def model(one: Model) -> bytes:
     return encode(one)
+
+
+# Half of a character beyond U+FFFF, as JavaScript writes it where a client cut a text within an emoji.
+_HALF = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+REPLACEMENT = rb"\ufffd"
+
+
+def with_whole_characters(data: bytes) -> bytes:
+    """Return JSON with U+FFFD for each surrogate without its pair. A conversation that has one could never
+    be sent again, because no decoder accepts it."""
+    if not (b"\\ud" in data or b"\\uD" in data) or not _HALF.search(data):
+        return data
+    return _ESCAPE.sub(lambda match: REPLACEMENT if match[1] else match[0], data)

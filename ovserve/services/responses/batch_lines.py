@@ -29,7 +29,7 @@ from ovserve.api.openai.batches import (
     OutputDetails,
 )
 from ovserve.api.openai.body import decode_struct, unique_members
-from ovserve.api.openai.common import encode
+from ovserve.api.openai.common import encode, with_whole_characters
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, shortened
 from ovserve.kinds.encoders.node import ClassificationCalculatorOV, EmbeddingsCalculatorOV, RerankCalculatorOV
 from ovserve.kinds.payload import Decoder
@@ -43,7 +43,7 @@ PART_BYTES, PART_LINES = 4 << 20, 1000  # checked in one call
 PREFIX_BYTES = 512  # of a prompt, by which lines are put next to each other
 # What a prompt begins with, in the order of most chat templates.
 PROMPT_FIELDS = ("model", "tools", "instructions", "messages", "prompt", "query", "input")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK, REPLACEMENT_CHARACTER = b"\xef\xbb\xbf", "\ufffd"
 VERSION_PREFIXES = ("/v3/v1/", "/openai/v1/", "/openai/", "/v3/", "/v1/", "/")  # the longest first
 
 DECODERS: dict[str, Decoder] = {
@@ -113,6 +113,7 @@ def check_part(path: str, start: int, count: int, endpoint: str, max_line_bytes:
 
 def check_line(data: bytes, endpoint: str) -> tuple[Line, str]:
     """Return a line and the model that it names. Raises LineFault that names the field."""
+    data, as_sent = with_whole_characters(data), data
     try:
         members = unique_members(data)
     except InvalidArgument as error:
@@ -128,6 +129,7 @@ def check_line(data: bytes, endpoint: str) -> tuple[Line, str]:
                 "invalid_request", f"{shortened(name)!r} is not a field of a line", shortened(name)
             )
     line = _decoded(data)
+    _check_id(line, altered=data is not as_sent)
     if endpoint_of(line.url) != endpoint:
         raise LineFault("url_mismatch", f"url: the batch is for /v1/{endpoint}, got {line.url!r}", "url")
     body = members["body"]
@@ -151,7 +153,7 @@ def check_line(data: bytes, endpoint: str) -> tuple[Line, str]:
 
 def read_line(data: bytes) -> Line:
     """Return a line that was checked before."""
-    return _line.decode(data.removeprefix(BYTE_ORDER_MARK))
+    return _line.decode(with_whole_characters(data.removeprefix(BYTE_ORDER_MARK)))
 
 
 def body_of(line: Line, **more: Raw) -> bytes:
@@ -165,6 +167,12 @@ def _decoded(data: bytes) -> Line:
         if error.param is None:  # such as NaN in the body
             raise LineFault("invalid_json_line", error.message.replace("the body", "the line")) from None
         raise LineFault("invalid_request", error.message, error.param) from None
+
+
+def _check_id(line: Line, *, altered: bool) -> None:
+    """Raise LineFault for a custom_id that clients would not find again, because it was replaced in part."""
+    if altered and REPLACEMENT_CHARACTER in line.custom_id:
+        raise LineFault("invalid_request", "custom_id: has half of a character", "custom_id")
 
 
 def _prefix(line: Line) -> bytes:

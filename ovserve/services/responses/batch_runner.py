@@ -225,7 +225,7 @@ class BatchRunner:
 
     async def _process(self, running: _Running) -> None:
         """Bring a batch to its end. After a fault of the store or the disk, its step is repeated."""
-        batch = running.batch
+        batch, reason = running.batch, ""
         log.info("batch %s is %s", batch.id, batch.status)
         while True:
             try:
@@ -233,7 +233,8 @@ class BatchRunner:
             except NotOurs:
                 log.info("batch %s is no longer of this server", batch.id)
             except (StoreError, OSError, Unavailable) as error:
-                log.error("batch %s waits: %s", batch.id, error)
+                if reason != (reason := str(error)):
+                    log.error("batch %s waits: %s", batch.id, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             else:
@@ -268,6 +269,8 @@ class BatchRunner:
     # ---- lines
 
     async def _run_lines(self, running: _Running) -> None:
+        if running.over:  # also without its input file, for which it has waited
+            return
         path = self._files.path(running.batch.input_file_id)
         running.forget_lines()
         running.places, suspects = await self._rows.pending(running.number)

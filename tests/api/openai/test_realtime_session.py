@@ -279,6 +279,12 @@ def test_wrong_values_are_errors_and_no_response_waits_for_ever(events: list[Any
         check_event(event)
 
 
+def test_half_a_character_is_replaced_as_in_a_body() -> None:
+    session = new_session()
+    session.on_event(json.dumps({"type": "conversation.item.create", "item": message("x\ud83d")}).encode())
+    assert session.events[-1]["item"]["content"][0]["text"] == "x\ufffd"
+
+
 def test_deep_json_is_an_error() -> None:
     session = new_session()
     session.on_event(b"[" * 100_000)

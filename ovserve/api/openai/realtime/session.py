@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.common import REPETITION
+from ovserve.api.openai.common import REPETITION, with_whole_characters
 from ovserve.api.openai.realtime.config import (
     Abilities,
     AnyConfig,
@@ -114,7 +114,7 @@ class RealtimeSession:
         """Handle one message of the client. What is wrong with it becomes an `error` event."""
         self._event_id = None
         try:
-            event = msgspec.json.decode(data)
+            event = msgspec.json.decode(with_whole_characters(data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._fail(fault(f"the message is not valid JSON: {error}", None, "invalid_event"))
             return
