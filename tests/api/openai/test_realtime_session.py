@@ -279,6 +279,16 @@ def test_wrong_values_are_errors_and_no_response_waits_for_ever(events: list[Any
         check_event(event)
 
 
+def test_a_message_of_many_values_is_an_error_before_it_is_decoded() -> None:
+    session = new_session()
+    for changes in ({"tools": [TOOL] * 60_000}, {"metadata": {str(i): "" for i in range(60_000)}}):
+        session.on_event(json.dumps({"type": "session.update", "session": changes}).encode())
+        assert "more than 50000 values" in session.events[-1]["error"]["message"]
+    session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(60)}).encode())
+    assert session.events[-1]["type"] == "error"
+    assert len(session.events) == 3
+
+
 def test_half_a_character_is_replaced_as_in_a_body() -> None:
     session = new_session()
     session.on_event(json.dumps({"type": "conversation.item.create", "item": message("x\ud83d")}).encode())

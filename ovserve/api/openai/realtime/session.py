@@ -45,6 +45,7 @@ from ovserve.api.openai.realtime.response import Ear, Response
 from ovserve.errors import InvalidArgument, OvserveError, public, shortened
 
 MAX_RESPONSES = 8  # in progress besides that of the conversation; they are generated one after another
+MAX_VALUES = 50_000  # of a message: 300,000 tools held the event loop of all clients for a second
 SESSION_SECONDS = 3600
 CUT = {
     "length": "max_output_tokens",
@@ -113,6 +114,9 @@ class RealtimeSession:
     def on_event(self, data: bytes) -> None:
         """Handle one message of the client. What is wrong with it becomes an `error` event."""
         self._event_id = None
+        if data.count(b",") > MAX_VALUES:
+            self._fail(fault(f"the message has more than {MAX_VALUES} values", None, "invalid_event"))
+            return
         try:
             event = msgspec.json.decode(with_whole_characters(data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
