@@ -290,6 +290,23 @@ def test_the_content_of_a_file_is_served_in_ranges(server: Server, client: opena
         client.files.content(file.id)
 
 
+def test_a_file_without_its_content_says_so(tmp_path: Path) -> None:
+    server = start(tmp_path)
+    try:
+        client = client_of(server)
+        file = client.files.create(file=("in.jsonl", jsonl([line("a", "b")])), purpose="batch")
+        (tmp_path / "r.db.files" / file.id).unlink()
+        with pytest.raises(openai.NotFoundError, match="is gone"):
+            client.files.content(file.id)
+        made = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batch = ended(client, made.id)
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert [error.message for error in batch.errors.data] == ["the content of the file is gone"]
+    finally:
+        server.stop()
+
+
 def test_lists_are_paged(client: openai.OpenAI) -> None:
     ids = [client.files.create(file=(f"{i}", b"x"), purpose="batch").id for i in range(5)]
     listed = [file.id for file in client.files.list(limit=2, purpose="batch")]

@@ -15,7 +15,7 @@ from ovserve.access import current_request
 from ovserve.api.openai.batches import BatchRequest, FileDeleted, FileUpload
 from ovserve.api.openai.body import decode_body, decode_fields
 from ovserve.api.openai.common import encode
-from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, public
+from ovserve.errors import InvalidArgument, NotFound, OvserveError, PayloadTooLarge, public
 from ovserve.http.body import headers_of, json_response, read_body, read_small_body
 from ovserve.http.errors import openai_body
 from ovserve.http.form import TEXT_BYTES, read_form
@@ -186,7 +186,10 @@ class BatchRoutes:
             "Content-Type": "application/octet-stream",
             "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
         }
-        return web.FileResponse(self._files.path(file.id), headers=headers)
+        path = self._files.path(file.id)
+        if not path.exists():  # aiohttp would answer a 404 without a body
+            raise NotFound(f"file_id: the content of file {file.id!r} is gone", param="file_id")
+        return web.FileResponse(path, headers=headers)
 
     async def delete_file(self, request: web.Request) -> web.Response:
         id_ = request.match_info["id"]

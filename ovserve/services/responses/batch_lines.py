@@ -351,7 +351,8 @@ class BatchValidator:
                 errors.insert(0, BatchError(code="too_many_tasks", message=message))
                 break
         if not total:
-            errors.append(BatchError(code="empty_file", message="the file has no requests"))
+            message = "the file has no requests" if path.exists() else "the content of the file is gone"
+            errors.append(BatchError(code="empty_file", message=message))
         if error_count > len(errors):
             message = f"{error_count - len(errors)} more lines are wrong"
             errors.append(BatchError(code="too_many_errors", message=message))
