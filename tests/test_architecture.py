@@ -9,6 +9,7 @@ import re
 import shutil
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -126,8 +127,13 @@ PATH = re.compile(r"`?([\w.-]+(?:/[\w.-]+)+|[\w-]+\.(?:md|py|proto|json|pbtxt|to
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_pb2.py"))
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module imported anywhere in the file, type-checking blocks included."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -69,13 +69,16 @@ def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow:
     assert ask(client, text, tokens=8, temperature=1.9, seed=3, **narrow).output_text == greedy
 
 
-@pytest.mark.parametrize(
-    "penalty", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 1.8}]
-)
-def test_penalties_reduce_repetition(client: openai.OpenAI, penalty: dict[str, float]) -> None:
-    text = "Repeat this list: apple banana cherry apple banana cherry apple banana cherry."
-    plain, fined = (ask(client, text, tokens=120, **more).output_text.split() for more in ({}, penalty))
-    assert len(set(fined)) / len(fined) > len(set(plain)) / len(plain)
+def test_penalties_reduce_repetition(client: openai.OpenAI, subtests: pytest.Subtests) -> None:
+    def variety(**more: Any) -> float:
+        text = "Repeat this list: apple banana cherry apple banana cherry apple banana cherry."
+        words = ask(client, text, tokens=120, **more).output_text.split()
+        return len(set(words)) / len(words)
+
+    plain = variety()
+    for name, value in (("frequency_penalty", 2), ("presence_penalty", 2), ("repetition_penalty", 1.8)):
+        with subtests.test(name):
+            assert variety(**{name: value}) > plain
 
 
 def test_n_and_best_of_are_messages(client: openai.OpenAI) -> None:
