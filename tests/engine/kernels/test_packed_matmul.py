@@ -377,7 +377,7 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_too_little_memory_for_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_library, "memory", lambda: Memory(50 << 20, "container"))
-    with pytest.raises(KernelError, match="takes 512 MB, and the container has 50"):
+    with pytest.raises(KernelError, match="takes 640 MB, and the container has 50"):
         open_library()
 
 
