@@ -23,7 +23,7 @@ TABLES = (
     (
         "3 billion parameters, 4 bits",
         "With AVX-512 in bf16 and VNNI, all 28 layers",
-        "make bench-real, prompts of 512 tokens, AMD EPYC, 2026-11-28",
+        "make bench-real, prompts of 512 tokens, AMD EPYC, 2026-11-29",
     ),
 )
 
