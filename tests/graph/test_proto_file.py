@@ -77,6 +77,21 @@ def test_proto3(tmp_path: Path) -> None:
     assert options(tmp_path, 'words: ["x"] limit: 3', proto, "GuardOptions") == GuardOptions(("x",), limit=3)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [("e: 1 es: B", ["B", "B"]), ("e: 99 es: [0, -7]", [99, "A", -7])]
+)
+def test_an_open_enum_takes_numbers_without_a_name(
+    tmp_path: Path, text: str, expected: list[int | str]
+) -> None:
+    class Open(msgspec.Struct):
+        e: int | str
+        es: list[int | str]
+
+    proto = 'syntax = "proto3"; message Open { enum E { A = 0; B = 1; } E e = 1; repeated E es = 2; }'
+    read = options(tmp_path, text, proto, "Open", Open)
+    assert [read.e, *read.es] == expected
+
+
 TYPED = """
 message TypedOptions {
   enum E { A = 0; B = 1; C = -5; }

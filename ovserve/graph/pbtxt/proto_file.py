@@ -115,7 +115,8 @@ def _plain(field: Any, value: Any, text: Any) -> Any:
     if field.message_type is not None:
         return plain_fields(value, text)
     if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
+        member = field.enum_type.values_by_number.get(value)
+        return value if member is None else member.name  # proto3 takes any number
     return float(text) if isinstance(value, float) and isinstance(text, int | float) else value
 
 
