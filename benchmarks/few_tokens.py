@@ -1,11 +1,11 @@
 """Compares forms of a model by the time of a step with few tokens, without an engine around it.
 
     python -m benchmarks.few_tokens NAME=MODEL.xml[,PROPERTY=VALUE,...] ... [--tokens 1,8,32] [--before 150]
-        [--rounds 8]
+        [--rounds 8] [--prompt]
 
-Each side is the model with paged attention, as the paged engine compiles it for decodes, or with the property
-`form=prompts` as for steps with prompts. A step computes one token of each
-of as many sequences, after `--before` tokens. Sides take turns every four steps; the table has medians in milliseconds
+Each side is the model with paged attention, as the paged engine compiles it; OpenVINO's attention computes with
+the properties `KV_CACHE_PRECISION=bf16,INFERENCE_PRECISION_HINT=bf16`. A step computes one token of each
+of as many sequences, with `--prompt` as many tokens of one, after `--before` tokens. Sides take turns every four steps; the table has medians in milliseconds
 and the speed against the first side. The first of all to run gets slower clocks: name one twice.
 
 The bf16 kernels of OpenVINO's CPU plugin are slower than its f32 ones for few rows; this shows it with the
@@ -33,34 +33,31 @@ def side(told: str, blocks: int) -> tuple[str, Runner]:
     name, _, rest = told.partition("=")
     path, *given = rest.split(",")
     properties = LATENCY | dict(text.split("=", 1) for text in given)
-    form = properties.pop("form", "")
     model = PagedModel(Path(path), "CPU", properties)
     model.compile()
     model.allocate(blocks)
-    if form == "prompts":
-        return name, model.runner
     model.start_forms()
     model.wait()
-    return name, model.decode or model.runner
+    return name, model.runner
 
 
-def bind(runner: Runner, count: int, before: int) -> None:
-    """Bind the inputs of a step with a token for each of `count` sequences."""
-    begins, blocks = np.arange(count + 1, dtype=np.int32), blocks_of(before + 1)
-    runner.bind("input_ids", np.full(count, 100, np.int64))
-    runner.bind("position_ids", np.full(count, before, np.int64))
-    runner.bind("past_lens", np.full(count, before, np.int32))
-    runner.bind("subsequence_begins", begins)
-    runner.bind("block_indices", np.arange(blocks * count, dtype=np.int32))
+def bind(runner: Runner, sequences: int, tokens: int, before: int) -> None:
+    """Bind the inputs of a step with `tokens` of each of `sequences`."""
+    begins, blocks = np.arange(sequences + 1, dtype=np.int32), blocks_of(before + tokens)
+    runner.bind("input_ids", np.full(sequences * tokens, 100, np.int64))
+    runner.bind("position_ids", np.tile(np.arange(before, before + tokens), sequences))
+    runner.bind("past_lens", np.full(sequences, before, np.int32))
+    runner.bind("subsequence_begins", tokens * begins)
+    runner.bind("block_indices", np.arange(blocks * sequences, dtype=np.int32))
     runner.bind("block_indices_begins", blocks * begins)
-    runner.bind("rows", begins[:-1].copy())
+    runner.bind("rows", tokens * begins[1:] - 1)
 
 
-def milliseconds(runner: Runner, before: int) -> float:
-    runner.run(before + 1)
+def milliseconds(runner: Runner, longest: int) -> float:
+    runner.run(longest)
     began = time.perf_counter()
     for _ in range(STEPS):
-        runner.run(before + 1)
+        runner.run(longest)
     return (time.perf_counter() - began) / STEPS * 1e3
 
 
@@ -72,19 +69,22 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,4,8,16,32,64")
     parser.add_argument("--before", type=int, default=150, help="tokens of each sequence")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--prompt", action="store_true", help="--tokens are those of one sequence")
     told = parser.parse_args()
     counts = [int(text) for text in told.tokens.split(",")]
-    sides = [side(text, max(counts) * blocks_of(told.before + 1)) for text in told.sides]
+    shapes = [(1, count) if told.prompt else (count, 1) for count in counts]  # sequences, tokens of each
+    most = max(sequences * blocks_of(told.before + tokens) for sequences, tokens in shapes)
+    sides = [side(text, most) for text in told.sides]
     print(f"OpenVINO {openvino.get_version()}\n\n| form |" + "".join(f" {count} |" for count in counts))
     print("|---|" + "--:|" * len(counts))
     rows: list[list[float]] = [[] for _ in sides]
-    for count in counts:
+    for sequences, tokens in shapes:
         times: list[list[float]] = [[] for _ in sides]
         for _, runner in sides:
-            bind(runner, count, told.before)
+            bind(runner, sequences, tokens, told.before)
         for _ in range(told.rounds):
             for (_, runner), measured in zip(sides, times, strict=True):
-                measured.append(milliseconds(runner, told.before))
+                measured.append(milliseconds(runner, told.before + tokens))
         for row, measured in zip(rows, times, strict=True):
             row.append(median(measured))
     for (name, _), row in zip(sides, rows, strict=True):

@@ -26,7 +26,7 @@ from ovserve.engine.model.gguf_forms import BY_ROW, UNPACKED, WITH_OFFSETS, Form
 from ovserve.engine.model.gguf_forms import EXACT as FORMS_FOR_KERNELS
 from ovserve.kinds.text.worker.gguf import convert
 from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
-from ovserve.kinds.text.worker.kernels.attention import decode_form
+from ovserve.kinds.text.worker.kernels.attention import replace_attention
 from ovserve.kinds.text.worker.kernels.library import open_library
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner, read_paged
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
@@ -167,22 +167,23 @@ def test_logits_of_decodes_too(case: tuple[str, Path]) -> None:
     name, directory = case
     wanted, count = np.load(LOGITS)[name], len(IDS)
     core, blocks = openvino.Core(), -(-len(IDS) // BLOCK_TOKENS)
-    form = decode_form(read_paged(core, directory / "openvino_model.xml"), open_library(), BLOCK_TOKENS)
-    assert form is not None
+    model = read_paged(core, directory / "openvino_model.xml")
+    assert replace_attention(model, open_library(), BLOCK_TOKENS)
     caches = {
         port.any_name: openvino.Tensor(
             np.zeros((blocks, *(size.get_length() for size in list(port.partial_shape)[1:])), np.uint8),
             shared_memory=True,
         )
-        for port in form.inputs
+        for port in model.inputs
         if "_cache." in port.any_name
     }
     exact = {key: value for key, value in EXACT.items() if key != "KV_CACHE_PRECISION"}
-    runner = Runner(core.compile_model(form, "CPU", exact), caches)
+    runner = Runner(core.compile_model(model, "CPU", exact), caches)
     runner.bind("input_ids", np.array(IDS))
     runner.bind("position_ids", np.arange(count))
     for port, values in (
         ("past_lens", np.arange(count)),
+        ("subsequence_begins", np.arange(count + 1)),
         ("block_indices", np.tile(np.arange(blocks), count)),
         ("block_indices_begins", np.arange(count + 1) * blocks),
         ("rows", SHOWN),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 KERNEL_FLAGS = frozenset({"avx2", "fma", "f16c"})
-ATTENTION_FLAGS = KERNEL_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+ATTENTION_FLAGS = KERNEL_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Processor:
 
     @property
     def has_attention(self) -> bool:
-        """Return whether a kernel of ours computes the attention of decodes."""
+        """Return whether a kernel of ours computes attention."""
         return self.flags >= ATTENTION_FLAGS and self.has_kernels
 
     @property

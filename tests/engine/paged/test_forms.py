@@ -108,7 +108,7 @@ def test_without_a_form_the_one_for_many_goes_on(
         raise RuntimeError("no memory for it")
 
     monkeypatch.setattr(PagedModel, "_form", failing)
-    monkeypatch.setattr(paged_model, "pack_weights", lambda _: 0)
+    monkeypatch.setattr(paged_model, "find_library", lambda: None)
     engine = PagedEngine(PagedTextSpec(str(Path(model_path).parent)))
     engine.wait_for_forms()
     assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
@@ -287,7 +287,7 @@ def test_the_group_of_activations(
     group: int | None,
 ) -> None:
     """A real model in int8, without kernels of ours; an operator's own choice stays."""
-    monkeypatch.setattr(paged_model, "pack_weights", lambda _: 0)
+    monkeypatch.setattr(paged_model, "find_library", lambda: None)
     source = tiny_gguf.write(tmp_path / "floats.gguf", gguf.GGMLQuantizationType.F16)
     directory = pull(Wanted(str(source), tmp_path / "r", weight_format="int8"), print)
     model = PagedModel(directory / FILE, "CPU", properties, tiles)

@@ -1,4 +1,4 @@
-"""The form of a model for steps of decodes: paged attention by the kernel of `decode_attention.h`."""
+"""A model's attention computed by the kernels of `attention.h`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ovserve.kinds.text.worker.kernels.library import Library
 PAGED_ATTENTION = "PagedAttentionExtension"
 MAX_SIZE, SIZE_UNIT = 256, 32  # numbers of a head
 CACHE_AT = 3, 4  # inputs of the operation: keys, values
-PLACES_AT = 5, 7, 8  # past_lens, block_indices, block_indices_begins
+PLACES_AT = 5, 6, 7, 8  # past_lens, subsequence_begins, block_indices, block_indices_begins
 SCALE_AT, WINDOW_AT = 9, 10
 # Inputs behind them are off where they have no elements, or are a scalar of zero.
 MAX_CONTEXT_AT, FIRST_OPTION_AT = 12, 11
 HEADS = {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}  # what the transformation says of them
 
 
-def decode_form(model: openvino.Model, library: Library, block_tokens: int) -> openvino.Model | None:
-    """Turn the model into one for one token of each sequence, or return None if the kernel cannot compute it.
+def replace_attention(model: openvino.Model, library: Library, block_tokens: int) -> bool:
+    """Return False, and change nothing, if the kernels cannot compute the model's attention.
 
-    Its caches are bytes, [blocks, kv_heads, block_tokens, 2 * size], of numbers in bf16.
+    Its caches become bytes, [blocks, kv_heads, block_tokens, 2 * size], of numbers in bf16.
     """
     layers = [node for node in model.get_ordered_ops() if node.get_type_name() == PAGED_ATTENTION]
     if not layers or not all(map(_is_plain, layers)):
-        return None
+        return False
     bytes_of: dict[str, Any] = {}
     for node in layers:
         ports = [node.input_value(at) for at in CACHE_AT]
@@ -40,12 +40,12 @@ def decode_form(model: openvino.Model, library: Library, block_tokens: int) -> o
         inputs += [bytes_of[port.get_any_name()].output(0) for port in ports]
         inputs += [node.input_value(at) for at in PLACES_AT]
         scale, window = (_number(node.input_value(at).get_node()) for at in (SCALE_AT, WINDOW_AT))
-        attention = library.decode_attention(inputs, scale=scale or 0.0, window=int(window or 0))
+        attention = library.attention(inputs, scale=scale or 0.0, window=int(window or 0))
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(attention.output(0))
     model.add_parameters(list(bytes_of.values()))
     model.validate_nodes_and_infer_types()
-    return model
+    return True
 
 
 def _shape(node: Any, letter: str) -> tuple[int, int]:

@@ -1,9 +1,7 @@
-// Attention of decodes, one token of each sequence, over a paged KV cache in bf16, as an operation for OpenVINO's
-// CPU plugin.
+// Attention of one token, over a paged KV cache in bf16: keys and values [blocks, kv_heads, 32, size].
 //
-// The cache is laid out as OpenVINO's PagedAttention has it, so that steps with prompts may use that: keys and
-// values [blocks, kv_heads, 32, size]. A task computes the heads that share keys, over PART tokens of a context.
-// Parts are added in order, so what a token gets does not depend on the other sequences of a step.
+// A task computes the heads that share keys, over PART tokens of a context, in f32. Parts are added in order, so what
+// a token gets does not depend on the other sequences of a step.
 
 #pragma once
 
@@ -11,12 +9,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <vector>
-
-#include "openvino/op/op.hpp"
-#include "parallel.h"
 
 namespace decode_attention {
 
@@ -217,19 +211,6 @@ inline void attend_group(const Shape& shape, const float* queries, const Context
     }
 }
 
-// Write the keys or values of all tokens into the cache.
-ATTENTION_AVX512 inline void store(const Shape& shape, const float* from, uint16_t* cache, const Context* contexts,
-                                   size_t tokens) {
-    for (size_t t = 0; t < tokens; ++t) {
-        const size_t last = contexts[t].end - 1, block = static_cast<size_t>(contexts[t].blocks[last / BLOCK]);
-        for (size_t head = 0; head < shape.kv_heads; ++head) {
-            uint16_t* to = cache + ((block * shape.kv_heads + head) * BLOCK + last % BLOCK) * shape.size;
-            for (size_t at = 0; at < shape.size; at += LANES, from += LANES)
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at), to_bf16(_mm512_loadu_ps(from)));
-        }
-    }
-}
-
 // Scale the queries, and take the even numbers of each 32 before the odd ones.
 ATTENTION_AVX512 inline void unpack_queries(const float* from, float scale, size_t count, float* to) {
     const __m512i places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -262,97 +243,5 @@ ATTENTION_AVX512 inline void merge(const Partial* from, size_t stride, size_t pa
         _mm512_storeu_ps(to + at + LANES, _mm512_permutex2var_ps(even, higher_places, odd));
     }
 }
-
-struct Task {
-    size_t token, kv_head, part, partials;  // `partials`: index of its first one
-};
-
-inline void compute(const Shape& shape, const float* queries, const float* keys, const float* values, uint16_t* key_cache,
-                    uint16_t* value_cache, const int32_t* past, const int32_t* blocks, const int32_t* begins, float* out,
-                    size_t tokens) {
-    const size_t group = shape.group(), size = shape.size;
-    std::vector<Context> contexts(tokens);
-    std::vector<Task> tasks;
-    std::vector<size_t> first_partials(tokens);
-    size_t count = 0;
-    for (size_t t = 0; t < tokens; ++t) {
-        const size_t end = static_cast<size_t>(past[t]) + 1;
-        const size_t begin = shape.window && end > shape.window ? end - shape.window : 0;
-        contexts[t] = {blocks + begins[t], begin, end};
-        first_partials[t] = count;
-        for (size_t part = 0; part < contexts[t].parts(); ++part)
-            for (size_t head = 0; head < shape.kv_heads; ++head, count += group) tasks.push_back({t, head, part, count});
-    }
-    thread_local std::vector<Partial> own_partials;
-    thread_local std::vector<float> own_queries;
-    std::vector<Partial>& partials = own_partials;  // other threads have others of these names
-    std::vector<float>& unpacked = own_queries;
-    partials.resize(std::max(partials.size(), count));
-    unpacked.resize(tokens * shape.heads * size);
-    unpack_queries(queries, shape.scale, tokens * shape.heads * size, unpacked.data());
-    store(shape, keys, key_cache, contexts.data(), tokens);
-    store(shape, values, value_cache, contexts.data(), tokens);
-    isolated_for(tasks.size(), 1, [&](const tbb::blocked_range<size_t>& range) {
-        for (size_t i = range.begin(); i < range.end(); ++i) {
-            const Task& task = tasks[i];
-            const Context& context = contexts[task.token];
-            const size_t start = (context.first_part() + task.part) * PART;
-            const size_t begin = std::max(start, context.begin), end = std::min(start + PART, context.end);
-            const float* query = unpacked.data() + (task.token * shape.heads + task.kv_head * group) * size;
-            attend_group(shape, query, context, begin, end, key_cache, value_cache, task.kv_head,
-                         partials.data() + task.partials);
-        }
-    });
-    for (size_t t = 0; t < tokens; ++t)
-        for (size_t head = 0; head < shape.heads; ++head)
-            merge(partials.data() + first_partials[t] + head, shape.heads, contexts[t].parts(), size,
-                  out + (t * shape.heads + head) * size);
-}
-
-// Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, both caches as bytes
-// [blocks, kv_heads, 32, 2 * size], then past_lens, block_indices and block_indices_begins, as of PagedAttention.
-class DecodeAttention : public ov::op::Op {
-public:
-    OPENVINO_OP("DecodeAttention", "ovserve");
-
-    DecodeAttention() = default;
-    DecodeAttention(const ov::OutputVector& inputs, float scale, int64_t window)
-        : Op(inputs), m_scale(scale), m_window(window) {
-        constructor_validate_and_infer_types();
-    }
-
-    bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        visitor.on_attribute("scale", m_scale);
-        visitor.on_attribute("window", m_window);
-        return true;
-    }
-
-    void validate_and_infer_types() override {
-        set_output_type(0, ov::element::f32, get_input_partial_shape(0));
-    }
-
-    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<DecodeAttention>(inputs, m_scale, m_window);
-    }
-
-    bool has_evaluate() const override { return true; }
-
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const ov::Shape queries = inputs[0].get_shape(), cache = inputs[3].get_shape();
-        outputs[0].set_shape(queries);
-        const size_t size = cache[3] / sizeof(uint16_t);
-        const Shape shape{queries[1] / size, cache[1], size, m_scale, static_cast<size_t>(m_window)};
-        const auto bytes = [&](size_t at) { return const_cast<uint8_t*>(inputs[at].data<const uint8_t>()); };
-        compute(shape, inputs[0].data<const float>(), inputs[1].data<const float>(), inputs[2].data<const float>(),
-                reinterpret_cast<uint16_t*>(bytes(3)), reinterpret_cast<uint16_t*>(bytes(4)),
-                inputs[5].data<const int32_t>(), inputs[6].data<const int32_t>(), inputs[7].data<const int32_t>(),
-                outputs[0].data<float>(), queries[0]);
-        return true;
-    }
-
-private:
-    float m_scale = 1;
-    int64_t m_window = 0;
-};
 
 }  // namespace decode_attention

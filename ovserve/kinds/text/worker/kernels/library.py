@@ -121,12 +121,12 @@ class Library:
         """Return an operation: rows of the matrix by their numbers, [..., columns] in f32."""
         return self._nodes.create("PackedLookup", [rows], {"handle": matrix})
 
-    def decode_attention(self, inputs: list[openvino.Output], *, scale: float, window: int) -> openvino.Node:
-        """Return the attention of one token of each sequence, [tokens, heads * size] in f32.
+    def attention(self, inputs: list[openvino.Output], *, scale: float, window: int) -> openvino.Node:
+        """Return the attention of sequences, [tokens, heads * size] in f32.
 
-        `inputs` are described in `decode_attention.h`. `window`: tokens that one sees; 0: all.
+        `inputs` are described in `attention.h`. `window`: tokens that one sees; 0: all.
         """
-        return self._nodes.create("DecodeAttention", inputs, {"scale": scale, "window": window})
+        return self._nodes.create("PagedAttention", inputs, {"scale": scale, "window": window})
 
 
 def _address(array: NDArray[Any] | None) -> ctypes.c_void_p | None:

@@ -28,7 +28,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "decode_attention.h"
+#include "attention.h"
 #include "openvino/core/extension.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/op/op.hpp"
@@ -886,4 +886,4 @@ void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens
 OPENVINO_CREATE_EXTENSIONS(
     std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedMatMul>>(),
                                      std::make_shared<ov::OpExtension<PackedLookup>>(),
-                                     std::make_shared<ov::OpExtension<decode_attention::DecodeAttention>>()}));
+                                     std::make_shared<ov::OpExtension<attention::PagedAttention>>()}));

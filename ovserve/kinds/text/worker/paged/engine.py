@@ -127,10 +127,9 @@ class PagedEngine:
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
         self._arriving: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
-        self._inputs = Inputs(self._model.runner)
+        self._inputs = Inputs(self._model.runner, splits=self._model.own_attention)
         self._few: Inputs | None = None
         self._single: Inputs | None = None
-        self._decode: Inputs | None = None
         self._costs = StepCosts(model.step_seconds())
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
@@ -177,15 +176,8 @@ class PagedEngine:
         limit = room if limit is None else min(limit, room)
         self.facts = msgspec.structs.replace(self.facts, max_length=limit)
 
-    def _inputs_for(self, tokens: int, *, alone: bool, decodes: bool) -> Inputs:
-        """Return the inputs of the form for a step of `tokens`.
-
-        `alone`: of one token of one request. `decodes`: without prompts.
-        """
-        if decodes and self._model.decode is not None:
-            if self._decode is None:
-                self._decode = Inputs(self._model.decode, splits=True)
-            return self._decode
+    def _inputs_for(self, tokens: int, *, alone: bool) -> Inputs:
+        """Return the inputs of the form for a step of `tokens`. `alone`: of one token of one request."""
         if alone and self._model.single is not None:
             if self._single is None:
                 self._single = Inputs(self._model.single)
@@ -277,7 +269,7 @@ class PagedEngine:
         tokens, depth = sum(item.tokens for item in scheduled), self._scheduler.depth
         alone = tokens == 1 == scheduled[0].rows
         prefilled = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
-        inputs = self._inputs_for(tokens, alone=alone, decodes=not prefilled)
+        inputs = self._inputs_for(tokens, alone=alone)
         logits = inputs.run(scheduled, self._scheduler.version)
         seconds = time.perf_counter() - began
         self._draft_cost = 0.0

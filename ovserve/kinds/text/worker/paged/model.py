@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
-from ovserve.kinds.text.worker.kernels.attention import PAGED_ATTENTION, decode_form
-from ovserve.kinds.text.worker.kernels.library import KernelError, open_library
+from ovserve.kinds.text.worker.kernels.attention import PAGED_ATTENTION, replace_attention
+from ovserve.kinds.text.worker.kernels.library import KernelError, Library, open_library
 from ovserve.kinds.text.worker.kernels.matmul import replace_products, widen
 
 FILE = "openvino_model.xml"
@@ -130,14 +129,13 @@ def wide_token_bytes(model: openvino.Model) -> int:
     return sum(2 * shape[-1].get_length() for shape in shapes if shape[-1].is_static)
 
 
-def pack_weights(model: openvino.Model) -> int:
-    """Let kernels of ours compute with quantised weights. Return their bytes, 0 where the kernels cannot be
-    had, which the log says."""
+def find_library() -> Library | None:
+    """Return the kernels, or None where they cannot be had, which the log says."""
     try:
-        return replace_products(model, open_library())
+        return open_library()
     except KernelError as error:
         print(f"OpenVINO's kernels compute, which takes more memory and time: {error}", file=sys.stderr)  # noqa: T201  this process's log
-        return 0
+        return None
 
 
 class Runner:
@@ -185,8 +183,8 @@ class Runner:
 class PagedModel:
     """The model on the device, and the KV cache: `compile`, then `allocate`.
 
-    Steps of few tokens have forms of their own. But for the last, they are compiled in the background
-    (`start_forms`), so that a start takes no longer:
+    Where OpenVINO's kernels compute, steps of few tokens have forms of their own. They are compiled in the
+    background (`start_forms`), so that a start takes no longer:
 
     - With AMX, steps of up to FEW_TOKENS compute in f32, with the packed weights that `ovserve pull` leaves
       next to unpacked ones. For tiles of sixteen rows the plugin's kernels in bf16 are fast, for one row
@@ -195,8 +193,9 @@ class PagedModel:
     - A small model that OpenVINO's kernels compute is compiled once more for steps of one token. With fixed
       shapes these take SmolLM2 6.9 ms instead of 8.0, with AMX about 1 ms less, for 250 MB of memory. A model
       of 500 M parameters gains nothing.
-    - Where our kernels compute and the cache is in bf16, steps of decodes have attention of our own, in f32.
-      A token is rounded the same way in any company, and drafts change no text. The weights are shared.
+
+    Where our kernels compute and the cache is in bf16, so does attention of our own. A decode is rounded the
+    same way in any company, so drafts change no text.
     """
 
     def __init__(
@@ -219,9 +218,14 @@ class PagedModel:
         self._in_f32 = tiles and not PRECISION & self._properties.keys()
         self.packed_bytes = 0  # of weights that kernels of ours compute with
         packs = device == "CPU" and not tiles
+        library = None
         if packs and processor().has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
-            self.packed_bytes = pack_weights(self._read)
-            if self.packed_bytes and self._properties.pop("CACHE_DIR", None):  # it could not be read back
+            library = find_library()
+        if library is not None:
+            self.packed_bytes = replace_products(self._read, library)
+            if not self.packed_bytes:
+                library = None
+            elif self._properties.pop("CACHE_DIR", None):  # it could not be read back
                 print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
         if not self.packed_bytes:
             widen(self._read)
@@ -232,16 +236,25 @@ class PagedModel:
             room = cache_bytes or int(free * MAX_CACHE_SHARE)
             if wide_token_bytes(self._read) * WIDE_CACHE_TOKENS <= room:
                 self._properties["KV_CACHE_PRECISION"] = "bf16"
+        self.own_attention = False  # it computes in f32, and has bytes for a cache in bf16
+        cache_options = {name: value for name, value in self._properties.items() if name in CACHE_TYPES}
+        if (
+            library is not None
+            and processor().has_attention
+            and cache_options == {"KV_CACHE_PRECISION": "bf16"}
+        ):
+            self.own_attention = replace_attention(self._read, library, BLOCK_TOKENS)
+        if self.own_attention:
+            del self._properties["KV_CACHE_PRECISION"]
+            self._properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._form_read: tuple[Path, openvino.Model] | None = None
         self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
         self._cache: dict[str, openvino.Tensor] = {}
         self.compiled: openvino.CompiledModel
-        self._decodes: openvino.CompiledModel | None = None
         self.block_bytes = self.blocks = 0
         self.runner: Runner
         self.few: Runner | None = None  # for up to FEW_TOKENS
         self.single: Runner | None = None  # for one token of one sequence
-        self.decode: Runner | None = None  # for one token of each sequence
         self._compiling: threading.Thread | None = None
 
     def read_forms(self) -> None:
@@ -258,15 +271,9 @@ class PagedModel:
 
         Raises RuntimeError for properties that the device does not know.
         """
-        with ThreadPoolExecutor(1, "compile") as thread:
-            if self._has_decode_form:
-                decodes = thread.submit(self._compile_decodes, self._read.clone())
-            self.compiled = self._core.compile_model(self._read, self._device, self._properties)
-            self._decodes = decodes.result() if self._has_decode_form else None
+        self.compiled = self._core.compile_model(self._read, self._device, self._properties)
         del self._read
         self._shapes = _caches(self.compiled)
-        if any(kind != openvino.Type.bf16 for kind, _ in self._shapes.values()):
-            self._decodes = None  # the device has chosen another type
         # With a cache in bf16 the plugin computes in nothing but bf16.
         self._in_f32 &= all(kind.size == 1 for kind, _ in self._shapes.values())
         self.block_bytes = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
@@ -279,16 +286,6 @@ class PagedModel:
         self.blocks = blocks
         self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm` of the forms
         self.runner.use(self._cache)
-        if self._decodes is not None:
-            # The cache's memory, as the bytes that this form takes.
-            self.decode = Runner(
-                self._decodes,
-                {
-                    name: openvino.Tensor(cache.data.view(np.uint8), shared_memory=True)
-                    for name, cache in self._cache.items()
-                },
-            )
-            self.decode.warm(blocks)
 
     def step_seconds(self) -> dict[int, float]:
         """Return the seconds of steps of a few tokens, if one has no form of its own."""
@@ -326,6 +323,8 @@ class PagedModel:
 
     @property
     def cache_types(self) -> str:
+        if self.own_attention:
+            return "bf16"
         return " and ".join(sorted({kind.get_type_name() for kind, _ in self._shapes.values()}))
 
     def layout(self) -> str:
@@ -350,27 +349,6 @@ class PagedModel:
     @property
     def _has_forms(self) -> bool:
         return self._in_f32 or (self._small and not self.packed_bytes)
-
-    def _compile_decodes(self, model: openvino.Model) -> openvino.CompiledModel | None:
-        """Compile the form for decodes, while that for prompts is compiled.
-
-        It rounds otherwise, so it is there before the first request: the same text comes at any time.
-        """
-        try:
-            if (form := decode_form(model, open_library(), BLOCK_TOKENS)) is None:
-                return None
-            rest = {name: value for name, value in self._properties.items() if name not in CACHE_TYPES}
-            hint = {"INFERENCE_PRECISION_HINT": "f32"}
-            return self._core.compile_model(form, self._device, rest | hint)
-        except (KernelError, RuntimeError) as error:
-            print(f"decodes use the form for prompts: {error}", file=sys.stderr)  # noqa: T201  this process's log
-            return None
-
-    @property
-    def _has_decode_form(self) -> bool:
-        in_bf16 = self._properties.get("KV_CACHE_PRECISION") == "bf16"
-        free = not PRECISION & self._properties.keys()
-        return bool(self.packed_bytes) and in_bf16 and free and processor().has_attention
 
     def _compile_forms(self) -> None:
         properties = self._properties | ({"INFERENCE_PRECISION_HINT": "f32"} if self._in_f32 else {})

@@ -40,7 +40,7 @@ class Bound(NamedTuple):
 
 class Inputs:
     def __init__(self, runner: Runner, *, splits: bool = False) -> None:
-        """`splits`: the form takes one token of each sequence, so draft tokens are sequences of their own."""
+        """`splits`: draft tokens are sequences of their own, so that they are rounded as without drafts."""
         self._runner = runner
         self._splits = splits
         self._bound: Bound | None = None
@@ -63,12 +63,13 @@ class Inputs:
             past = [item.sequence.num_computed_tokens for item in scheduled]
             self._bound.positions[:] = self._bound.past[:] = past
         else:
-            parts = map(_tokens_of, scheduled)
-            self._bound = bind_tokens(
-                self._runner, chain.from_iterable(map(_split, parts)) if self._splits else parts
-            )
+            self._bound = bind_tokens(self._runner, chain.from_iterable(map(self._parts_of, scheduled)))
         self._decoding, self._version = decoding, version
         return self._runner.run(max(item.sequence.num_computed_tokens + item.tokens for item in scheduled))
+
+    def _parts_of(self, item: ScheduledSequence) -> Iterable[StepTokens]:
+        part = _tokens_of(item)
+        return _split(part) if self._splits and item.drafted else (part,)
 
 
 def _tokens_of(item: ScheduledSequence) -> StepTokens:

@@ -1,4 +1,4 @@
-"""Attention of decodes, against the same in numpy, and in the engine."""
+"""Attention of our own, against the same in numpy, and in the engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from ovserve.engine.host.cpu import processor
+from ovserve.engine.protocol.messages import StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.kinds.text.worker.kernels.library import Library, open_library
 from ovserve.kinds.text.worker.paged import PagedEngine
@@ -61,16 +62,16 @@ class Operation:
         inputs = [
             *(ops.parameter([-1, count * size], np.float32) for count in (heads, kv_heads, kv_heads)),
             *(ops.parameter(cache, np.uint8) for _ in range(2)),
-            *(ops.parameter([-1], np.int32) for _ in range(3)),
+            *(ops.parameter([-1], np.int32) for _ in range(4)),
         ]
-        node = library.decode_attention([each.output(0) for each in inputs], scale=size**-0.5, window=window)
+        node = library.attention([each.output(0) for each in inputs], scale=size**-0.5, window=window)
         model = openvino.Model([ops.result(node)], inputs)
         hint = {"INFERENCE_PRECISION_HINT": "f32"}
         self._request = openvino.Core().compile_model(model, "CPU", hint).create_infer_request()
 
     def __call__(self, rows: list[Floats], caches: list[Bits], places: list[Integers]) -> Floats:
-        """`rows`: queries, keys and values, [tokens, heads, size]. `places`: past_lens, block_indices,
-        block_indices_begins."""
+        """`rows`: queries, keys and values, [tokens, heads, size]. `places`: past_lens, subsequence_begins,
+        block_indices, block_indices_begins."""
         given = (
             [row.reshape(len(row), -1) for row in rows] + [cache.view(np.uint8) for cache in caches] + places
         )
@@ -100,7 +101,7 @@ def attention(query: Floats, keys: Floats, values: Floats, window: int) -> NDArr
     [(9, 3, 64), (24, 8, 128), (8, 1, 256), (14, 2, 64), (4, 4, 96), (5, 5, 32), (10, 2, 160)],
 )
 @pytest.mark.parametrize("window", [0, 1, 70])
-def test_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, window: int) -> None:
+def test_tokens_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, window: int) -> None:
     """Contexts end within a block, at its end, and behind several parts; unused places hold no numbers."""
     random, operation = np.random.default_rng(heads), Operation(library, heads, kv_heads, size, window)
     contexts = [1, 2, 31, 32, 33, 100, 512, 513, 1100]
@@ -123,16 +124,78 @@ def test_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, win
                 cache[block, :, token % BLOCK_TOKENS] = each[token]
         known.append([numbers(each) for each in bits])
     past = np.array(contexts, np.int32) - 1
-    out = operation(new, caches, [past, blocks, begins])
+    ones = np.arange(len(contexts) + 1, dtype=np.int32)
+    out = operation(new, caches, [past, ones, blocks, begins])
     for at, tokens in enumerate(contexts):
         block = blocks[begins[at] + (tokens - 1) // BLOCK_TOKENS]
         for cache, whole in zip(caches, known[at], strict=True):
             assert np.array_equal(numbers(cache[block, :, (tokens - 1) % BLOCK_TOKENS]), whole[-1])
         expected = attention(new[0][at], *known[at], window)
         np.testing.assert_allclose(out[at], expected, rtol=0, atol=2e-6 * max(1.0, np.abs(expected).max()))
-        places = [past[at : at + 1], blocks, begins[at : at + 2]]
+        places = [past[at : at + 1], ones[:2], blocks, begins[at : at + 2]]
         alone = operation([each[at : at + 1] for each in new], caches, places)
         assert np.array_equal(alone[0], out[at])  # whoever else is in the step
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(9, 3, 64), (6, 2, 128), (8, 1, 256), (4, 4, 96), (5, 5, 32), (5, 1, 160)]
+)
+@pytest.mark.parametrize("window", [0, 3, 70, 600])
+def test_prompts_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, window: int) -> None:
+    """They begin and end within a block and behind several parts; unused places hold no numbers."""
+    random, operation = np.random.default_rng(heads), Operation(library, heads, kv_heads, size, window)
+    prompts = [
+        (0, 2),
+        (0, 31),
+        (5, 40),
+        (31, 33),
+        (480, 70),
+        (1000, 1),
+        (1030, 150),
+    ]  # tokens before, new ones
+    starts = np.array([0, *np.cumsum([new for _, new in prompts])], np.int32)
+    counts = [-(-(before + new) // BLOCK_TOKENS) for before, new in prompts]
+    blocks = random.permutation(sum(counts)).astype(np.int32)
+    begins = np.array([0, *np.cumsum(counts)], np.int32)
+    caches = [np.full((sum(counts), kv_heads, BLOCK_TOKENS, size), NO_NUMBER, np.uint16) for _ in range(2)]
+    new = [
+        random.standard_normal((starts[-1], each, size), np.float32) for each in (heads, kv_heads, kv_heads)
+    ]
+    new[0] *= 3
+    contexts: list[list[Floats]] = []
+    for at, (before, tokens) in enumerate(prompts):
+        known = [bf16(random.standard_normal((before, kv_heads, size), np.float32)) for _ in caches]
+        for cache, bits in zip(caches, known, strict=True):
+            for token in range(before):
+                cache[blocks[begins[at] + token // BLOCK_TOKENS], :, token % BLOCK_TOKENS] = bits[token]
+        own = slice(starts[at], starts[at] + tokens)
+        contexts.append(
+            [
+                np.concatenate([numbers(bits), numbers(bf16(fresh[own]))])
+                for bits, fresh in zip(known, new[1:], strict=True)
+            ]
+        )
+    past = np.array([before for before, _ in prompts], np.int32)
+    out = operation(new, caches, [past, starts, blocks, begins])
+    for at, (before, tokens) in enumerate(prompts):
+        for row in {0, tokens // 2, tokens - 1}:
+            seen = [each[: before + row + 1] for each in contexts[at]]
+            expected = attention(new[0][starts[at] + row], *seen, window)
+            # Queries and weights are rounded to eight bits.
+            np.testing.assert_allclose(out[starts[at] + row], expected, atol=0.02 * np.abs(expected).max())
+
+        def alone(first: int, end: int, *, prompt: int = at, before: int = before) -> Floats:
+            part = slice(starts[prompt] + first, starts[prompt] + end)
+            places = [[before + first], [0, end - first]]
+            tables = [blocks, begins[prompt : prompt + 2]]
+            return operation(
+                [each[part] for each in new], caches, [np.array(p, np.int32) for p in places] + tables
+            )
+
+        own = out[starts[at] : starts[at] + tokens]
+        assert np.array_equal(alone(0, tokens), own)  # whoever else is in the step
+        if (half := tokens // 2) > 1:  # in however many steps
+            assert np.array_equal(np.concatenate([alone(0, half), alone(half, tokens)]), own)
 
 
 def test_rounding_as_openvino_rounds(library: Library) -> None:
@@ -140,20 +203,21 @@ def test_rounding_as_openvino_rounds(library: Library) -> None:
     row = np.tile(np.array(ties, np.float32), 4).reshape(1, 1, 32)
     caches = [np.zeros((1, 1, BLOCK_TOKENS, 32), np.uint16) for _ in range(2)]
     zero = np.zeros(1, np.int32)
-    Operation(library, 1, 1, 32)([row, row, row], caches, [zero, zero, np.array([0, 1], np.int32)])
+    one = np.array([0, 1], np.int32)
+    Operation(library, 1, 1, 32)([row, row, row], caches, [zero, one, zero, one])
     assert np.array_equal(caches[0][0, 0, 0], bf16(row).reshape(-1))
     row[...] = np.nan
-    Operation(library, 1, 1, 32)([row, row, row], caches, [zero, zero, np.array([0, 1], np.int32)])
+    Operation(library, 1, 1, 32)([row, row, row], caches, [zero, one, zero, one])
     assert np.isnan(numbers(caches[1][0, 0, 0])).all()
 
 
 @pytest.mark.long
 def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
-    """Their steps have no prompts, and each token is computed as if it were alone."""
+    """Each token of an answer is computed as if it were alone, also next to a prompt."""
     spec = PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "bf16"}')
     engine = PagedEngine(spec)
     engine.wait_for_forms()
-    assert engine._model.decode is not None
+    assert engine._model.own_attention
     for prompt in (LIST, STORY):
         plain = generate(engine, prompt, max_tokens=120, num_assistant_tokens=0)
         drafted = generate(engine, prompt, max_tokens=120, num_assistant_tokens=8)
@@ -161,3 +225,13 @@ def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
         for id_ in range(5):
             add(engine, id_, prompt, max_tokens=120, num_assistant_tokens=0)
         assert {result.text for result in run(engine).values()} == {plain.text}
+        add(engine, 0, prompt, max_tokens=120, num_assistant_tokens=0)
+        text = ""
+        for step in range(40):
+            if step % 10 == 5:
+                add(engine, step, f"{step} {STORY} {LIST}", max_tokens=3, num_assistant_tokens=0)
+            engine.step()
+            text += "".join(
+                word.text for word in engine.collect() if isinstance(word, StepItem) and not word.id
+            )
+        assert text + run(engine)[0].text == plain.text

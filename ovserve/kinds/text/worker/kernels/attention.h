@@ -1,0 +1,201 @@
+// Attention over a paged KV cache in bf16, as an operation for OpenVINO's CPU plugin. It takes what OpenVINO's
+// PagedAttention takes, and writes the new keys and values into the cache first.
+//
+// A sequence of one token is computed by decode_attention.h, in f32, so a draft token that is a sequence of its own is
+// rounded as it would be without drafts. Longer ones are computed by prompt_attention.h.
+
+#pragma once
+
+#include <vector>
+
+#include "decode_attention.h"
+#include "openvino/op/op.hpp"
+#include "parallel.h"
+#include "prompt_attention.h"
+#include "tbb/task_arena.h"
+
+namespace attention {
+
+using decode_attention::BLOCK;
+using decode_attention::Context;
+using decode_attention::LANES;
+using decode_attention::Partial;
+using decode_attention::Shape;
+
+// Tokens of a step: those of a sequence, [begin, end), have `past` tokens before them.
+struct Sequence {
+    size_t begin, end, past;
+    const int32_t* blocks;
+};
+
+struct Step {
+    Shape shape;
+    const float *queries, *keys, *values;  // [token][head][size]
+    uint16_t *key_cache, *value_cache;
+    float* out;  // as the queries
+    std::vector<Sequence> sequences;
+
+    size_t width() const { return shape.heads * shape.size; }
+};
+
+// A token of a sequence of one.
+struct Single {
+    const Sequence* sequence;
+    Context context;
+    size_t partials;  // index of its first one
+};
+
+struct SingleTask {
+    size_t single, kv_head, part, partials;
+};
+
+struct PromptTask {
+    const Sequence* sequence;
+    size_t kv_head, begin, end;  // rows
+};
+
+// Write keys or values of a step into the cache.
+ATTENTION_AVX512 inline void store(const Step& step, const float* from, uint16_t* cache) {
+    const size_t size = step.shape.size, kv_heads = step.shape.kv_heads;
+    for (const Sequence& sequence : step.sequences)
+        for (size_t t = sequence.begin; t < sequence.end; ++t) {
+            const size_t place = sequence.past + t - sequence.begin;
+            const size_t block = static_cast<size_t>(sequence.blocks[place / BLOCK]);
+            for (size_t head = 0; head < kv_heads; ++head) {
+                const float* number = from + (t * kv_heads + head) * size;
+                uint16_t* to = cache + ((block * kv_heads + head) * BLOCK + place % BLOCK) * size;
+                for (size_t at = 0; at < size; at += LANES)
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at),
+                                        decode_attention::to_bf16(_mm512_loadu_ps(number + at)));
+            }
+        }
+}
+
+inline std::vector<PromptTask> prompt_tasks(const Step& step) {
+    const size_t group = step.shape.group(), kv_heads = step.shape.kv_heads;
+    size_t rows = 0;
+    for (const Sequence& sequence : step.sequences)
+        if (const size_t tokens = sequence.end - sequence.begin; tokens > 1) rows += tokens * group;
+    const size_t threads = static_cast<size_t>(tbb::this_task_arena::max_concurrency());
+    const size_t share = rows * kv_heads / (threads * prompt_attention::TASKS_OF_A_THREAD);
+    const size_t tile = prompt_attention::TILE;
+    const size_t most = std::clamp((share + tile - 1) / tile * tile, tile, prompt_attention::MAX_ROWS);
+    std::vector<PromptTask> tasks;
+    for (const Sequence& sequence : step.sequences) {
+        const size_t own = sequence.end - sequence.begin > 1 ? (sequence.end - sequence.begin) * group : 0;
+        for (size_t begin = 0; begin < own; begin += most)
+            for (size_t head = 0; head < kv_heads; ++head)
+                tasks.push_back({&sequence, head, begin, std::min(begin + most, own)});
+    }
+    return tasks;
+}
+
+inline void compute(const Step& step) {
+    const Shape& shape = step.shape;
+    const size_t group = shape.group(), size = shape.size, width = step.width();
+    std::vector<Single> singles;
+    std::vector<SingleTask> single_tasks;
+    size_t count = 0;
+    for (const Sequence& sequence : step.sequences) {
+        if (sequence.end - sequence.begin != 1) continue;
+        const size_t end = sequence.past + 1;
+        const size_t begin = shape.window && end > shape.window ? end - shape.window : 0;
+        singles.push_back({&sequence, {sequence.blocks, begin, end}, count});
+        for (size_t part = 0; part < singles.back().context.parts(); ++part)
+            for (size_t head = 0; head < shape.kv_heads; ++head, count += group)
+                single_tasks.push_back({singles.size() - 1, head, part, count});
+    }
+    const std::vector<PromptTask> tasks = prompt_tasks(step);
+    thread_local std::vector<Partial> own_partials;
+    thread_local std::vector<float> own_queries;
+    std::vector<Partial>& partials = own_partials;  // other threads have others of these names
+    std::vector<float>& unpacked = own_queries;
+    partials.resize(std::max(partials.size(), count));
+    unpacked.resize(singles.size() * width);
+    for (size_t i = 0; i < singles.size(); ++i)
+        decode_attention::unpack_queries(step.queries + singles[i].sequence->begin * width, shape.scale, width,
+                                         unpacked.data() + i * width);
+    store(step, step.keys, step.key_cache);
+    store(step, step.values, step.value_cache);
+    isolated_for(single_tasks.size() + tasks.size(), 1, [&](const tbb::blocked_range<size_t>& range) {
+        thread_local prompt_attention::Buffers buffers;
+        for (size_t i = range.begin(); i < range.end(); ++i) {
+            if (i >= single_tasks.size()) {
+                const PromptTask& task = tasks[i - single_tasks.size()];
+                const Sequence& sequence = *task.sequence;
+                const prompt_attention::Rows rows{task.begin, task.end, group, sequence.past, shape.window};
+                prompt_attention::attend(shape, rows, sequence.blocks, step.queries + sequence.begin * width,
+                                         step.key_cache, step.value_cache, task.kv_head,
+                                         step.out + sequence.begin * width, buffers);
+                continue;
+            }
+            const SingleTask& task = single_tasks[i];
+            const Context& context = singles[task.single].context;
+            const size_t start = (context.first_part() + task.part) * decode_attention::PART;
+            const size_t begin = std::max(start, context.begin);
+            const size_t end = std::min(start + decode_attention::PART, context.end);
+            decode_attention::attend_group(shape, unpacked.data() + task.single * width + task.kv_head * group * size,
+                                           context, begin, end, step.key_cache, step.value_cache, task.kv_head,
+                                           partials.data() + task.partials);
+        }
+    });
+    for (const Single& single : singles)
+        for (size_t head = 0; head < shape.heads; ++head)
+            decode_attention::merge(partials.data() + single.partials + head, shape.heads, single.context.parts(), size,
+                                    step.out + single.sequence->begin * width + head * size);
+}
+
+// Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, both caches as bytes
+// [blocks, kv_heads, 32, 2 * size], then past_lens, subsequence_begins, block_indices and block_indices_begins, as of
+// OpenVINO's PagedAttention.
+class PagedAttention : public ov::op::Op {
+public:
+    OPENVINO_OP("PagedAttention", "ovserve");
+
+    PagedAttention() = default;
+    PagedAttention(const ov::OutputVector& inputs, float scale, int64_t window)
+        : Op(inputs), m_scale(scale), m_window(window) {
+        constructor_validate_and_infer_types();
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("scale", m_scale);
+        visitor.on_attribute("window", m_window);
+        return true;
+    }
+
+    void validate_and_infer_types() override {
+        set_output_type(0, ov::element::f32, get_input_partial_shape(0));
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<PagedAttention>(inputs, m_scale, m_window);
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const ov::Shape queries = inputs[0].get_shape(), cache = inputs[3].get_shape();
+        outputs[0].set_shape(queries);
+        const size_t size = cache[3] / sizeof(uint16_t);
+        const auto numbers = [&](size_t at) { return inputs[at].data<const float>(); };
+        const auto places = [&](size_t at) { return inputs[at].data<const int32_t>(); };
+        const auto bytes = [&](size_t at) {
+            return reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(inputs[at].data<const uint8_t>()));
+        };
+        Step step{{queries[1] / size, cache[1], size, m_scale, static_cast<size_t>(m_window)},
+                  numbers(0), numbers(1), numbers(2), bytes(3), bytes(4), outputs[0].data<float>(), {}};
+        const int32_t *past = places(5), *begins = places(6), *blocks = places(7), *first_blocks = places(8);
+        for (size_t i = 0; i < inputs[5].get_size(); ++i)
+            step.sequences.push_back({static_cast<size_t>(begins[i]), static_cast<size_t>(begins[i + 1]),
+                                      static_cast<size_t>(past[i]), blocks + first_blocks[i]});
+        compute(step);
+        return true;
+    }
+
+private:
+    float m_scale = 1;
+    int64_t m_window = 0;
+};
+
+}  // namespace attention
