@@ -289,6 +289,22 @@ def test_a_message_of_many_values_is_an_error_before_it_is_decoded() -> None:
     assert len(session.events) == 3
 
 
+@pytest.mark.parametrize("cell", ['1,2,"x\\",\n', "a,,,", '\\",'])
+def test_commas_of_a_text_are_no_values(cell: str) -> None:
+    session = new_session()
+    session.on_event(
+        json.dumps({"type": "conversation.item.create", "item": message(cell * 60_000)}).encode()
+    )
+    assert session.events[-1]["item"]["content"][0]["text"] == cell * 60_000
+
+
+@pytest.mark.parametrize("data", [b'["",' * 60_000, b'""' * 200_000 + b"," * 60_000, b'["' + b"," * 60_000])
+def test_rubbish_of_many_commas_is_an_error(data: bytes) -> None:
+    session = new_session()
+    session.on_event(data)
+    assert session.events[-1]["type"] == "error"
+
+
 def test_half_a_character_is_replaced_as_in_a_body() -> None:
     session = new_session()
     session.on_event(json.dumps({"type": "conversation.item.create", "item": message("x\ud83d")}).encode())
