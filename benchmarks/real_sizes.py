@@ -2,9 +2,10 @@
 
     python -m benchmarks.real_sizes [--shape llama-3.2-3b] [--layers N] [--rounds 2] [--streams 1,4,8]
                                     [--prompt 512] [--tokens 64] [--sides gguf,int4,library,llama.cpp]
+                                    [--type q4_k_m]
 
-The models are made here, in .real/: real shapes with random weights, as a Q4_K_M file and as a directory in int4
-with groups of 128. This server serves both, the library (OpenVINO GenAI's engine behind this server) the
+The models are made here, in .real/: real shapes with random weights, as a .gguf file and as a directory in int4 with
+groups of 128. This server serves both, the library (OpenVINO GenAI's engine behind this server) the
 directory, and llama.cpp's server the file. With `--sides ...,vllm` vLLM serves random bf16 weights of the shape. Everything
 stays loaded and takes turns, as in `peers.py`. Before that, log-probabilities of one prompt are compared between those that serve the file: they must compute the same.
 3B takes 10 GB of memory, `--layers 8` four. Prints a table in Markdown, with the bandwidth of the memory.
@@ -77,6 +78,9 @@ SHAPES = {
 }
 
 
+FILE_TYPES = {Type.Q4_K: 15, Type.Q5_K: 17}  # the medium ones
+
+
 # ---- models
 
 
@@ -84,12 +88,14 @@ def blocks(kind: Type, rows: int, columns: int, deviation: float) -> np.ndarray:
     """Return random blocks of a type, with values around 0."""
     items, size = GGML_QUANT_SIZES[kind]
     made = np.frombuffer(RANDOM.bytes(rows * columns // items * size), np.uint8).reshape(-1, size).copy()
-    places = {Type.Q4_K: {0: deviation / 147, 2: 7.5 * deviation / 147}, Type.Q6_K: {208: deviation / 1184}}[
-        kind
-    ]
+    places = {
+        Type.Q4_K: {0: deviation / 147, 2: 7.5 * deviation / 147},
+        Type.Q5_K: {0: deviation / 295, 2: 15.5 * deviation / 295},
+        Type.Q6_K: {208: deviation / 1184},
+    }[kind]
     for at, value in places.items():
         made[:, at : at + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
-    if kind == Type.Q4_K:  # scales and offsets of 32, except of single groups
+    if kind != Type.Q6_K:  # scales and offsets of 32, except of single groups
         made[:, 4:12] = 0xA0 | made[:, 4:12] & 1
         made[:, 12:16] = 0
     else:
@@ -97,9 +103,9 @@ def blocks(kind: Type, rows: int, columns: int, deviation: float) -> np.ndarray:
     return made.reshape(rows, -1)
 
 
-def matrices(shape: Shape, layers: int) -> dict[str, tuple[Type, int, int]]:
-    """Return type, rows and columns of each matrix, as llama.cpp chooses them for Q4_K_M."""
-    s, low, high = shape, Type.Q4_K, Type.Q6_K
+def matrices(shape: Shape, layers: int, low: Type) -> dict[str, tuple[Type, int, int]]:
+    """Return type, rows and columns of each matrix, as llama.cpp chooses them for Q4_K_M and Q5_K_M."""
+    s, high = shape, Type.Q6_K
     made = {"token_embd": (high if s.tied else low, s.vocabulary, s.width)}
     if not s.tied:
         made["output"] = (high, s.vocabulary, s.width)
@@ -118,7 +124,7 @@ def matrices(shape: Shape, layers: int) -> dict[str, tuple[Type, int, int]]:
     return made
 
 
-def write_gguf(file: Path, shape: Shape, layers: int) -> None:
+def write_gguf(file: Path, shape: Shape, layers: int, low: Type) -> None:
     writer = gguf.GGUFWriter(file, "llama")
     for key, value in {
         "context_length": 131_072, "embedding_length": shape.width, "block_count": layers,
@@ -129,9 +135,9 @@ def write_gguf(file: Path, shape: Shape, layers: int) -> None:
         writer.add_uint32(f"llama.{key}", value)
     writer.add_layer_norm_rms_eps(NORM)
     writer.add_rope_freq_base(500_000.0)
-    writer.add_file_type(15)
+    writer.add_file_type(FILE_TYPES[low])
     _add_tokens(writer, shape.vocabulary)
-    planned = matrices(shape, layers)
+    planned = matrices(shape, layers, low)
     norms = {"output_norm": shape.width}
     for i in range(layers):
         norms |= {f"blk.{i}.attn_norm": shape.width, f"blk.{i}.ffn_norm": shape.width}
@@ -210,15 +216,15 @@ def shape_of(chosen: argparse.Namespace) -> tuple[Shape, int]:
     return SHAPES[chosen.shape]._replace(layers=layers), layers
 
 
-def prepare(name: str, shape: Shape) -> tuple[Path, Path]:
+def prepare(name: str, shape: Shape, low: Type) -> tuple[Path, Path]:
     """Return the file and the directory; make what is missing."""
-    folder = PLACE / f"{name}-{shape.layers}"
-    file, directory = folder / "model-q4_k_m.gguf", folder / "int4"
+    folder = PLACE / f"{name}-{shape.layers}{'-q5' if low is Type.Q5_K else ''}"
+    file, directory = folder / f"model-{low.name.lower()}_m.gguf", folder / "int4"
     if not (directory / "openvino_model.xml").exists():
         shutil.rmtree(folder, ignore_errors=True)
         directory.mkdir(parents=True)
         _log(f"making {name} with {shape.layers} layers in {folder}")
-        write_gguf(file, shape, shape.layers)
+        write_gguf(file, shape, shape.layers, low)
         convert(file, folder / "gguf", _log, steps=[MERGE])
         for side in (folder / "gguf").iterdir():
             if side.stem.startswith(("openvino_tok", "openvino_detok")) or side.suffix == ".json":
@@ -364,6 +370,7 @@ def table(
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_sizes")
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-3b")
+    parser.add_argument("--type", choices=["q4_k_m", "q5_k_m"], default="q4_k_m", help="of the file")
     parser.add_argument("--layers", type=int, default=0, help="fewer than the shape has")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], default=[1, 4, 8])
@@ -381,7 +388,8 @@ def _log(text: str) -> None:
 def main() -> int:
     chosen = options()
     processes.exit_on_sigterm()
-    file, directory = prepare(chosen.shape, shape_of(chosen)[0])
+    low = Type[chosen.type.upper().removesuffix("_M")]
+    file, directory = prepare(chosen.shape, shape_of(chosen)[0], low)
     before = {threads: bandwidth(threads) for threads in (1, os.cpu_count() or 1)}
     with contextlib.ExitStack() as stack:
         contenders: dict[str, Contender] = {}
@@ -402,7 +410,7 @@ def main() -> int:
     after = {threads: bandwidth(threads) for threads in before}
     of_directory = sum(part.stat().st_size for part in directory.glob("openvino_model.bin"))
     of_file = file.stat().st_size
-    bf16 = sum(2 * rows * columns for _, rows, columns in matrices(*shape_of(chosen)).values())
+    bf16 = sum(2 * rows * columns for _, rows, columns in matrices(*shape_of(chosen), low).values())
     bytes_of = {"int4": of_directory, "library": of_directory, "vllm": bf16}
     sizes = {side: bytes_of.get(side, of_file) / 1e9 for side in contenders}
     speeds = ", ".join(f"{max(before[n], after[n]):.1f} GB/s with {n} cores" for n in before)

@@ -259,11 +259,11 @@ def unpacked(path: Path, form: Form) -> np.ndarray:
         raw = np.frombuffer(data, np.uint8, constant.size, constant.offset)
         if constant.type == "u4":
             raw = np.stack([raw & 15, raw >> 4], -1)
-        if constant.type == "u6":
-            raw = of_six_bits(raw)
+        if constant.type in ("u1", "u6"):
+            raw = of_bits(raw, constant)
         kinds = {"f16": np.float16, "f32": np.float32, "i8": np.int8}
         return (
-            (raw if constant.type in ("u4", "u6", "u8") else raw.view(kinds[constant.type]))
+            (raw if constant.type in ("u1", "u4", "u6", "u8") else raw.view(kinds[constant.type]))
             .reshape(constant.shape)
             .astype(np.float32)
         )
@@ -273,6 +273,8 @@ def unpacked(path: Path, form: Form) -> np.ndarray:
         return wide.reshape(matrix.rows, -1, 1)
 
     values = numbers(matrix.values)
+    if matrix.high is not None:
+        values = values + 16 * numbers(matrix.high)
     if matrix.scales is not None:
         zero = numbers(matrix.zeros) if matrix.zeros is not None else form.zero or 0
         scales = of_groups(matrix.factors, matrix.scales)
@@ -282,10 +284,10 @@ def unpacked(path: Path, form: Form) -> np.ndarray:
     return values.reshape(matrix.rows, matrix.columns)
 
 
-def of_six_bits(packed: np.ndarray) -> np.ndarray:
-    """Have OpenVINO unpack numbers of 6 bits."""
-    count = packed.size // 3 * 4
-    tensor = openvino.Tensor(packed, openvino.Shape([count]), openvino.Type.u6)
+def of_bits(packed: np.ndarray, constant: Any) -> np.ndarray:
+    """Have OpenVINO unpack numbers of one or six bits."""
+    kind = getattr(openvino.Type, constant.type)
+    tensor = openvino.Tensor(packed, openvino.Shape([int(np.prod(constant.shape))]), kind)
     model = openvino.Model([ops.result(ops.convert(openvino.op.Constant(tensor), "u8"))], [])
     return openvino.Core().compile_model(model, "CPU")({})[0]
 

@@ -99,7 +99,7 @@ def test_our_kernels_get_the_numbers_of_the_file(index: Index, tmp_path: Path) -
     ):
         directory = pull(Wanted(name, tmp_path / "r", weight_format=told), print, models, processor)
         assert record.read(directory).exact == exact
-        assert ('element_type="u6"' in (directory / "openvino_model.xml").read_text()) == exact
+        assert ('element_type="u1"' in (directory / "openvino_model.xml").read_text()) == exact
 
 
 def test_unpacked_weights_are_kept_packed_too(index: Index, packed: Path, tmp_path: Path) -> None:

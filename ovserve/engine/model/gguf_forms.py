@@ -14,12 +14,12 @@ f16 for 256 weights.
 | in the file | here | bits per weight |
 |---|---|---|
 | Q4_K | u4, groups of 32, factors and offsets | 4.63, in the file 4.5 |
-| Q5_K | u6, groups of 32, factors and offsets | 6.63, 5.5 |
+| Q5_K | u4 and u1, groups of 32, factors and offsets | 5.63, 5.5 |
 | Q6_K, Q3_K | u6, groups of 16, factors | 6.56; 6.56, 3.44 |
 | Q2_K | u6, groups of 16, factors and offsets | 7.13, 2.63 |
-| Q5_0 | u6, a scale per 32 in f16 | 6.5, 5.5 |
+| Q5_0 | u4 and u1, a scale per 32 in f16 | 5.5, 5.5 |
 
-OpenVINO computes these too, but unpacks u6 when it compiles.
+OpenVINO computes these too, but unpacks u6 and u1 when it compiles.
 
 The runtime computes with 4, 8 and 16 bits. The step of the u8 form is below a third of a Q6_K step, so that
 the error is the file's own. A zero point in f16 turns the runtime's integer kernels off, and one that is
@@ -47,7 +47,8 @@ MIDDLE_OF_U4, MIDDLE_OF_U8 = 8, 128
 class Form(NamedTuple):
     """`group`: weights that share a scale; 0: plain numbers. `zero`: the zero point of all groups; None: each
     has its own. `rounded`: these are u4, not f16. `offsets`: each group has a number that is added. `block`:
-    weights that share a number in f16, which the factors and offsets of their groups are multiplied by."""
+    weights that share a number in f16, which the factors and offsets of their groups are multiplied by.
+    `high`: values have a fifth bit, in u1."""
 
     values: str
     group: int = 0
@@ -55,6 +56,7 @@ class Form(NamedTuple):
     rounded: bool = False
     offsets: bool = False
     block: int = 0
+    high: bool = False
 
     @property
     def scales(self) -> str:
@@ -63,6 +65,8 @@ class Form(NamedTuple):
     def bytes_for(self, rows: int, columns: int) -> dict[str, int]:
         """Return the size of each constant."""
         sizes = {"values": rows * columns * BITS[self.values] // 8}
+        if self.high:
+            sizes["high"] = rows * columns // 8
         if self.values == "i8":
             sizes["scales"] = rows * 4
         if self.group:
@@ -80,11 +84,11 @@ class Form(NamedTuple):
 K_BLOCK_SIZE = 256  # weights of a K-quant's
 EXACT = {
     "Q4_K": Form("u4", 32, 0, offsets=True, block=K_BLOCK_SIZE),
-    "Q5_K": Form("u6", 32, 0, offsets=True, block=K_BLOCK_SIZE),
+    "Q5_K": Form("u4", 32, 0, offsets=True, block=K_BLOCK_SIZE, high=True),
     "Q6_K": Form("u6", 16, 32, block=K_BLOCK_SIZE),
     "Q3_K": Form("u6", 16, 4, block=K_BLOCK_SIZE),
     "Q2_K": Form("u6", 16, 0, offsets=True, block=K_BLOCK_SIZE),
-    "Q5_0": Form("u6", 32, 16),
+    "Q5_0": Form("u4", 32, 16, high=True),
 }
 
 

@@ -71,7 +71,7 @@ def pack(
         arena,
         Source(
             rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False, unit,
-            in_bytes(values, bits), scales, factors, zeros, offsets, offset_scales, row_scales,
+            in_bytes(values, bits), np.packbits(values >> 4, axis=1) if bits == 5 else None, scales, factors, zeros, offsets, offset_scales, row_scales,
         ),
     )  # fmt: skip
     library.release(arena)  # the matrix keeps it
@@ -88,8 +88,9 @@ def pack(
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Pack numbers as OpenVINO's constants have them; of six bits `test_six_bits_are_openvinos` judges that."""
-    if bits == 4:
-        return values[:, 0::2] | values[:, 1::2] << 4
+    if bits in (4, 5):
+        low = values & 15
+        return low[:, 0::2] | low[:, 1::2] << 4
     if bits == 8:
         return values
     four = values.reshape(len(values), -1, 4)
@@ -118,6 +119,7 @@ def multiply(
 
 KINDS = {
     4: ("constant", "zeros", "offsets", "rows", "factors", "both"),
+    5: ("constant", "offsets", "rows", "factors", "both"),
     6: ("constant", "offsets", "rows", "factors", "both"),
     8: ("constant", "zeros", "rows", "factors"),
 }
@@ -126,13 +128,15 @@ KINDS = {
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[int, int, int, int, int, str, int, int]:
     """Draw rows, columns, bits, group, chunk, kind, tokens and a seed."""
-    bits = draw(st.sampled_from([4, 6, 8]))
+    bits = draw(st.sampled_from([4, 5, 6, 8]))
     kind = draw(st.sampled_from(KINDS[bits]))
     sizes = [(64, 32), (64, 64), (128, 32), (256, 64), (384, 128), (192, 192), (512, 256)]
     columns, group = draw(st.sampled_from(sizes + [(96, 16), (512, 16), (768, 16)] * (bits == 6)))
     group = columns if kind == "rows" else group
     chunk = 64 if group % 64 == 0 else 32
-    tokens = draw(st.integers(1, 21) | st.integers(32, 50))  # from 32 on, 6 bits are unpacked for all of them
+    tokens = draw(
+        st.integers(1, 21) | st.integers(32, 50)
+    )  # from 32 on, 5 and 6 bits are unpacked for all of them
     return draw(st.integers(1, 70)), columns, bits, group, chunk, kind, tokens, draw(SEEDS)
 
 
@@ -189,11 +193,14 @@ def test_rows_that_are_looked_up(library: Library, shape: Any) -> None:
     library.release(packed.matrix)
 
 
-def test_a_token_is_the_same_in_any_company(library: Library) -> None:
-    packed = pack(library, 48, 256, 4, 32, 32, "offsets", 1)
-    activations = np.random.default_rng(2).standard_normal((13, 256)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("bits", "kind"), [(bits, kind) for bits, kinds in KINDS.items() for kind in kinds if kind != "rows"]
+)
+def test_a_token_is_the_same_in_any_company(library: Library, bits: int, kind: str) -> None:
+    packed = pack(library, 48, 256, bits, 32, 32, kind, 1)
+    activations = np.random.default_rng(2).standard_normal((45, 256)).astype(np.float32)
     together = multiply(library, packed.matrix, activations)
-    for count in (1, 2, 3, 5, 8):
+    for count in (1, 2, 3, 5, 8, 13, 31, 32):
         assert (multiply(library, packed.matrix, activations[:count]) == together[:count]).all()
 
 

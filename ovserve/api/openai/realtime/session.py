@@ -456,7 +456,7 @@ class RealtimeSession:
 
 
 def _has_many_values(data: bytes) -> bool:
-    """Commas of texts, as of a table, separate no values. Among so many there are at most two strings each."""
+    """Commas of texts, as of a table, separate no values. Of strings there are at most two for each."""
     if data.count(b",") <= MAX_VALUES:
         return False
     commas = end = 0

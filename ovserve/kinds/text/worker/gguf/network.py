@@ -103,7 +103,7 @@ class Network:
 
     def _matrix(self, parts: Sequence[Part], *, table: bool = False) -> Matrix:  # `table`: rows are looked up
         form = self._form(parts[0].tensor.name)
-        if table and (form.offsets or form.block or form.values == "u6"):
+        if table and (form.offsets or form.block or form.high or form.values == "u6"):
             shared = self._model.tied and INT8_OUTPUT not in self._steps
             form = table_form(parts[0].tensor, exact=shared)
         return self._weights.add(parts, form)
@@ -141,6 +141,10 @@ class Network:
         if matrix.form == BY_ROW:
             return ops.multiply(ops.convert(values, "f32"), self._constant(matrix.scales))
         shifted = ops.convert(values, "f16")
+        if matrix.high is not None:
+            sixteen = ops.convert(ops.constant(np.full((1, 1, 1), 16, np.uint8)), "f16")
+            high = ops.multiply(ops.convert(self._constant(matrix.high), "f16"), sixteen)
+            shifted = ops.add(shifted, high)
         if matrix.zeros is not None:
             zero = self._constant(matrix.zeros)
             shifted = ops.subtract(shifted, ops.convert(zero, "f16") if matrix.form.rounded else zero)

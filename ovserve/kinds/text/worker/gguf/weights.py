@@ -38,6 +38,7 @@ class Matrix:
     rows: int
     columns: int
     values: Constant
+    high: Constant | None = None
     scales: Constant | None = None
     factors: Constant | None = None
     zeros: Constant | None = None
@@ -87,7 +88,7 @@ class WeightsFile:
     def _reserve(self, form: Form, rows: int, columns: int) -> dict[str, Constant]:
         shape = (rows, columns // form.group, form.group) if form.group else (rows, columns)
         scales = (rows, 1) if form.values == "i8" else (*shape[:2], 1)
-        kinds = {"values": (form.values, shape), "scales": (form.scales, scales)}
+        kinds = {"values": (form.values, shape), "high": ("u1", shape), "scales": (form.scales, scales)}
         kinds |= {"offsets": ("i8", shape[:2]), "offset_scales": ("f32", (rows, 1))}
         if form.block:
             factors = rows, columns // form.block, form.block // form.group
@@ -150,7 +151,7 @@ def _converted(part: Part, count: int, form: Form) -> Iterator[tuple[int, dict[s
 def _convert(rows: Bytes, tensor: Tensor, form: Form) -> dict[str, NDArray[Any]]:
     if form.values == tensor.type.lower():
         return {"values": rows}
-    if form.values == "u6" or form.block:
+    if form.values == "u6" or form.block or form.high:
         return _exact(rows, tensor.type)
     if form.values == "f16":
         weights = _dequantised(rows, tensor)
@@ -211,8 +212,11 @@ def _exact(rows: Bytes, kind: str) -> dict[str, NDArray[Any]]:
     high: NDArray[Any]
     if kind == "Q5_0":
         bits = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")
-        low = np.concatenate([blocks[..., 6:] & 15, blocks[..., 6:] >> 4], axis=-1)
-        return {"scales": _half(blocks[..., :2]), "values": _six_bits((low | bits << 4).reshape(count, -1))}
+        return {
+            "scales": _half(blocks[..., :2]),
+            "values": _packed(blocks[..., 6:]),
+            "high": np.packbits(bits, axis=-1),
+        }
     if kind == "Q4_K":
         values = _four_bits(rows, kind)[2]
         factors, offsets = _factors_of_q4_k(blocks)
@@ -220,8 +224,11 @@ def _exact(rows: Bytes, kind: str) -> dict[str, NDArray[Any]]:
     if kind == "Q5_K":
         low, high = _planes(blocks[..., 48:], 4, 32), _planes(blocks[..., 16:48], 1, 32)
         factors, offsets = _factors_of_q4_k(blocks)
-        numbers = _of_blocks(factors, blocks[..., :2], offsets, blocks[..., 2:4])
-    elif kind == "Q6_K":
+        halves = np.ascontiguousarray(low[..., 0::2] | low[..., 1::2] << 4)
+        return {"values": halves, "high": np.packbits(high, axis=-1)} | _of_blocks(
+            factors, blocks[..., :2], offsets, blocks[..., 2:4]
+        )
+    if kind == "Q6_K":
         # Each 64 bytes hold 128 values, the low halves first.
         low, high = _planes(blocks[..., :128], 4, 64), _planes(blocks[..., 128:192], 2, 32)
         numbers = _of_blocks(blocks[..., 192:208].view(np.int8), blocks[..., 208:])

@@ -1,7 +1,7 @@
 """The compiled form of `packed_matmul.cpp`, and calls into it.
 
 It is compiled on the machine that uses it, because it has OpenVINO's classes in it, which differ from release
-to release. That takes a compiler and 15 s, once. Without a compiler OpenVINO's own kernels compute. For an
+to release. That takes a compiler and 18 s, once. Without a compiler OpenVINO's own kernels compute. For an
 image of a container, `python -m ovserve.kinds.text.worker.kernels.library` leaves it next to this file.
 """
 
@@ -51,7 +51,8 @@ class Source(NamedTuple):
     zero: int  # of all groups, without `zeros`
     is_file: bool  # the values are pages of a file, which are given back
     offset_unit: float  # times `offset_scales`, which may be too small for f16
-    values: NDArray[Any]  # packed, row by row
+    values: NDArray[Any]  # packed, row by row; of 5 bits the low four
+    high: NDArray[np.uint8] | None  # the fifth bits, packed
     scales: NDArray[np.float16] | None  # [rows, columns / span]
     factors: NDArray[np.int8] | None  # [rows, columns / group]
     zeros: NDArray[np.float16] | None  # [rows, columns / group]
@@ -72,7 +73,7 @@ class _Source(ctypes.Structure):
         ("zero", ctypes.c_int32),
         ("is_file", ctypes.c_int32),
         ("offset_unit", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in Source._fields[-7:]),
+        *((name, ctypes.c_void_p) for name in Source._fields[-8:]),
     )
 
 

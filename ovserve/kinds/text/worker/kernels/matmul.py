@@ -20,7 +20,7 @@ LINE_BYTES = 64
 ARRAYS_PER_MATRIX = 7  # of a matrix in the arena
 BITS = {"u4": 4, "i4": 4, "u6": 6, "u8": 8, "i8": 8}
 FLIP = {"i4": 0x88888888, "i8": 0x80808080}  # makes signed values unsigned, by adding half their range
-UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract")  # operations
+UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract", "Add")  # operations
 SHORTEST_GROUP = 16  # of six bits; of others 32
 MIN_OFFSET_UNIT = 2.0**-100
 MAX_SCALE_ERROR = 2.0**-11  # of a scale in f16, as a share: half of its last bit
@@ -35,6 +35,7 @@ class Weights(NamedTuple):
     bits: int
     group: int
     zero: int = 0
+    high: NDArray[np.uint8] | None = None  # the fifth bits of values, which have the other four
     zeros: NDArray[np.float16] | None = None
     scales: NDArray[np.float16] | None = None
     factors: NDArray[np.int8] | None = None
@@ -51,7 +52,7 @@ class Weights(NamedTuple):
         divergence) from those with exact activations, and by 64 0.0091; with OpenVINO's kernels they are
         0.0079.
         """
-        if self.bits == 6 and (self.zeros is not None or self.group % SHORTEST_GROUP):
+        if self.bits in (5, 6) and (self.zeros is not None or self.group % SHORTEST_GROUP):
             return 0
         if self.bits == 6 and self.group < min(CHUNKS):
             return 0 if self.columns % min(CHUNKS) else min(CHUNKS)
@@ -82,6 +83,7 @@ class Weights(NamedTuple):
             is_file,
             self.offset_unit,
             self.values.data,
+            self.high,
             self.scales,
             self.factors,
             self.zeros,
@@ -128,8 +130,8 @@ def replace_products(model: openvino.Model, library: Library) -> int:
 
 
 def widen(model: openvino.Model) -> None:
-    """Make weights that only our kernels compute with into such that OpenVINO's do: of 6 bits, 8, and of a
-    factor and a number, a scale. It would unpack all to f32."""
+    """Make weights that only our kernels compute with into such that OpenVINO's do: of 5 and 6 bits, 8, and
+    of a factor and a number, a scale. It would unpack all to f32."""
     for node in model.get_ordered_ops():
         wide: NDArray[Any] | None = None
         if node.get_type_name() == "Constant" and _type(node) == "u6":
@@ -139,6 +141,13 @@ def widen(model: openvino.Model) -> None:
                 [triples[:, 0] >> 4, triples[:, 0] & 15, triples[:, 1] >> 4, triples[:, 1] & 15], -1
             )
             wide = (low | high).reshape(tuple(node.shape))
+        elif node.get_type_name() == "Add" and (parts := _five_bits(node)) is not None:
+            low, shape = parts[0].data, tuple(parts[0].shape)
+            wide = (
+                np.stack([low & 15, low >> 4], -1).reshape(shape)
+                | np.unpackbits(parts[1]).reshape(shape) << 4
+            )
+            wide = wide.astype(np.float16)
         elif node.get_type_name() == "Multiply":
             factors, numbers = (_constant(node.input_value(at).get_node()) for at in (0, 1))
             if factors is None or numbers is None or factors.ndim != 3 or factors.dtype != np.int8:
@@ -226,16 +235,39 @@ def _weights(node: Any) -> Weights | None:
     zeros: NDArray[Any] | None = np.zeros(1, np.uint8)
     if node.get_type_name() == "Subtract":
         zeros, node = _constant(node.input_value(1).get_node()), node.input_value(0).get_node()
-    values = _skip(node, "Convert")
+    high, bits = None, 0
+    if (parts := _five_bits(node)) is not None:
+        (values, high), bits = parts, 5
+    else:
+        values = _skip(node, "Convert")
     if values.get_type_name() != "Constant" or _type(values) not in BITS or zeros is None:
         return None
     if prod(values.shape) != rows * columns:
         return None
     if (scales := _constant(of_groups)) is None:
-        return _of_two_numbers(Weights(values, rows, columns, BITS[_type(values)], 0), of_groups, zeros)
+        of_spans = Weights(values, rows, columns, bits or BITS[_type(values)], 0, high=high)
+        return _of_two_numbers(of_spans, of_groups, zeros)
     if scales.size % rows or columns % (scales.size // rows):
         return None
-    return _in_our_form(values, rows, columns, scales, zeros)
+    weights = _in_our_form(values, rows, columns, scales, zeros)
+    return weights if weights is None or high is None else weights._replace(bits=bits, high=high)
+
+
+def _five_bits(node: Any) -> tuple[Any, NDArray[np.uint8]] | None:
+    """Return the constant of low halves and the fifth bits, if a node adds these as `low + 16 * high`."""
+    if node.get_type_name() != "Add":
+        return None
+    low, product = (node.input_value(at).get_node() for at in (0, 1))
+    values = _skip(low, "Convert")
+    if values.get_type_name() != "Constant" or _type(values) != "u4" or product.get_type_name() != "Multiply":
+        return None
+    bits, factor = (
+        _skip(product.input_value(0).get_node(), "Convert"),
+        _constant(product.input_value(1).get_node()),
+    )
+    if bits.get_type_name() != "Constant" or _type(bits) != "u1" or factor is None or (factor != 16).any():
+        return None
+    return values, bits.data
 
 
 def _of_two_numbers(weights: Weights, of_groups: Any, zeros: NDArray[Any]) -> Weights | None:
@@ -272,7 +304,7 @@ def _in_our_form(
     zero, each = float(points[0]), None
     if points.size > 1 or not zero.is_integer():
         zero, each = 0.0, _half(np.broadcast_to(points, scales.size), rows)
-    weights = Weights(values, rows, columns, bits, columns * rows // scales.size, int(zero), each)
+    weights = Weights(values, rows, columns, bits, columns * rows // scales.size, int(zero), zeros=each)
     if scales.size == rows:
         of_rows = np.ascontiguousarray(scales.astype(np.float32)).reshape(rows)
         return weights._replace(row_scales=of_rows)
@@ -355,7 +387,7 @@ def _constant(node: Any) -> NDArray[Any] | None:
     if _type(node) == "u4":
         both = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
         return both[: prod(node.shape)].reshape(tuple(node.shape))
-    return None if _type(node) == "i4" else data
+    return None if _type(node) in ("i4", "u1") else data
 
 
 def _type(node: Any) -> str:

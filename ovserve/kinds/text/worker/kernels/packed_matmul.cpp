@@ -1,4 +1,4 @@
-// Products of activations and weights in 4, 6 or 8 bits, as an operation for OpenVINO's CPU plugin.
+// Products of activations and weights in 4, 5, 6 or 8 bits, as an operation for OpenVINO's CPU plugin.
 //
 // The plugin's own kernels keep a second copy of the weights with scales in f32, in pages of 4 kB, and compute
 // longer than they read where 32 weights share a scale. Here the weights lie in one order that every step reads
@@ -7,7 +7,8 @@
 //
 // Order of the weights: 16 rows of the matrix are a block. Of a block, four neighbouring columns of all 16 rows
 // are 64 numbers, one register: a quad. In 4 bits a byte holds two quads, the first in its low half. In 6 bits four
-// quads take three registers: their low four bits so, and then their high two bits, the first quad's lowest.
+// quads take three registers: their low four bits so, and then their high two bits, the first quad's lowest. In 5 bits
+// eight quads take five.
 //
 // A weight is `scale * (value - zero) + offset`. As in the files of llama.cpp, a scale may be a factor in 8 bits for
 // each group of weights times a number in f16 for a span of groups, and an offset always is.
@@ -46,7 +47,7 @@ constexpr size_t PAGE = 4096;          // bytes
 constexpr size_t LINE = 64;            // bytes of a cache line
 constexpr size_t PREFETCH = 2048;      // bytes ahead; the processor's own prefetching ends with each 4 kB
 constexpr size_t CACHED_WEIGHTS = 512 << 10;  // bytes that a task keeps in the second-level cache
-constexpr size_t UNPACKING_TOKENS = 32;  // from which on 6 bits become 8 once for all tokens of a step
+constexpr size_t UNPACKING_TOKENS = 32;  // from which on 5 and 6 bits become 8 once for all tokens of a step
 constexpr size_t PACKED_AT_ONCE = 8 << 20;    // bytes of a file that is given back meanwhile
 
 // One mapping for all matrices of a model, so that only its last huge page is partly used.
@@ -91,13 +92,16 @@ struct Source {
     int32_t zero;                // of all groups, where `zeros` is null
     int32_t is_file;             // the values are pages of a file, which may be given back
     float offset_unit;           // times the numbers in f16 of offsets, which may be too small for that
-    const uint8_t* values;       // [rows, columns], packed
+    const uint8_t* values;       // [rows, columns], packed; of 5 bits the low four
+    const uint8_t* high;         // [rows, columns], the fifth bits: of eight in a byte the first is the highest
     const uint16_t* scales;      // f16 [rows, columns / span], or null: one per row
     const int8_t* factors;       // [rows, columns / group], or null: 1
     const uint16_t* zeros;       // f16, the same shape, or null
     const int8_t* offsets;       // the same shape, or null
     const uint16_t* offset_scales;  // f16 [rows, columns / offset_span]
     const float* row_scales;     // [rows], where `scales` is null
+
+    size_t row_bytes() const { return columns * (bits == 5 ? 4 : bits) / 8; }  // of values
 };
 
 struct Matrix {
@@ -112,7 +116,7 @@ struct Matrix {
     int8_t *factors, *offsets;
     float* row_scales;
     Functions wide, narrow;    // the processor's best, and those with AVX2
-    BlockFunction unpacked = nullptr;  // of 6 bits that were made 8 for many tokens
+    BlockFunction unpacked = nullptr;  // of 5 or 6 bits that were made 8 for many tokens
 
     size_t groups() const { return columns / group; }
     size_t chunks() const { return columns / chunk; }
@@ -219,27 +223,33 @@ AVX512 INLINE __m512 sixteen_i8(const int8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
 
-// Sixteen numbers of 6 bits: the low four of a byte, and two of `high` moved to their place.
-AVX512 INLINE __m512i six_bits(__m512i low, __m512i high) {
-    const __m512i nibble = _mm512_set1_epi8(15), top = _mm512_set1_epi8(0x30);
-    return _mm512_ternarylogic_epi32(_mm512_and_si512(low, nibble), high, top, 0xf8);  // first | second & third
+// Quads of 5 or 6 bits that share registers, and bytes of those.
+constexpr size_t quads_of(int bits) { return bits == 6 ? 4 : 8; }
+constexpr size_t bytes_of_quads(int bits) { return quads_of(bits) * LINE * bits / 8; }
+
+template <int BITS>
+AVX512 INLINE void unpack_quads(const uint8_t* w, __m512i* quad) {
+    constexpr int QUADS = quads_of(BITS), HIGH = BITS - 4;  // bits
+    const __m512i nibble = _mm512_set1_epi8(15), top = _mm512_set1_epi8(BITS == 6 ? 0x30 : 0x10);
+    const __m512i high = _mm512_loadu_si512(w + QUADS / 2 * LINE);
+#pragma GCC unroll 8
+    for (int i = 0; i < QUADS; ++i) {
+        const __m512i both = _mm512_loadu_si512(w + i / 2 * LINE);
+        const __m512i low = _mm512_and_si512(i % 2 ? _mm512_srli_epi16(both, 4) : both, nibble);
+        const int right = HIGH * i - 4;
+        const __m512i moved = right < 0 ? _mm512_slli_epi16(high, -right) : _mm512_srli_epi16(high, right);
+        quad[i] = _mm512_ternarylogic_epi32(low, moved, top, 0xf8);  // first | second & third
+    }
 }
 
-// Four quads of 6 bits, from three registers.
-AVX512 INLINE void unpack_quads(const uint8_t* w, __m512i quad[4]) {
-    const __m512i even = _mm512_loadu_si512(w), odd = _mm512_loadu_si512(w + 64), high = _mm512_loadu_si512(w + 128);
-    quad[0] = six_bits(even, _mm512_slli_epi16(high, 4));
-    quad[1] = six_bits(_mm512_srli_epi16(even, 4), _mm512_slli_epi16(high, 2));
-    quad[2] = six_bits(odd, high);
-    quad[3] = six_bits(_mm512_srli_epi16(odd, 4), _mm512_srli_epi16(high, 2));
-}
-
-// A block of 6 bits as one of 8.
+// A block of 5 or 6 bits as one of 8.
+template <int BITS>
 AVX512 void unpack_block(const Matrix& m, const uint8_t* w, uint8_t* to) {
-    for (size_t at = 0; at < m.columns; at += 16, w += 192, to += 256) {
-        __m512i quad[4];
-        unpack_quads(w, quad);
-        for (int i = 0; i < 4; ++i) _mm512_storeu_si512(to + 64 * i, quad[i]);
+    constexpr size_t QUADS = quads_of(BITS);
+    for (size_t at = 0; at < m.columns; at += 4 * QUADS, w += bytes_of_quads(BITS)) {
+        __m512i quad[QUADS];
+        unpack_quads<BITS>(w, quad);
+        for (size_t i = 0; i < QUADS; ++i, to += LINE) _mm512_storeu_si512(to, quad[i]);
     }
 }
 
@@ -247,7 +257,7 @@ AVX512 void unpack_block(const Matrix& m, const uint8_t* w, uint8_t* to) {
 template <int TOKENS, int BITS, Kind KIND, bool UNPACKED = false>
 AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights,
                          float* out, size_t stride) {
-    constexpr size_t QUADS = BITS == 6 ? 4 : 8;   // at once
+    constexpr size_t QUADS = quads_of(BITS);     // at once
     constexpr bool SPLIT = BITS == 6;            // chunks may have several parts
     constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
     const size_t chunks = m.chunks();
@@ -290,14 +300,14 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
             }
             const int8_t* k = from.values + p * m.part * TOKENS;
             for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS * TOKENS) {
-                if constexpr (BITS == 6 && !UNPACKED) {
-                    __m512i quad[4];
-                    unpack_quads(w, quad);
-                    for (size_t at = 0; at < 192; at += 64)
+                if constexpr ((BITS == 5 || BITS == 6) && !UNPACKED) {
+                    __m512i quad[QUADS];
+                    unpack_quads<BITS>(w, quad);
+                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE)
                         _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
-                    w += 192;
-#pragma GCC unroll 4
-                    for (int i = 0; i < 4; ++i)
+                    w += bytes_of_quads(BITS);
+#pragma GCC unroll 8
+                    for (size_t i = 0; i < QUADS; ++i)
                         for (int t = 0; t < TOKENS; ++t) {
                             __m512i& chain = sum[t * CHAINS + i % CHAINS];
                             chain = _mm512_dpbusd_epi32(chain, quad[i], _mm512_set1_epi32(four(k + 4 * (i * TOKENS + t))));
@@ -369,12 +379,12 @@ __attribute__((target("avx2,f16c,fma"))) INLINE void add_here(__m256i& sum, __m2
 }
 
 // The same with 256 bits, for half of a block's rows at a time. Without VNNI, eight products of 4 bits by 8 fit
-// into 16 bits: 8 * 2 * 15 * 127 = 30,480; of 6 bits two: 2 * 2 * 63 * 127 = 32,004; eight bits are computed as two
-// numbers of four.
+// into 16 bits: 8 * 2 * 15 * 127 = 30,480; of 5 bits four: 4 * 2 * 31 * 127 = 31,496; of 6 bits two:
+// 2 * 2 * 63 * 127 = 32,004; eight bits are computed as two numbers of four.
 template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
                      size_t stride) {
-    constexpr size_t QUADS = BITS == 6 ? 4 : 8;  // at once
+    constexpr size_t QUADS = quads_of(BITS);  // at once
     constexpr bool SPLIT = BITS == 6;
     const size_t chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = SPLIT ? m.chunk / m.part : 1;
@@ -449,6 +459,38 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
                                 }
                             }
                         }
+                        continue;
+                    }
+                    if constexpr (BITS == 5) {
+                        const __m256i fifth = _mm256_set1_epi8(0x10);
+                        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 4 * LINE));
+#pragma GCC unroll 2
+                        for (int i = 0; i < 8; i += 4) {
+                            __m256i products[TOKENS];
+                            for (int t = 0; t < TOKENS; ++t) products[t] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+                            for (int j = i; j < i + 4; ++j) {
+                                const auto* at = reinterpret_cast<const __m256i*>(w + j / 2 * LINE);
+                                __m256i low = _mm256_loadu_si256(at);
+                                if (j % 2) low = _mm256_srli_epi16(low, 4);
+                                const __m256i moved =
+                                    j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
+                                const __m256i quad =
+                                    _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, fifth));
+                                for (int t = 0; t < TOKENS; ++t) {
+                                    const __m256i activations = _mm256_set1_epi32(four(k + 4 * (j * TOKENS + t)));
+                                    if constexpr (VNNI)
+                                        add_products(sum[t], quad, activations);
+                                    else
+                                        add_here(products[t], _mm256_maddubs_epi16(quad, activations));
+                                }
+                            }
+                            for (int t = 0; t < TOKENS && !VNNI; ++t)
+                                sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(products[t], ones));
+                        }
+                        for (size_t at = 0; at < bytes_of_quads(5); at += LINE)
+                            _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
+                        w += bytes_of_quads(5);
                         continue;
                     }
                     __m256i low16[TOKENS], high16[TOKENS];  // of 8 bits: products of the low and the high four
@@ -539,12 +581,16 @@ Functions functions_of(Instructions instructions) {
                                     : functions_of_256<BITS, KIND, false>();
 }
 
-// None for what no model has: zero points of groups in 6 bits, and offsets in 8.
+// None for what no model has: zero points of groups in 5 and 6 bits, and offsets in 8.
 Functions functions_of(const Matrix& m, Instructions instructions) {
     if (m.bits == 4)
         return m.zeros     ? functions_of<4, ZEROS>(instructions)
                : m.offsets ? functions_of<4, OFFSETS>(instructions)
                            : functions_of<4, CONSTANT>(instructions);
+    if (m.bits == 5)
+        return m.zeros     ? Functions{}
+               : m.offsets ? functions_of<5, OFFSETS>(instructions)
+                           : functions_of<5, CONSTANT>(instructions);
     if (m.bits == 6)
         return m.zeros     ? Functions{}
                : m.offsets ? functions_of<6, OFFSETS>(instructions)
@@ -583,7 +629,7 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool 
         const auto weights = [&](size_t block) { return m.values + block * m.block_bytes(); };
         if (unpacked) wide.resize((range.end() - range.begin()) * unpacked_bytes);
         for (size_t block = range.begin(); unpacked && block < range.end(); ++block)
-            unpack_block(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
+            (m.bits == 5 ? unpack_block<5> : unpack_block<6>)(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
         for (size_t token = 0, count; token < tokens; token += count) {
             count = std::min(most, tokens - token);
             for (size_t block = range.begin(); block < range.end(); ++block) {
@@ -674,6 +720,10 @@ AVX2 void unpack_row(const Matrix& m, size_t row, float* to) {
                 value = values[quad * LINE + k % 4];
             } else if (m.bits == 4) {
                 value = values[quad / 2 * LINE + k % 4] >> 4 * (quad % 2) & 15;
+            } else if (m.bits == 5) {
+                const uint8_t* eight_quads = values + quad / 8 * 5 * LINE + k % 4;
+                value = (eight_quads[quad % 8 / 2 * LINE] >> 4 * (quad % 2) & 15) |
+                        (eight_quads[4 * LINE] >> quad % 8 & 1) << 4;
             } else {
                 const uint8_t* sixteen = values + quad / 4 * 3 * LINE + k % 4;
                 value = (sixteen[quad % 4 / 2 * LINE] >> 4 * (quad % 2) & 15) |
@@ -759,11 +809,30 @@ void pack_sixteen(const uint8_t* from, uint8_t* to) {
     }
 }
 
-void pack_block(const Matrix& m, size_t block, const uint8_t* values, uint32_t flip) {
-    const size_t row_bytes = m.columns * m.bits / 8, rows = std::min(ROWS, m.rows - block * ROWS);
+// Thirty-two numbers in 5 bits: sixteen bytes of low halves, and four of high bits.
+void pack_thirty_two(const uint8_t* low, const uint8_t* high, uint8_t* to) {
+    for (size_t k = 0; k < 4; ++k) {
+        uint32_t word;
+        std::memcpy(&word, low + 4 * k, 4);
+        word = two_quads(word);
+        std::memcpy(to + k * LINE, &word, 4);
+    }
+    for (size_t k = 0; k < 32; ++k) to[4 * LINE + k % 4] |= (high[k / 8] >> (7 - k % 8) & 1) << k / 4;
+}
+
+void pack_block(const Matrix& m, size_t block, const Source& source) {
+    const size_t row_bytes = source.row_bytes(), rows = std::min(ROWS, m.rows - block * ROWS);
+    const uint32_t flip = source.flip;
     uint8_t* to = m.values + block * m.block_bytes();
     for (size_t r = 0; r < rows; ++r) {
-        const uint8_t* from = values + (block * ROWS + r) * row_bytes;
+        const size_t row = block * ROWS + r;
+        const uint8_t* from = source.values + row * row_bytes;
+        if (m.bits == 5) {
+            const uint8_t* high = source.high + row * (m.columns / 8);
+            for (size_t k = 0; k < row_bytes; k += 16)
+                pack_thirty_two(from + k, high + k / 4, to + k / 16 * 5 * LINE + r * 4);
+            continue;
+        }
         if (m.bits == 6) {
             for (size_t k = 0; k < row_bytes; k += 12) pack_sixteen(from + k, to + k * ROWS + r * 4);
             continue;
@@ -791,7 +860,7 @@ void pack_numbers(const Matrix& m, size_t block, const T* from, size_t columns, 
 // Pack blocks of rows, and give back the pages of the file that they were in.
 void pack_blocks(const Matrix& m, const Source& source, size_t begin, size_t end) {
     tbb::parallel_for(begin, end, [&](size_t block) {
-        pack_block(m, block, source.values, source.flip);
+        pack_block(m, block, source);
         pack_numbers(m, block, source.scales, m.span, m.scales);
         pack_numbers(m, block, source.factors, m.group, m.factors);
         pack_numbers(m, block, source.zeros, m.group, m.zeros);
@@ -800,9 +869,9 @@ void pack_blocks(const Matrix& m, const Source& source, size_t begin, size_t end
         pack_numbers(m, block, source.row_scales, m.columns, m.row_scales);
     });
     if (!source.is_file) return;
-    const size_t block_bytes = ROWS * m.columns * m.bits / 8;
+    const size_t block_bytes = ROWS * source.row_bytes();
     const auto page = [&](size_t block) {
-        const size_t at = std::min(block * block_bytes, m.rows * m.columns * m.bits / 8);
+        const size_t at = std::min(block * block_bytes, m.rows * source.row_bytes());
         return (reinterpret_cast<uintptr_t>(source.values) + at) / PAGE * PAGE;
     };
     const uintptr_t first = begin ? page(begin) : page(0) + PAGE;  // others may be in the first page
@@ -854,6 +923,9 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     }
     if (m.bits == 6 && best_instructions() == AVX512_VNNI)
         m.unpacked = m.offsets ? block_avx512<8, 6, OFFSETS, true> : block_avx512<8, 6, CONSTANT, true>;
+    if (m.bits == 5 && best_instructions() == AVX512_VNNI)
+        m.unpacked = m.offsets ? block_avx512<8, 8, OFFSETS> : block_avx512<8, 8, CONSTANT>;
+    if ((m.bits == 5) != (source.high != nullptr)) return 0;
     m.wide = functions_of(m, best_instructions()), m.narrow = functions_of(m, AVX2_ALONE);
     if (!fits || !m.values || m.wide.empty()) return 0;
     const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
