@@ -4,10 +4,10 @@ as are the headers that say what the server made of a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.api.openai.responses.request import ResponseContext
@@ -82,6 +82,13 @@ class Decoder(Protocol):
 
     def decode(self, body: bytes) -> Any:
         """Check the body by itself, without a model at hand. Raises InvalidArgument naming the field."""
+
+
+class JsonEndpoint(NamedTuple):
+    """A Decoder that is one function."""
+
+    name: str
+    decode: Callable[[bytes], Any]
 
 
 class HttpCalculator(Calculator):

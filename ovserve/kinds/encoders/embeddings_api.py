@@ -76,30 +76,16 @@ class EmbeddingList(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Embed:
-    """A checked body. `inputs` is msgpack: a list of texts, or of lists of token ids."""
+    """A checked body. `inputs` is msgpack: a list of texts, or of lists of token ids, which it is without."""
 
-    model: str
+    body: EmbeddingRequest
     inputs: bytes
     count: int
     tokens: bool  # the inputs are token ids
-    encoding: Literal["float", "base64"]
-    dimensions: int | None
-    truncate: bool | None
-    truncate_to: int | None
-    instruction: str | None
-    prompt_name: str | None
-    input_type: str | None
     ignored: tuple[str, ...]
 
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
-
-
-class Embeddings:
-    name = "embeddings"
-
-    def decode(self, body: bytes) -> Embed:
-        return decode_embeddings(body)
 
 
 def decode_embeddings(body: bytes) -> Embed:
@@ -111,28 +97,26 @@ def decode_embeddings(body: bytes) -> Embed:
     for name in ("instruction", "prompt_name"):
         if tokens and getattr(request, name) is not None:
             raise InvalidArgument(f"{name}: not with token ids, only with texts", param=name)
-    if request.truncate_prompt_tokens == 0:
+    truncate_to(request.truncate_prompt_tokens)
+    request.input = ""
+    return Embed(request, packed(inputs, "input"), len(inputs), tokens, tuple(sorted(unknown)))
+
+
+def packed(texts: Any, param: str) -> bytes:
+    """Return msgpack for the engine. Raises InvalidArgument for half a surrogate pair."""
+    try:
+        return msgspec.msgpack.encode(texts)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{param}: is not valid Unicode: {error.reason}", param=param) from None
+
+
+def truncate_to(value: int | None) -> int | None:
+    """Return the tokens to cut to; 0: to the limit. Raises InvalidArgument."""
+    if value == 0:
         raise InvalidArgument(
             "truncate_prompt_tokens: expected -1, or 1 or more, got 0", param="truncate_prompt_tokens"
         )
-    try:
-        packed = msgspec.msgpack.encode(inputs)
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"input: is not valid Unicode: {error.reason}", param="input") from None
-    return Embed(
-        model=request.model,
-        inputs=packed,
-        count=len(inputs),
-        tokens=tokens,
-        encoding=request.encoding_format or "float",
-        dimensions=request.dimensions,
-        truncate=request.truncate,
-        truncate_to=request.truncate_prompt_tokens,
-        instruction=request.instruction,
-        prompt_name=request.prompt_name,
-        input_type=request.input_type,
-        ignored=tuple(sorted(unknown)),
-    )
+    return value if value is None else max(0, value)
 
 
 def inputs_of(inputs: str | list[Any]) -> tuple[Sequence[Any], bool]:

@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec import structs
+
 from ovserve.api.openai.common import encode
 from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders import spec as encoders
-from ovserve.kinds.encoders.embeddings_api import Embed, Embeddings, decode_embeddings, embeddings_body
-from ovserve.kinds.encoders.rerank_api import Rerank, decode_rerank, rerank_body
+from ovserve.kinds.encoders.embeddings_api import Embed, decode_embeddings, embeddings_body, truncate_to
+from ovserve.kinds.encoders.rerank_api import decode_rerank, rerank_body
 from ovserve.kinds.encoders.resource import (
     EncoderCalculator,
     EncoderResource,
     check_files,
     encoder_place,
+    headers_of,
     input_length,
     score,
     services,
@@ -27,30 +30,28 @@ from ovserve.kinds.encoders.resource import (
 from ovserve.kinds.encoders.score_api import (
     CLASSIFY,
     SCORE,
-    ClassifyEndpoint,
-    ScoreEndpoint,
     classification_body,
     decode_classification,
+    decode_score,
 )
 from ovserve.kinds.encoders.spec import (
     CAUSAL,
     EMBED,
+    FLOAT,
     RERANK,
     SEPARATOR,
     ClassificationFacts,
     ClassificationSpec,
     ClassifyAnswer,
-    ClassifyArguments,
     EmbedAnswer,
     EmbedArguments,
     EmbeddingFacts,
     EmbeddingSpec,
     RerankAnswer,
-    RerankArguments,
     RerankFacts,
     RerankSpec,
 )
-from ovserve.kinds.payload import TRUNCATED_HEADER, Decoder, HttpPayload, HttpResponse, ignored_header
+from ovserve.kinds.payload import Decoder, HttpPayload, HttpResponse, JsonEndpoint
 from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
 from ovserve.protos.options_pb2 import (
     ClassificationCalculatorOVOptions,
@@ -121,75 +122,67 @@ EMBEDDINGS = ResourceKind(
 @calculator("EmbeddingsCalculatorOV")
 class EmbeddingsCalculatorOV(EncoderCalculator):
     resource = EMBEDDINGS
-    endpoints: ClassVar[Mapping[str, Decoder]] = {Embeddings.name: Embeddings(), SCORE: ScoreEndpoint()}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {
+        e.name: e for e in (JsonEndpoint("embeddings", decode_embeddings), JsonEndpoint(SCORE, decode_score))
+    }
 
     embedder = SidePacket("EMBEDDINGS_NODE_RESOURCES", EmbeddingsResource)
 
-    async def process(self, cc: Context) -> None:
-        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
-        payload: HttpPayload | None = cc[source]
-        if payload is None:
-            return
+    async def answer(self, cc: Context, payload: HttpPayload) -> HttpResponse:
         embedder = cc[self.embedder]
         if payload.endpoint == SCORE:
             truncate = embedder.truncate
-            cc.send(
-                target, await score(payload, embedder, without=WITHOUT_EFFECT, truncate=truncate, most=None)
-            )
-        else:
-            cc.send(target, await self._embed(payload, embedder))
-
-    async def _embed(self, payload: HttpPayload, embedder: EmbeddingsResource) -> HttpResponse:
-        if payload.head.large:
-            request = await embedder.bodies.run(True, decode_embeddings, payload.body)
-        else:
-            request = decode_embeddings(payload.body)
+            return await score(payload, embedder, without=WITHOUT_EFFECT, truncate=truncate, most=None)
+        request = await embedder.bodies.run(payload.head.large, decode_embeddings, payload.body)
         item = await embedder.one(EMBED, arguments(request, embedder), (request.inputs,))
         answer: EmbedAnswer = item.decode(EmbedAnswer)
         embedder.count(answer.tokens, answer.truncated, answer.batches)
         embedder.metrics.inputs += request.count
         vectors = bytes(item.blobs[0]).split(SEPARATOR)
         ignored = request.ignored
-        if request.input_type in SIDES and not _by_input_type(request, embedder.embedder):
+        if request.body.input_type in SIDES and not _by_input_type(request, embedder.embedder):
             ignored = tuple(sorted((*ignored, "input_type")))
-        headers = ignored_header(ignored)
-        if answer.truncated:
-            headers |= {TRUNCATED_HEADER: str(answer.truncated)}
-        return HttpResponse(embeddings_body(vectors, request.model, answer.tokens), headers=headers)
+        body = embeddings_body(vectors, request.body.model, answer.tokens)
+        return HttpResponse(body, headers=headers_of(ignored, answer.truncated))
 
 
 def arguments(request: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     """Return what the engine gets besides the inputs. Raises InvalidArgument for an unknown prompt."""
-    facts = embedder.embedder
-    truncates = embedder.truncate if request.truncate is None else request.truncate
-    truncate: int | None = 0 if truncates else None
-    if request.truncate_to is not None:
-        truncate = max(0, request.truncate_to)
-    prompt = "" if request.tokens else _prompt(request, facts)
-    whole = request.truncate is False
-    return EmbedArguments(prompt, request.tokens, truncate, whole, request.dimensions, request.encoding)
+    body = request.body
+    truncates = embedder.truncate if body.truncate is None else body.truncate
+    truncate = truncate_to(body.truncate_prompt_tokens)
+    return EmbedArguments(
+        prompt="" if request.tokens else _prompt(request, embedder.embedder),
+        tokens=request.tokens,
+        truncate=0 if truncate is None and truncates else truncate,
+        whole=body.truncate is False,
+        dimensions=body.dimensions,
+        encoding=body.encoding_format or FLOAT,
+    )
 
 
 def _by_input_type(request: Embed, facts: EmbeddingFacts) -> bool:
     """Return whether `input_type` decides what is before each input."""
-    other = request.tokens or request.instruction is not None or request.prompt_name is not None
-    return not other and request.input_type in facts.prompts
+    body = request.body
+    other = request.tokens or body.instruction is not None or body.prompt_name is not None
+    return not other and body.input_type in facts.prompts
 
 
 def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
     """The text before each input: what the request says, else the model's default prompt."""
-    if request.instruction is not None:
-        return request.instruction
-    if request.prompt_name is not None:
-        if request.prompt_name not in facts.prompts:
+    body = request.body
+    if body.instruction is not None:
+        return body.instruction
+    if body.prompt_name is not None:
+        if body.prompt_name not in facts.prompts:
             names_of_prompts = ", ".join(facts.prompts) or "none"
             raise InvalidArgument(
-                f"prompt_name: the model has {names_of_prompts}, got {encode(request.prompt_name).decode()}",
+                f"prompt_name: the model has {names_of_prompts}, got {encode(body.prompt_name).decode()}",
                 param="prompt_name",
             )
-        return facts.prompts[request.prompt_name]
+        return facts.prompts[body.prompt_name]
     if _by_input_type(request, facts):
-        return facts.prompts[str(request.input_type)]
+        return facts.prompts[str(body.input_type)]
     return facts.prompts.get(facts.default_prompt, "")
 
 
@@ -249,38 +242,25 @@ RERANKER = ResourceKind(
 @calculator("RerankCalculatorOV")
 class RerankCalculatorOV(EncoderCalculator):
     resource = RERANKER
-    endpoints: ClassVar[Mapping[str, Decoder]] = {Rerank.name: Rerank(), SCORE: ScoreEndpoint()}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {
+        e.name: e for e in (JsonEndpoint("rerank", decode_rerank), JsonEndpoint(SCORE, decode_score))
+    }
 
     reranker = SidePacket("RERANK_NODE_RESOURCES", RerankResource)
 
-    async def process(self, cc: Context) -> None:
-        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
-        payload: HttpPayload | None = cc[source]
-        if payload is None:
-            return
+    async def answer(self, cc: Context, payload: HttpPayload) -> HttpResponse:
         reranker = cc[self.reranker]
+        most = reranker.max_allowed_chunks
         if payload.endpoint == SCORE:
             without = ("max_tokens_per_query",) if reranker.form == CAUSAL else ("instruction",)
-            most = reranker.max_allowed_chunks
-            answered = await score(payload, reranker, without=without, truncate=False, most=most)
-            cc.send(target, answered)
-        else:
-            cc.send(target, await self._rank(payload, reranker))
-
-    async def _rank(self, payload: HttpPayload, reranker: RerankResource) -> HttpResponse:
-        if payload.head.large:
-            request = await reranker.bodies.run(True, decode_rerank, payload.body)
-        else:
-            request = decode_rerank(payload.body)
-        most = reranker.max_allowed_chunks
+            return await score(payload, reranker, without=without, truncate=False, most=most)
+        request = await reranker.bodies.run(payload.head.large, decode_rerank, payload.body)
         if request.count > most:
             raise InvalidArgument(
                 f"Number of documents exceeds max_allowed_chunks: {request.count} of at most {most}",
                 param="documents",
             )
-        arguments = RerankArguments(
-            request.query, most, request.max_chunks, request.max_tokens, request.instruction, request.raw
-        )
+        arguments = structs.replace(request.arguments, max_chunks=most)
         item = await reranker.one(RERANK, arguments, (request.texts,))
         answer: RerankAnswer = item.decode(RerankAnswer)
         reranker.count(answer.tokens, answer.documents_cut, answer.batches)
@@ -288,13 +268,11 @@ class RerankCalculatorOV(EncoderCalculator):
         reranker.metrics.chunks += answer.chunks
         scores = struct.unpack(f"<{request.count}f", item.blobs[0])
         ignored = request.ignored
-        if request.instruction and reranker.form != CAUSAL:
+        if arguments.instruction and reranker.form != CAUSAL:
             ignored = tuple(sorted((*ignored, "instruction")))
-        headers = ignored_header(ignored)
         cut = ["query"] * answer.query_cut + [str(answer.documents_cut)] * bool(answer.documents_cut)
-        if cut:
-            headers |= {TRUNCATED_HEADER: ", ".join(cut)}
-        return HttpResponse(rerank_body(request, scores, answer.tokens), headers=headers)
+        body = rerank_body(request, scores, answer.tokens)
+        return HttpResponse(body, headers=headers_of(ignored, ", ".join(cut)))
 
 
 @dataclass(frozen=True)
@@ -346,29 +324,20 @@ CLASSIFIER = ResourceKind(
 @calculator("ClassificationCalculatorOV")
 class ClassificationCalculatorOV(EncoderCalculator):
     resource = CLASSIFIER
-    endpoints: ClassVar[Mapping[str, Decoder]] = {CLASSIFY: ClassifyEndpoint()}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {CLASSIFY: JsonEndpoint(CLASSIFY, decode_classification)}
 
     classifier = SidePacket("CLASSIFICATION_NODE_RESOURCES", ClassificationResource)
 
-    async def process(self, cc: Context) -> None:
-        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
-        payload: HttpPayload | None = cc[source]
-        if payload is None:
-            return
+    async def answer(self, cc: Context, payload: HttpPayload) -> HttpResponse:
         classifier = cc[self.classifier]
-        if payload.head.large:
-            request = await classifier.bodies.run(True, decode_classification, payload.body)
-        else:
-            request = decode_classification(payload.body)
-        cut_to = 0 if classifier.truncate and request.truncate_to is None else request.truncate_to
-        arguments = ClassifyArguments(request.tokens, cut_to, request.special, request.raw)
+        request = await classifier.bodies.run(payload.head.large, decode_classification, payload.body)
+        arguments = request.arguments
+        if classifier.truncate and arguments.truncate is None:
+            arguments = structs.replace(arguments, truncate=0)
         item = await classifier.one(encoders.CLASSIFY, arguments, (request.inputs,))
         answer: ClassifyAnswer = item.decode(ClassifyAnswer)
         classifier.count(answer.tokens, answer.truncated, answer.batches)
         classifier.metrics.classified += request.count
-        headers = ignored_header(request.ignored)
-        if answer.truncated:
-            headers |= {TRUNCATED_HEADER: str(answer.truncated)}
         values = bytes(item.blobs[0]).split(SEPARATOR)
         body = classification_body(request.model, values, answer.best, classifier.labels, answer.tokens)
-        cc.send(target, HttpResponse(body, headers=headers))
+        return HttpResponse(body, headers=headers_of(request.ignored, answer.truncated))

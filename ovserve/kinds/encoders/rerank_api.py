@@ -17,6 +17,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.encoders.spec import RerankArguments
 
 TEXT = "text"  # the field of an object that is ranked unless rank_fields says others
 COUNT = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -70,26 +71,15 @@ class Ranked:
     """A checked body. `texts` is msgpack of what is ranked; `shown` are the documents of the answer."""
 
     model: str
-    query: str
     texts: bytes
     count: int
+    arguments: RerankArguments
     top_n: int | None
-    max_chunks: int | None
-    max_tokens: int | None
-    instruction: str
-    raw: bool
     shown: tuple[str | Mapping[str, Any], ...] | None
     ignored: tuple[str, ...]
 
 
 _decoder = msgspec.json.Decoder(RerankRequest)
-
-
-class Rerank:
-    name = "rerank"
-
-    def decode(self, body: bytes) -> Ranked:
-        return decode_rerank(body)
 
 
 def decode_rerank(body: bytes) -> Ranked:
@@ -107,19 +97,16 @@ def decode_rerank(body: bytes) -> Ranked:
         request.query.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"documents: is not valid Unicode: {error.reason}", param="documents") from None
-    return Ranked(
-        model=request.model,
-        query=request.query,
-        texts=packed,
-        count=len(texts),
-        top_n=request.top_n,
-        max_chunks=request.max_chunks_per_doc,
-        max_tokens=request.max_tokens_per_doc,
+    arguments = RerankArguments(
+        request.query,
+        max_chunks_per_document=request.max_chunks_per_doc,
+        max_tokens_per_document=request.max_tokens_per_doc,
         instruction=request.instruction or "",
         raw=bool(request.raw_scores),
-        shown=tuple(request.documents) if request.return_documents else None,
-        ignored=tuple(sorted({*unknown, *_without_effect(request)})),
     )
+    documents = tuple(request.documents) if request.return_documents else None
+    ignored = tuple(sorted({*unknown, *_without_effect(request)}))
+    return Ranked(request.model, packed, len(texts), arguments, request.top_n, documents, ignored)
 
 
 def _without_effect(request: RerankRequest) -> Iterator[str]:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from msgspec import structs
+
 from ovserve.access import current_request
 from ovserve.engine.client.calls import CallClient, CallItem
 from ovserve.errors import Internal, InvalidArgument
-from ovserve.graph import Contract, Input, Node, Output
+from ovserve.graph import Context, Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics
-from ovserve.kinds.encoders.score_api import Scored, decode_score, score_body
+from ovserve.kinds.encoders.score_api import decode_score, score_body
 from ovserve.kinds.encoders.spec import (
     DETOKENIZE,
     SCORE,
@@ -26,7 +28,6 @@ from ovserve.kinds.encoders.spec import (
     EncoderFacts,
     EncoderFiles,
     ScoreAnswer,
-    ScoreArguments,
     TokenizeArguments,
     missing_files,
     read_encoder_files,
@@ -156,37 +157,33 @@ async def score(
     most: int | None,
 ) -> HttpResponse:
     """Answer POST score. `without`: fields that have no effect on this model, `most`: pairs of a request."""
-    if payload.head.large:
-        request: Scored = await encoder.bodies.run(True, decode_score, payload.body)
-    else:
-        request = decode_score(payload.body)
-    pairs = request.pairs
+    request = await encoder.bodies.run(payload.head.large, decode_score, payload.body)
+    pairs, arguments = request.pairs, request.arguments
     if most is not None and pairs > most:
+        name = arguments.names[1]
         raise InvalidArgument(
-            f"{request.names[1]}: Number of pairs exceeds max_allowed_chunks: {pairs} of at most {most}",
-            param=request.names[1],
+            f"{name}: Number of pairs exceeds max_allowed_chunks: {pairs} of at most {most}", param=name
         )
-    arguments = ScoreArguments(
-        request.names,
-        0 if truncate and request.truncate_to is None else request.truncate_to,
-        request.max_first,
-        request.max_second,
-        request.instruction,
-        request.raw,
-    )
+    if truncate and arguments.truncate is None:
+        arguments = structs.replace(arguments, truncate=0)
     item = await encoder.one(SCORE, arguments, (request.texts,))
     answer: ScoreAnswer = item.decode(ScoreAnswer)
     encoder.count(answer.tokens, answer.truncated, answer.batches)
     encoder.metrics.pairs += pairs
     scores = struct.unpack(f"<{pairs}f", item.blobs[0])
-    headers = ignored_header(sorted({*request.ignored, *request.optional.intersection(without)}))
-    if answer.truncated:
-        headers |= {TRUNCATED_HEADER: str(answer.truncated)}
-    return HttpResponse(score_body(request.model, scores, answer.tokens), headers=headers)
+    ignored = sorted({*request.ignored, *request.optional.intersection(without)})
+    body = score_body(request.model, scores, answer.tokens)
+    return HttpResponse(body, headers=headers_of(ignored, answer.truncated))
+
+
+def headers_of(ignored: Iterable[str], truncated: int | str) -> dict[str, str]:
+    """Return the headers of an answer. `truncated`: how many inputs were cut, or which."""
+    headers = ignored_header(ignored)
+    return headers | {TRUNCATED_HEADER: str(truncated)} if truncated else headers
 
 
 class EncoderCalculator(EngineCalculator, HttpCalculator):
-    """A node that answers whole requests; its streams carry either pair of tags."""
+    """A node that answers whole requests by `answer`; its streams carry either pair of tags."""
 
     runs_on = "loop"
     answers_whole = True
@@ -203,3 +200,12 @@ class EncoderCalculator(EngineCalculator, HttpCalculator):
         http = any(e.tag == cls.http_request.tag for e in node.inputs)
         into, out_of = (cls.http_request, cls.http_response) if http else (cls.request, cls.response)
         return replace(contract, inputs=(into,), outputs=(out_of,))
+
+    async def process(self, cc: Context) -> None:
+        (source,), (target,) = cc.contract.inputs, cc.contract.outputs
+        payload: HttpPayload | None = cc[source]
+        if payload is not None:
+            cc.send(target, await self.answer(cc, payload))
+
+    async def answer(self, cc: Context, payload: HttpPayload) -> HttpResponse:
+        raise NotImplementedError

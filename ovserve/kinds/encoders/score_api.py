@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,8 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of
+from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of, packed, truncate_to
+from ovserve.kinds.encoders.spec import ClassifyArguments, ScoreArguments
 
 SCORE, CLASSIFY = "score", "classify"
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -106,17 +107,12 @@ class ClassificationResponse(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Scored:
-    """A checked body of score. `texts` is msgpack of the two lists, `names` are the fields they came in."""
+    """A checked body of score. `texts` is msgpack of the two lists."""
 
     model: str
     texts: bytes
-    names: tuple[str, str]
     pairs: int
-    truncate_to: int | None
-    max_first: int | None
-    max_second: int | None
-    instruction: str
-    raw: bool
+    arguments: ScoreArguments
     optional: frozenset[str]  # fields in the body that some models have no use for
     ignored: tuple[str, ...]
 
@@ -128,29 +124,12 @@ class Classified:
     model: str
     inputs: bytes
     count: int
-    tokens: bool  # the inputs are token ids
-    truncate_to: int | None
-    special: bool
-    raw: bool
+    arguments: ClassifyArguments
     ignored: tuple[str, ...]
 
 
 _score = msgspec.json.Decoder(ScoreRequest)
 _classification = msgspec.json.Decoder(ClassificationRequest)
-
-
-class ScoreEndpoint:
-    name = SCORE
-
-    def decode(self, body: bytes) -> Scored:
-        return decode_score(body)
-
-
-class ClassifyEndpoint:
-    name = CLASSIFY
-
-    def decode(self, body: bytes) -> Classified:
-        return decode_classification(body)
 
 
 def decode_score(body: bytes) -> Scored:
@@ -168,19 +147,17 @@ def decode_score(body: bytes) -> Scored:
             param=names[0],
         )
     value = _activation(request, "use_activation", "activation")
-    return Scored(
-        model=request.model,
-        texts=_packed((first, second), names[0]),
-        names=names,
-        pairs=len(second),
-        truncate_to=_truncate_to(request.truncate_prompt_tokens),
-        max_first=request.max_tokens_per_query or None,
-        max_second=request.max_tokens_per_doc or None,
-        instruction=request.instruction or "",
+    both = packed((first, second), names[0])
+    arguments = ScoreArguments(
+        names,
+        truncate_to(request.truncate_prompt_tokens),
+        request.max_tokens_per_query or None,
+        request.max_tokens_per_doc or None,
+        request.instruction or "",
         raw=value is False,
-        optional=frozenset(name for name in OPTIONAL if getattr(request, name) not in (None, "")),
-        ignored=tuple(sorted(unknown)),
     )
+    optional = frozenset(name for name in OPTIONAL if getattr(request, name) not in (None, ""))
+    return Scored(request.model, both, len(second), arguments, optional, tuple(sorted(unknown)))
 
 
 def _names(request: ScoreRequest) -> tuple[str, str]:
@@ -206,32 +183,15 @@ def decode_classification(body: bytes) -> Classified:
     inputs, tokens = inputs_of(request.input)
     without_effect = ["add_special_tokens"] * (tokens and request.add_special_tokens is not None)
     activation = _activation(request, "use_activation", "activation", "softmax")
-    return Classified(
-        model=request.model,
-        inputs=_packed(inputs, "input"),
-        count=len(inputs),
-        tokens=tokens,
-        truncate_to=_truncate_to(request.truncate_prompt_tokens),
-        special=request.add_special_tokens is not False,
-        raw=activation is False,
-        ignored=tuple(sorted({*unknown, *without_effect})),
+    text = packed(inputs, "input")
+    arguments = ClassifyArguments(
+        tokens,
+        truncate_to(request.truncate_prompt_tokens),
+        request.add_special_tokens is not False,
+        activation is False,
     )
-
-
-def _packed(texts: Any, param: str) -> bytes:
-    try:
-        return msgspec.msgpack.encode(texts)
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{param}: is not valid Unicode: {error.reason}", param=param) from None
-
-
-def _truncate_to(value: int | None) -> int | None:
-    """Return the tokens to cut to; 0: to the limit."""
-    if value == 0:
-        raise InvalidArgument(
-            "truncate_prompt_tokens: expected -1, or 1 or more, got 0", param="truncate_prompt_tokens"
-        )
-    return value if value is None else max(0, value)
+    ignored = tuple(sorted({*unknown, *without_effect}))
+    return Classified(request.model, text, len(inputs), arguments, ignored)
 
 
 def _activation(request: msgspec.Struct, *names: str) -> bool | None:

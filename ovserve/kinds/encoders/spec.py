@@ -120,7 +120,7 @@ class RerankArguments(msgspec.Struct, frozen=True):
     """The arguments of RERANK; the documents are its one blob: msgpack of a list of texts."""
 
     query: str
-    max_chunks: int  # of all documents
+    max_chunks: int = 0  # of all documents; the node sets it
     max_chunks_per_document: int | None = None  # the others are not read
     max_tokens_per_document: int | None = None
     instruction: str = ""  # for causal models

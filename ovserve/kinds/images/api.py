@@ -114,13 +114,6 @@ class Drawing:
 _decoder = msgspec.json.Decoder(ImageRequest)
 
 
-class Generations:
-    name = GENERATIONS
-
-    def decode(self, body: bytes) -> Drawing:
-        return decode_drawing(body)
-
-
 def decode_drawing(body: bytes) -> Drawing:
     """Raises InvalidArgument naming the field."""
     return checked(body, _decoder)
@@ -197,13 +190,6 @@ class ImageEditRequest(ImageRequest, kw_only=True):
 
 
 _edit_decoder = msgspec.json.Decoder(ImageEditRequest)
-
-
-class Edits:
-    name = EDITS
-
-    def decode(self, body: bytes) -> Drawing:
-        return decode_edit(body)
 
 
 def decode_edit(body: bytes, form: bool = False) -> Drawing:

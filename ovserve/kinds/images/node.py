@@ -18,13 +18,12 @@ from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.images.api import (
     BRACKETS,
     EDITS,
+    GENERATIONS,
     IMAGE,
     MASK,
     MAX_SEED,
     Drawing,
-    Edits,
     EventWriter,
-    Generations,
     ImageEditRequest,
     decode_drawing,
     decode_edit,
@@ -47,6 +46,7 @@ from ovserve.kinds.payload import (
     HttpCalculator,
     HttpPayload,
     HttpResponse,
+    JsonEndpoint,
     ignored_header,
 )
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind, facts_of
@@ -276,7 +276,9 @@ IMAGES = ResourceKind(
 class ImageGenCalculator(EngineCalculator, HttpCalculator):
     runs_on = "loop"
     resource = IMAGES
-    endpoints: ClassVar[Mapping[str, Decoder]] = {d.name: d for d in (Generations(), Edits())}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {
+        e.name: e for e in (JsonEndpoint(GENERATIONS, decode_drawing), JsonEndpoint(EDITS, decode_edit))
+    }
 
     request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     response: Output[AnswerPacket] = Output("HTTP_RESPONSE_PAYLOAD", AnswerPacket)

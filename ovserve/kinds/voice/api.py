@@ -106,13 +106,6 @@ class Speech:
 _decoder = msgspec.json.Decoder(SpeechRequest)
 
 
-class SpeechEndpoint:
-    name = NAME
-
-    def decode(self, body: bytes) -> Speech:
-        return decode_speech(body)
-
-
 def decode_speech(body: bytes) -> Speech:
     """Raises InvalidArgument naming the field."""
     request, unknown = decode_body(body, _decoder)

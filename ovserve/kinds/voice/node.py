@@ -19,7 +19,14 @@ from typing import Any, ClassVar
 from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
-from ovserve.kinds.payload import Decoder, HttpCalculator, HttpPayload, HttpResponse, ignored_header
+from ovserve.kinds.payload import (
+    Decoder,
+    HttpCalculator,
+    HttpPayload,
+    HttpResponse,
+    JsonEndpoint,
+    ignored_header,
+)
 from ovserve.kinds.plugin_config import without_lookup
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind, model_path
 from ovserve.kinds.voice.api import (
@@ -27,7 +34,6 @@ from ovserve.kinds.voice.api import (
     FLAC_HEAD_BYTES,
     NAME,
     Speech,
-    SpeechEndpoint,
     decode_speech,
     delta_event,
     done_event,
@@ -302,7 +308,7 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
 
     runs_on = "loop"
     resource = SPEAKER
-    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: SpeechEndpoint()}
+    endpoints: ClassVar[Mapping[str, Decoder]] = {NAME: JsonEndpoint(NAME, decode_speech)}
 
     request = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
     response: Output[HttpResponse | bytes] = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse | bytes)
