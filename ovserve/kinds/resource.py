@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 
 import msgspec
 
+from ovserve.engine.admission.calls import AdmittedCall, CallAdmission, CallSession
 from ovserve.engine.admission.text import TextAdmission
-from ovserve.engine.client.calls import CallClient, CallItem
+from ovserve.engine.client.calls import CallClient
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.hosting.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
@@ -31,6 +32,11 @@ from ovserve.telemetry.metrics import KindMetrics
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+
+# The names of these classes for nodes.
+Caller = CallAdmission
+CallerSession = CallSession
+ItemStream = AdmittedCall
 
 O = TypeVar("O")  # noqa: E741  the parsed options of a node
 R = TypeVar("R")
@@ -53,44 +59,6 @@ class NamedVariants(Protocol):
     @property
     def base_name(self) -> bool:
         """Return whether it answers under the name of its servable, without a variant."""
-
-
-class ItemStream(Protocol):
-    """One call under way: items, then None, or an exception. `cancel` any number of times."""
-
-    async def next(self) -> CallItem | None: ...
-
-    def cancel(self) -> None: ...
-
-
-class CallerSession(Protocol):
-    """One request made of several calls: engine.admission.calls.CallSession in the server."""
-
-    async def call(
-        self,
-        method: str,
-        arguments: Any,
-        blobs: Sequence[bytes | bytearray | memoryview] = (),
-        *,
-        cost: int = 1,
-    ) -> ItemStream: ...
-
-    def close(self, *, finished: bool = False) -> None: ...
-
-
-class Caller(Protocol):
-    """The part of an engine of calls that nodes need: engine.admission.calls.CallAdmission in the server."""
-
-    async def call(
-        self,
-        method: str,
-        arguments: Any,
-        blobs: Sequence[bytes | bytearray | memoryview] = (),
-        *,
-        window: int = 0,
-    ) -> ItemStream: ...
-
-    def session(self) -> CallerSession: ...
 
 
 class Transcriber(Protocol):

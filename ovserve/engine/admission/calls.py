@@ -62,7 +62,7 @@ class CallRoom:
 
 
 class CallAdmission:
-    """A `kinds.resource.Caller`."""
+    """Sends the calls of nodes, each when its turn has come."""
 
     def __init__(self, engine: CallClient, meter: RequestMetrics, limits: Limits) -> None:
         self._engine = engine
@@ -78,36 +78,14 @@ class CallAdmission:
         blobs: Sequence[bytes | bytearray | memoryview] = (),
         *,
         window: int = 0,
-    ) -> AdmittedCall:
-        """Admit and send a call; with a `window` it is that many items ahead at most.
-
-        Raises Overloaded when it is rejected here, else as the engine does.
-        """
-        return await self.admit(method, arguments, blobs, window=window)
-
-    def session(self) -> CallSession:
-        """Begin a request of several calls. Raises Overloaded when as many are open as may wait."""
-        if self._sessions >= self.controller.limits.max_queue + self.room.slots:
-            raise self.controller.refusal("queue_full", f"{self._sessions} requests are open")
-        self._sessions += 1
-        return CallSession(self, self._meter)
-
-    def session_ended(self) -> None:
-        self._sessions -= 1
-
-    async def admit(
-        self,
-        method: str,
-        arguments: Any,
-        blobs: Sequence[bytes | bytearray | memoryview] = (),
-        *,
-        window: int = 0,
         cost: int = 1,
         part: CallSession | None = None,
     ) -> AdmittedCall:
-        """Admit and send a call like `call`. `cost` is its weight in the queue.
+        """Admit and send a call; with a `window` it is that many items ahead at most.
 
-        A `part` of a session that has been admitted before is neither rejected nor evicted for its length.
+        `cost` is its weight in the queue. A `part` of a session that has been admitted before is neither
+        rejected nor evicted for its length. Raises Overloaded when it is rejected here, else as the engine
+        does.
         """
         now, call = time.monotonic(), current_request()
         caller, meter = call.caller, self._meter
@@ -131,6 +109,16 @@ class CallAdmission:
         else:
             meter.queue_time.observe(sent_at - now)
         return AdmittedCall(self, stream, meter, waiter, (since, timeout), whole=part is None)
+
+    def session(self) -> CallSession:
+        """Begin a request of several calls. Raises Overloaded when as many are open as may wait."""
+        if self._sessions >= self.controller.limits.max_queue + self.room.slots:
+            raise self.controller.refusal("queue_full", f"{self._sessions} requests are open")
+        self._sessions += 1
+        return CallSession(self, self._meter)
+
+    def session_ended(self) -> None:
+        self._sessions -= 1
 
 
 class AdmittedCall:
@@ -216,7 +204,7 @@ class CallSession:
     ) -> AdmittedCall:
         """Raises as `CallAdmission.call`, and DeadlineExceeded at the end of the request's time."""
         try:
-            stream = await self._admission.admit(method, arguments, blobs, cost=cost, part=self)
+            stream = await self._admission.call(method, arguments, blobs, cost=cost, part=self)
         except Overloaded as error:
             if self.admitted and error.cause == "queue_timeout":
                 raise DeadlineExceeded("the answer was not complete in time") from error
