@@ -38,11 +38,13 @@ class ToolDialect:
 
     # Parts of the names of models that write this dialect although their template shows the one it extends.
     models: ClassVar[tuple[str, ...]] = ()
+    # Texts that all stand in a chat template that is written for this dialect.
+    template_marks: ClassVar[tuple[str, ...]] = ()
 
     def matches(self, template: str) -> bool:
         """Return whether a chat template is written for this dialect. The registry calls it in its own
         order."""
-        return False
+        return bool(self.template_marks) and all(mark in template for mark in self.template_marks)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         """Read one construct, which begins at the cursor with a marker (or `bare`), reporting its calls.

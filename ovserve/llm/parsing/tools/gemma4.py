@@ -47,9 +47,7 @@ class Devstral(ToolDialect):
     markers = ("[TOOL_CALLS]",)
     erase = ("</s>",)
     guide = Guide("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]")
-
-    def matches(self, template: str) -> bool:
-        return "[TOOL_CALLS]" in template and "[ARGS]" in template
+    template_marks = ("[TOOL_CALLS]", "[ARGS]")
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect("[TOOL_CALLS]")
@@ -126,9 +124,7 @@ class Gemma4(ToolDialect):
         trigger="<|tool_call>",
         arguments=listed("NAME:", ",", _QUOTE),
     )
-
-    def matches(self, template: str) -> bool:
-        return "<|tool_call>call:" in template
+    template_marks = ("<|tool_call>call:",)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_OPEN)

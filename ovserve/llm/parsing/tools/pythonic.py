@@ -162,9 +162,7 @@ class Pythonic(ToolDialect):
         inside=("[NAME(", ", NAME("),
         arguments=listed("NAME=", ", "),
     )
-
-    def matches(self, template: str) -> bool:
-        return _OPEN in template
+    template_marks = (_OPEN,)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tagged = yield from cur.literal(_OPEN)
@@ -195,9 +193,7 @@ class Olmo3(ToolDialect):
         trigger="<function_calls>",
         arguments=listed("NAME=", ", "),
     )
-
-    def matches(self, template: str) -> bool:
-        return _OLMO_OPEN in template
+    template_marks = (_OLMO_OPEN,)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_OLMO_OPEN)

@@ -184,9 +184,7 @@ class GptOss(FramedDialect):
         trigger="<|channel|>commentary to=functions.",
         single=True,
     )
-
-    def matches(self, template: str) -> bool:
-        return "<|channel|>" in template
+    template_marks = ("<|channel|>",)
 
     def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
         name = recipient.removeprefix(_PREFIX)
@@ -232,9 +230,7 @@ class Onyx(FramedDialect):
         inside=('<atem:invoke name="NAME">\n',),
         arguments=tagged('<atem:parameter name="NAME">', "</atem:parameter>\n", without=_FORM.ambiguous),
     )
-
-    def matches(self, template: str) -> bool:
-        return all(token in template for token in ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"))
+    template_marks = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
 
     def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
         if recipient == "self":

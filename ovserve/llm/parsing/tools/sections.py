@@ -122,9 +122,7 @@ class KimiK2(ToolDialect):
         block=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         trigger="<|tool_calls_section_begin|>",
     )
-
-    def matches(self, template: str) -> bool:
-        return "<|tool_calls_section_begin|>" in template
+    template_marks = ("<|tool_calls_section_begin|>",)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.either(_KIMI_SECTION)

@@ -50,9 +50,7 @@ class Hunyuan(ToolCallsList):
     """Tencent Hunyuan A13B and the small Hunyuan models."""
 
     name = "hunyuan"
-
-    def matches(self, template: str) -> bool:
-        return "<tool_calls>" in template
+    template_marks = ("<tool_calls>",)
 
 
 class Jamba(ToolCallsList):
@@ -60,9 +58,7 @@ class Jamba(ToolCallsList):
 
     name = "jamba"
     erase = ("<|eom|>", "<|endoftext|>")
-
-    def matches(self, template: str) -> bool:
-        return "<tool_calls>" in template and "<|bom|>" in template
+    template_marks = ("<tool_calls>", "<|bom|>")
 
 
 class Apriel(ToolCallsList):
@@ -95,12 +91,22 @@ class CommandR7b(TaggedJson):
         block=("<|START_ACTION|>[", "]<|END_ACTION|>"),
         trigger="<|START_ACTION|>",
     )
-
-    def matches(self, template: str) -> bool:
-        return "<|START_ACTION|>" in template
+    template_marks = ("<|START_ACTION|>",)
 
 
-class Ernie45(TaggedJson):
+class ToolCallTag(TaggedJson):
+    """JSON objects in `<tool_call>`: ernie45, hermes3 and qwen25coder."""
+
+    tags = {"<tool_call>": ("</tool_call>",)}
+    guide = Guide(
+        '<tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    )
+
+
+class Ernie45(ToolCallTag):
     """ernie45: hermes blocks after the reasoning; an answer stands in `<response>` (see `reasoning.py`).
 
     Baidu ERNIE 4.5 reasoning models.
@@ -110,17 +116,8 @@ class Ernie45(TaggedJson):
     """
 
     name = "ernie45"
-    tags = {"<tool_call>": ("</tool_call>",)}
     erase = ("<response>", "</response>")
-    guide = Guide(
-        '<tool_call>\n{"name": "NAME", "arguments": ',
-        "}\n</tool_call>",
-        separator="\n",
-        trigger="<tool_call>",
-    )
-
-    def matches(self, template: str) -> bool:
-        return "<tool_call>" in template and "<response>" in template
+    template_marks = ("<tool_call>", "<response>")
 
 
 class Granite(TaggedJson):
@@ -146,9 +143,7 @@ class Granite(TaggedJson):
         block=("<|tool_call|>[", "]"),
         trigger="<|tool_call|>",
     )
-
-    def matches(self, template: str) -> bool:
-        return "<|tool_call|>" in template
+    template_marks = ("<|tool_call|>",)
 
 
 class InternLm(TaggedJson):
@@ -173,9 +168,7 @@ class InternLm(TaggedJson):
         separator="\n",
         trigger="<|action_start|>",
     )
-
-    def matches(self, template: str) -> bool:
-        return "<|action_start|>" in template
+    template_marks = ("<|action_start|>",)
 
 
 class NemotronNanoV2(TaggedJson):
@@ -195,9 +188,7 @@ class NemotronNanoV2(TaggedJson):
         block=("<TOOLCALL>[", "]</TOOLCALL>"),
         trigger="<TOOLCALL>",
     )
-
-    def matches(self, template: str) -> bool:
-        return "<TOOLCALL>" in template
+    template_marks = ("<TOOLCALL>",)
 
 
 class Phi4(TaggedJson):
@@ -223,7 +214,7 @@ class Phi4(TaggedJson):
         return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template
 
 
-class Hermes3(TaggedJson):
+class Hermes3(ToolCallTag):
     """`<tool_call>` around one JSON object. Hermes 2/3, Qwen2.5, Qwen3, QwQ, Granite 4.
 
     JSON without the tags is an answer, also where it looks like a call: qwen25coder is the dialect of the
@@ -234,17 +225,8 @@ class Hermes3(TaggedJson):
     """
 
     name = "hermes3"
-    tags = {"<tool_call>": ("</tool_call>",)}
     erase = ("<|im_end|>",)
-    guide = Guide(
-        '<tool_call>\n{"name": "NAME", "arguments": ',
-        "}\n</tool_call>",
-        separator="\n",
-        trigger="<tool_call>",
-    )
-
-    def matches(self, template: str) -> bool:
-        return "<tool_call>" in template and "</tool_call>" in template
+    template_marks = ("<tool_call>", "</tool_call>")
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         if not (yield from cur.either(self.markers)):
@@ -438,9 +420,7 @@ class Apertus(ToolDialect):
         block=("<|tools_prefix|>[", "]<|tools_suffix|>"),
         trigger="<|tools_prefix|>",
     )
-
-    def matches(self, template: str) -> bool:
-        return _OPEN in template
+    template_marks = (_OPEN,)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_OPEN)

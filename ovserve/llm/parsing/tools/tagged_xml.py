@@ -54,9 +54,7 @@ class Qwen3Coder(TaggedXml):
         trigger="<tool_call>",
         arguments=tagged("<parameter=NAME>\n", "\n</parameter>\n", without=form.ambiguous),
     )
-
-    def matches(self, template: str) -> bool:
-        return all(tag in template for tag in ("<function=", "<parameter=", "</parameter>"))
+    template_marks = ("<function=", "<parameter=", "</parameter>")
 
 
 class SeedOss(TaggedXml):
@@ -77,9 +75,7 @@ class SeedOss(TaggedXml):
         trigger="<seed:tool_call>",
         arguments=tagged("<parameter=NAME>", "</parameter>\n", without=form.ambiguous),
     )
-
-    def matches(self, template: str) -> bool:
-        return "<seed:tool_call>" in template
+    template_marks = ("<seed:tool_call>",)
 
 
 class DeepseekV32(TaggedXml):
@@ -114,9 +110,7 @@ class DeepseekV32(TaggedXml):
             without=form.ambiguous,
         ),
     )
-
-    def matches(self, template: str) -> bool:
-        return "｜DSML｜" in template
+    template_marks = ("｜DSML｜",)
 
 
 class MiniCpm5(TaggedXml):
@@ -142,9 +136,7 @@ class MiniCpm5(TaggedXml):
         trigger='<function name="',
         arguments=tagged('<param name="NAME">', "</param>", without=form.ambiguous),
     )
-
-    def matches(self, template: str) -> bool:
-        return '<param name="' in template
+    template_marks = ('<param name="',)
 
 
 class MiniMaxM2(TaggedXml):
@@ -171,9 +163,7 @@ class MiniMaxM2(TaggedXml):
         trigger="<minimax:tool_call>",
         arguments=tagged('<parameter name="NAME">', "</parameter>\n", without=form.ambiguous),
     )
-
-    def matches(self, template: str) -> bool:
-        return "<minimax:tool_call>" in template
+    template_marks = ("<minimax:tool_call>",)
 
 
 _SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
@@ -288,9 +278,7 @@ class Glm45(ToolDialect):
             "<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n", without=_GLM_FORM.ambiguous
         ),
     )
-
-    def matches(self, template: str) -> bool:
-        return _GLM_FORM.parameter in template
+    template_marks = (_GLM_FORM.parameter,)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_GLM_FORM.call)
