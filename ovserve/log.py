@@ -69,20 +69,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class _Lines(logging.StreamHandler[Any]):
-    """A StreamHandler that writes the lines of requests together."""
+class _Lines(logging.Handler):
+    """Writes the lines of requests together, by another handler's stream."""
 
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._begin()
-
-    def _begin(self) -> None:
+    def __init__(self, target: logging.StreamHandler[Any]) -> None:
+        super().__init__()
+        self._target = target
         self._lines: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # that will flush them
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.append(self.format(record) + self.terminator)
+            self._lines.append(self.format(record) + self._target.terminator)
             if record.name != ACCESS or (loop := _running_loop()) is None:
                 self.flush()
             elif self._loop is not loop:
@@ -97,32 +95,23 @@ class _Lines(logging.StreamHandler[Any]):
         try:
             lines, self._lines, self._loop = self._lines, [], None
             if lines:
-                self.write("".join(lines))
-            super().flush()
+                if isinstance(self._target, WatchedFileHandler):
+                    self._target.reopenIfNeeded()
+                self._target.stream.write("".join(lines))
+            self._target.flush()
         finally:
             self.release()
 
-    def write(self, text: str) -> None:
-        self.stream.write(text)
+    def close(self) -> None:
+        self.flush()
+        self._target.close()
+        super().close()
 
     def _flush(self, record: logging.LogRecord) -> None:
         try:
             self.flush()
         except Exception:  # noqa: BLE001  as in `emit`
             self.handleError(record)
-
-
-class _FileLines(_Lines, WatchedFileHandler):
-    """The same for a file, which is opened again when it has been renamed."""
-
-    def __init__(self, path: str) -> None:
-        # A line with half a surrogate pair must not lose the lines that are written with it.
-        WatchedFileHandler.__init__(self, path, encoding="utf-8", errors="backslashreplace")
-        self._begin()
-
-    def write(self, text: str) -> None:
-        self.reopenIfNeeded()
-        super().write(text)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -141,9 +130,10 @@ def setup(level: str, form: str = "text", path: str = "") -> None:
     logging.addLevelName(TRACE_LEVEL, "TRACE")
     # Facts of a record that no format here shows: https://docs.python.org/3/howto/logging.html#optimization
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handlers: list[logging.Handler] = [_Lines(sys.stderr)]
-    if path:
-        handlers.append(_FileLines(path))
+    targets: list[logging.StreamHandler[Any]] = [logging.StreamHandler(sys.stderr)]
+    if path:  # a line with half a surrogate pair must not lose the lines that are written with it
+        targets.append(WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace"))
+    handlers = [_Lines(target) for target in targets]
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=handlers, force=True)

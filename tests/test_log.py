@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
-from ovserve.log import ACCESS, _FileLines
+from ovserve.log import ACCESS, _Lines
 
 
 def test_a_line_that_is_not_unicode_does_not_lose_its_neighbours(tmp_path: Path) -> None:
     file = tmp_path / "server.log"
-    handler = _FileLines(str(file))
+    handler = _Lines(WatchedFileHandler(file, encoding="utf-8", errors="backslashreplace"))
 
     async def three() -> None:
         for text in ("before", "half a pair: \ud800", "after"):
