@@ -37,7 +37,6 @@ def add_to(commands: Commands) -> None:
         description="Answers each line of a file in the format of OpenAI's Batch API and writes the results "
         "of all lines to another one. The first line's model is the name that MODEL gets. A run that was "
         "broken off goes on when it is repeated. Exit code 3: some lines failed.",
-        allow_abbrev=False,
     )
     parser.add_argument("input", nargs="?", type=Path, metavar="IN.jsonl", help="the requests")
     parser.add_argument("-i", "--input-file", type=Path, metavar="IN.jsonl", help="the same")

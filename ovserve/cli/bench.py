@@ -22,7 +22,6 @@ def add_to(commands: Commands) -> None:
         description="Sends streamed chats to any server with OpenAI's chat/completions: from several clients "
         "that send a new request after each answer or, with --rate, at random times that do not depend on "
         "earlier answers. Exit code 1: a request failed. The key is the variable API_KEY.",
-        allow_abbrev=False,
     )
     parser.add_argument("url", help="base address, such as http://127.0.0.1:8000/v3")
     parser.add_argument("--model", required=True, help="name of the model")

@@ -31,7 +31,6 @@ def add_to(commands: Commands) -> None:
         description="Checks graphs, model files, chat templates, parsers, devices and plugin_config as a "
         "start would, without loading weights, and compares the memory they need with the available memory. "
         "Plain models are loaded; with --load, all others too. Exit code 0: all would be served.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "path",

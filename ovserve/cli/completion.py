@@ -42,7 +42,6 @@ def add_to(commands: Commands) -> None:
         help="print a script for completion in a shell",
         description='Prints the script. In bash: eval "$(ovserve completion bash)"; in zsh the same with '
         "zsh; in fish: ovserve completion fish | source.",
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=[*SHELLS, "words"], metavar="|".join(SHELLS))
     parser.add_argument("given", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

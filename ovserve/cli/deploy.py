@@ -33,7 +33,7 @@ ONGOING_DEFAULT = 32  # where the graph leaves max_num_seqs at 256: more is not 
 
 
 def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("deploy", help="run the server on a cluster", allow_abbrev=False)
+    parser = commands.add_parser("deploy", help="run the server on a cluster")
     systems: Commands = parser.add_subparsers(dest="system", required=True, parser_class=Parser)
     ray = systems.add_parser(
         "ray",
@@ -43,7 +43,6 @@ def add_to(commands: Commands) -> None:
         "that of the same name: running replicas load changed graphs. With --write_yaml it writes the"
         "  configuration for `serve deploy` instead. Options of `ovserve serve` apply to each replica. "
         "Described in docs/clusters.md.",
-        allow_abbrev=False,
     )
     ray.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve, as for `ovserve serve`")
     _add_own(ray)

@@ -19,7 +19,6 @@ def add_to(commands: Commands) -> None:
         description="Checks what a server on this machine would use, with the options of the environment "
         "(OVSERVE_...): processor, memory, versions, devices and drivers, ports, directories. Says what will "
         "be slow and why. Exits with 1 if it finds a problem that stops a server.",
-        allow_abbrev=False,
     )
     for name in PORTS:
         parser.add_argument(

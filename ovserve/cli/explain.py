@@ -19,7 +19,6 @@ def add_to(commands: Commands) -> None:
         help="draw a graph with the ports, types and options of its nodes",
         description="Draws a graph: nodes from top to bottom, and a line for each stream from the output "
         "that writes it to the inputs that read it. The graph is checked as at a start; no model is loaded.",
-        allow_abbrev=False,
     )
     parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
     parser.add_argument(

@@ -9,7 +9,7 @@ from ovserve.cli.parser import Commands
 
 
 def add_to(commands: Commands) -> None:
-    parser = commands.add_parser("key", help="generate an API key for --api_keys_file", allow_abbrev=False)
+    parser = commands.add_parser("key", help="generate an API key for --api_keys_file")
     parser.add_argument("name", help="name of the key's owner")
     parser.add_argument(
         "--stdin", action="store_true", help="hash the key read from stdin instead of generating one"

@@ -22,7 +22,6 @@ def add_to(commands: Commands) -> None:
         "models",
         help="list graphs and models on disk",
         description="Lists graphs and models with their size, architecture, context and parsers.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "path",

@@ -204,20 +204,17 @@ def add_to(commands: Commands) -> None:
         help="write a calculator or a graph to begin with",
         description="Writes a calculator with options and a test, or a graph with such a calculator. "
         "Existing files are not overwritten.",
-        allow_abbrev=False,
     )
     kinds = parser.add_subparsers(dest="kind", required=True, parser_class=Parser)
     calculator = kinds.add_parser(
-        "calculator", help="calculators.py and a test, or one more module beside them", allow_abbrev=False
+        "calculator", help="calculators.py and a test, or one more module beside them"
     )
     calculator.add_argument("name", metavar="NAME", help="such as MaskNames")
     calculator.add_argument(
         "--directory", type=Path, default=Path(), metavar="PATH", help="that of the graph (default: this one)"
     )
     calculator.set_defaults(run=_calculator)
-    graph = kinds.add_parser(
-        "graph", help="a directory with a graph, a calculator and a test", allow_abbrev=False
-    )
+    graph = kinds.add_parser("graph", help="a directory with a graph, a calculator and a test")
     graph.add_argument("name", metavar="NAME", help="directory to write; its last part is the model's name")
     graph.add_argument(
         "--model",

@@ -26,7 +26,11 @@ EXIT_USAGE = 2  # argparse's own
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with a suggestion: an unknown flag, command or value names the nearest known one."""
+    """argparse with a suggestion: an unknown flag, command or value names the nearest known one. A part of a
+    flag is none."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Reject unknown flags in the subcommand: the main parser does not know its flags."""

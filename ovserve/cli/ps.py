@@ -31,7 +31,6 @@ def add_to(commands: Commands) -> None:
         help="show the graphs of a running server",
         description="Shows state, context, memory of the engine, use of its KV cache, running and waiting "
         "requests, and generated tokens. On a terminal it refreshes every second, until Ctrl-C.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--url",

@@ -32,7 +32,6 @@ def add_to(commands: Commands) -> None:
         description="Fetches a model into REPOSITORY/NAME and writes a graph.pbtxt next to it, as OVMS's "
         "--pull does. Valid files are not fetched again, and a changed graph is kept. Without SOURCE it says "
         "which sizes of models this machine's memory holds, and how fast they can be.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "source",

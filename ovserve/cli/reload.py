@@ -23,7 +23,6 @@ def add_to(commands: Commands) -> None:
         description="Calls POST /v1/config/reload and prints the states. Exit code 1: something was not "
         "loaded, or the server cannot be reached. The key is the first line of --api_key_file, or the "
         "variable API_KEY.",
-        allow_abbrev=False,
     )
     parser.add_argument("url", help="address of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--api_key_file", type=Path, help="file whose first line is the key")

@@ -20,7 +20,6 @@ def add_to(commands: Commands) -> None:
         help="remove pulled models from disk",
         description="Removes folders that `ovserve pull` has filled, with the graph in them. What was not "
         "pulled is removed with --force only. A running server goes on with a model it has loaded.",
-        allow_abbrev=False,
     )
     parser.add_argument("model", nargs="+", metavar="MODEL", help="the name of a pulled model")
     parser.add_argument("--model_repository_path", default="", metavar="PATH", help=f"(default: {DEFAULT})")

@@ -31,7 +31,6 @@ def add_to(commands: Commands) -> None:
         "pulled if needed, a .gguf file, or a directory with a model or a graph. Without MODEL it is the "
         "first of a running server, else the default model. With --prompt, or with text on stdin, it prints "
         "one answer and ends.",
-        allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="a model, or its path")
     parser.add_argument("-p", "--prompt", help="answer this and end; stdin, if piped, is added to it")

@@ -169,7 +169,6 @@ def add_to(commands: Commands) -> None:
         "file, a directory with a model, a graph or graphs, a graph.pbtxt, or a configuration file; by "
         f"default the model {DEFAULT_MODEL}. Every option is an environment variable too, OVSERVE_<NAME>; "
         "the flag wins.",
-        allow_abbrev=False,
     )
     serve.add_argument("source", nargs="?", metavar="SOURCE", help="what to serve")
     add_options(serve)

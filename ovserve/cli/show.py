@@ -28,7 +28,6 @@ def add_to(commands: Commands) -> None:
         help="show what is known of a model",
         description="Shows where a model came from, its size, context, parsers and chat template, and the "
         "graph that serves it.",
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="the name of a pulled model, or a path as for serve")
     parser.add_argument("--model_repository_path", default="", metavar="PATH", help=f"(default: {DEFAULT})")

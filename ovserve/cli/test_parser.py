@@ -17,7 +17,6 @@ def add_to(commands: Commands) -> None:
         description="Parses the text of each vector whole, by character, by byte and cut at every position, "
         "and reports every unexpected result, and streams that differ from the whole. "
         "Exit code 1: some vector failed. CONTRIBUTING.md describes vectors.",
-        allow_abbrev=False,
     )
     parser.add_argument("name", help="a tool or reasoning parser, shipped or of an installed package")
     parser.add_argument("vectors", nargs="+", type=Path, help="JSON files of vectors")

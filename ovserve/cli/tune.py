@@ -32,7 +32,6 @@ def add_to(commands: Commands) -> None:
         "precisions, batched tokens, and prompt lookup, each in turns with the best so far, and writes the "
         "fastest into a new graph file with the results as comments. Stop servers first: other load "
         "distorts the results. Exit code 0: done, also if nothing is better than the graph as it is.",
-        allow_abbrev=False,
     )
     parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
     parser.add_argument(
