@@ -28,6 +28,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -50,7 +51,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern="^[!-~]+$")]
     hash: Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
-    models: list[str] | None = None
+    models: tuple[str, ...] | None = None
     requests_per_minute: _Positive | None = None
     tokens_per_minute: _Positive | None = None
     requests_per_day: _Positive | None = None
@@ -130,19 +131,7 @@ def load_keys(path: Path, callers: Mapping[str, Caller] = MappingProxyType({})) 
 
 
 def _entry(key: _Key, caller: Caller | None) -> Entry:
-    rights = Rights(
-        models=None if key.models is None else tuple(key.models),
-        admin=key.admin,
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        requests_per_day=key.requests_per_day,
-        tokens_per_day=key.tokens_per_day,
-        concurrency=key.concurrency,
-        max_queue=key.max_queue,
-        queue_timeout=key.queue_timeout,
-        request_timeout=key.request_timeout,
-        weight=key.weight,
-    )
+    rights = Rights(**{one.name: getattr(key, one.name) for one in fields(Rights)})
     if caller is None:
         caller = Caller(key.name, rights)
     else:
