@@ -337,7 +337,8 @@ class EngineClient(ABC, Generic[S, F]):
                     await self._replace(process, stalled)
                     return
                 limit = self._health.memory_limit
-                reason = process.retiring or (limit.shortage if limit.outgrown else "")
+                grown = process.memory_limit is None and limit.outgrown  # a shared one is its host's matter
+                reason = process.retiring or (limit.shortage if grown else "")
                 if reason and await self._idle(process):
                     await self._renew(process, reason)
                     return

@@ -33,15 +33,21 @@ class EngineSettings:
 RESERVE = 256 << 20  # bytes
 RESUME_RATIO = 0.95  # part of the limit, below which requests are accepted again
 MEGABYTE = 1 << 20
-CHECK_SECONDS = 0.5  # seconds
+SHARED_CHECK_SECONDS = 0.5
 
 
 class MemoryLimit:
-    """The limit of one engine process. `limit` in bytes; 0: all available memory."""
+    """The limit of one engine process. `limit` in bytes; 0: all available memory.
 
-    def __init__(self, limit: int, pid: int = 0) -> None:
+    The limit of a process that holds the models of several clients is checked by each of them: one check
+    serves all for `check_seconds`.
+    """
+
+    def __init__(self, limit: int, pid: int = 0, *, check_seconds: float = 0.0) -> None:
         self._limit = limit
         self._pid = pid
+        self._check_seconds = check_seconds
+        self._checked_at = 0.0
         self._loaded = self.held = resident(pid) if pid else 0  # bytes
         self._left = Memory(0)
         self.shortage = ""  # why new requests are rejected
@@ -56,8 +62,20 @@ class MemoryLimit:
         return None
 
     def check(self) -> None:
+        now = time.monotonic()
+        if now - self._checked_at < self._check_seconds:
+            return
+        self._checked_at = now
         self.held, self._left = resident(self._pid), memory()
         self.shortage = self._short(self._left)
+
+    def loaded(self) -> None:
+        """Record that one more model has been loaded: what the process holds now is not growth."""
+        self._loaded = self.held = resident(self._pid)
+
+    @property
+    def full(self) -> bool:
+        return bool(self._limit) and self.held > self._limit
 
     def _short(self, free: Memory) -> str:
         again = RESUME_RATIO if self.shortage else 1.0
@@ -75,37 +93,6 @@ class MemoryLimit:
         given_back = self.held - self._loaded
         over = bool(self._limit) and self.held > self._limit * RESUME_RATIO
         return given_back > 0 and (over or (self._left.available + given_back) * RESUME_RATIO >= RESERVE)
-
-
-class SharedMemoryLimit(MemoryLimit):
-    """The limit of a process that holds the models of several clients. A check serves all of them for
-    CHECK_SECONDS; its host replaces it, so to each of them it is never outgrown."""
-
-    def __init__(self, limit: int, pid: int) -> None:
-        super().__init__(limit, pid)
-        self._checked = 0.0
-
-    def check(self) -> None:
-        now = time.monotonic()
-        if now - self._checked >= CHECK_SECONDS:
-            self._checked = now
-            super().check()
-
-    def loaded(self) -> None:
-        """Record that one more model has been loaded: what the process holds now is not growth."""
-        self._loaded = self.held = resident(self._pid)
-
-    @property
-    def full(self) -> bool:
-        return bool(self._limit) and self.held > self._limit
-
-    @property
-    def outgrown(self) -> bool:
-        return False
-
-    @property
-    def process_outgrown(self) -> bool:
-        return super().outgrown
 
 
 def _mb(size: int) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from ovserve.engine.client.hosting.blame import Blame, Trial
 from ovserve.engine.client.process import EngineMessage, EngineProcess, ignore, ignore_end
-from ovserve.engine.client.settings import EngineSettings, MemoryLimit, SharedMemoryLimit
+from ovserve.engine.client.settings import SHARED_CHECK_SECONDS, EngineSettings, MemoryLimit
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.messages import (
     Call,
@@ -254,7 +254,7 @@ class EngineHost:
         """A process, not started. `on_end` is called once, when the cause of its end is known."""
         self.name = name
         self.process = EngineProcess(self._on_message, self._on_end)
-        self.memory_limit: SharedMemoryLimit
+        self.memory_limit: MemoryLimit
         self.models: dict[int, HostedModel] = {}
         self.began = time.monotonic()
         self.retiring = ""  # why it gets no more models, and its own are to leave
@@ -281,7 +281,9 @@ class EngineHost:
     async def start(self) -> None:
         """Raises LoadError, or OSError."""
         await self.process.start(HostSpec(""), ready_timeout=self._settings.ready_timeout)
-        self.memory_limit = SharedMemoryLimit(self._settings.restarts.memory_limit, self.process.pid)
+        self.memory_limit = MemoryLimit(
+            self._settings.restarts.memory_limit, self.process.pid, check_seconds=SHARED_CHECK_SECONDS
+        )
         log.info("engine[%d] (%s) is ready for small models", self.process.pid, self.name)
 
     async def load(self, spec: Spec, trial: Trial) -> tuple[HostedModel, Facts]:
@@ -322,7 +324,7 @@ class EngineHost:
         """Return why its models have to move; empty: they need not. An idle process that has grown over its
         limit is ended on the way: its models come back in another."""
         limit = self.memory_limit
-        if limit.process_outgrown and self.wanted and not self._busy():
+        if limit.outgrown and self.wanted and not self._busy():
             log.warning("engine[%d] (%s): %s; replacing it", self.process.pid, self.name, limit.shortage)
             self.wanted = False
             self._later(self.process.stop(self._settings.stop_grace))
