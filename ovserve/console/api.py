@@ -24,13 +24,13 @@ from ovserve.access import Guard
 from ovserve.console.capture import Watches, answer, caller, heard, integer, read, stream
 from ovserve.console.graphs import Changed, Graphs
 from ovserve.engine.host.memory import memory, resident
-from ovserve.errors import InvalidArgument, ModelNotFound, NotFound, OvserveError, Unavailable
+from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unavailable
 from ovserve.kinds.payload import HttpPayload
 from ovserve.log import request_id
 from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
-from ovserve.serving.tokens import Tokens, tokens_of
+from ovserve.serving.tokens import tokens_of
 
 PACKAGES = ("openvino-genai", "openvino", "openvino-tokenizers", "aiohttp", "uvloop", "msgspec", "protobuf")
 STARTED = time.time()
@@ -267,8 +267,6 @@ class Api:
         body = bytes(request_body.body)
         head = await self._manager.bodies.admit(body)
         tokens = tokens_of(self._manager.get(request_body.model))
-        if not isinstance(tokens, Tokens):
-            raise NotFound(f"{request_body.model}: an encoder has no prompt to render")
         prompt = await tokens.rendered(HttpPayload(request_body.endpoint, body, head=head))
         return answer({**prompt._asdict(), "tokens": len(prompt.ids)})
 

@@ -2,14 +2,12 @@
 responses/input_tokens.
 
 It takes bodies and returns answers; `api/openai/` and `api/anthropic/` define the wire forms.
-
-Token operations of a graph with an encoder, without a graph run: tokenize, detokenize, tokenizer_info.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,8 +19,10 @@ from ovserve.api.openai.responses.request import InputTokens
 from ovserve.api.openai.tokenize import Tokenizing
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.text import TextClient
+from ovserve.engine.protocol.specs import TextFacts
 from ovserve.errors import InvalidArgument, NotFound
 from ovserve.kinds.encoders.resource import EncoderResource
+from ovserve.kinds.encoders.spec import EncoderFacts
 from ovserve.kinds.payload import HttpPayload
 from ovserve.kinds.text.resource import ENDPOINTS, LlmResources, encoded, parse
 from ovserve.llm.images import ImageSource, texts_between
@@ -60,64 +60,6 @@ def check_count(rows: Sequence[Sequence[int]], limits: Limits) -> None:
         )
 
 
-class EncoderTokens:
-    """Holds a `lease` while the engine works, so that a reload waits for the answer."""
-
-    def __init__(
-        self, encoder: EncoderResource, lease: Callable[[], AbstractContextManager[None]], limits: Limits
-    ) -> None:
-        self._encoder, self._lease, self._limits = encoder, lease, limits
-
-    async def tokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
-        with self._lease():
-            request = await self._encoder.bodies.run(large, tokenize.decode_tokenize, body)
-            if request.body.messages is not None:
-                raise InvalidArgument(
-                    "messages: this model has no chat template; use prompt", param="messages"
-                )
-            texts = request.texts
-            check_size(texts, self._limits, request.param)
-            rows = await self._encoder.tokenize(texts, add_special_tokens=request.add_special_tokens)
-            facts = self._encoder.model
-            if request.body.text is not None:
-                fitted = [tokenize.fit(row, request.body, facts.pad_token_id) for row in rows]
-                return TokenizeResult(tokenize.tokens_body(fitted), request.ignored)
-            strings = None
-            if request.body.return_token_strs:
-                strings = await self._encoder.token_texts(rows[0])
-        return TokenizeResult(tokenize.counted_body(rows[0], strings, facts.max_length), request.ignored)
-
-    async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
-        with self._lease():
-            request, rows, ignored = await self._encoder.bodies.run(large, tokenize.decode_detokenize, body)
-            check_count(rows, self._limits)
-            skip = bool(request.skip_special_tokens)
-            texts = await self._encoder.detokenize(rows, skip_special_tokens=skip)
-        return TokenizeResult(tokenize.text_body(request, texts), ignored)
-
-    def info(self) -> TokenizeResult:
-        facts = self._encoder.model
-        info = tokenize.TokenizerInfo(
-            tokenizer_class=facts.architecture or "unknown",
-            bos_token=facts.bos_token or None,
-            eos_token=facts.eos_token or None,
-            pad_token=None,
-            add_bos_token=bool(facts.bos_token),
-            vocab_size=facts.vocab_size,
-            model_max_length=facts.max_length,
-            chat_template=None,
-        )
-        return TokenizeResult(encode(info))
-
-    async def count_response(self, payload: HttpPayload) -> TokenizeResult:
-        """The prompt of a response, which needs a chat template too."""
-        raise NotFound("this model has no chat template, so it answers no responses")
-
-    async def count(self, body: bytes, large: bool = False) -> TokenizeResult:
-        """Anthropic's count_tokens, which needs a chat template."""
-        raise NotFound("this model has no chat template, so it counts no messages")
-
-
 class RenderedPrompt(NamedTuple):
     """The prompt of a request as the engine would get it; `pieces` are the texts of its tokens."""
 
@@ -129,43 +71,54 @@ class RenderedPrompt(NamedTuple):
 
 
 class Tokens:
-    """Holds a `lease` while the engine works, so that a reload waits for the answer."""
+    """The tokenizer of a language model, with its chat template, or of an encoder.
+
+    Holds a `lease` while the engine works, so that a reload waits for the answer.
+    """
 
     def __init__(
         self,
-        engine: TextClient,
-        resources: LlmResources,
-        lease: Callable[[], AbstractContextManager[None]] = nullcontext,
-        limits: Limits | None = None,
+        engine: TextClient | EncoderResource,
+        resource: LlmResources | EncoderResource,
+        lease: Callable[[], AbstractContextManager[None]],
+        limits: Limits,
     ) -> None:
-        self._engine = engine
-        self._model = resources.model
-        self._render = resources.render
-        self._media = resources.media
-        self._with_files = resources.with_files
-        self._bodies = resources.bodies
-        self._lease = lease
-        self._limits = limits or Limits()
+        self._engine, self._bodies = engine, resource.bodies
+        self._llm = resource if isinstance(resource, LlmResources) else None
+        self._lease, self._limits = lease, limits
+
+    @property
+    def _facts(self) -> TextFacts | EncoderFacts:
+        return self._engine.model if isinstance(self._engine, EncoderResource) else self._engine.facts
+
+    def _language_model(self, lack: str) -> LlmResources:
+        """Return the language model. Raises NotFound for an encoder; `lack` says what it does not do."""
+        if self._llm is None:
+            raise NotFound(f"this model has no chat template, so it {lack}")
+        return self._llm
+
+    @property
+    def _max_length(self) -> int | None:
+        return self._facts.max_length if self._llm is None else self._llm.model.max_length
 
     async def tokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
+        llm = self._llm
         with self._lease():
-            request, conversation = await self._bodies.run(large, _read_tokenize, body, self._model)
-            return await self._tokenized(request, conversation)
-
-    async def _tokenized(
-        self, request: Tokenizing, conversation: EncodedConversation | None
-    ) -> TokenizeResult:
-        texts = request.texts if conversation is None else [await self._render(conversation)]
-        check_size(texts, self._limits, request.param)
-        rows = await self._engine.tokenize(texts, add_special_tokens=request.add_special_tokens)
-        if request.body.text is not None:
-            pad = self._engine.facts.pad_token_id
-            fitted = [tokenize.fit(r, request.body, pad) for r in rows]
-            return TokenizeResult(tokenize.tokens_body(fitted), request.ignored)
-        strings = None
-        if request.body.return_token_strs:
-            strings = await self._engine.token_texts(rows[0])
-        counted = tokenize.counted_body(rows[0], strings, self._model.max_length)
+            model = None if llm is None else llm.model
+            request, conversation = await self._bodies.run(large, _read_tokenize, body, model)
+            texts = request.texts
+            if llm is not None and conversation is not None:
+                texts = [await llm.render(conversation)]
+            check_size(texts, self._limits, request.param)
+            rows = await self._engine.tokenize(texts, add_special_tokens=request.add_special_tokens)
+            if request.body.text is not None:
+                pad = self._facts.pad_token_id
+                fitted = [tokenize.fit(row, request.body, pad) for row in rows]
+                return TokenizeResult(tokenize.tokens_body(fitted), request.ignored)
+            strings = None
+            if request.body.return_token_strs:
+                strings = await self._engine.token_texts(rows[0])
+        counted = tokenize.counted_body(rows[0], strings, self._max_length)
         return TokenizeResult(counted, request.ignored, () if conversation is None else conversation.adapted)
 
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
@@ -177,41 +130,47 @@ class Tokens:
         return TokenizeResult(tokenize.text_body(request, texts), ignored)
 
     def info(self) -> TokenizeResult:
-        facts, template = self._engine.facts, self._model.template
+        facts, template = self._facts, None if self._llm is None else self._llm.model.template
+        pad_token, adds_bos = None, bool(facts.bos_token)
+        if isinstance(facts, TextFacts):
+            pad_token, adds_bos = facts.pad_token or None, facts.add_bos_token
         info = tokenize.TokenizerInfo(
             tokenizer_class=facts.architecture or "unknown",
             bos_token=facts.bos_token or None,
             eos_token=facts.eos_token or None,
-            pad_token=facts.pad_token or None,
-            add_bos_token=facts.add_bos_token,
+            pad_token=pad_token,
+            add_bos_token=adds_bos,
             vocab_size=facts.vocab_size,
-            model_max_length=self._model.max_length,
+            model_max_length=self._max_length,
             chat_template=template.source if template is not None else None,
         )
         return TokenizeResult(encode(info))
 
     async def count(self, body: bytes, large: bool = False) -> TokenizeResult:
         """Handle Anthropic's count_tokens: count the prompt that the same body would make."""
+        llm = self._language_model("counts no messages")
         with self._lease():
-            decoded = await self._bodies.run(large, _read_count, body, self._model)
+            decoded = await self._bodies.run(large, _read_count, body, llm.model)
             conversation, sources, files, ignored = decoded
-            prompt = await self._render(await self._with_files(conversation, files))
-            count = await self._count(prompt, sources, conversation.param)
+            prompt = await llm.render(await llm.with_files(conversation, files))
+            count = await self._count(llm, prompt, sources, conversation.param)
         return TokenizeResult(count_body(count), ignored, conversation.adapted)
 
     async def count_response(self, payload: HttpPayload) -> TokenizeResult:
         """Count the prompt of a responses body, its history included."""
+        llm = self._language_model("answers no responses")
+        vision = llm.model.vision
         request = await self._bodies.run(
-            payload.head.large, parse, payload.endpoint, payload.body, self._model, payload.context
+            payload.head.large, parse, payload.endpoint, payload.body, llm.model, payload.context
         )
         assert request.conversation is not None, "a response has one"
-        if request.image_sources and self._model.vision is not None and self._model.vision.tokens is None:
+        if request.image_sources and vision is not None and vision.tokens is None:
             param = request.image_sources[0].param
             raise InvalidArgument(f"{param}: {NOT_COUNTED}", param=param)
         with self._lease():
-            conversation = await self._with_files(request.conversation, request.file_sources)
-            prompt = await self._render(conversation)
-            count = await self._count(prompt, request.image_sources, request.conversation.param)
+            conversation = await llm.with_files(request.conversation, request.file_sources)
+            prompt = await llm.render(conversation)
+            count = await self._count(llm, prompt, request.image_sources, request.conversation.param)
         ignored = request.presentation.ignored_params
         return TokenizeResult(encode(InputTokens(count)), ignored, conversation.adapted)
 
@@ -219,15 +178,16 @@ class Tokens:
         """Return the prompt that a body makes, without generating. Images stay the tags of the template."""
         if payload.endpoint not in ENDPOINTS:
             raise NotFound(f"{payload.endpoint!r} has no prompt; those that have: {', '.join(ENDPOINTS)}")
+        llm = self._language_model("renders no prompts")
         with self._lease():
             request = await self._bodies.run(
-                payload.head.large, parse, payload.endpoint, payload.body, self._model
+                payload.head.large, parse, payload.endpoint, payload.body, llm.model
             )
             prompt = request.prompts[0] if request.prompts else ""
             adapted: tuple[str, ...] = ()
             if request.conversation is not None:
-                conversation = await self._with_files(request.conversation, request.file_sources)
-                prompt, adapted = await self._render(conversation), conversation.adapted
+                conversation = await llm.with_files(request.conversation, request.file_sources)
+                prompt, adapted = await llm.render(conversation), conversation.adapted
             if isinstance(prompt, str):
                 check_size([prompt], self._limits, "body")
                 special = request.add_special_tokens
@@ -238,13 +198,13 @@ class Tokens:
             pieces = await self._engine.token_texts(ids)
         return RenderedPrompt(prompt, ids, pieces, request.presentation.ignored_params, adapted)
 
-    async def _count(self, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
+    async def _count(self, llm: LlmResources, prompt: str, sources: Sequence[ImageSource], param: str) -> int:
         """Count as the engine does (`VisionInput.encode_prompt`); images are loaded for their size."""
-        vision, tokens = self._model.vision, 0
+        vision, tokens = llm.model.vision, 0
         if vision is not None:
             vision.check(prompt, len(sources), param)
             tokens += vision.added
-            for image in await self._media.load(sources):
+            for image in await llm.media.load(sources):
                 assert vision.tokens is not None, "otherwise no image was accepted"
                 tokens += vision.tokens.of(image.width, image.height)
         check_size([prompt], self._limits, param)
@@ -252,9 +212,14 @@ class Tokens:
         return tokens + sum(map(len, rows))
 
 
-def _read_tokenize(body: bytes, model: ModelContext) -> tuple[Tokenizing, EncodedConversation | None]:
-    """Return the checked body without its messages, and the conversation to render."""
+def _read_tokenize(body: bytes, model: ModelContext | None) -> tuple[Tokenizing, EncodedConversation | None]:
+    """Return the checked body without its messages, and the conversation to render. `model`: None for an
+    encoder."""
     request = tokenize.decode_tokenize(body)
+    if model is None:
+        if request.body.messages is not None:
+            raise InvalidArgument("messages: this model has no chat template; use prompt", param="messages")
+        return request, None
     conversation = request.conversation(model)
     if conversation is None:
         return request, None
@@ -278,12 +243,12 @@ def _read_count(body: bytes, model: ModelContext) -> _Counted:
     return _Counted(encoded(rendered.conversation), images.sources, images.files, ignored)
 
 
-def tokens_of(servable: Servable) -> Tokens | EncoderTokens:
+def tokens_of(servable: Servable) -> Tokens:
     """Return the tokenizer of the first model of a graph that has one. Raises NotFound without any."""
     for packet, engine in servable.engines.items():
         resource = servable.side_packets[packet]
         if isinstance(engine, TextClient) and isinstance(resource, LlmResources):
             return Tokens(engine, resource, servable.lease, servable.limits)
         if isinstance(resource, EncoderResource):
-            return EncoderTokens(resource, servable.lease, servable.limits)
+            return Tokens(resource, resource, servable.lease, servable.limits)
     raise NotFound(f"the graph of {servable.name!r} has no tokenizer")
