@@ -104,48 +104,105 @@ def by_label(read_counts: Callable[[S], Counter[str]]) -> Callable[[S], Iterable
     return lambda source: [((label,), count) for label, count in read_counts(source).items()]
 
 
-def counter(name: str, help_: str, kind: str = "counter") -> Any:
-    """Return a field of a dataclass of counters: a number, and the family that shows it."""
-    return field(default=0, metadata={"family": (name, kind, help_)})
+def counter(name: str, help_: str, kind: str = "counter", **more: Any) -> Any:
+    """Return a field of a dataclass of counters: a number, and the family that shows it. `more` are further
+    fields of the family."""
+    return field(default=0, metadata={"family": (name, kind, help_, more)})
 
 
-def histogram(name: str, help_: str, bounds: Bounds) -> Any:
+def histogram(name: str, help_: str, bounds: Bounds, **more: Any) -> Any:
     """Return a field of a dataclass of counters, with its family."""
-    return field(default_factory=lambda: Histogram(bounds), metadata={"family": (name, "histogram", help_)})
+    family = (name, "histogram", help_, more)
+    return field(default_factory=lambda: Histogram(bounds), metadata={"family": family})
 
 
 def families_of(kind: type[Any]) -> tuple[Family[Any], ...]:
     """Return the families of the fields of a dataclass, in their order."""
-    rows = ((one.metadata["family"], attrgetter(one.name)) for one in fields(kind))
-    return tuple(Family(name, type_, help_, value(read)) for (name, type_, help_), read in rows)
+    rows = ((one.metadata["family"], attrgetter(one.name)) for one in fields(kind) if one.metadata)
+    return tuple(Family(name, type_, help_, value(read), **more) for (name, type_, help_, more), read in rows)
 
 
+@dataclass(eq=False)
 class RequestMetrics:
     """Sums over all requests to one model since the server started, across reloads and engine restarts."""
+
+    queued: int = counter("ovserve_queue_requests", "Requests in the queue.", "gauge", plain=True)
+    queued_tokens: int = counter(
+        "ovserve_queue_tokens", "Tokens of the prompts in the queue, estimated.", "gauge"
+    )
+    in_engine: int = 0  # choices that run or wait in the engine
+    finished: Counter[str] = field(default_factory=Counter)  # choices by finish reason
+    prompt_tokens: int = counter(
+        "ovserve_prompt_tokens_total", "Tokens of prompts.", vllm="vllm:prompt_tokens_total"
+    )
+    generated_tokens: int = counter(
+        "ovserve_generated_tokens_total", "Tokens generated.", vllm="vllm:generation_tokens_total"
+    )
+    ignored_params: int = counter(
+        "ovserve_ignored_params_total", "Fields of request bodies that had no effect."
+    )
+    first_token: Histogram = histogram(
+        "ovserve_time_to_first_token_seconds",
+        "From a request to its first token.",
+        TO_FIRST_TOKEN,
+        vllm="vllm:time_to_first_token_seconds",
+    )
+    between_tokens: Histogram = histogram(
+        "ovserve_inter_token_latency_seconds",
+        "Between two tokens of a choice.",
+        BETWEEN_TOKENS,
+        vllm="vllm:inter_token_latency_seconds",
+    )
+    queue_time: Histogram = histogram(
+        "ovserve_queue_time_seconds",
+        "From a request to its admission by the engine.",
+        OF_REQUESTS,
+        vllm="vllm:request_queue_time_seconds",
+        plain=True,
+    )
+    prefill_time: Histogram = histogram(
+        "ovserve_prefill_time_seconds",
+        "From the admission to the first token.",
+        OF_REQUESTS,
+        vllm="vllm:request_prefill_time_seconds",
+    )
+    decode_time: Histogram = histogram(
+        "ovserve_decode_time_seconds",
+        "From the first token to the last.",
+        OF_REQUESTS,
+        vllm="vllm:request_decode_time_seconds",
+    )
+    latency: Histogram = histogram(
+        "ovserve_request_latency_seconds",
+        "From a request to its last token.",
+        OF_REQUESTS,
+        vllm="vllm:e2e_request_latency_seconds",
+        plain=True,
+    )
+    request_prompt_tokens: Histogram = histogram(
+        "ovserve_request_prompt_tokens", "Tokens per prompt.", TOKENS, vllm="vllm:request_prompt_tokens"
+    )
+    request_generated_tokens: Histogram = histogram(
+        "ovserve_request_generated_tokens",
+        "Tokens generated per choice.",
+        TOKENS,
+        vllm="vllm:request_generation_tokens",
+    )
+    prefix_queries: int = counter(
+        "ovserve_prefix_cache_queries_total",
+        "Tokens of prompts looked up in the prefix cache.",
+        vllm="vllm:prefix_cache_queries_total",
+    )
+    prefix_hits: int = counter(
+        "ovserve_prefix_cache_hits_total",
+        "Of the tokens looked up, those found, which are not computed again.",
+        vllm="vllm:prefix_cache_hits_total",
+    )
 
     @cached_property
     def of_batches(self) -> RequestMetrics:
         """The sums of lines of batches, which are not in these: their times say nothing of live requests."""
         return RequestMetrics()
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        self.prefix_queries = 0  # prompt tokens of all choices that were looked up in the prefix cache
-        self.prefix_hits = 0  # how many of them were found
-        self.ignored_params = 0
-        self.queued = 0  # requests waiting for room in the engine
-        self.queued_tokens = 0  # estimated tokens of their prompts
-        self.in_engine = 0  # choices that run or wait in the engine
-        self.finished: Counter[str] = Counter()  # choices by finish reason
-        self.first_token = Histogram(TO_FIRST_TOKEN)
-        self.between_tokens = Histogram(BETWEEN_TOKENS)
-        self.queue_time = Histogram(OF_REQUESTS)  # from the request to its admission by the engine
-        self.prefill_time = Histogram(OF_REQUESTS)  # from the admission to the first token
-        self.decode_time = Histogram(OF_REQUESTS)  # from the first to the last token
-        self.latency = Histogram(OF_REQUESTS)  # from the request to the last token
-        self.request_prompt_tokens = Histogram(TOKENS)
-        self.request_generated_tokens = Histogram(TOKENS)
 
 
 class RequestTimeline:

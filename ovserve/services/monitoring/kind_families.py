@@ -17,7 +17,16 @@ from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.voice.metrics import TextToSpeechMetrics
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
-from ovserve.telemetry.metrics import Call, Family, ModelMetrics, Sample, by_label, families_of, value
+from ovserve.telemetry.metrics import (
+    Call,
+    Family,
+    ModelMetrics,
+    RequestMetrics,
+    Sample,
+    by_label,
+    families_of,
+    value,
+)
 
 # The source of the families of the page: one servable and its counters.
 
@@ -103,20 +112,6 @@ def _config(model: Model) -> list[Sample]:
 
 CACHE_FAMILIES: tuple[Family[Model], ...] = (
     Family(
-        "ovserve_prefix_cache_queries_total",
-        "counter",
-        "Tokens of prompts looked up in the prefix cache.",
-        value(lambda m: m.metrics.meter.prefix_queries),
-        vllm="vllm:prefix_cache_queries_total",
-    ),
-    Family(
-        "ovserve_prefix_cache_hits_total",
-        "counter",
-        "Of the tokens looked up, those found, which are not computed again.",
-        value(lambda m: m.metrics.meter.prefix_hits),
-        vllm="vllm:prefix_cache_hits_total",
-    ),
-    Family(
         "ovserve_kv_cache_usage_ratio",
         "gauge",
         "Part of the KV cache in use, 0 to 1. Without `cache_size` the whole is what free memory allows.",
@@ -184,15 +179,22 @@ IDLE_FAMILIES: tuple[Family[Model], ...] = (
 )
 
 
-def _of(kind: type[M], families: tuple[Family[M], ...] = ()) -> Iterator[Family[Model]]:
-    """Yield the families of a kind, by default those of its fields, reading its counters of a model."""
-    for family in families or families_of(kind):
+def _reading(counters: Callable[[Model], M], families: Iterable[Family[M]]) -> Iterator[Family[Model]]:
+    """Yield families of a model that read some of its counters."""
+    for family in families:
 
         def read(model: Model, family: Family[M] = family) -> Iterable[Sample]:
-            return family.read(model.metrics.kinds.of(kind))
+            return family.read(counters(model))
 
         yield Family(family.name, family.kind, family.help, read, family.labels, family.vllm, family.plain)
 
+
+def _of(kind: type[M], families: tuple[Family[M], ...] = ()) -> Iterator[Family[Model]]:
+    """Yield the families of a kind, by default those of its fields."""
+    return _reading(lambda model: model.metrics.kinds.of(kind), families or families_of(kind))
+
+
+REQUEST_FAMILIES = tuple(_reading(lambda model: model.metrics.meter, families_of(RequestMetrics)))
 
 KIND_FAMILIES: tuple[Family[Model], ...] = (
     *_of(EncoderMetrics),
