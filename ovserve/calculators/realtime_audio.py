@@ -113,10 +113,7 @@ class VoiceActivityCalculator(EngineCalculator):
         cc.send(self.activity, Activity(tuple(probabilities), end, error))
 
     async def _look(self, cc: Context, audio: bytes) -> list[float]:
-        stream = await cc[self.voice].engine.call(ACTIVITY, None, (audio, self.state))
-        item = await stream.next()
-        assert item is not None, "a call of activity has one item"
-        await stream.next()  # the end, so that the call counts as finished
+        item = await cc[self.voice].engine.one(ACTIVITY, None, (audio, self.state))
         self.state = bytes(item.blobs[0])
         values: list[float] = item.decode()
         return values

@@ -14,7 +14,7 @@ from ovserve.access import current_request
 from ovserve.engine.admission.controller import BATCH_TIMEOUT_SECONDS, AdmissionController
 from ovserve.engine.admission.fair_queue import FairQueue, Limits, Waiter
 from ovserve.engine.client.calls import CallClient, CallItem, CallStream
-from ovserve.errors import DeadlineExceeded, Overloaded, OvserveError
+from ovserve.errors import DeadlineExceeded, Internal, Overloaded, OvserveError
 from ovserve.telemetry.metrics import RequestMetrics
 
 CALLS_PER_SLOT = 2  # calls in the engine per call that it runs
@@ -109,6 +109,21 @@ class CallAdmission:
         else:
             meter.queue_time.observe(sent_at - now)
         return AdmittedCall(self, stream, meter, waiter, (since, timeout), whole=part is None)
+
+    async def one(
+        self, method: str, arguments: Any, blobs: Sequence[bytes | bytearray | memoryview] = ()
+    ) -> CallItem:
+        """Call and return the one item. The call is cancelled when the caller is. Raises as `call`, and
+        Internal without an item."""
+        stream = await self.call(method, arguments, blobs)
+        try:
+            item = await stream.next()
+            if item is None:
+                raise Internal(f"the engine answered {method} with nothing")
+            await stream.next()  # the end, so that the call counts as finished
+        finally:
+            stream.cancel()  # no effect on one that has ended
+        return item
 
     def session(self) -> CallSession:
         """Begin a request of several calls. Raises Overloaded when as many are open as may wait."""

@@ -134,7 +134,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
             truncate = embedder.truncate
             return await score(payload, embedder, without=WITHOUT_EFFECT, truncate=truncate, most=None)
         request = await embedder.bodies.run(payload.head.large, decode_embeddings, payload.body)
-        item = await embedder.one(EMBED, arguments(request, embedder), (request.inputs,))
+        item = await embedder.engine.one(EMBED, arguments(request, embedder), (request.inputs,))
         answer: EmbedAnswer = item.decode(EmbedAnswer)
         embedder.count(answer.tokens, answer.truncated, answer.batches)
         embedder.metrics.inputs += request.count
@@ -261,7 +261,7 @@ class RerankCalculatorOV(EncoderCalculator):
                 param="documents",
             )
         arguments = structs.replace(request.arguments, max_chunks=most)
-        item = await reranker.one(RERANK, arguments, (request.texts,))
+        item = await reranker.engine.one(RERANK, arguments, (request.texts,))
         answer: RerankAnswer = item.decode(RerankAnswer)
         reranker.count(answer.tokens, answer.documents_cut, answer.batches)
         reranker.metrics.documents += request.count
@@ -334,7 +334,7 @@ class ClassificationCalculatorOV(EncoderCalculator):
         arguments = request.arguments
         if classifier.truncate and arguments.truncate is None:
             arguments = structs.replace(arguments, truncate=0)
-        item = await classifier.one(encoders.CLASSIFY, arguments, (request.inputs,))
+        item = await classifier.engine.one(encoders.CLASSIFY, arguments, (request.inputs,))
         answer: ClassifyAnswer = item.decode(ClassifyAnswer)
         classifier.count(answer.tokens, answer.truncated, answer.batches)
         classifier.metrics.classified += request.count

@@ -9,13 +9,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from msgspec import structs
 
 from ovserve.access import current_request
-from ovserve.engine.client.calls import CallClient, CallItem
-from ovserve.errors import Internal, InvalidArgument
+from ovserve.engine.client.calls import CallClient
+from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.encoders.score_api import decode_score, score_body
@@ -103,21 +103,9 @@ class EncoderResource:
         fields["max_model_len"] = fields.pop("max_length", None)
         return fields
 
-    async def one(self, method: str, arguments: Any, blobs: Sequence[bytes] = ()) -> CallItem:
-        """Call and return the one item. The call is cancelled when the caller is."""
-        stream = await self.engine.call(method, arguments, blobs)
-        try:
-            item = await stream.next()
-            if item is None:
-                raise Internal(f"the engine answered {method} with nothing")
-            await stream.next()  # the end, so that the call counts as finished
-        finally:
-            stream.cancel()  # no effect on one that has ended
-        return item
-
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         special = add_special_tokens and self.special
-        item = await self.one(TOKENIZE, TokenizeArguments(list(texts), special))
+        item = await self.engine.one(TOKENIZE, TokenizeArguments(list(texts), special))
         rows: list[list[int]] = item.decode(list[list[int]])
         return rows
 
@@ -131,7 +119,7 @@ class EncoderResource:
         return await self._detokenize(DetokenizeArguments([[id_] for id_ in ids], escaped=True))
 
     async def _detokenize(self, arguments: DetokenizeArguments) -> list[str]:
-        texts: list[str] = (await self.one(DETOKENIZE, arguments)).decode(list[str])
+        texts: list[str] = (await self.engine.one(DETOKENIZE, arguments)).decode(list[str])
         return texts
 
     def count(self, tokens: int, truncated: int, batches: BatchCounts) -> None:
@@ -166,7 +154,7 @@ async def score(
         )
     if truncate and arguments.truncate is None:
         arguments = structs.replace(arguments, truncate=0)
-    item = await encoder.one(SCORE, arguments, (request.texts,))
+    item = await encoder.engine.one(SCORE, arguments, (request.texts,))
     answer: ScoreAnswer = item.decode(ScoreAnswer)
     encoder.count(answer.tokens, answer.truncated, answer.batches)
     encoder.metrics.pairs += pairs

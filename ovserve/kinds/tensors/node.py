@@ -19,7 +19,7 @@ from google.protobuf.struct_pb2 import Struct
 from ovserve.api.kserve import InferRequest, InferResponse, Tensor
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.engine.client.calls import CallClient
-from ovserve.errors import Internal, InvalidArgument
+from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind
 from ovserve.kinds.tensors.metrics import TensorMetrics
@@ -81,17 +81,10 @@ class PlainModel:
         tensors, blobs = await self._given_tensors(inputs)
         self.metrics.active += 1
         try:
-            stream = await self.engine.call(INFER, InferArguments(tensors, indices), blobs)
-            try:
-                item = await stream.next()
-                if item is None:
-                    raise Internal("the engine ended an inference without a result")
-                result = item.decode(InferResult)
-                await stream.next()
-            finally:
-                stream.cancel()
+            item = await self.engine.one(INFER, InferArguments(tensors, indices), blobs)
         finally:
             self.metrics.active -= 1
+        result: InferResult = item.decode(InferResult)
         self.metrics.inference_us.observe(result.inference_us)
         self.metrics.wait_us.observe(result.wait_us)
         tensors_by_name = {
