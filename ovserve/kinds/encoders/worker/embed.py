@@ -5,7 +5,7 @@ the JSON that the server sends.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,6 @@ from ovserve.kinds.encoders.spec import (
 from ovserve.kinds.encoders.worker import model as models
 from ovserve.kinds.encoders.worker.encoder_backend import (
     EncoderBackend,
-    Left,
     check_lengths,
     decoded,
     sigmoid,
@@ -57,6 +56,8 @@ class _Asked(NamedTuple):
 
 
 class EmbeddingBackend(EncoderBackend):
+    noun = "an engine of embeddings"
+
     def __init__(self, spec: EmbeddingSpec) -> None:
         super().__init__(spec.model_path)
         files = self.files
@@ -78,22 +79,14 @@ class EmbeddingBackend(EncoderBackend):
             default_prompt=files.default_prompt,
         )
 
-    def call(self, invocation: Invocation) -> Iterator[Any]:
-        if (tokens := self.token_call(invocation)) is not None:
-            yield from tokens
-            return
-        if invocation.method == SCORE:
-            yield from self._score(invocation)
-            return
-        if invocation.method != EMBED:
-            raise InvalidArgument(f"an engine of embeddings has no method {invocation.method!r}")
+    def methods(self) -> dict[str, Callable[[Invocation], Any]]:
+        return {EMBED: self._embed, SCORE: self._score}
+
+    def _embed(self, invocation: Invocation) -> Result:
         request = self._decode(invocation)
         job = Job(request.rows)
-        try:
-            self.wait(invocation, job)
-        except Left:
-            return
-        yield self._result(request, job)
+        self.wait(invocation, job)
+        return self._result(request, job)
 
     def begin(self, invocation: Invocation, deliver: Deliver) -> bool:
         """Begin a call with little text here: two switches between threads cost as much as the rest."""
@@ -126,7 +119,7 @@ class EmbeddingBackend(EncoderBackend):
         values = cut(self.results(job), request.dimensions)
         return Result(answer, (encode_vectors(values, request.encoding),), last=True)
 
-    def _score(self, invocation: Invocation) -> Iterator[Any]:
+    def _score(self, invocation: Invocation) -> Result:
         """The cosine of each pair of texts, as of the vectors that EMBED gives of them."""
         arguments = invocation.arguments(ScoreArguments)
         texts = decoded(invocation.blobs[0], tuple[list[str], list[str]])
@@ -138,17 +131,14 @@ class EmbeddingBackend(EncoderBackend):
             fitting, cut_rows = self._texts(some, name, most, arguments.truncate)
             rows += fitting
             truncated += cut_rows
-        try:
-            values = self.values(invocation, Job(rows))
-        except Left:
-            return
+        values = self.values(invocation, Job(rows))
         first, second = values[: len(texts[0])], values[len(texts[0]) :]
         norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
         scores = (first * second).sum(axis=1) / np.maximum(norms, models.SMALLEST_NORM)
         if not np.isfinite(scores).all():
             raise Internal("the model answered with a vector that is not finite")
         answer = ScoreAnswer(sum(map(len, rows)), truncated, self.runner.counts())
-        yield Result(answer, (scores.astype("<f4").tobytes(),))
+        return Result(answer, (scores.astype("<f4").tobytes(),))
 
     def _texts(
         self, texts: list[str], name: str, most: int | None, truncate: int | None
@@ -209,6 +199,8 @@ PROBLEM_TYPES = ("", "single_label_classification", MULTI_LABEL, REGRESSION)  # 
 
 
 class ClassificationBackend(EncoderBackend):
+    noun = "a classifier"
+
     def __init__(self, spec: ClassificationSpec) -> None:
         super().__init__(spec.model_path)
         files = self.files
@@ -231,21 +223,16 @@ class ClassificationBackend(EncoderBackend):
             **self.common_facts(), max_length=self.limit, labels=labels, problem_type=files.problem_type
         )
 
-    def call(self, invocation: Invocation) -> Iterator[Any]:
-        if (tokens := self.token_call(invocation)) is not None:
-            yield from tokens
-            return
-        if invocation.method != CLASSIFY:
-            raise InvalidArgument(f"a classifier has no method {invocation.method!r}")
+    def methods(self) -> dict[str, Callable[[Invocation], Any]]:
+        return {CLASSIFY: self._classify}
+
+    def _classify(self, invocation: Invocation) -> Result:
         arguments = invocation.arguments(ClassifyArguments)
         rows = self.input_rows(invocation.blobs[0], tokens=arguments.tokens, special=arguments.special)
         if arguments.truncate is None:
             check_lengths(rows, self.limit)
         rows, truncated = self.fitting(rows, min(arguments.truncate or self.sequence_length, self.limit))
-        try:
-            logits = self.values(invocation, Job(rows))
-        except Left:
-            return
+        logits = self.values(invocation, Job(rows))
         values = logits if arguments.raw else activated(logits, self.files.problem_type)
         answer = ClassifyAnswer(
             tokens=sum(map(len, rows)),
@@ -253,7 +240,7 @@ class ClassificationBackend(EncoderBackend):
             truncated=truncated,
             batches=self.runner.counts(),
         )
-        yield Result(answer, (encode_vectors(values, FLOAT),))
+        return Result(answer, (encode_vectors(values, FLOAT),))
 
 
 def activated(logits: NDArray[np.float32], problem_type: str) -> NDArray[np.float32]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -43,6 +44,7 @@ class Left(Exception):
 class EncoderBackend:
     """The part of a `CallBackend` that any encoder has."""
 
+    noun: ClassVar[str]  # in errors
     runner: Runner
     limit: int  # tokens of a row
     sequence_length: int  # tokens of a row that is cut
@@ -85,29 +87,33 @@ class EncoderBackend:
             "eos_token": self.tokenizer.token(after[0]) if after else "",
         }
 
-    def token_call(self, invocation: Invocation) -> Iterator[Any] | None:
-        """Return the answer to a method that needs no inference; None for another method."""
-        if invocation.method == TOKENIZE:
-            arguments = invocation.arguments(TokenizeArguments)
-            return iter(
-                [
-                    [
-                        row.tolist()
-                        for row in self.tokenizer.encode(arguments.texts, arguments.add_special_tokens)
-                    ]
-                ]
-            )
-        if invocation.method == DETOKENIZE:
-            detokenize = invocation.arguments(DetokenizeArguments)
-            for row in (np.array(row, np.int64) for row in detokenize.rows):
-                if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
-                    raise InvalidArgument(
-                        f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
-                        param="tokens",
-                    )
-            texts = self.tokenizer.decode(detokenize.rows, detokenize.skip_special_tokens)
-            return iter([self._token_texts(detokenize.rows, texts) if detokenize.escaped else texts])
-        return None
+    def methods(self) -> dict[str, Callable[[Invocation], Any]]:
+        """Return the methods that need an inference, by name."""
+        raise NotImplementedError
+
+    def call(self, invocation: Invocation) -> Iterator[Any]:
+        """Yield the one item of an answer; nothing once the caller has left."""
+        methods = {TOKENIZE: self._tokenize, DETOKENIZE: self._detokenize, **self.methods()}
+        if invocation.method not in methods:
+            raise InvalidArgument(f"{self.noun} has no method {invocation.method!r}")
+        with suppress(Left):
+            yield methods[invocation.method](invocation)
+
+    def _tokenize(self, invocation: Invocation) -> list[list[int]]:
+        arguments = invocation.arguments(TokenizeArguments)
+        rows = self.tokenizer.encode(arguments.texts, arguments.add_special_tokens)
+        return [row.tolist() for row in rows]
+
+    def _detokenize(self, invocation: Invocation) -> list[str]:
+        arguments = invocation.arguments(DetokenizeArguments)
+        for row in (np.array(row, np.int64) for row in arguments.rows):
+            if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
+                raise InvalidArgument(
+                    f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
+                    param="tokens",
+                )
+        texts = self.tokenizer.decode(arguments.rows, arguments.skip_special_tokens)
+        return self._token_texts(arguments.rows, texts) if arguments.escaped else texts
 
     def _token_texts(self, rows: list[list[int]], texts: list[str]) -> list[str]:
         """Return these texts of rows of one token, or the bytes of those that are parts of characters."""

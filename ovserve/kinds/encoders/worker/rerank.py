@@ -17,7 +17,7 @@ Otherwise the special tokens come from the files of the model, and the form from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ from ovserve.kinds.encoders.spec import (
     ScoreArguments,
 )
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, Left, decoded, sigmoid
+from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, decoded, sigmoid
 from ovserve.kinds.encoders.worker.model import FastTokenizer, Row, TextTokenizer
 from ovserve.kinds.encoders.worker.pool import Job
 
@@ -218,6 +218,8 @@ class Pairs(NamedTuple):
 
 
 class RerankBackend(EncoderBackend):
+    noun = "a reranker"
+
     def __init__(self, spec: RerankSpec) -> None:
         super().__init__(spec.model_path)
         files = self.files
@@ -248,15 +250,10 @@ class RerankBackend(EncoderBackend):
             **self.common_facts(), max_length=self.limit, form=kind, query_limit=self.limit // 2
         )
 
-    def call(self, invocation: Invocation) -> Iterator[Any]:
-        if (tokens := self.token_call(invocation)) is not None:
-            yield from tokens
-            return
-        if invocation.method == SCORE:
-            yield from self._score(invocation)
-            return
-        if invocation.method != RERANK:
-            raise InvalidArgument(f"a reranker has no method {invocation.method!r}")
+    def methods(self) -> dict[str, Callable[[Invocation], Any]]:
+        return {RERANK: self._rank, SCORE: self._score}
+
+    def _rank(self, invocation: Invocation) -> Result:
         arguments = invocation.arguments(RerankArguments)
         documents = decoded(invocation.blobs[0], list[str])
         chunks = (
@@ -269,10 +266,7 @@ class RerankBackend(EncoderBackend):
                 f"actual: {len(chunks.rows)}",
                 param="documents",
             )
-        try:
-            values = self.values(invocation, Job(chunks.rows, chunks.types))
-        except Left:
-            return
+        values = self.values(invocation, Job(chunks.rows, chunks.types))
         best = np.full(len(documents), -np.inf, np.float32)
         np.maximum.at(best, chunks.owners, self._logits(values))
         scores = _scores(best, raw=arguments.raw)
@@ -283,20 +277,17 @@ class RerankBackend(EncoderBackend):
             documents_cut=chunks.documents_cut,
             batches=self.runner.counts(),
         )
-        yield Result(answer, (scores.astype("<f4").tobytes(),))
+        return Result(answer, (scores.astype("<f4").tobytes(),))
 
-    def _score(self, invocation: Invocation) -> Iterator[Any]:
+    def _score(self, invocation: Invocation) -> Result:
         arguments = invocation.arguments(ScoreArguments)
         texts = decoded(invocation.blobs[0], tuple[list[str], list[str]])
         pairs = (self._joined_pairs if self.form is JOINED else self._pairs)(arguments, *texts)
-        try:
-            values = self.values(invocation, Job(pairs.rows, pairs.types))
-        except Left:
-            return
+        values = self.values(invocation, Job(pairs.rows, pairs.types))
         raw = arguments.raw or self.files.activation == IDENTITY
         scores = _scores(self._logits(values), raw=raw)
         answer = ScoreAnswer(sum(map(len, pairs.rows)), pairs.cut, self.runner.counts())
-        yield Result(answer, (scores.astype("<f4").tobytes(),))
+        return Result(answer, (scores.astype("<f4").tobytes(),))
 
     def _logits(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         return logits(values if self._answers is None else values @ self._answers)
