@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from msgspec import structs
 
 from ovserve.api.openai.common import encode
-from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders import spec as encoders
@@ -19,13 +17,13 @@ from ovserve.kinds.encoders.embeddings_api import Embed, decode_embeddings, embe
 from ovserve.kinds.encoders.rerank_api import decode_rerank, rerank_body
 from ovserve.kinds.encoders.resource import (
     EncoderCalculator,
+    EncoderOptions,
     EncoderResource,
-    check_files,
+    encoder_kind,
     encoder_place,
     headers_of,
     input_length,
     score,
-    services,
 )
 from ovserve.kinds.encoders.score_api import (
     CLASSIFY,
@@ -52,7 +50,7 @@ from ovserve.kinds.encoders.spec import (
     RerankSpec,
 )
 from ovserve.kinds.payload import Decoder, HttpPayload, HttpResponse, JsonEndpoint
-from ovserve.kinds.resource import Host, ResourceKind, parse_isolation
+from ovserve.kinds.resource import parse_isolation
 from ovserve.protos.options_pb2 import (
     ClassificationCalculatorOVOptions,
     EmbeddingsCalculatorOVOptions,
@@ -65,23 +63,14 @@ WITHOUT_EFFECT = "activation", "instruction", "use_activation"  # fields of scor
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class EmbeddingsOptions:
-    spec: EmbeddingSpec
-    truncate: bool
-
-
-@dataclass(frozen=True)
 class EmbeddingsResource(EncoderResource):
-    truncate: bool = False
-
     @property
     def embedder(self) -> EmbeddingFacts:
         assert isinstance(self.model, EmbeddingFacts), "the facts of EmbeddingSpec"
         return self.model
 
 
-def _parse_embeddings(node: Node) -> EmbeddingsOptions:
+def _parse_embeddings(node: Node) -> EncoderOptions:
     options = node.required_options(EmbeddingsCalculatorOVOptions)
     place = encoder_place(node, options)
     length = input_length(node, options, place)
@@ -99,23 +88,11 @@ def _parse_embeddings(node: Node) -> EmbeddingsOptions:
         normalize=options.normalize_embeddings,
         max_length=length,
     )
-    return EmbeddingsOptions(spec, options.truncate)
+    return EncoderOptions(spec, options.truncate)
 
 
-async def _make_embeddings(
-    node: Node, options: EmbeddingsOptions, engine: CallClient, host: Host
-) -> EmbeddingsResource:
-    return EmbeddingsResource(*services(engine, host), truncate=options.truncate)
-
-
-EMBEDDINGS = ResourceKind(
-    tag="EMBEDDINGS_NODE_RESOURCES",
-    packet_type=EmbeddingsResource,
-    options_type=EmbeddingsCalculatorOVOptions,
-    parse=_parse_embeddings,
-    spec=lambda options: options.spec,
-    make=_make_embeddings,
-    check=lambda node, options: check_files(node, options.spec.model_path),
+EMBEDDINGS = encoder_kind(
+    "EMBEDDINGS_NODE_RESOURCES", EmbeddingsResource, EmbeddingsCalculatorOVOptions, _parse_embeddings
 )
 
 
@@ -131,7 +108,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
     async def answer(self, cc: Context, payload: HttpPayload) -> HttpResponse:
         embedder = cc[self.embedder]
         if payload.endpoint == SCORE:
-            truncate = embedder.truncate
+            truncate = embedder.options.truncate
             return await score(payload, embedder, without=WITHOUT_EFFECT, truncate=truncate, most=None)
         request = await embedder.bodies.run(payload.head.large, decode_embeddings, payload.body)
         item = await embedder.engine.one(EMBED, arguments(request, embedder), (request.inputs,))
@@ -149,7 +126,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
 def arguments(request: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     """Return what the engine gets besides the inputs. Raises InvalidArgument for an unknown prompt."""
     body = request.body
-    truncates = embedder.truncate if body.truncate is None else body.truncate
+    truncates = embedder.options.truncate if body.truncate is None else body.truncate
     truncate = truncate_to(body.truncate_prompt_tokens)
     return EmbedArguments(
         prompt="" if request.tokens else _prompt(request, embedder.embedder),
@@ -189,15 +166,8 @@ def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
 MIN_POSITIONS = 8  # OVMS's: so many positions are not enough for a pair
 
 
-@dataclass(frozen=True)
-class RerankOptions:
-    spec: RerankSpec
-    max_allowed_chunks: int
-
-
-@dataclass(frozen=True)
 class RerankResource(EncoderResource):
-    max_allowed_chunks: int = 10_000
+    special = False
 
     @property
     def form(self) -> str:
@@ -205,7 +175,7 @@ class RerankResource(EncoderResource):
         return self.model.form
 
 
-def _parse_rerank(node: Node) -> RerankOptions:
+def _parse_rerank(node: Node) -> EncoderOptions:
     options = node.required_options(RerankCalculatorOVOptions)
     place = encoder_place(node, options)
     positions = options.max_position_embeddings if options.HasField("max_position_embeddings") else None
@@ -220,23 +190,10 @@ def _parse_rerank(node: Node) -> RerankOptions:
     spec = RerankSpec(
         place.path, place.device, place.properties, isolation=isolation, max_position_embeddings=positions
     )
-    return RerankOptions(spec, options.max_allowed_chunks)
+    return EncoderOptions(spec, max_allowed_chunks=options.max_allowed_chunks)
 
 
-async def _make_rerank(node: Node, options: RerankOptions, engine: CallClient, host: Host) -> RerankResource:
-    chunks = options.max_allowed_chunks
-    return RerankResource(*services(engine, host), special=False, max_allowed_chunks=chunks)
-
-
-RERANKER = ResourceKind(
-    tag="RERANK_NODE_RESOURCES",
-    packet_type=RerankResource,
-    options_type=RerankCalculatorOVOptions,
-    parse=_parse_rerank,
-    spec=lambda options: options.spec,
-    make=_make_rerank,
-    check=lambda node, options: check_files(node, options.spec.model_path),
-)
+RERANKER = encoder_kind("RERANK_NODE_RESOURCES", RerankResource, RerankCalculatorOVOptions, _parse_rerank)
 
 
 @calculator("RerankCalculatorOV")
@@ -250,7 +207,7 @@ class RerankCalculatorOV(EncoderCalculator):
 
     async def answer(self, cc: Context, payload: HttpPayload) -> HttpResponse:
         reranker = cc[self.reranker]
-        most = reranker.max_allowed_chunks
+        most = reranker.options.max_allowed_chunks
         if payload.endpoint == SCORE:
             without = ("max_tokens_per_query",) if reranker.form == CAUSAL else ("instruction",)
             return await score(payload, reranker, without=without, truncate=False, most=most)
@@ -275,23 +232,14 @@ class RerankCalculatorOV(EncoderCalculator):
         return HttpResponse(body, headers=headers_of(ignored, ", ".join(cut)))
 
 
-@dataclass(frozen=True)
-class ClassificationOptions:
-    spec: ClassificationSpec
-    truncate: bool
-
-
-@dataclass(frozen=True)
 class ClassificationResource(EncoderResource):
-    truncate: bool = False
-
     @property
     def labels(self) -> tuple[str, ...]:
         assert isinstance(self.model, ClassificationFacts), "the facts of ClassificationSpec"
         return self.model.labels
 
 
-def _parse_classification(node: Node) -> ClassificationOptions:
+def _parse_classification(node: Node) -> EncoderOptions:
     options = node.required_options(ClassificationCalculatorOVOptions)
     place = encoder_place(node, options)
     spec = ClassificationSpec(
@@ -301,23 +249,14 @@ def _parse_classification(node: Node) -> ClassificationOptions:
         isolation=parse_isolation(node, options.isolation),
         max_length=input_length(node, options, place),
     )
-    return ClassificationOptions(spec, options.truncate)
+    return EncoderOptions(spec, options.truncate)
 
 
-async def _make_classification(
-    node: Node, options: ClassificationOptions, engine: CallClient, host: Host
-) -> ClassificationResource:
-    return ClassificationResource(*services(engine, host), truncate=options.truncate)
-
-
-CLASSIFIER = ResourceKind(
-    tag="CLASSIFICATION_NODE_RESOURCES",
-    packet_type=ClassificationResource,
-    options_type=ClassificationCalculatorOVOptions,
-    parse=_parse_classification,
-    spec=lambda options: options.spec,
-    make=_make_classification,
-    check=lambda node, options: check_files(node, options.spec.model_path),
+CLASSIFIER = encoder_kind(
+    "CLASSIFICATION_NODE_RESOURCES",
+    ClassificationResource,
+    ClassificationCalculatorOVOptions,
+    _parse_classification,
 )
 
 
@@ -332,7 +271,7 @@ class ClassificationCalculatorOV(EncoderCalculator):
         classifier = cc[self.classifier]
         request = await classifier.bodies.run(payload.head.large, decode_classification, payload.body)
         arguments = request.arguments
-        if classifier.truncate and arguments.truncate is None:
+        if classifier.options.truncate and arguments.truncate is None:
             arguments = structs.replace(arguments, truncate=0)
         item = await classifier.engine.one(encoders.CLASSIFY, arguments, (request.inputs,))
         answer: ClassifyAnswer = item.decode(ClassifyAnswer)

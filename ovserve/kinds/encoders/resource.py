@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from msgspec import structs
 
 from ovserve.access import current_request
 from ovserve.engine.client.calls import CallClient
+from ovserve.engine.protocol.specs import Spec
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Contract, Input, Node, Output
 from ovserve.kinds.encoders.metrics import EncoderMetrics
@@ -34,8 +35,11 @@ from ovserve.kinds.encoders.spec import (
 )
 from ovserve.kinds.payload import TRUNCATED_HEADER, HttpCalculator, HttpPayload, HttpResponse, ignored_header
 from ovserve.kinds.plugin_config import without_lookup
-from ovserve.kinds.resource import Caller, EngineCalculator, Host, facts_of, model_path
+from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, facts_of, model_path
 from ovserve.sandbox.bodies import Bodies
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 SPECIAL_TOKENS = 2  # around a text
 
@@ -89,14 +93,25 @@ def check_files(node: Node, path: str) -> None:
 
 
 @dataclass(frozen=True)
+class EncoderOptions:
+    """The options of a node, each of which only some kinds have."""
+
+    spec: Spec
+    truncate: bool = False
+    max_allowed_chunks: int = 10_000  # of a reranker's request
+
+
+@dataclass(frozen=True)
 class EncoderResource:
     """The side packet of encoder nodes. `special` is false where texts are framed by the node itself."""
 
+    special: ClassVar[bool] = True
+
     engine: Caller
     model: EncoderFacts
+    options: EncoderOptions
     bodies: Bodies
     metrics: EncoderMetrics
-    special: bool = True
 
     def facts(self) -> Mapping[str, object]:
         fields = facts_of(self.model)
@@ -129,11 +144,29 @@ class EncoderResource:
         self.metrics.ran(batches.padded, batches.tokens, batches.waited)
 
 
-def services(engine: CallClient, host: Host) -> tuple[Caller, EncoderFacts, Bodies, EncoderMetrics]:
-    """Return what every encoder's resource is made of, in its order."""
-    facts = engine.facts
-    assert isinstance(facts, EncoderFacts), "the facts of an encoder"
-    return host.admit_calls(engine, {}), facts, host.bodies, host.metrics.of(EncoderMetrics)
+def encoder_kind(
+    tag: str,
+    resource: type[EncoderResource],
+    options_type: type[Message],
+    parse: Callable[[Node], EncoderOptions],
+) -> ResourceKind[EncoderOptions]:
+    """Return the kind of a node that holds an encoder; `resource` is what its nodes share."""
+
+    async def make(node: Node, options: EncoderOptions, engine: CallClient, host: Host) -> EncoderResource:
+        facts = engine.facts
+        assert isinstance(facts, EncoderFacts), "the facts of an encoder"
+        admission, metrics = host.admit_calls(engine, {}), host.metrics.of(EncoderMetrics)
+        return resource(admission, facts, options, host.bodies, metrics)
+
+    return ResourceKind(
+        tag=tag,
+        packet_type=resource,
+        options_type=options_type,
+        parse=parse,
+        spec=lambda options: options.spec,
+        make=make,
+        check=lambda node, options: check_files(node, options.spec.model_path),
+    )
 
 
 async def score(
