@@ -13,12 +13,12 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 480,
-    "lines": 99_916,
+    "lines": 99_563,
     "folders": 71,
     "top-level packages": 20,
-    "modules with one importer": 92,
+    "modules with one importer": 91,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 5,
-    "base classes with one subclass": 20,
+    "base classes with one subclass": 18,
     "depth of inheritance": 5,
     "circles among files": 0,
     "names that are a bare participle": 108,
