@@ -108,7 +108,7 @@ class Server:
             )
             await self._frontends.open(self._listening.api, self._certificate, self._listening.metrics)
             log.info("listening on %s, loading %s", ", ".join(urls), self._served.what)
-            gc.collect()  # 25 ms, while the engine loads
+            # Uncollected, which would take 40 ms: 2,400 of the 136,000 objects of all imports are garbage.
             gc.freeze()
             gc.enable()  # `ovserve.cli.main` has disabled it
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
