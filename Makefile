@@ -27,7 +27,8 @@ serve: setup ## serve the default model on port 8000 (PORT=... for another)
 
 JOBS ?= 2
 # xdist gives a test that ended its process to the next process, so more than one of these makes a hang long.
-PARALLEL := -n $(JOBS) --dist loadfile --max-worker-restart 1
+# It gives out files in the order of tests/conftest.py, the long ones first.
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 test: setup-dev ## tests, the real engine included, and which were the slowest; JOBS=2 processes
 	$(BIN)/python -m pytest $(PARALLEL) --durations 15 --durations-min 2 -m 'not slow and not long'
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,24 @@ from tests.short_model import EXACT
 
 ROOT = Path(__file__).parents[1]
 MODEL = Path(os.environ.get("OVSERVE_TEST_MODEL", ROOT / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+# What takes 20 s and more in one of few tests. A process of xdist has up to three files in advance, so the last of these
+# would keep one process busy for a minute after the others have ended.
+LONG_FILES = (
+    "tests/test_migration.py",
+    "tests/http/test_batches.py",
+    "tests/engine/test_watchdog.py",
+    "tests/e2e/test_idle_models.py",
+    "tests/test_tutorial.py",
+    "tests/cli/test_run.py",
+    "tests/http/test_one_end.py",
+    "tests/pull/test_merged.py",
+    "tests/http/test_realtime_faults.py",
+    "tests/test_shape.py",
+    "tests/test_author_graphs.py",
+    "tests/engine/test_memory_of_shapes.py",
+    "tests/engine/test_grammar_cost.py",
+    "tests/engine/test_beams_http.py",
+)
 BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks of processes beside an engine
 
 
@@ -87,11 +106,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the default model, which `make test-fast` leaves out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that use the default model, which `make test-fast` leaves out, and begin with the longest files."""
     for item in items:
         if "model" in getattr(item, "fixturenames", ()) and "model" not in _parameters(item):
             item.add_marker("model")
+    if hasattr(
+        config, "workerinput"
+    ):  # a process of xdist, which orders files by the number of tests otherwise
+        files = [item.nodeid.partition("::")[0] for item in items]
+        tests = Counter(files)
+        place = {file: (file not in LONG_FILES, -tests[file]) for file in tests}
+        items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
 
 
 def _parameters(item: pytest.Item) -> set[str]:
