@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -92,27 +93,36 @@ LONG_STEP = {"match": "", "text": "last", "step_seconds": 4.5}
 
 
 async def test_a_graph_may_have_more_patience_than_the_server(start: Start, script: Script) -> None:
-    client = await start(script(LONG_STEP), restarts=HASTY)
-    for enough in (20.0, 0.0):  # 0: for ever
-        assert (await read_all(await client.generate(request(max_tokens=1), stall_timeout=enough)))[
-            0
-        ] == "last"
-    assert client.stats().stalls == 0
-    with pytest.raises(EngineDead, match=r"did not end a step within 1\.5 s"):
-        await read_all(await client.generate(request(max_tokens=1)))
+    client, forever, hasty = [await start(script(LONG_STEP), restarts=HASTY) for _ in range(3)]
+
+    async def answer(client: TextClient, enough: float | None) -> str:
+        return (await read_all(await client.generate(request(max_tokens=1), stall_timeout=enough)))[0]
+
+    *answers, error = await asyncio.gather(
+        *(answer(client, 20.0), answer(forever, 0.0), answer(hasty, None)), return_exceptions=True
+    )
+    assert answers == ["last"] * 2
+    assert client.stats().stalls == forever.stats().stalls == 0
+    assert isinstance(error, EngineDead)
+    assert "did not end a step within 1.5 s" in str(error)
 
 
 async def test_a_prompt_that_is_read_in_one_step_has_time_by_its_length(script: Script) -> None:
-    client = await TextClient.start(
-        text_spec(script(LONG_STEP), dynamic_split_fuse=False), EngineSettings(restarts=HASTY)
-    )
-    try:
-        assert (await read_all(await client.generate(request("word " * 100, max_tokens=1))))[0] == "last"
-        assert client.stats().stalls == 0
-        with pytest.raises(EngineDead, match="did not end a step"):
-            await read_all(await client.generate(request("word", max_tokens=1)))
-    finally:
-        await client.stop()
+    spec = text_spec(script(LONG_STEP), dynamic_split_fuse=False)
+    async with AsyncExitStack() as stack:
+        clients = [await TextClient.start(spec, EngineSettings(restarts=HASTY)) for _ in range(2)]
+        for client in clients:
+            stack.push_async_callback(client.stop)
+        streams = [
+            await client.generate(request(prompt, max_tokens=1))
+            for client, prompt in zip(clients, ("word " * 100, "word"), strict=True)
+        ]
+        long, short = await asyncio.gather(*map(read_all, streams), return_exceptions=True)
+        assert not isinstance(long, BaseException)
+        assert long[0] == "last"
+        assert clients[0].stats().stalls == 0
+        assert isinstance(short, EngineDead)
+        assert "did not end a step" in str(short)
 
 
 async def test_an_idle_engine_may_be_silent(start: Start, script: Script) -> None:

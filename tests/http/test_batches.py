@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -351,36 +352,35 @@ def test_a_cancelled_batch_keeps_its_results(server: Server, client: openai.Open
         client.batches.cancel(ended(client, create(client, [line("a", "b")]).id).id)
 
 
-def test_a_batch_expires_with_the_results_that_it_has(tmp_path: Path) -> None:
-    server = start(tmp_path, "--batch_window_seconds", "12")
-    try:
+def test_batches_end_with_their_time(tmp_path: Path) -> None:
+    """One with the results that it has, and one whose input vanished while its server was killed: both wait at once."""
+    flags = ("--batch_window_seconds", "12")
+    lines = [line("a", "hello"), line("b", "never")]
+    with ExitStack() as stack:
+        server = start(tmp_path / "lives", *flags)
+        stack.callback(server.stop)
         client = client_of(server)
-        batch = ended(client, create(client, [line("a", "hello"), line("b", "never")]).id)
+        batch = create(client, lines)
+        wait_for(lambda: counts(client, batch.id)[1] == 1)
+        killed = start(tmp_path / "killed", *flags)
+        stack.callback(lambda: killed.stop())  # whichever it is then
+        other = create(client_of(killed), lines)
+        wait_for(lambda: counts(client_of(killed), other.id)[1] == 1)
+        killed.stop(signal.SIGKILL)
+        (tmp_path / "killed/r.db.files" / other.input_file_id).unlink()
+        killed = start(tmp_path / "killed", *flags)
+
+        batch = ended(client, batch.id)
         found = results(client, batch)
         assert batch.status == "expired"
         assert counts(client, batch.id) == (2, 1, 0)
         assert found["a"]["response"]["status_code"] == 200
         assert found["b"]["error"]["code"] == "batch_expired"
-    finally:
-        server.stop()
 
-
-def test_a_batch_whose_input_vanished_ends_with_its_time(tmp_path: Path) -> None:
-    flags = ("--batch_window_seconds", "12")
-    server = start(tmp_path, *flags)
-    try:
-        client = client_of(server)
-        batch = create(client, [line("a", "hello"), line("b", "never")])
-        wait_for(lambda: counts(client, batch.id)[1] == 1)
-        server.stop(signal.SIGKILL)
-        (tmp_path / "r.db.files" / batch.input_file_id).unlink()
-        server = start(tmp_path, *flags)
-        batch = ended(client_of(server), batch.id)
-        assert batch.status == "expired"
-        assert results(client_of(server), batch).keys() == {"a", "b"}
-        assert sum("waits" in text for text in server.errors) == 1
-    finally:
-        server.stop()
+        other = ended(client_of(killed), other.id)
+        assert other.status == "expired"
+        assert results(client_of(killed), other).keys() == {"a", "b"}
+        assert sum("waits" in text for text in killed.errors) == 1
 
 
 def test_half_a_character_in_a_line_is_read_as_in_a_live_request(client: openai.OpenAI) -> None:
