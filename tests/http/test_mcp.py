@@ -21,6 +21,7 @@ import pytest_asyncio
 from openai.types.responses import Response
 
 from ovserve.access import as_system
+from ovserve.api.openai.body import LOOP_NODES
 from ovserve.errors import LoadError
 from tests.conftest import eventually
 from tests.http.responses_harness import Serving, serving
@@ -216,7 +217,7 @@ async def test_approval_in_a_body_that_another_process_decodes(server: Serving) 
         "approval_request_id": response.output[1].id,
         "approve": True,
     }
-    parts: Any = [{"type": "input_text", "text": ""}] * 20_000
+    parts: Any = [{"type": "input_text", "text": ""}] * (LOOP_NODES // 2)  # each counts as three
     large: Any = [approved, {"type": "message", "role": "user", "content": parts}]
     answer = await server.create(large, tools=tools, previous_response_id=response.id)
     assert kinds(answer)[0] == "mcp_call"
