@@ -50,8 +50,10 @@ def render(key: str, conversation: bytes, template: ChatTemplate | None = None) 
         )
     try:
         prompt.encode()
-    except UnicodeEncodeError:  # of `from_json`, or of a literal in the template
-        raise InvalidArgument("the chat template made a prompt with half a surrogate pair") from None
+    except UnicodeEncodeError:
+        # An escape in the arguments of an earlier call, which models write too, or a literal in the template.
+        # As in bodies U+FFFD replaces it: a history that has one could never be sent again.
+        return prompt.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return prompt
 
 

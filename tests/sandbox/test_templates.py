@@ -210,12 +210,20 @@ async def test_what_cannot_be_sent_is_a_clear_refusal(templates: Templates) -> N
     assert await render(templates, template) == "user:hi;"
 
 
-async def test_half_a_surrogate_pair_in_a_prompt_is_a_clear_refusal(templates: Templates) -> None:
+async def test_half_a_surrogate_pair_in_a_prompt_is_replaced(templates: Templates) -> None:
     template = await templates.load(ChatTemplate("{{ messages[0].content | from_json if go }}x"))
-    with pytest.raises(InvalidArgument, match="half a surrogate pair") as error:
-        await render(templates, template, '"\\ud800"', go=True)
-    assert error.value.param == "messages"
+    assert await render(templates, template, '"\\ud800"', go=True) == "\ufffdx"
     assert await render(templates, template, '"\\ud83c\\udf89"', go=True) == "🎉x"
+
+
+async def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_replaced(templates: Templates) -> None:
+    call = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    template = await templates.load(ChatTemplate("{% for m in messages %}" + call + "{% endfor %}"))
+    assert template.expects.object_arguments
+    function = {"name": "f", "arguments": '{"a": "\\ud83d cut, \\ud83c\\udf89 whole"}'}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+    prompt = await templates.render(template, template.conversation([message], {}))
+    assert prompt == '{"a": "\ufffd cut, 🎉 whole"}'
 
 
 async def test_errors_name_the_field_of_the_dialect(templates: Templates) -> None:
