@@ -280,11 +280,15 @@ async def test_items_by_reference(server: Serving) -> None:
         {"role": "user", "content": "more"},
     ]
     referred = await server.create(items)
+    items[0].pop("type")
+    items[1]["type"] = None
+    assert (await server.create(items)).output_text == referred.output_text
     chained = await server.create("more", previous_response_id=first.id)
     assert referred.output_text == chained.output_text
-    answer = await server.post([{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_0"}])
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "input[1].id"
+    for kind in ({"type": "item_reference"}, {}, {"type": None}):
+        answer = await server.post([{"role": "user", "content": "x"}, {**kind, "id": "msg_0"}])
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "input[1].id"
 
 
 async def test_everything_belongs_to_its_owner(server: Serving) -> None:

@@ -6,6 +6,7 @@ single items or has to be shortened; the history goes into the payload's context
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,20 @@ class _Peek(msgspec.Struct):
 class _Reference(msgspec.Struct):
     type: str | None = None
     id: str | None = None
+    role: object = None
+    content: object = None
+
+    @property
+    def refers(self) -> bool:
+        """Return whether it is a reference. Its type may be left out, as that of a message may."""
+        return self.type == "item_reference" or self.type is self.role is self.content is None
+
+
+# What may be a reference: its type, or an object with nothing but an id.
+_TYPE = r'"type"\s*:\s*null\s*'
+_REFERENCE = re.compile(
+    rf'"item_reference"|\{{\s*(?:{_TYPE},\s*)?"id"\s*:\s*"[^"]*"\s*(?:,\s*{_TYPE})?\}}'.encode()
+)
 
 
 class _Output(msgspec.Struct):
@@ -139,7 +154,7 @@ async def prepare(
     if peek.previous_response_id is not None:
         history = await _history(owner, peek.previous_response_id, store)
     raw_input, truncate, fields = bytes(peek.input), peek.truncation == "auto", None
-    refers = raw_input.startswith(b"[") and b'"item_reference"' in raw_input
+    refers = raw_input.startswith(b"[") and _REFERENCE.search(raw_input) is not None
     uses_mcp = b'"mcp"' in bytes(peek.tools) or b'"mcp_approval_response"' in raw_input
     if refers or truncate or uses_mcp:
         fields = await bodies.run(head.large, _read_fields, body)
@@ -195,7 +210,7 @@ async def _resolve(owner: str, item: Raw, index: int, store: ResponseStore | Non
         reference = msgspec.json.decode(item, type=_Reference)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return item  # the graph's endpoint says what is wrong with it
-    if reference.type != "item_reference" or reference.id is None:
+    if reference.id is None or not reference.refers:
         return item
     record = None if store is None else await _read(store.find_item(owner, reference.id))
     for raw in [] if record is None else [*_raws.decode(record.input), *_output.decode(record.body).output]:

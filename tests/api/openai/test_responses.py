@@ -168,6 +168,8 @@ def test_items_of_tools_at_openai_are_dropped_and_reported() -> None:
         ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": [1]}], "input[0].arguments"),
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id"),
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].id"),
+        ([{"id": "msg_1"}], "input[0].id"),
+        ([{"id": "msg_1", "content": "x"}], "input[0].type"),
         ("nothing else", None),
     ],
 )  # fmt: skip

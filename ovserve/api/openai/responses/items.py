@@ -97,7 +97,9 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def kind(self) -> str:
-        return self.type or ("message" if self.role is not None else "")
+        if self.type or self.role is not None:
+            return self.type or "message"
+        return "item_reference" if self.id and self.content is None else ""
 
 
 def as_items(input_: str | list[Item]) -> list[Item]:
