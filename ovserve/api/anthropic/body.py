@@ -73,7 +73,7 @@ class Turn(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    name: Annotated[str, doc("as the model shall call it")]
+    name: Annotated[str | None, doc("as the model shall call it; required, but of an mcp_toolset")] = None
     type: Annotated[
         str | None, doc("absent or custom; others run at Anthropic, are dropped and reported")
     ] = None

@@ -253,12 +253,13 @@ def openai_tools(body: CountRequest) -> Tools:
         if tool.type not in (None, "custom"):
             dropped.append(f"tools.{tool.type}")
             continue
+        name = _required(tool.name, f"tools[{i}].name")
         if tool.input_schema is None:
             param = f"tools[{i}].input_schema"
             raise InvalidArgument(f"{param}: required, but missing", param=param)
         function = {
             "type": "function",
-            "name": tool.name,
+            "name": name,
             "description": tool.description,
             "parameters": tool.input_schema,
             "strict": tool.strict,

@@ -62,13 +62,15 @@ def function_tool(tool: Any, where: str) -> dict[str, Any]:
                 f"{at}.{field}: expected {what}, got {_display(value)}", param=f"{at}.{field}"
             )
     _check_schema(function.get("parameters"), f"{at}.parameters")
+    if (schema := function.get("parameters")) and schema.get("type", "object") is None:
+        function = {**function, "parameters": {k: v for k, v in schema.items() if k != "type"}}
     ordered = {field: function[field] for field in _ORDER if field in function} | function
     return {"type": "function", "function": {k: v for k, v in ordered.items() if v is not None}}
 
 
 def _check_schema(schema: dict[str, Any] | None, where: str) -> None:
     """Arguments are an object whatever the function; deeper faults are the grammar's to find."""
-    if schema is not None and schema.get("type", "object") != "object":
+    if schema is not None and schema.get("type") not in (None, "object"):
         raise InvalidArgument(
             f"{where}.type: arguments are an object, got {_display(schema['type'])}", param=f"{where}.type"
         )

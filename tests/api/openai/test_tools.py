@@ -57,6 +57,27 @@ def test_every_spelling_of_a_choice(choice: Any, parallel: bool | None, expected
     assert [t["function"]["name"] for t in made.tools] == ["f", "g"]
 
 
+def test_a_schema_whose_type_is_null_is_one_without() -> None:
+    function = {"name": "f", "parameters": {"type": None, "properties": {}}}
+    made = policy("required", tools=[{"type": "function", "function": function}])
+    assert made is not None
+    assert made.tools[0]["function"] == {"name": "f", "parameters": {"properties": {}}}
+
+
+@pytest.mark.parametrize("type_", ["mcp_toolset", "web_search_20260209"])
+def test_tools_of_the_vendor_need_no_name(type_: str) -> None:
+    body: dict[str, Any] = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    own = {"name": "f", "input_schema": SCHEMA}
+    body["tools"] = [{"type": type_, "mcp_server_name": "s"}, own]
+    decoded = Messages().decode(json.dumps(body).encode())
+    assert decoded.tools.policy is not None
+    assert decoded.tools.policy.names == ("f",)
+    assert f"tools.{type_}" in decoded.ignored
+    body["tools"] = [{"input_schema": SCHEMA}]
+    with pytest.raises(InvalidArgument, match=r"tools\[0\].name: required"):
+        Messages().decode(json.dumps(body).encode())
+
+
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 @pytest.mark.parametrize("tools", [None, []])
 def test_no_tools_no_policy(choice: Any, tools: Any) -> None:
