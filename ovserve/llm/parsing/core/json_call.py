@@ -17,6 +17,7 @@ from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import repaired, string, value
 from ovserve.llm.parsing.core.output import Output
 
+FENCES = ("```json", "```xml", "```")
 _BRACKETS = re.compile(r"[}\]]+")
 _WORD = re.compile(r"\w{1,64}")
 
@@ -58,8 +59,11 @@ def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
 def block(
     cur: Cursor, out: Output, keys: Keys, *, closers: tuple[str, ...] = (), forms: str = "{["
 ) -> Steps[None]:
-    """Read the text after an opening tag: objects or a list, then perhaps the closing tag."""
+    """Read the text after an opening tag: objects or a list, then perhaps the closing tag. A code fence
+    around them, which models write within their tags too, is not part of them."""
     keys = msgspec.structs.replace(keys, closers=markers_of(frozenset(closers))) if closers else keys
+    yield from cur.space()
+    fence = (yield from cur.either(FENCES)) if keys.marked and closers else ""
     yield from cur.space()
     char = yield from cur.peek()
     if keys.marked and closers and (yield from cur.either(closers)):
@@ -73,6 +77,8 @@ def block(
         yield from call_object(cur, out, keys)
         while (yield from _another(cur, out, keys)):
             pass
+    if fence:
+        yield from cur.close("```")
     if not (yield from cur.close(*closers)):
         yield from attempt(cur, out, _stray(cur, closers))
 
@@ -279,8 +285,14 @@ def _key(cur: Cursor) -> Steps[str]:
 def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:
     closers = call.keys.closers
     if char == "{":
+        mark = cur.mark()
+        doubled = yield from cur.literal("{{")  # as templates show the object in the one of the call
+        cur.rollback(mark)
+        cur.advance(int(doubled))
         call.arguments_begin()
-        yield from value(cur, call.arguments, closers, outer=outer)
+        yield from value(cur, call.arguments, closers, outer=outer + doubled)
+        if doubled:
+            yield from cur.close("}")
     else:
         parts: list[str] = []
         yield from value(cur, parts.append, closers, outer=outer)

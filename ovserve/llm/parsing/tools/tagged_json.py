@@ -11,7 +11,7 @@ import msgspec
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
 from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.core.guide import Guide
-from ovserve.llm.parsing.core.json_call import MARKED, Keys, block, call_list, call_object, unmarked
+from ovserve.llm.parsing.core.json_call import FENCES, MARKED, Keys, block, call_list, call_object, unmarked
 from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import string, value
 from ovserve.llm.parsing.core.output import Output
@@ -251,7 +251,6 @@ def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Step
 
 
 _DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
-_FENCES = ("```json", "```xml", "```")
 # Models write these in place of `<tool_call>`.
 _OTHER_TAGS = {
     f"<{tag}>": f"</{tag}>" for tag in ("tools", "tool", "function_call", "response", "json", "JSON", "xml")
@@ -288,7 +287,7 @@ class Qwen25Coder(Hermes3):
 
 
 def _untagged(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
-    fence = yield from cur.either(_FENCES)
+    fence = yield from cur.either(FENCES)
     yield from cur.space()
     tag = yield from cur.either(_OTHER_TAGS)
     ends = [end for end in (tag.replace("<", "</"), fence and "```") if end]
@@ -374,8 +373,8 @@ class Xlam(ToolDialect):
     """
 
     name = "xlam"
-    markers = (*_TAGS, *_FENCES, _THOUGHT)
-    plain = (*_FENCES, _THOUGHT)
+    markers = (*_TAGS, *FENCES, _THOUGHT)
+    plain = (*FENCES, _THOUGHT)
     bare = "[{"
     erase = ("<|im_end|>", "<|eot_id|>")
     guide = Guide(
@@ -392,7 +391,7 @@ class Xlam(ToolDialect):
             yield from block(cur, out, MARKED, closers=_TAGS[tag])
             return
         thought = yield from cur.literal(_THOUGHT)
-        fence = yield from cur.either(_FENCES)
+        fence = yield from cur.either(FENCES)
         yield from block(cur, out, unmarked(tools))
         if thought:
             out.content(_THOUGHT)
