@@ -11,7 +11,7 @@ from __future__ import annotations
 from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect, call, good_name, header
 from ovserve.llm.parsing.core.guide import Guide, listed
-from ovserve.llm.parsing.core.json_call import Keys, call_list, unmarked
+from ovserve.llm.parsing.core.json_call import Keys, call_list, call_object, unmarked
 from ovserve.llm.parsing.core.json_scan import as_json, quote
 from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.loose_json import string, value
@@ -61,7 +61,8 @@ def _tagged(cur: Cursor, out: Output) -> Steps[None]:
         yield from call_list(cur, out, _KEYS)
         return
     if char == "{":
-        raise NotACall
+        yield from call_object(cur, out, _KEYS)
+        return
     name, marker = yield from header(cur, _AFTER_NAME)
     id = None
     if marker == "[CALL_ID]":
