@@ -9,6 +9,7 @@ import msgspec
 from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.core.dialect import ToolDialect, call, header
 from ovserve.llm.parsing.core.guide import Guide, tagged
+from ovserve.llm.parsing.core.json_call import MARKED, block
 from ovserve.llm.parsing.core.literal import Tools
 from ovserve.llm.parsing.core.output import Output
 from ovserve.llm.parsing.core.xmlcall import Form, body, calls
@@ -22,9 +23,24 @@ class TaggedXml(ToolDialect):
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         # The marker is the block's opening tag, or the call itself where models leave the block out.
         blocks = [marker for marker in self.markers if marker != self.form.call]
-        if blocks and (yield from cur.either(blocks)) and (yield from cur.close(*self.form.closers)):
-            return
+        if blocks and (yield from cur.either(blocks)):
+            if (yield from cur.close(*self.form.closers)):
+                return
+            if (yield from _begins_json(cur)):
+                yield from _json(cur, out, tools, self.form.closers)
+                return
         yield from calls(cur, out, tools, self.form)
+
+
+def _begins_json(cur: Cursor) -> Steps[bool]:
+    yield from cur.space()
+    return (yield from cur.peek()) in ("{", "[")
+
+
+def _json(cur: Cursor, out: Output, tools: Tools, closers: tuple[str, ...]) -> Steps[None]:
+    """Read calls in the JSON of hermes3, which models fall back to, of tools of the request."""
+    keys = msgspec.structs.replace(MARKED, good_name=lambda name: not tools.lacks(name))
+    yield from block(cur, out, keys, closers=closers)
 
 
 class Qwen3Coder(TaggedXml):
@@ -282,6 +298,8 @@ class Glm45(ToolDialect):
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_GLM_FORM.call)
-        yield from cur.space()
+        if (yield from _begins_json(cur)):
+            yield from _json(cur, out, tools, (_GLM_FORM.call_end,))
+            return
         name = (yield from header(cur, _GLM_NAME_END))[0].strip()
         yield from body(cur, out, tools, _GLM_FORM, name)
