@@ -137,7 +137,7 @@ def test_greedy_by_top_k_and_top_p(client: anthropic.Anthropic) -> None:
     story = [{"role": "user", "content": "Write a story about a bird."}]
     ask(client, messages=story)  # a prompt of the cache is rounded otherwise
     greedy = ask(client, messages=story).content[0].text
-    for narrow in ({"top_k": 1}, {"top_p": 0.0001}):
+    for narrow in ({"top_k": 1}, {"top_p": 0.0001}, {"top_p": 0}):
         assert ask(client, messages=story, temperature=1, **narrow).content[0].text == greedy
     assert len({ask(client, messages=story, temperature=1, top_k=0).content[0].text for _ in range(4)}) > 1
 

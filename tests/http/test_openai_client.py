@@ -170,7 +170,7 @@ def test_greedy_repeats_and_sampling_does_not(client: openai.OpenAI) -> None:
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 0.999}])
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0}, {"top_p": 0.0001}, {"min_p": 1}])
 def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow: dict[str, float]) -> None:
     """Without drafts and with a cached prompt, because the model's near-ties depend on the rows of a step.
     A `min_p` below 1 leaves ties, so the question has a certain answer."""

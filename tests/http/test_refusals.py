@@ -75,8 +75,8 @@ BOTH = [
     *[(p, {"stream": True, "stream_options": {"include_usage": "y"}}, None, "stream_options.include_usage", ('"y"',)) for p in BASE],
     # numbers: wrong type, outside the interval, not a count, above the graph's limit
     *number("temperature", ("hot", "expected"), (-0.5, ">= 0.0"), (2.5, "<= 2.0"), (True, "expected"), ([], "expected")),
-    *number("top_p", ("1", "expected"), (0, "> 0.0"), (1.5, "<= 1.0")),
-    *number("min_p", ({}, "expected"), (-0.1, ">= 0.0"), (1, "< 1.0")),
+    *number("top_p", ("1", "expected"), (-0.1, ">= 0.0"), (1.5, "<= 1.0")),
+    *number("min_p", ({}, "expected"), (-0.1, ">= 0.0"), (1.5, "<= 1.0")),
     *number("top_k", (1.5, "expected"), (-2, ">= -1")),
     *number("frequency_penalty", ("x", "expected"), (-2.5, ">= -2.0"), (3, "<= 2.0")),
     *number("presence_penalty", ("x", "expected"), (-2.5, ">= -2.0"), (3, "<= 2.0")),

@@ -62,7 +62,7 @@ def test_lengths_and_ends(client: openai.OpenAI) -> None:
     assert "<|im_end|>" in shown.output_text
 
 
-@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.0001}, {"min_p": 0.999}])
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0}, {"top_p": 0.0001}, {"min_p": 1}])
 def test_a_filter_that_leaves_one_token_is_greedy(client: openai.OpenAI, narrow: dict[str, float]) -> None:
     text = "What is the capital of France?"  # of certain tokens: a `min_p` below 1 leaves ties
     greedy = ask(client, text, tokens=8).output_text

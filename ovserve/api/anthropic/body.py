@@ -136,7 +136,8 @@ class MessagesRequest(CountRequest, kw_only=True):
         Annotated[float, Meta(ge=0, le=2)] | None, doc("0 is greedy; Anthropic's own range ends at 1")
     ] = None
     top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None, doc("draws from the most likely tokens of this mass")
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc("draws from the most likely tokens of this mass; 0: takes the likeliest"),
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, doc("draws from so many tokens; 0: all")

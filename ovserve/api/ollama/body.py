@@ -27,9 +27,9 @@ LATEST = ":latest"  # the tag of a model that has none
 # Option: the field of SamplingFields, and its type.
 OPTIONS: dict[str, tuple[str, Any]] = {
     "temperature": ("temperature", Annotated[float, Meta(ge=0, le=2)]),
-    "top_p": ("top_p", Annotated[float, Meta(gt=0, le=1)]),
+    "top_p": ("top_p", Annotated[float, Meta(ge=0, le=1)]),
     "top_k": ("top_k", Annotated[int, Meta(ge=-1, le=2**31 - 1)]),
-    "min_p": ("min_p", Annotated[float, Meta(ge=0, lt=1)]),
+    "min_p": ("min_p", Annotated[float, Meta(ge=0, le=1)]),
     "seed": ("seed", Annotated[int, Meta(ge=SEED_RANGE[0], le=2**63 - 1)]),
     "repeat_penalty": ("repetition_penalty", Annotated[float, Meta(gt=0, le=1000)]),
     "presence_penalty": ("presence_penalty", Penalty),

@@ -77,6 +77,11 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
+# The ends of the APIs' ranges, which OpenVINO GenAI refuses: both leave the likeliest token alone.
+LEAST_TOP_P = 1e-9
+MOST_MIN_P = 0.999999
+
+
 class SamplingFields(ConstraintFields, kw_only=True):
     """Mixed into the request struct of each endpoint."""
 
@@ -84,15 +89,15 @@ class SamplingFields(ConstraintFields, kw_only=True):
         Annotated[float, Meta(ge=0, le=2)] | None, doc("0 is greedy; above it tokens are drawn")
     ] = None
     top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
-        doc("draws from the likeliest tokens of this mass"),
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc("draws from the likeliest tokens of this mass; 0: takes the likeliest"),
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
         doc("draws from so many tokens; 0 or -1: all"),
     ] = None
     min_p: Annotated[
-        Annotated[float, Meta(ge=0, lt=1)] | None, doc("drops tokens below this share of the likeliest one")
+        Annotated[float, Meta(ge=0, le=1)] | None, doc("drops tokens below this share of the likeliest one")
     ] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("per occurrence in the answer; excludes best_of > 1")
@@ -369,9 +374,9 @@ def to_sampling(
         max_context=max_context,
         min_tokens=minimum,
         temperature=temperature,
-        top_p=float(pick("top_p")),
+        top_p=max(float(pick("top_p")), LEAST_TOP_P),
         top_k=None if top_k is None or top_k <= 0 else int(top_k),
-        min_p=float(pick("min_p")),
+        min_p=min(float(pick("min_p")), MOST_MIN_P),
         repetition_penalty=float(pick("repetition_penalty")),
         frequency_penalty=float(pick("frequency_penalty")),
         presence_penalty=float(pick("presence_penalty")),

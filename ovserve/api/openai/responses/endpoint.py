@@ -102,7 +102,7 @@ def new_response(request: GenerateRequest, presentation: ResponsePresentation) -
         safety_identifier=body.safety_identifier,
         store=decoded.context.store,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        top_p=sampling.top_p if body.top_p is None else body.top_p,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         text=text,
