@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,15 @@ from tests.odd_schemas import SCHEMAS
         ({"minimum": 1}, []),
         ({"type": "string", "minimum": 1, "uniqueItems": True}, []),  # says nothing of strings
         ({"type": "number", "minimum": 1e41}, ["minimum"]),
+        ({"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max}, []),
+        ({"type": "integer", "exclusiveMaximum": int(sys.float_info.max)}, []),
+        ({"type": "integer", "minimum": -(10**400), "maximum": 5}, []),
+        ({"type": "integer", "minimum": 10**400}, ["minimum"]),
+        ({"type": "string", "maxLength": 10**400}, []),
+        ({"type": "integer", "not": {"minimum": 10**400}}, []),
+        ({"type": "integer", "not": {"maximum": 10**400}}, ["not.maximum"]),
+        ({"type": "integer", "not": {"const": 10**400}}, ["not.const"]),
+        ({"type": "number", "exclusiveMinimum": sys.float_info.max}, ["exclusiveMinimum"]),
         ({"type": "integer", "multipleOf": 100003}, ["multipleOf"]),
         ({"type": "string", "pattern": "(?<=a)b"}, ["pattern"]),
         ({"type": ["string", "null"], "maxLength": 3}, []),

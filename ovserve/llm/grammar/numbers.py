@@ -8,6 +8,7 @@ rounding is monotonic, hence no text is rounded onto the bound. Exponents are no
 from __future__ import annotations
 
 import math
+import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Protocol
 
@@ -15,6 +16,7 @@ MAX_DIGITS = 40  # before or after the point, for a number with bounds
 MIN_PLACES = 6  # also for numbers with distant bounds
 SIGNIFICANT_DIGITS = 15  # decimal digits that survive a double
 MAX_STATES = 2000  # of the automaton for multiples
+_GREATEST = Decimal(sys.float_info.max)
 _WIDE = Context(prec=2000)
 
 NUMBER = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9] [0-9]?)?'
@@ -75,7 +77,10 @@ class Range:
     def _inward(self, bound: float, towards: float) -> Decimal:
         exact = _decimal(bound)
         self._magnitude = max(self._magnitude, abs(exact))
-        return Decimal(math.nextafter(float(exact), towards))
+        inner = Decimal(math.nextafter(float(exact), towards))
+        if not inner.is_finite():
+            raise Inexpressible
+        return inner
 
     def places(self, integer: bool) -> int:
         """Return the maximal number of digits after the point."""
@@ -260,10 +265,8 @@ class _Digits:
 
 
 def _decimal(value: float) -> Decimal:
-    decimal = Decimal(repr(value))
-    if abs(decimal) > Decimal(10) ** 308:
-        raise Inexpressible
-    return decimal
+    # What lies beyond the doubles is beyond MAX_DIGITS as well, so that the greatest double bounds as much.
+    return max(-_GREATEST, min(Decimal(repr(value)), _GREATEST))
 
 
 def _places(value: Decimal) -> int:

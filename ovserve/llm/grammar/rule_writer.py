@@ -10,6 +10,7 @@ from ovserve.llm.grammar import numbers, text
 from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
 from ovserve.llm.grammar.rules import STEP_BYTES, Rules
 
+_ENDLESS = (math.inf, -math.inf)  # no integer is compared as a double: one beyond it would raise
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OBJECT_SIGNS = frozenset(
     (
@@ -49,7 +50,7 @@ class RuleWriter:
         for node in plain:
             if keyword in node:
                 value = node[keyword]
-                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                if isinstance(value, bool) or not isinstance(value, int | float) or value in _ENDLESS:
                     raise self.document.fault(node, keyword, "expected a number", value)
                 pairs.append((node, value))
         return pairs
