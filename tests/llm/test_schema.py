@@ -79,6 +79,16 @@ def test_what_the_compiler_passes_over(schema: Any, over: list[str]) -> None:
     assert write(schema).unenforced == over
 
 
+@pytest.mark.parametrize("most", [2**31, 2**53 - 1, 1e300, 10**400])
+def test_a_count_that_no_answer_can_exceed_is_none(most: float) -> None:
+    for schema, keyword in (
+        ({"type": "string"}, "maxLength"),
+        ({"type": "array", "items": {"type": "null"}}, "maxItems"),
+        ({"type": "object", "additionalProperties": {"type": "null"}}, "maxProperties"),
+    ):
+        assert write({**schema, keyword: most}) == write(schema)
+
+
 def test_a_report_has_an_end() -> None:
     assert (
         len(write({"properties": {str(i): {"not": {"multipleOf": 3}} for i in range(100)}}).unenforced)

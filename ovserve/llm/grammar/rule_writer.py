@@ -11,6 +11,7 @@ from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema
 from ovserve.llm.grammar.rules import STEP_BYTES, Rules
 
 _ENDLESS = (math.inf, -math.inf)  # no integer is compared as a double: one beyond it would raise
+MAX_COUNT = 2**31 - 1
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 _OBJECT_SIGNS = frozenset(
     (
@@ -56,14 +57,15 @@ class RuleWriter:
         return pairs
 
     def count(self, plain: tuple[Schema, ...], least: str, most: str) -> tuple[int, int | None]:
-        """Return the strictest bounds on a count."""
+        """Return the strictest bounds on a count. One that no answer can exceed is none: XGrammar reads no
+        greater one."""
         for keyword in (least, most):
             for node, value in self.numbers_of(plain, keyword):
                 if value < 0 or value != int(value):
                     raise self.document.fault(node, keyword, "expected a count", value)
         lows = [int(value) for _, value in self.numbers_of(plain, least)]
         highs = [int(value) for _, value in self.numbers_of(plain, most)]
-        return max(lows, default=0), min(highs, default=None)
+        return max(lows, default=0), min((high for high in highs if high <= MAX_COUNT), default=None)
 
     def mapping(self, node: Schema, keyword: str) -> Mapping[str, Any]:
         value = node.get(keyword, {})
