@@ -175,7 +175,7 @@ def test_prompts_as_in_numpy(library: Library, heads: int, kv_heads: int, size: 
                 for bits, fresh in zip(known, new[1:], strict=True)
             ]
         )
-    past = np.array([before for before, _ in prompts], np.int32)
+    past = np.array([before if tokens > 1 else ~before for before, tokens in prompts], np.int32)
     out = operation(new, caches, [past, starts, blocks, begins])
     for at, (before, tokens) in enumerate(prompts):
         for row in {0, tokens // 2, tokens - 1}:
@@ -186,7 +186,8 @@ def test_prompts_as_in_numpy(library: Library, heads: int, kv_heads: int, size: 
 
         def alone(first: int, end: int, *, prompt: int = at, before: int = before) -> Floats:
             part = slice(starts[prompt] + first, starts[prompt] + end)
-            places = [[before + first], [0, end - first]]
+            past = before + first
+            places = [[past if end - first > 1 else ~past], [0, end - first]]
             tables = [blocks, begins[prompt : prompt + 2]]
             return operation(
                 [each[part] for each in new], caches, [np.array(p, np.int32) for p in places] + tables
@@ -194,7 +195,7 @@ def test_prompts_as_in_numpy(library: Library, heads: int, kv_heads: int, size: 
 
         own = out[starts[at] : starts[at] + tokens]
         assert np.array_equal(alone(0, tokens), own)  # whoever else is in the step
-        if (half := tokens // 2) > 1:  # in however many steps
+        for half in {1, tokens // 2, tokens - 1} if tokens > 1 else ():  # in however many steps
             assert np.array_equal(np.concatenate([alone(0, half), alone(half, tokens)]), own)
 
 
@@ -235,3 +236,17 @@ def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
                 word.text for word in engine.collect() if isinstance(word, StepItem) and not word.id
             )
         assert text + run(engine)[0].text == plain.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("left", [1, 2, 17])
+def test_a_cached_prompt_is_rounded_as_a_new_one(model_path: str, left: int) -> None:
+    """As few tokens as `left` are computed, the others were before."""
+    spec = PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "bf16"}')
+    engine, ids = PagedEngine(spec), tuple(range(200, 200 + 3 * BLOCK_TOKENS + left))
+    engine.wait_for_forms()
+    first, second = (
+        generate(engine, ids, max_tokens=20, logprobs=3, num_assistant_tokens=0) for _ in range(2)
+    )
+    assert first.logprobs
+    assert second.logprobs == first.logprobs

@@ -2,7 +2,8 @@
 // PagedAttention takes, and writes the new keys and values into the cache first.
 //
 // A sequence of one token is computed by decode_attention.h, in f32, so a draft token that is a sequence of its own is
-// rounded as it would be without drafts. Longer ones are computed by prompt_attention.h.
+// rounded as it would be without drafts. Longer ones are computed by prompt_attention.h, as is one token of a prompt,
+// which has ~past_lens.
 
 #pragma once
 
@@ -26,6 +27,9 @@ using decode_attention::Shape;
 struct Sequence {
     size_t begin, end, past;
     const int32_t* blocks;
+    bool is_single;
+
+    size_t tokens() const { return end - begin; }
 };
 
 struct Step {
@@ -75,14 +79,14 @@ inline std::vector<PromptTask> prompt_tasks(const Step& step) {
     const size_t group = step.shape.group(), kv_heads = step.shape.kv_heads;
     size_t rows = 0;
     for (const Sequence& sequence : step.sequences)
-        if (const size_t tokens = sequence.end - sequence.begin; tokens > 1) rows += tokens * group;
+        if (!sequence.is_single) rows += sequence.tokens() * group;
     const size_t threads = static_cast<size_t>(tbb::this_task_arena::max_concurrency());
     const size_t share = rows * kv_heads / (threads * prompt_attention::TASKS_OF_A_THREAD);
     const size_t tile = prompt_attention::TILE;
     const size_t most = std::clamp((share + tile - 1) / tile * tile, tile, prompt_attention::MAX_ROWS);
     std::vector<PromptTask> tasks;
     for (const Sequence& sequence : step.sequences) {
-        const size_t own = sequence.end - sequence.begin > 1 ? (sequence.end - sequence.begin) * group : 0;
+        const size_t own = sequence.is_single ? 0 : sequence.tokens() * group;
         for (size_t begin = 0; begin < own; begin += most)
             for (size_t head = 0; head < kv_heads; ++head)
                 tasks.push_back({&sequence, head, begin, std::min(begin + most, own)});
@@ -97,7 +101,7 @@ inline void compute(const Step& step) {
     std::vector<SingleTask> single_tasks;
     size_t count = 0;
     for (const Sequence& sequence : step.sequences) {
-        if (sequence.end - sequence.begin != 1) continue;
+        if (!sequence.is_single) continue;
         const size_t end = sequence.past + 1;
         const size_t begin = shape.window && end > shape.window ? end - shape.window : 0;
         singles.push_back({&sequence, {sequence.blocks, begin, end}, count});
@@ -186,9 +190,12 @@ public:
         Step step{{queries[1] / size, cache[1], size, m_scale, static_cast<size_t>(m_window)},
                   numbers(0), numbers(1), numbers(2), bytes(3), bytes(4), outputs[0].data<float>(), {}};
         const int32_t *past = places(5), *begins = places(6), *blocks = places(7), *first_blocks = places(8);
-        for (size_t i = 0; i < inputs[5].get_size(); ++i)
+        for (size_t i = 0; i < inputs[5].get_size(); ++i) {
+            const bool is_lone = past[i] < 0;
             step.sequences.push_back({static_cast<size_t>(begins[i]), static_cast<size_t>(begins[i + 1]),
-                                      static_cast<size_t>(past[i]), blocks + first_blocks[i]});
+                                      static_cast<size_t>(is_lone ? ~past[i] : past[i]), blocks + first_blocks[i],
+                                      begins[i + 1] - begins[i] == 1 && !is_lone});
+        }
         compute(step);
         return true;
     }

@@ -127,7 +127,7 @@ class PagedEngine:
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
         self._arriving: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
-        self._inputs = Inputs(self._model.runner, splits=self._model.own_attention)
+        self._inputs = Inputs(self._model.runner, own_attention=self._model.own_attention)
         self._few: Inputs | None = None
         self._single: Inputs | None = None
         self._costs = StepCosts(model.step_seconds())

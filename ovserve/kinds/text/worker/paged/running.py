@@ -28,6 +28,7 @@ class StepTokens(NamedTuple):
     start: int  # tokens of the sequence before them
     rows: int  # of the last ones of them the logits are needed
     block_table: array[int]
+    is_lone: bool = False  # one token of a prompt, which is rounded as those next to it were
 
 
 class Bound(NamedTuple):
@@ -39,10 +40,10 @@ class Bound(NamedTuple):
 
 
 class Inputs:
-    def __init__(self, runner: Runner, *, splits: bool = False) -> None:
-        """`splits`: draft tokens are sequences of their own, so that they are rounded as without drafts."""
+    def __init__(self, runner: Runner, *, own_attention: bool = False) -> None:
+        """`own_attention` rounds tokens of an answer, and those of a prompt, the same way in any step."""
         self._runner = runner
-        self._splits = splits
+        self._own_attention = own_attention
         self._bound: Bound | None = None
         self._decoding: list[int] = []  # who was in the last step, if each had one token
         self._version = -1
@@ -68,19 +69,17 @@ class Inputs:
         return self._runner.run(max(item.sequence.num_computed_tokens + item.tokens for item in scheduled))
 
     def _parts_of(self, item: ScheduledSequence) -> Iterable[StepTokens]:
-        part = _tokens_of(item)
-        return _split(part) if self._splits and item.drafted else (part,)
-
-
-def _tokens_of(item: ScheduledSequence) -> StepTokens:
-    sequence, start = item.sequence, item.sequence.num_computed_tokens
-    ids = sequence.ids[start : start + item.tokens]
-    ids.extend(item.drafted)
-    return StepTokens(ids, start, item.rows, sequence.block_table)
+        sequence, start = item.sequence, item.sequence.num_computed_tokens
+        ids = sequence.ids[start : start + item.tokens]
+        ids.extend(item.drafted)
+        is_lone = self._own_attention and len(ids) == 1 and start < item.running.num_prompt_tokens
+        part = StepTokens(ids, start, item.rows, sequence.block_table, is_lone)
+        return _split(part) if self._own_attention and item.drafted else (part,)
 
 
 def _split(part: StepTokens) -> Iterator[StepTokens]:
-    """A token's keys are in the cache before any attention of the step is computed."""
+    """Let draft tokens be sequences of their own. A token's keys are in the cache before any attention of the
+    step is computed."""
     for at in range(len(part.ids)):
         yield StepTokens(part.ids[at : at + 1], part.start + at, 1, part.block_table)
 
@@ -91,7 +90,7 @@ def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:
     bound = Bound(
         np.frombuffer(bytearray().join(part.ids for part in parts), np.int64),
         np.concatenate([np.arange(part.start, part.start + len(part.ids)) for part in parts]),
-        np.array([part.start for part in parts], np.int32),
+        np.array([~part.start if part.is_lone else part.start for part in parts], np.int32),
     )
     rows = [
         np.arange(end - part.rows, end, dtype=np.int32)
