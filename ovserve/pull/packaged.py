@@ -112,7 +112,7 @@ MODELS = {
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
-        "190 MB of disk, 450 MB with AMX, and 0.6 to 1.2 GB of memory",
+        "220 MB of disk and 0.4 GB of memory, 450 MB and 1.2 GB with AMX",
         options={"generic_tool_prompt": True},  # its chat template has no place for tools
         int8_output=True,
         rounded_zeros=True,
@@ -124,7 +124,7 @@ MODELS = {
         491_400_064,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "Apache-2.0",
-        "1.1 GB of disk and 0.9 GB of memory",
+        "1.1 GB of disk and 0.8 GB of memory",
     ),
     "qwen2.5-coder-1.5b": PackagedModel(
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
@@ -132,7 +132,7 @@ MODELS = {
         1_117_320_768,
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "Apache-2.0",
-        "2.4 GB of disk and 1.6 GB of memory",
+        "2.3 GB of disk and 1.5 GB of memory",
     ),
 }
 

@@ -45,7 +45,7 @@ def test_a_model_is_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert ovserve("show", str(place.parent / "tiny.gguf")) == 0
     assert "made in memory" in capsys.readouterr().out
     assert ovserve("show", "qwen2.5-coder-1.5b") == 0
-    assert "Apache-2.0; takes 2.4 GB of disk and 1.6 GB of memory; not pulled" in capsys.readouterr().out
+    assert "Apache-2.0; takes 2.3 GB of disk and 1.5 GB of memory; not pulled" in capsys.readouterr().out
     assert ovserve("show", "nothing") == 1
     assert "it has mine, own/tiny" in capsys.readouterr().err
 
