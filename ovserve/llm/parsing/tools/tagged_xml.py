@@ -156,21 +156,25 @@ class MiniCpm5(TaggedXml):
 
 
 class MiniMaxM2(TaggedXml):
-    """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2.
+    """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2, which may
+    write names in single quotes or none.
 
-    Source: read 2026-11-22,
-    https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py
+    Sources: read 2026-11-22,
+    https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py;
+    read 2026-11-29, the function extract_name in
+    https://github.com/MiniMax-AI/MiniMax-M2.5/blob/main/docs/tool_calling_guide.md
     """
 
     name = "minimax_m2"
     markers = ("<minimax:tool_call>",)
     erase = ("[e~[",)
     form = Form(
-        call='<invoke name="',
+        call="<invoke name=",
         call_end="</invoke>",
-        parameter='<parameter name="',
+        parameter="<parameter name=",
         parameter_end="</parameter>",
         closers=("</minimax:tool_call>",),
+        quoted=False,
     )
     guide = Guide(
         '<invoke name="NAME">\n',
