@@ -4,9 +4,7 @@ Counters are plain numbers, kept across reloads. A servable reports each answer 
 ensures that an accepted request ends in exactly one of finished, failed, cancelled and rejected. What
 calculators count with `cc.count` is kept by node and by the author's name of the event.
 
-The engine client updates a RequestTimeline where messages of the engine arrive, so a slow reader of the text
-does not make the engine look slow. A token costs one comparison and one observation. Times are
-`time.monotonic()` in seconds.
+Times are `time.monotonic()` in seconds.
 
 Histograms replace prometheus_client's own instruments, which take a lock and search the buckets one by one.
 That costs four to five times as much (0.73 us against 0.16), and there is one observation per token. The
@@ -100,26 +98,45 @@ def value(read_value: Callable[[S], float | Histogram]) -> Callable[[S], Iterabl
     return lambda source: [((), read_value(source))]
 
 
-def by_label(read_counts: Callable[[S], Counter[str]]) -> Callable[[S], Iterable[Sample]]:
-    return lambda source: [((label,), count) for label, count in read_counts(source).items()]
+def by_label(read_counts: Callable[[S], Mapping[Any, float | Histogram]]) -> Callable[[S], Iterable[Sample]]:
+    """Return what reads numbers by their label, or by a tuple of labels."""
+    return lambda source: [
+        ((key,) if isinstance(key, str) else key, one) for key, one in read_counts(source).items()
+    ]
 
 
-def counter(name: str, help_: str, kind: str = "counter", **more: Any) -> Any:
-    """Return a field of a dataclass of counters: a number, and the family that shows it. `more` are further
-    fields of the family."""
-    return field(default=0, metadata={"family": (name, kind, help_, more)})
+def counter(
+    name: str,
+    help_: str,
+    kind: str = "counter",
+    by: tuple[str, ...] = (),
+    start: Iterable[str] = (),
+    **more: Any,
+) -> Any:
+    """Return a field of a dataclass of counters, with the family that shows it: a number, or numbers `by`
+    labels, of which those of `start` are shown from the start. `more` are further fields of the family."""
+    if not by:
+        return field(default=0, metadata={"family": (name, kind, help_, value, more)})
+    family = (name, kind, help_, by_label, {"labels": by, **more})
+    return field(default_factory=lambda: Counter(dict.fromkeys(start, 0)), metadata={"family": family})
 
 
-def histogram(name: str, help_: str, bounds: Bounds, **more: Any) -> Any:
-    """Return a field of a dataclass of counters, with its family."""
-    family = (name, "histogram", help_, more)
-    return field(default_factory=lambda: Histogram(bounds), metadata={"family": family})
+def histogram(name: str, help_: str, bounds: Bounds, by: tuple[str, ...] = (), **more: Any) -> Any:
+    """Return a field of a dataclass of counters, with its family: a histogram, or histograms `by` a label."""
+    samples = by_label if by else value
+    return field(
+        default_factory=lambda: defaultdict(lambda: Histogram(bounds)) if by else Histogram(bounds),
+        metadata={"family": (name, "histogram", help_, samples, {"labels": by, **more})},
+    )
 
 
 def families_of(kind: type[Any]) -> tuple[Family[Any], ...]:
     """Return the families of the fields of a dataclass, in their order."""
     rows = ((one.metadata["family"], attrgetter(one.name)) for one in fields(kind) if one.metadata)
-    return tuple(Family(name, type_, help_, value(read), **more) for (name, type_, help_, more), read in rows)
+    return tuple(
+        Family(name, type_, help_, samples(read), **more)
+        for (name, type_, help_, samples, more), read in rows
+    )
 
 
 @dataclass(eq=False)
@@ -205,72 +222,6 @@ class RequestMetrics:
         return RequestMetrics()
 
 
-class RequestTimeline:
-    """The timeline of one request to an engine: a choice, or all its beams."""
-
-    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "prompt_tokens", "tokens")
-
-    def __init__(self, meter: RequestMetrics, arrived: float) -> None:
-        self._meter = meter
-        self._arrived = arrived
-        self._admitted = self._first = self._last = 0.0
-        self.prompt_tokens = self.tokens = 0
-        meter.in_engine += 1
-
-    def admitted(self, prompt_tokens: int, now: float) -> None:
-        """Record the admission. `prompt_tokens` is 0 where another choice of the same prompt has counted
-        them."""
-        meter = self._meter
-        self._admitted = now
-        if prompt_tokens:
-            meter.prompt_tokens += prompt_tokens
-            meter.queue_time.observe(now - self._arrived)
-            meter.request_prompt_tokens.observe(prompt_tokens)
-
-    def looked_up(self, prompt_tokens: int, cached_tokens: int | None) -> None:
-        """Record a prefix cache lookup. `cached_tokens` is None without a cache, or if its hits are
-        unknown."""
-        if cached_tokens is not None:
-            self._meter.prefix_queries += prompt_tokens
-            self._meter.prefix_hits += cached_tokens
-
-    def on_tokens(self, tokens: int, finish_reason: str | None, now: float) -> None:
-        meter = self._meter
-        if tokens:
-            meter.generated_tokens += tokens
-            if self.tokens:
-                meter.between_tokens.observe((now - self._last) / tokens, tokens)
-            else:
-                self._first = now
-                meter.first_token.observe(now - self._arrived)
-                meter.prefill_time.observe(now - self._admitted)
-            self.tokens += tokens
-            self._last = now
-        if finish_reason is not None:
-            meter.finished[finish_reason] += 1
-
-    def finish(self, now: float) -> None:
-        """Record the last message of the request."""
-        meter = self._meter
-        meter.in_engine -= 1
-        meter.latency.observe(now - self._arrived)
-        meter.request_generated_tokens.observe(self.tokens)
-        if self.tokens:
-            meter.decode_time.observe(self._last - self._first)
-
-    def drop(self) -> None:
-        """Remove a request that failed or was aborted; its outcome is counted where the client's answer
-        ends."""
-        self._meter.in_engine -= 1
-
-    def describe(self, now: float) -> str:
-        """Return its state in words, for the report on a stalled engine."""
-        if not self._admitted:
-            return f"arrived {now - self._arrived:.1f} s ago, not admitted"
-        since = f", the last {now - self._last:.1f} s ago" if self.tokens else ""
-        return f"arrived {now - self._arrived:.1f} s ago, {self.tokens} tokens{since}"
-
-
 # Each name is a time series for every scraper, so a client's text must not become one.
 MAX_EVENTS = 100
 
@@ -347,41 +298,76 @@ class KindMetrics:
         return counters
 
 
+@dataclass(eq=False)
 class ModelMetrics:
     """Counters of one servable name."""
+
+    meter: RequestMetrics = field(default_factory=RequestMetrics)
+    kinds: KindMetrics = field(default_factory=KindMetrics)
+    running: int = counter("ovms_current_graphs", "Answers under way.", "gauge")
+    accepted: Counter[Call] = counter(
+        "ovms_requests_accepted", "Requests that entered the graph.", by=Call._fields
+    )
+    rejected: Counter[Call] = counter(
+        "ovms_requests_rejected", "Requests rejected because of the queue.", by=Call._fields
+    )
+    responses: Counter[Call] = counter(
+        "ovms_responses", "Whole answers, and pieces of streamed ones.", by=Call._fields
+    )
+    errors: Counter[Call] = counter(
+        "ovms_graph_error", "Requests that entered the graph and did not finish.", by=Call._fields
+    )
+    processing: defaultdict[str, Histogram] = histogram(
+        "ovms_graph_processing_time_us",
+        "Microseconds from a request to the end of its answer, for those that finished.",
+        MICROSECONDS,
+        by=("method",),
+    )
+    latencies: defaultdict[str, Histogram] = histogram(
+        "ovms_graph_request_latency_us",
+        "Microseconds from a request to the first piece of its streamed answer.",
+        MICROSECONDS,
+        by=("method",),
+    )
+    finished: int = counter("ovserve_requests_finished_total", "Requests answered to the end.")
+    failed: Counter[str] = counter(  # by the error's code or kind
+        "ovserve_requests_failed_total", "Requests that ended with an error.", by=("reason",)
+    )
+    cancelled: Counter[str] = counter(
+        "ovserve_requests_cancelled_total",
+        "Requests given up: client gone, asked for, timed out, server stopping.",
+        by=("cause",),
+        start=CANCEL_CAUSES,
+    )
+    refused: Counter[str] = counter(
+        "ovserve_requests_refused_total",
+        "Requests refused by the queue, at its deadline, or because memory was short.",
+        by=("cause",),
+        start=REFUSAL_CAUSES,
+        plain=True,
+    )
+    # ModelReady and ModelMetadata calls that were answered, and those that failed.
+    lookups: Counter[Call] = field(default_factory=Counter)
+    lookup_failures: Counter[Call] = field(default_factory=Counter)
+    versions: defaultdict[int, KindMetrics] = field(  # of a plain model
+        default_factory=lambda: defaultdict(KindMetrics)
+    )
+    node_events: NodeEvents = field(default_factory=NodeEvents)
+    wakes: Histogram = field(default_factory=lambda: Histogram(OF_REQUESTS))  # seconds of loads on demand
+    unloads: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(UNLOAD_CAUSES, 0)))
+
+    def __post_init__(self) -> None:
+        for method in (REST.unary, REST.stream):  # so that a rate starts from zero
+            call = Call(REST.api, REST.interface, method)
+            for counts in (self.accepted, self.rejected, self.responses, self.errors):
+                counts[call] = 0
+            self.processing[method] = Histogram(MICROSECONDS)
+        self.latencies[REST.stream] = Histogram(MICROSECONDS)
 
     @cached_property
     def of_batches(self) -> ModelMetrics:
         """The counters of lines of batches, whose times would say nothing of live requests."""
         return ModelMetrics()
-
-    def __init__(self) -> None:
-        self.meter = RequestMetrics()
-        self.kinds = KindMetrics()
-        self.running = 0  # answers in progress
-        self.accepted: Counter[Call] = Counter()
-        self.rejected: Counter[Call] = Counter()
-        self.responses: Counter[Call] = Counter()  # bodies, or chunks of a stream
-        self.errors: Counter[Call] = Counter()
-        self.lookups: Counter[Call] = Counter()  # ModelReady and ModelMetadata calls that were answered
-        self.lookup_failures: Counter[Call] = Counter()  # and those that failed
-        self.processing: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
-        # Of streams: microseconds to the first piece.
-        self.latencies: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(MICROSECONDS))
-        self.versions: defaultdict[int, KindMetrics] = defaultdict(KindMetrics)  # of a plain model
-        self.finished = 0
-        self.failed: Counter[str] = Counter()  # by the error's code or kind
-        self.cancelled: Counter[str] = Counter(dict.fromkeys(CANCEL_CAUSES, 0))
-        self.node_events = NodeEvents()
-        self.wakes = Histogram(OF_REQUESTS)  # seconds of loads on demand
-        self.unloads: Counter[str] = Counter(dict.fromkeys(UNLOAD_CAUSES, 0))
-        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSAL_CAUSES, 0))
-        for method in (REST.unary, REST.stream):  # so that a rate starts from zero
-            call = Call(REST.api, REST.interface, method)
-            for counter in (self.accepted, self.rejected, self.responses, self.errors):
-                counter[call] = 0
-            self.processing[method] = Histogram(MICROSECONDS)
-        self.latencies[REST.stream] = Histogram(MICROSECONDS)
 
 
 class BatchMetrics:

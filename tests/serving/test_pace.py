@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ovserve.engine.admission.text import DEFAULT_ANSWER_TOKENS, ThroughputEstimator
-from ovserve.telemetry.metrics import RequestMetrics, RequestTimeline
+from ovserve.engine.client.requests import RequestTimeline
+from ovserve.telemetry.metrics import RequestMetrics
 
 
 def test_text_is_measured_by_the_prompts_before() -> None:

@@ -28,7 +28,7 @@ from ovserve.engine.protocol.messages import Abort, Accepted, Add, Failed, StepI
 from ovserve.errors import EndsEngine, OvserveError, Unavailable, from_kind
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Delta, GenerateRequest
-from ovserve.telemetry.metrics import RequestMetrics, RequestTimeline
+from ovserve.telemetry.metrics import RequestMetrics
 
 ALONE_POINTS, SHARED_POINTS, MAX_POINTS = 2, 1, 3
 SUSPECT_SECONDS = 600.0  # seconds after the last end
@@ -111,6 +111,76 @@ def engine_requests(
         Add(first_id + i, prompt, special, one, images, last and i == end, of_it, request.batch)
         for i, (prompt, of_it, one) in enumerate(sequences)
     ]
+
+
+class RequestTimeline:
+    """The timeline of one request to an engine: a choice, or all its beams.
+
+    It is updated where messages of the engine arrive, so a slow reader of the text does not make the engine
+    look slow. A token costs one comparison and one observation. Times are `time.monotonic()` in seconds.
+    """
+
+    __slots__ = ("_admitted", "_arrived", "_first", "_last", "_meter", "prompt_tokens", "tokens")
+
+    def __init__(self, meter: RequestMetrics, arrived: float) -> None:
+        self._meter = meter
+        self._arrived = arrived
+        self._admitted = self._first = self._last = 0.0
+        self.prompt_tokens = self.tokens = 0
+        meter.in_engine += 1
+
+    def admitted(self, prompt_tokens: int, now: float) -> None:
+        """Record the admission. `prompt_tokens` is 0 where another choice of the same prompt has counted
+        them."""
+        meter = self._meter
+        self._admitted = now
+        if prompt_tokens:
+            meter.prompt_tokens += prompt_tokens
+            meter.queue_time.observe(now - self._arrived)
+            meter.request_prompt_tokens.observe(prompt_tokens)
+
+    def looked_up(self, prompt_tokens: int, cached_tokens: int | None) -> None:
+        """Record a prefix cache lookup. `cached_tokens` is None without a cache, or if its hits are
+        unknown."""
+        if cached_tokens is not None:
+            self._meter.prefix_queries += prompt_tokens
+            self._meter.prefix_hits += cached_tokens
+
+    def on_tokens(self, tokens: int, finish_reason: str | None, now: float) -> None:
+        meter = self._meter
+        if tokens:
+            meter.generated_tokens += tokens
+            if self.tokens:
+                meter.between_tokens.observe((now - self._last) / tokens, tokens)
+            else:
+                self._first = now
+                meter.first_token.observe(now - self._arrived)
+                meter.prefill_time.observe(now - self._admitted)
+            self.tokens += tokens
+            self._last = now
+        if finish_reason is not None:
+            meter.finished[finish_reason] += 1
+
+    def finish(self, now: float) -> None:
+        """Record the last message of the request."""
+        meter = self._meter
+        meter.in_engine -= 1
+        meter.latency.observe(now - self._arrived)
+        meter.request_generated_tokens.observe(self.tokens)
+        if self.tokens:
+            meter.decode_time.observe(self._last - self._first)
+
+    def drop(self) -> None:
+        """Remove a request that failed or was aborted; its outcome is counted where the client's answer
+        ends."""
+        self._meter.in_engine -= 1
+
+    def describe(self, now: float) -> str:
+        """Return its state in words, for the report on a stalled engine."""
+        if not self._admitted:
+            return f"arrived {now - self._arrived:.1f} s ago, not admitted"
+        since = f", the last {now - self._last:.1f} s ago" if self.tokens else ""
+        return f"arrived {now - self._arrived:.1f} s ago, {self.tokens} tokens{since}"
 
 
 class Route(NamedTuple):

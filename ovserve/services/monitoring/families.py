@@ -19,15 +19,13 @@ from ovserve.services.monitoring.kind_families import (
     CACHE_FAMILIES,
     IDLE_FAMILIES,
     KIND_FAMILIES,
+    MODEL_FAMILIES,
     REQUEST_FAMILIES,
     Model,
-    by_call,
-    node_events,
     states,
 )
 from ovserve.telemetry.metrics import Call, Family, Histogram, Sample, by_label, value
 
-CALL = ("api", "interface", "method")
 Read = Callable[[Model], Iterable[Sample]]
 
 
@@ -67,13 +65,13 @@ def _facts(name: str) -> Read:
     return read
 
 
-MODEL_FAMILIES: tuple[Family[Model], ...] = (
+PLAIN_MODEL_FAMILIES: tuple[Family[Model], ...] = (
     Family(
         "ovms_requests_success",
         "counter",
         "ModelReady and ModelMetadata calls that were answered, and inferences of plain models.",
         calls(lambda m: m.metrics.lookups, "success"),
-        CALL,
+        Call._fields,
         plain=True,
     ),
     Family(
@@ -81,7 +79,7 @@ MODEL_FAMILIES: tuple[Family[Model], ...] = (
         "counter",
         "ModelReady and ModelMetadata calls that were not, and inferences of plain models.",
         calls(lambda m: m.metrics.lookup_failures, "fail"),
-        CALL,
+        Call._fields,
         plain=True,
     ),
     Family(
@@ -139,78 +137,14 @@ MODEL_FAMILIES: tuple[Family[Model], ...] = (
 
 
 FAMILIES: tuple[Family[Model], ...] = (
-    Family("ovms_current_graphs", "gauge", "Answers under way.", value(lambda m: m.metrics.running)),
+    *MODEL_FAMILIES,
     Family(
-        "ovms_requests_accepted",
+        "ovserve_node_events_total",
         "counter",
-        "Requests that entered the graph.",
-        by_call(lambda m: m.metrics.accepted),
-        CALL,
+        "Counts of calculators.",
+        lambda m: list(m.metrics.node_events.values.items()),  # at once: executors add to it meanwhile
+        ("node", "event"),
     ),
-    Family(
-        "ovms_requests_rejected",
-        "counter",
-        "Requests rejected because of the queue.",
-        by_call(lambda m: m.metrics.rejected),
-        CALL,
-    ),
-    Family(
-        "ovms_responses",
-        "counter",
-        "Whole answers, and pieces of streamed ones.",
-        by_call(lambda m: m.metrics.responses),
-        CALL,
-    ),
-    Family(
-        "ovms_graph_error",
-        "counter",
-        "Requests that entered the graph and did not finish.",
-        by_call(lambda m: m.metrics.errors),
-        CALL,
-    ),
-    Family(
-        "ovms_graph_processing_time_us",
-        "histogram",
-        "Microseconds from a request to the end of its answer, for those that finished.",
-        lambda m: [((method,), times) for method, times in m.metrics.processing.items()],
-        ("method",),
-    ),
-    Family(
-        "ovms_graph_request_latency_us",
-        "histogram",
-        "Microseconds from a request to the first piece of its streamed answer.",
-        lambda m: [((method,), times) for method, times in m.metrics.latencies.items()],
-        ("method",),
-    ),
-    Family(
-        "ovserve_requests_finished_total",
-        "counter",
-        "Requests answered to the end.",
-        value(lambda m: m.metrics.finished),
-    ),
-    Family(
-        "ovserve_requests_failed_total",
-        "counter",
-        "Requests that ended with an error.",
-        by_label(lambda m: m.metrics.failed),
-        ("reason",),
-    ),
-    Family(
-        "ovserve_requests_cancelled_total",
-        "counter",
-        "Requests given up: client gone, asked for, timed out, server stopping.",
-        by_label(lambda m: m.metrics.cancelled),
-        ("cause",),
-    ),
-    Family(
-        "ovserve_requests_refused_total",
-        "counter",
-        "Requests refused by the queue, at its deadline, or because memory was short.",
-        by_label(lambda m: m.metrics.refused),
-        ("cause",),
-        plain=True,
-    ),
-    Family("ovserve_node_events_total", "counter", "Counts of calculators.", node_events, ("node", "event")),
     Family(
         "ovserve_engines",
         "gauge",
@@ -306,7 +240,7 @@ FAMILIES: tuple[Family[Model], ...] = (
     ),
     *CACHE_FAMILIES,
     *IDLE_FAMILIES,
-    *MODEL_FAMILIES,
+    *PLAIN_MODEL_FAMILIES,
     *KIND_FAMILIES,
 )
 

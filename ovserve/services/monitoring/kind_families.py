@@ -5,6 +5,7 @@ OVMS has the metrics of text generation and of idle graphs only. A kind declares
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
@@ -12,13 +13,12 @@ from typing import NamedTuple, TypeVar
 from ovserve.engine.protocol.specs import TextFacts, TextSpec, block_tokens
 from ovserve.kinds.encoders.metrics import EncoderMetrics
 from ovserve.kinds.images.metrics import ImageMetrics
-from ovserve.kinds.python import metrics as python
+from ovserve.kinds.python.metrics import PythonMetrics
 from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.voice.metrics import TextToSpeechMetrics
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.telemetry.metrics import (
-    Call,
     Family,
     ModelMetrics,
     RequestMetrics,
@@ -78,14 +78,6 @@ class Model(NamedTuple):
     def of_engines(self, name: str) -> int:
         """A field of EngineStats, summed."""
         return sum(getattr(e.stats(), name) for e in self.servable.engines.values()) if self.servable else 0
-
-
-def by_call(read_counts: Callable[[Model], Counter[Call]]) -> Callable[[Model], Iterable[Sample]]:
-    return lambda model: [(tuple(call), count) for call, count in read_counts(model).items()]
-
-
-def node_events(model: Model) -> list[Sample]:
-    return list(model.metrics.node_events.values.items())
 
 
 def states(model: Model) -> Iterator[Sample]:
@@ -179,27 +171,27 @@ IDLE_FAMILIES: tuple[Family[Model], ...] = (
 )
 
 
-def _reading(counters: Callable[[Model], M], families: Iterable[Family[M]]) -> Iterator[Family[Model]]:
-    """Yield families of a model that read some of its counters."""
-    for family in families:
+def _reading(counters: Callable[[Model], M], kind: type[M]) -> Iterator[Family[Model]]:
+    """Yield the families of the fields of some of a model's counters, which are of this dataclass."""
+    for family in families_of(kind):
 
         def read(model: Model, family: Family[M] = family) -> Iterable[Sample]:
             return family.read(counters(model))
 
-        yield Family(family.name, family.kind, family.help, read, family.labels, family.vllm, family.plain)
+        yield dataclasses.replace(family, read=read)
 
 
-def _of(kind: type[M], families: tuple[Family[M], ...] = ()) -> Iterator[Family[Model]]:
-    """Yield the families of a kind, by default those of its fields."""
-    return _reading(lambda model: model.metrics.kinds.of(kind), families or families_of(kind))
+def _of(kind: type[M]) -> Iterator[Family[Model]]:
+    return _reading(lambda model: model.metrics.kinds.of(kind), kind)
 
 
-REQUEST_FAMILIES = tuple(_reading(lambda model: model.metrics.meter, families_of(RequestMetrics)))
+MODEL_FAMILIES = tuple(_reading(lambda model: model.metrics, ModelMetrics))
+REQUEST_FAMILIES = tuple(_reading(lambda model: model.metrics.meter, RequestMetrics))
 
 KIND_FAMILIES: tuple[Family[Model], ...] = (
     *_of(EncoderMetrics),
     *_of(ImageMetrics),
-    *_of(python.PythonMetrics, python.FAMILIES),
+    *_of(PythonMetrics),
     *_of(SpeechMetrics),
     *_of(TextToSpeechMetrics),
 )
