@@ -24,6 +24,7 @@ from ovserve.api.openai.responses.objects import (
     McpApprovalRequest,
     McpCall,
     McpListTools,
+    Message,
     OutputItem,
     Reasoning,
     Response,
@@ -105,19 +106,19 @@ class EventEncoder:
 
     def opened(self, index: int, item: OutputItem) -> bytes:
         """An item begins, empty: the item itself, and its one part."""
-        out = self._event("response.output_item.added", {"output_index": index, "item": _empty(item)})
-        if isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest):
-            return out
+        begun = msgspec.structs.replace(item, **_BEGUN[type(item)])
+        out = self._event("response.output_item.added", {"output_index": index, "item": begun})
         if isinstance(item, McpListTools | McpCall):
-            where = {"item_id": item.id, "output_index": index}
-            return out + self._event(f"response.{_type(item)}.in_progress", where)
+            return out + self._of_item(f"{_type(item)}.in_progress", index, item)
         if isinstance(item, Reasoning):
-            where = {"item_id": item.id, "output_index": index, "summary_index": 0}
             part: dict[str, Any] = {"type": "summary_text", "text": ""}
-            return out + self._event("response.reasoning_summary_part.added", where | {"part": part})
-        where = {"item_id": item.id, "output_index": index, "content_index": 0}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return out + self._event("response.content_part.added", where | {"part": part})
+            return out + self._of_item(
+                "reasoning_summary_part.added", index, item, summary_index=0, part=part
+            )
+        if isinstance(item, Message):
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            return out + self._of_item("content_part.added", index, item, content_index=0, part=part)
+        return out
 
     def delta(self, index: int, item: OutputItem, text: str, logprobs: list[Logprob]) -> bytes:
         """More of an item. These are nearly all events of a stream, hence structs of their own."""
@@ -143,38 +144,37 @@ class EventEncoder:
     def called(self, index: int, item: OutputItem) -> bytes:
         """The arguments of an MCP call are whole."""
         assert isinstance(item, McpCall), "no other item has such an event"
-        where = {"item_id": item.id, "output_index": index, "arguments": item.arguments}
-        return self._event("response.mcp_call_arguments.done", where)
+        return self._of_item("mcp_call_arguments.done", index, item, arguments=item.arguments)
 
     def answered(self, index: int, item: OutputItem) -> bytes:
         """An MCP server has answered."""
         assert isinstance(item, McpListTools | McpCall), "no other item has such an event"
         state = "completed" if item.error is None else "failed"
-        return self._event(f"response.{_type(item)}.{state}", {"item_id": item.id, "output_index": index})
+        return self._of_item(f"{_type(item)}.{state}", index, item)
 
     def closed(self, index: int, item: OutputItem) -> bytes:
         """An item is whole."""
-        if isinstance(item, McpListTools | McpCall | McpApprovalRequest):
-            out = b""
-        elif isinstance(item, FunctionCall):
-            where: dict[str, Any] = {"item_id": item.id, "output_index": index}
-            more = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            out = self._event("response.function_call_arguments.done", where | more)
+        out = b""
+        if isinstance(item, FunctionCall):
+            call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            out = self._of_item("function_call_arguments.done", index, item, **call)
         elif isinstance(item, CustomToolCall):
-            where = {"item_id": item.id, "output_index": index, "input": item.input}
-            out = self._event("response.custom_tool_call_input.done", where)
+            out = self._of_item("custom_tool_call_input.done", index, item, input=item.input)
         elif isinstance(item, Reasoning):
-            where = {"item_id": item.id, "output_index": index, "summary_index": 0}
             summary = item.summary[0]
-            out = self._event("response.reasoning_summary_text.done", where | {"text": summary.text})
-            out += self._event("response.reasoning_summary_part.done", where | {"part": summary})
-        else:
-            where = {"item_id": item.id, "output_index": index, "content_index": 0}
+            out = self._of_item(
+                "reasoning_summary_text.done", index, item, summary_index=0, text=summary.text
+            )
+            out += self._of_item("reasoning_summary_part.done", index, item, summary_index=0, part=summary)
+        elif isinstance(item, Message):
             part = item.content[0]
             text = {"text": part.text, "logprobs": part.logprobs}
-            out = self._event("response.output_text.done", where | text)
-            out += self._event("response.content_part.done", where | {"part": part})
+            out = self._of_item("output_text.done", index, item, content_index=0, **text)
+            out += self._of_item("content_part.done", index, item, content_index=0, part=part)
         return out + self._event("response.output_item.done", {"output_index": index, "item": item})
+
+    def _of_item(self, name: str, index: int, item: OutputItem, /, **members: Any) -> bytes:
+        return self._event(f"response.{name}", {"item_id": item.id, "output_index": index, **members})
 
     def _event(self, type_: str, members: dict[str, Any]) -> bytes:
         number = self.next_number
@@ -190,22 +190,13 @@ def _type(item: OutputItem) -> str:
     return str(item.__struct_config__.tag)
 
 
-def _empty(item: OutputItem) -> dict[str, Any]:
-    if isinstance(item, McpListTools | McpCall | McpApprovalRequest):
-        begun = msgspec.structs.replace(item, tools=[]) if isinstance(item, McpListTools) else item
-        if isinstance(begun, McpCall):
-            begun = msgspec.structs.replace(
-                begun, status="in_progress", arguments="", output=None, error=None
-            )
-        item_fields: dict[str, Any] = msgspec.to_builtins(begun)
-        return item_fields
-    shared = {"id": item.id, "status": "in_progress"}
-    if isinstance(item, FunctionCall | CustomToolCall):
-        type_, field = ("function_call", "arguments")
-        if isinstance(item, CustomToolCall):
-            type_, field = ("custom_tool_call", "input")
-        call = {"type": type_, "call_id": item.call_id, "name": item.name, field: ""}
-        return shared | call | ({"namespace": item.namespace} if item.namespace else {})
-    if isinstance(item, Reasoning):
-        return shared | {"type": "reasoning", "summary": []}
-    return shared | {"type": "message", "role": "assistant", "content": []}
+# An item when it begins, where it differs from what it has become. A request for approval is shown whole.
+_BEGUN: dict[type[OutputItem], dict[str, Any]] = {
+    Message: {"status": "in_progress", "content": []},
+    Reasoning: {"status": "in_progress", "summary": []},
+    FunctionCall: {"status": "in_progress", "arguments": ""},
+    CustomToolCall: {"status": "in_progress", "input": ""},
+    McpListTools: {"tools": []},
+    McpCall: {"status": "in_progress", "arguments": "", "output": None, "error": None},
+    McpApprovalRequest: {},
+}

@@ -37,6 +37,7 @@ from ovserve.api.openai.responses.objects import (
     SummaryText,
     ToolEnded,
     Usage,
+    text_place,
 )
 from ovserve.errors import Internal
 
@@ -51,14 +52,9 @@ class _OpenItem:
     def write_to(self, item: OutputItem) -> None:
         text = "".join(self.texts)
         self.texts = [text]
-        if isinstance(item, FunctionCall | McpCall | McpApprovalRequest):
-            item.arguments = text
-        elif isinstance(item, CustomToolCall):
-            item.input = text
-        elif isinstance(item, Reasoning):
-            item.summary[0].text = text
-        elif isinstance(item, Message):
-            item.content[0].text = text
+        if (place := text_place(item)) is not None:
+            setattr(*place, text)
+        if isinstance(item, Message):
             item.content[0].logprobs = self.logprobs
 
 
@@ -171,20 +167,19 @@ class ResponseFold:
                 output.append(Message(event.id, "in_progress", [OutputText()]))
             case "reasoning":
                 output.append(Reasoning(event.id, "in_progress", [SummaryText()]))
-            case "function_call":
-                call = FunctionCall(event.id, "in_progress", event.call_id, event.name)
-                call.namespace = event.namespace or UNSET
-                output.append(call)
-            case "custom_tool_call":
-                custom = CustomToolCall(event.id, "in_progress", event.call_id, event.name)
-                custom.namespace = event.namespace or UNSET
-                output.append(custom)
+            case "function_call" | "custom_tool_call":
+                call = FunctionCall if event.kind == "function_call" else CustomToolCall
+                namespace = event.namespace or UNSET
+                output.append(call(event.id, "in_progress", event.call_id, event.name, namespace=namespace))
             case "mcp_list_tools":
                 output.append(McpListTools(event.id, event.namespace))
             case "mcp_call":
-                mcp_call = McpCall(event.id, "in_progress", event.namespace, event.name)
-                mcp_call.approval_request_id = event.call_id or None
-                output.append(mcp_call)
+                approval = event.call_id or None
+                output.append(
+                    McpCall(
+                        event.id, "in_progress", event.namespace, event.name, approval_request_id=approval
+                    )
+                )
             case "mcp_approval_request":
                 output.append(McpApprovalRequest(event.id, event.namespace, event.name))
 

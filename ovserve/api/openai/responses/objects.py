@@ -103,6 +103,17 @@ OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | McpListTools 
 STATELESS = (McpListTools, McpApprovalRequest)  # items without a status
 
 
+def text_place(item: OutputItem) -> tuple[msgspec.Struct, str] | None:
+    """Return the object that has the text of an item, which grows, and the name of its field."""
+    if isinstance(item, Message):
+        return item.content[0], "text"
+    if isinstance(item, Reasoning):
+        return item.summary[0], "text"
+    if isinstance(item, McpListTools):
+        return None
+    return item, "input" if isinstance(item, CustomToolCall) else "arguments"
+
+
 class InputDetails(msgspec.Struct, gc=False):
     cached_tokens: int = 0  # 0 also where it is unknown, because clients require a number
     cache_write_tokens: int = 0

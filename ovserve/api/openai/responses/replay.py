@@ -15,19 +15,16 @@ from ovserve.api.openai.common import DONE, encode
 from ovserve.api.openai.responses.encoder import EventEncoder
 from ovserve.api.openai.responses.objects import (
     STATELESS,
-    CustomToolCall,
     Failure,
-    FunctionCall,
     Logprob,
-    McpApprovalRequest,
     McpCall,
     McpListTools,
     Message,
     OutputItem,
     OutputText,
-    Reasoning,
     Response,
     SummaryText,
+    text_place,
 )
 
 _response = msgspec.json.Decoder(Response)
@@ -62,14 +59,9 @@ def events_of(body: bytes, after: int | None = None) -> bytes:
     out = events.lifecycle("created", response) + events.lifecycle("in_progress", response)
     for index, item in enumerate(ended.output):
         out += events.opened(index, item)
-        if isinstance(item, Message):
-            text, logprobs = item.content[0].text, item.content[0].logprobs
-        elif isinstance(item, Reasoning):
-            text, logprobs = item.summary[0].text, []
-        elif isinstance(item, McpListTools):
-            text, logprobs = "", []
-        else:
-            text, logprobs = item.input if isinstance(item, CustomToolCall) else item.arguments, []
+        place = text_place(item)
+        text = "" if place is None else getattr(*place)
+        logprobs = item.content[0].logprobs if isinstance(item, Message) else []
         if text:
             out += events.delta(index, item, text, logprobs)
         if isinstance(item, McpCall) and item.status != "incomplete":
@@ -176,12 +168,7 @@ def _item(fields: dict[str, Any]) -> OutputItem:
 
 
 def _grow(item: OutputItem, event: _ItemEvent) -> None:
-    if isinstance(item, FunctionCall | McpCall | McpApprovalRequest):
-        item.arguments += event.delta
-    elif isinstance(item, CustomToolCall):
-        item.input += event.delta
-    elif isinstance(item, Reasoning):
-        item.summary[0].text += event.delta
-    elif isinstance(item, Message):
-        item.content[0].text += event.delta
+    if (place := text_place(item)) is not None:
+        setattr(*place, getattr(*place) + event.delta)
+    if isinstance(item, Message):
         item.content[0].logprobs += event.logprobs
