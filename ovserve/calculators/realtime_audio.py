@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from google.protobuf.struct_pb2 import Struct
@@ -22,13 +22,13 @@ from ovserve.engine.client.calls import CallClient
 from ovserve.errors import OvserveError
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation
-from ovserve.kinds.speech.api import TRANSCRIPTIONS, AudioEndpoint
 from ovserve.kinds.speech.node import SPEECH, Transcription
 from ovserve.kinds.speech.node import SpeechResource as Ears
 from ovserve.kinds.speech.spec import (
     ACTIVITY,
     VAD_FRAME,
     VAD_MODEL,
+    TranscribeArguments,
     VoiceActivitySpec,
 )
 from ovserve.kinds.voice.node import SPEAKER, speak
@@ -163,15 +163,14 @@ class RealtimeTranscribeCalculator(EngineCalculator):
 
     async def _write_down(self, cc: Context, utterance: Utterance) -> None:
         ears = cc[self.ears]
-        plain = AudioEndpoint(TRANSCRIPTIONS).decode(b'{"model": "", "file": "file", "stream": true}')
-        request = replace(plain, prompt=utterance.prompt)
         if not utterance.audio:
             await self.out.send(cc, Transcript(utterance.run, last=True))
             return
         try:
             audio = utterance.audio
             samples = _Clip(audio) if isinstance(audio, bytes) else audio
-            work = Transcription(request, utterance.language, samples, ears.engine.session(), ears.metrics)
+            arguments = TranscribeArguments(language=utterance.language, prompt=utterance.prompt, stream=True)
+            work = Transcription(arguments, samples, ears.engine.session(), ears.metrics)
             try:
                 while (text := await work.next()) is not None:
                     await self.out.send(cc, Transcript(utterance.run, text))

@@ -20,6 +20,7 @@ from ovserve.api.openai.common import encode, event
 from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.speech.languages import language_name
+from ovserve.kinds.speech.spec import TranscribeArguments
 
 TRANSCRIPTIONS, TRANSLATIONS = "audio/transcriptions", "audio/translations"
 FILE = "file"
@@ -58,21 +59,10 @@ class Transcribe:
     """A checked form."""
 
     model: str
-    translate: bool
-    language: str  # as requested
-    prompt: str
-    hotwords: str
+    arguments: TranscribeArguments  # with the language as requested
     format: Format
-    temperature: float
     segments: bool  # in the answer
-    words: bool
-    stream: bool
     ignored: tuple[str, ...]
-
-    @property
-    def timestamps(self) -> bool:
-        """The answer needs times of segments."""
-        return self.segments or self.format in ("srt", "vtt", "verbose_json")
 
 
 class TranscriptSegment(msgspec.Struct):
@@ -192,19 +182,17 @@ def _checked(
         raise InvalidArgument(f"response_format: {form} cannot be streamed", param="response_format")
     if more.stream and "word" in granularities:
         raise InvalidArgument("stream: true excludes timestamp_granularities word", param="stream")
-    return Transcribe(
-        model=request.model,
-        translate=translate,
+    arguments = TranscribeArguments(
         language=(more.language or "").strip(),
+        translate=translate,
         prompt=request.prompt or "",
         hotwords=more.hotwords or "",
-        format=form,
         temperature=request.temperature or 0.0,
-        segments="segment" in granularities,
+        timestamps="segment" in granularities or form in ("srt", "vtt", "verbose_json"),
         words="word" in granularities,
         stream=bool(more.stream),
-        ignored=tuple(sorted(unknown)),
     )
+    return Transcribe(request.model, arguments, form, "segment" in granularities, tuple(sorted(unknown)))
 
 
 def form_body(fields: dict[str, list[str]], files: dict[str, str]) -> bytes:
@@ -319,12 +307,12 @@ def whole_body(request: Transcribe, transcript: Transcript) -> bytes:
     if request.format == "verbose_json":
         return encode(
             VerboseTranscription(
-                task="translate" if request.translate else "transcribe",
+                task="translate" if request.arguments.translate else "transcribe",
                 language=language_name(transcript.language or "en"),
                 duration=round(transcript.duration, 3),
                 text=transcript.text,
                 segments=_segments(request, transcript),
-                words=_words(transcript) if request.words else UNSET,
+                words=_words(transcript) if request.arguments.words else UNSET,
                 usage=transcript.usage,
             )
         )
@@ -332,7 +320,7 @@ def whole_body(request: Transcribe, transcript: Transcript) -> bytes:
         Transcription(
             text=transcript.text,
             segments=_segments(request, transcript) if request.segments else None,
-            words=_words(transcript) if request.words else None,
+            words=_words(transcript) if request.arguments.words else None,
             usage=transcript.usage,
         )
     )
@@ -363,7 +351,7 @@ def _segments(request: Transcribe, transcript: Transcript) -> list[TranscriptSeg
             start=round(s.start, 3),
             end=round(s.end, 3),
             text=s.text,
-            temperature=request.temperature,
+            temperature=request.arguments.temperature,
             compression_ratio=_ratio(s.text),
         )
         for i, s in enumerate(transcript.segments)

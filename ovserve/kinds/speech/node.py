@@ -87,15 +87,15 @@ class Transcription:
 
     def __init__(
         self,
-        request: Transcribe,
-        language: str,
+        arguments: TranscribeArguments,
         recording: Samples,
         session: CallerSession,
         metrics: SpeechMetrics,
     ) -> None:
-        self.transcript = Transcript(duration=recording.seconds, language=language)
+        self.transcript = Transcript(duration=recording.seconds, language=arguments.language)
         self.streamed = ""  # what `next` has returned
-        self._asked, self._recording, self._session, self._metrics = request, recording, session, metrics
+        self._arguments, self._recording = arguments, recording
+        self._session, self._metrics = session, metrics
         self._at = 0  # samples that have been read
         self._stream: ItemStream | None = None
         self._said = ""  # of the piece at hand
@@ -134,18 +134,12 @@ class Transcription:
     async def _send(self) -> ItemStream:
         audio = self._recording.read(self._at, WINDOW)
         samples_left = self._recording.samples - self._at
-        request, transcript = self._asked, self.transcript
-        before = "".join(transcript.texts)[-PROMPT_CHARACTERS:] or request.prompt
-        arguments = TranscribeArguments(
+        transcript = self.transcript
+        arguments = msgspec.structs.replace(
+            self._arguments,
             last=samples_left <= WINDOW,
             language=transcript.language,
-            translate=request.translate,
-            prompt=before,
-            hotwords=request.hotwords,
-            temperature=request.temperature,
-            timestamps=request.timestamps,
-            words=request.words,
-            stream=request.stream,
+            prompt="".join(transcript.texts)[-PROMPT_CHARACTERS:] or self._arguments.prompt,
         )
         seconds = min(samples_left // SAMPLES_PER_SECOND + 1, PIECE_SECONDS)
         return await self._session.call(TRANSCRIBE, arguments, (audio,), cost=seconds)
@@ -210,10 +204,6 @@ def check_speech_files(node: Node, spec: SpeechToTextSpec) -> None:
 
 
 KEPT_CHARACTERS = 1 << 20
-PLAIN = Transcribe(  # text of audio in a chat, in the language that is spoken
-    model="", translate=False, language="", prompt="", hotwords="", format="text", temperature=0.0,
-    segments=False, words=False, stream=False, ignored=(),
-)  # fmt: skip
 ENDPOINTS = {name: AudioEndpoint(name) for name in (TRANSCRIPTIONS, TRANSLATIONS)}
 
 
@@ -250,7 +240,7 @@ class SpeechResource:
         run: Transcription | None = None
         try:
             recording = await self.audio.load_base64(data, param)
-            run = Transcription(PLAIN, "", recording, session, self.metrics)
+            run = Transcription(TranscribeArguments(), recording, session, self.metrics)
             while await run.next() is not None:
                 pass
             return "".join(run.transcript.texts).strip()
@@ -301,7 +291,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         if payload is not None:
             self.request = await self._begin(cc, payload)
         assert self.run is not None, "LOOPBACK only ticks after a request"
-        if not self.request.stream:
+        if not self.request.arguments.stream:
             while await self.run.next() is not None:
                 pass
             body = whole_body(self.request, self.run.transcript)
@@ -322,8 +312,8 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         if endpoint is None:
             raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
         request = endpoint.decode(payload.body)
-        language = _checked(request, speech.model)
-        if request.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
+        arguments = _checked(request.arguments, speech.model)
+        if arguments.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
             raise InvalidArgument(
                 "stream: streaming is not supported for this graph configuration (LOOPBACK not configured)",
                 param="stream",
@@ -342,7 +332,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         except BaseException:
             session.close()
             raise
-        self.run = Transcription(request, language, recording, session, speech.metrics)
+        self.run = Transcription(arguments, recording, session, speech.metrics)
         self._headers = ignored_header(request.ignored)
         return request
 
@@ -351,7 +341,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         assert self.run is not None
         transcript = self.run.transcript
         events = delta_event(text) if text else b""
-        if self.request.timestamps:
+        if self.request.arguments.timestamps:
             events += segment_events(self.segments, transcript.segments[self.segments :])
             self.segments = len(transcript.segments)
         return events + (done_event(self.run.streamed, transcript) if text is None else b"")
@@ -376,16 +366,20 @@ class SpeechModel(EngineCalculator):
         """Never called: there are no streams."""
 
 
-def _checked(request: Transcribe, model: SpeechFacts) -> str:
-    """Return the model's code of the language. Raises InvalidArgument for what the model does not have."""
-    if request.words and not model.word_timestamps:
+def _checked(arguments: TranscribeArguments, model: SpeechFacts) -> TranscribeArguments:
+    """Return them with the model's code of the language.
+
+    Raises InvalidArgument for what the model does not have.
+    """
+    if arguments.words and not model.word_timestamps:
         raise InvalidArgument(
             "timestamp_granularities: word timestamps are not supported for this model: "
             "its graph has no enable_word_timestamps",
             param="timestamp_granularities",
         )
-    if request.translate and not model.multilingual:
+    if arguments.translate and not model.multilingual:
         raise InvalidArgument("model: it knows English only and cannot translate", param="model")
-    if not request.language:
-        return ""
-    return language_code(request.language, model.languages, multilingual=model.multilingual)
+    if not arguments.language:
+        return arguments
+    code = language_code(arguments.language, model.languages, multilingual=model.multilingual)
+    return msgspec.structs.replace(arguments, language=code)

@@ -52,8 +52,8 @@ class VoiceActivitySpec(Spec, frozen=True):
 class TranscribeArguments(msgspec.Struct, frozen=True):
     """The arguments of TRANSCRIBE; the audio is its one blob, at most WINDOW samples."""
 
-    last: bool  # no audio follows
-    language: str = ""  # "": detected
+    last: bool = False  # no audio follows
+    language: str = ""  # a code of the facts; "": detected
     translate: bool = False  # to English
     prompt: str = ""  # the text before this audio
     hotwords: str = ""
