@@ -390,6 +390,16 @@ def test_more_answers_than_a_step_takes_all_end(model_directory: str) -> None:
     assert [result.tokens for result in run(engine).values()] == [6] * 10
 
 
+def test_an_echoed_prompt_token_by_token(model_directory: str, engine: PagedEngine) -> None:
+    """Of each step's token the logits are needed, as of an answer's."""
+    slow = PagedEngine(PagedTextSpec(model_directory, properties=EXACT, max_num_batched_tokens=1))
+    whole, cut = (scored(each, "apple banana cherry", max_tokens=3, echo=True) for each in (engine, slow))
+    assert [token.text for token in cut] == [token.text for token in whole]
+    assert [token.logprob for token in cut[1:]] == pytest.approx(
+        [token.logprob for token in whole[1:]], abs=1e-3
+    )
+
+
 def test_drafts_that_fill_a_step_leave_prompts_waiting(
     model_directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

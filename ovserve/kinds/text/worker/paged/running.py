@@ -52,9 +52,10 @@ class Inputs:
         """Compute a step and return its logits [rows, vocabulary]: those of the first turn come first.
 
         `version` changes whenever a request gets or loses blocks."""
+        # A prompt's token is rounded otherwise than an answer's, and is not always the last of its sequence.
         decoding = (
             [item.running.id for item in scheduled]
-            if all(item.tokens == 1 == item.rows for item in scheduled)
+            if all(item.tokens == 1 == item.rows and not item.is_of_prompt for item in scheduled)
             else []
         )
         if decoding and decoding == self._decoding and self._bound is not None:
@@ -240,6 +241,11 @@ class ScheduledSequence(NamedTuple):
     @property
     def sequence(self) -> TokenSequence:
         return self.beam or self.running
+
+    @property
+    def is_of_prompt(self) -> bool:
+        """Return whether its first token is one of the prompt."""
+        return self.sequence.num_computed_tokens < self.running.num_prompt_tokens
 
     @property
     def rows(self) -> int:
