@@ -250,3 +250,23 @@ def test_a_cached_prompt_is_rounded_as_a_new_one(model_path: str, left: int) -> 
     )
     assert first.logprobs
     assert second.logprobs == first.logprobs
+
+
+@pytest.mark.long
+def test_a_last_token_of_a_prompt_with_drafts(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step leaves one token of the prompt, and drafts follow it in the next."""
+    directory, ids = str(Path(model_path).parent), tuple(range(200, 200 + 3 * BLOCK_TOKENS + 1))
+    whole, cut = (
+        PagedEngine(
+            PagedTextSpec(
+                directory, properties='{"KV_CACHE_PRECISION": "bf16"}', max_num_batched_tokens=tokens
+            )
+        )
+        for tokens in (1024, 3 * BLOCK_TOKENS)
+    )
+    plain = generate(whole, ids, max_tokens=8, logprobs=3, num_assistant_tokens=0)
+    monkeypatch.setattr(cut, "_draft", lambda running: (5, 6) if running.remaining_tokens > 2 else ())
+    drafted = generate(cut, ids, max_tokens=8, logprobs=3)
+    assert drafted.drafted
+    assert plain.logprobs
+    assert drafted.logprobs == plain.logprobs

@@ -73,16 +73,16 @@ class Inputs:
         sequence, start = item.sequence, item.sequence.num_computed_tokens
         ids = sequence.ids[start : start + item.tokens]
         ids.extend(item.drafted)
-        is_lone = self._own_attention and len(ids) == 1 and start < item.running.num_prompt_tokens
+        is_lone = self._own_attention and item.is_of_prompt and item.tokens - len(item.drafted) == 1
         part = StepTokens(ids, start, item.rows, sequence.block_table, is_lone)
         return _split(part) if self._own_attention and item.drafted else (part,)
 
 
 def _split(part: StepTokens) -> Iterator[StepTokens]:
     """Let draft tokens be sequences of their own. A token's keys are in the cache before any attention of the
-    step is computed."""
+    step is computed. The first token may be the last one of a prompt."""
     for at in range(len(part.ids)):
-        yield StepTokens(part.ids[at : at + 1], part.start + at, 1, part.block_table)
+        yield StepTokens(part.ids[at : at + 1], part.start + at, 1, part.block_table, part.is_lone and not at)
 
 
 def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:
