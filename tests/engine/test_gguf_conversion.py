@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,20 @@ def test_logits_of_the_paged_engine_too(case: tuple[str, Path]) -> None:
     assert np.abs(found - wanted).max() < 1e-3 * wanted.std()
 
 
+def unpacked_weights(model: PagedModel) -> int:
+    """Return how many numbers the products of a compiled model read from constants in f32."""
+    nodes = model.compiled.get_runtime_model().get_ordered_ops()
+    products = [n for n in nodes if n.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
+    assert products
+    weights = [node.input_value(1) for node in products]
+    return sum(
+        prod(each.get_shape())
+        for each in weights
+        if each.get_element_type() == openvino.Type.f32
+        and each.get_node().get_rt_info()["layerType"].astype(str) == "Const"
+    )
+
+
 def is_tied(tensors: dict[str, np.ndarray]) -> None:
     del tensors["output.weight"]
 
@@ -137,6 +152,7 @@ def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_pa
     assert np.abs(logits(directory, [200])[SHOWN] - wanted).max() < most * wanted.std()
     model = PagedModel(directory / "openvino_model.xml", "CPU", EXACT)  # widened
     assert np.abs(paged_logits(model) - wanted).max() < most * wanted.std()
+    assert unpacked_weights(model) <= sum(prod(t.dims) for t in tensors if len(t.dims) > 1) / 16  # offsets
     if processor().has_kernels:
         ours = PagedModel(directory / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         assert 0.9 * size < ours.packed_bytes + sum(t.size for t in tensors if len(t.dims) == 1)

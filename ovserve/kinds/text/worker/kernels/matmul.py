@@ -137,17 +137,11 @@ def widen(model: openvino.Model) -> None:
         if node.get_type_name() == "Constant" and _type(node) == "u6":
             triples = node.data.reshape(-1, 3)
             high = (triples[:, 2:] >> np.array([6, 4, 2, 0], np.uint8) & 3) << 4
-            low = np.stack(
-                [triples[:, 0] >> 4, triples[:, 0] & 15, triples[:, 1] >> 4, triples[:, 1] & 15], -1
-            )
+            low = np.repeat(triples[:, :2], 2, 1) >> np.array([4, 0, 4, 0], np.uint8) & 15
             wide = (low | high).reshape(tuple(node.shape))
         elif node.get_type_name() == "Add" and (parts := _five_bits(node)) is not None:
-            low, shape = parts[0].data, tuple(parts[0].shape)
-            wide = (
-                np.stack([low & 15, low >> 4], -1).reshape(shape)
-                | np.unpackbits(parts[1]).reshape(shape) << 4
-            )
-            wide = wide.astype(np.float16)
+            low, high = parts[0].data, np.unpackbits(parts[1])
+            wide = (np.stack([low & 15, low >> 4], -1).reshape(-1) | high << 4).reshape(tuple(parts[0].shape))
         elif node.get_type_name() == "Multiply":
             factors, numbers = (_constant(node.input_value(at).get_node()) for at in (0, 1))
             if factors is None or numbers is None or factors.ndim != 3 or factors.dtype != np.int8:
@@ -157,6 +151,8 @@ def widen(model: openvino.Model) -> None:
                 wide = scales.astype(node.get_output_element_type(0).to_dtype())
         if wide is not None:
             constant = ops.constant(wide)
+            if node.get_type_name() == "Add":  # as a constant of numbers in f16 it would become f32
+                constant = ops.convert(constant, node.get_output_element_type(0))
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(constant.output(0))
 
@@ -261,10 +257,8 @@ def _five_bits(node: Any) -> tuple[Any, NDArray[np.uint8]] | None:
     values = _skip(low, "Convert")
     if values.get_type_name() != "Constant" or _type(values) != "u4" or product.get_type_name() != "Multiply":
         return None
-    bits, factor = (
-        _skip(product.input_value(0).get_node(), "Convert"),
-        _constant(product.input_value(1).get_node()),
-    )
+    bits = _skip(product.input_value(0).get_node(), "Convert")
+    factor = _constant(product.input_value(1).get_node())
     if bits.get_type_name() != "Constant" or _type(bits) != "u1" or factor is None or (factor != 16).any():
         return None
     return values, bits.data
