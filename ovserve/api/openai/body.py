@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -296,7 +296,7 @@ def decode_body(
     as `messages[0].odd`, the first of each kind. `loosen` is called for a body that does not fit the type."""
     members = unique_members(body)
     decoded = decode_struct(body, decoder, loosen)
-    unknown, inner = shape_of(decoder.type).unknown(members)
+    unknown, inner = shape_of(cast(Any, decoder.type)).unknown(members)
     unknown_fields = dict.fromkeys(inner, _NOTHING)
     if unknown:
         fields = decode_fields(body)
@@ -323,10 +323,10 @@ def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T], loosen: Loosen 
 
 def _decode_loosely(body: bytes, decoder: msgspec.json.Decoder[T], loosen: Loosen | None) -> T:
     """The struct of a body that has 5.0 where an integer belongs, which is that integer; 5.5 is none."""
-    value = msgspec.json.decode(body)
+    value, kind = msgspec.json.decode(body), cast(type[T], decoder.type)
     if loosen is not None:
         loosen(value)
-    return msgspec.convert(shape_of(decoder.type).with_whole_numbers(value), decoder.type)
+    return msgspec.convert(shape_of(kind).with_whole_numbers(value), kind)
 
 
 def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refused]) -> None:
