@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 480,
-    "lines": 99_567,
+    "lines": 99_566,
     "folders": 71,
     "top-level packages": 20,
     "modules with one importer": 91,

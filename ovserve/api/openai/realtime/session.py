@@ -456,13 +456,13 @@ class RealtimeSession:
 
 
 def _has_many_values(data: bytes) -> bool:
-    """Commas of texts, as of a table, separate no values. Of strings there are at most two for each."""
+    """Commas of texts, as of a table, separate no values. Of an object each has two strings."""
     if data.count(b",") <= MAX_VALUES:
         return False
     commas = end = 0
     for count, string in enumerate(STRING.finditer(data)):
         commas += data.count(b",", end, string.start())
         end = string.end()
-        if commas > MAX_VALUES or count > 2 * MAX_VALUES:
+        if commas > MAX_VALUES or count > 2 * MAX_VALUES + 1:
             return True
     return commas + data.count(b",", end) > MAX_VALUES

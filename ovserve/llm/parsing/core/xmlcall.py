@@ -30,6 +30,7 @@ _CDATA_END = Markers(("]]>",))
 _CDATA = "<![CDATA["
 _GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
 _GAP = re.compile(f"[{_GAP_CHARACTERS}]*")
+_QUOTED = re.compile(r"""\s*(["'])(.+?)\1""", re.DOTALL)
 _ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*')
 
 
@@ -373,7 +374,8 @@ def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
         ):
             raise EndOfText
     if not form.quoted:
-        return text.strip().strip("\"'"), ""
+        match = _QUOTED.match(text)  # what follows are attributes
+        return (match[2] if match else text).strip().strip("\"'"), ""
     match = _ATTRIBUTE.fullmatch(text)
     if match is None:
         raise NotACall

@@ -156,13 +156,10 @@ class MiniCpm5(TaggedXml):
 
 
 class MiniMaxM2(TaggedXml):
-    """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2, which may
-    write names in single quotes or none.
-
-    Sources: read 2026-11-22,
+    """minimax_m2: `<invoke name="f"><parameter name="k">v</parameter></invoke>`. MiniMax M2, also
+    with names in single quotes or none. Sources: read 2026-11-22 and 2026-11-29,
     https://github.com/sgl-project/sglang/blob/087f50049752/python/sglang/srt/function_call/minimax_m2.py;
-    read 2026-11-29, the function extract_name in
-    https://github.com/MiniMax-AI/MiniMax-M2.5/blob/main/docs/tool_calling_guide.md
+    https://github.com/MiniMax-AI/MiniMax-M2.5/blob/main/docs/tool_calling_guide.md (extract_name)
     """
 
     name = "minimax_m2"
