@@ -43,9 +43,9 @@ from ovserve.graph.graph import Graph
 from ovserve.kinds.payload import HttpPayload
 from ovserve.kinds.text.node import decode as decode_payload
 from ovserve.kinds.text.resource import LlmResources
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates

@@ -14,9 +14,9 @@ from typing import Any
 from ovserve.api.openai.describe import Parameter, parameters
 from ovserve.api.openai.operation import REJECTED, SUPPORTED, Operation
 from ovserve.http.app import build_app
+from ovserve.http.connections import RestLimits
 from ovserve.http.openapi import OPERATIONS, paths_of
 from ovserve.http.routes.describe import routes_of
-from ovserve.http.transport.connections import RestLimits
 from ovserve.serving.manager import Manager
 from tests.conftest import ROOT
 

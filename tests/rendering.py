@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.llm.prompt.template import CompiledTemplate
 from ovserve.llm.request import GenerateRequest
+from ovserve.llm.template import CompiledTemplate
 
 
 def probed(template: ChatTemplate | str) -> ChatTemplate:

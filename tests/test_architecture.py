@@ -66,7 +66,7 @@ ONLY_IMPORTER = {
         "ovserve/kinds/voice/worker/pipeline.py",
         "ovserve/kinds/speech/worker/",
     ),
-    "av": ("ovserve/kinds/voice/worker/backend.py", "ovserve/sandbox/audio/"),
+    "av": ("ovserve/kinds/voice/worker/backend.py", "ovserve/sandbox/audio_decoder.py"),
     "espeakng_loader": "ovserve/kinds/voice/worker/pipeline.py",
     "openvino": (
         "ovserve/kinds/encoders/worker/",
@@ -104,7 +104,7 @@ ONLY_IMPORTER = {
     "grpc_health": "ovserve/grpc_api/",
     "grpc_reflection": "ovserve/grpc_api/",
     "prometheus_client": "ovserve/services/monitoring/scrape.py",
-    "jinja2": "ovserve/llm/prompt/template.py",
+    "jinja2": "ovserve/llm/template.py",
     "opentelemetry": "ovserve/telemetry/tracing.py",
     "PIL": ("ovserve/sandbox/images/documents.py", "ovserve/kinds/images/worker/pipelines.py"),
     "pypdf": "ovserve/sandbox/images/documents.py",

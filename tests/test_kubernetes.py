@@ -19,9 +19,9 @@ import yaml
 from ovserve.cli.commands import build_parser
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
+from ovserve.http.connections import RestLimits
 from ovserve.http.middleware import OPEN
 from ovserve.http.routes.describe import routes_of
-from ovserve.http.transport.connections import RestLimits
 from ovserve.services.monitoring.families import FAMILIES
 from ovserve.serving.manager import Manager
 from scripts.kserve_manifests import FILES as RUNTIMES

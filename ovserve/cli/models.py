@@ -11,7 +11,7 @@ from ovserve.cli.parser import EXIT_FAILED, Commands, size, table
 from ovserve.errors import LoadError
 
 if TYPE_CHECKING:
-    from ovserve.llm.parsing.core.registry import ParserChoice
+    from ovserve.llm.parsing.registry import ParserChoice
 
 HEADER = ("kind", "name", "size", "architecture", "context", "tool parser", "reasoning parser", "path")
 PLACES = ("graphs", "models")

@@ -27,7 +27,7 @@ from ovserve.api.kserve.tensor import Tensor
 from ovserve.api.openai.realtime import packets as realtime
 from ovserve.api.openai.realtime.packets import Answer, Transcript
 from ovserve.errors import InvalidArgument, UnsupportedMediaType
-from ovserve.graph.runtime.streams import Stream
+from ovserve.graph.streams import Stream
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.llm.output import Parsed

@@ -1,6 +1,7 @@
 """MediaPipe's graph model in Python. It is independent of LLMs and HTTP, and could be a package of its own.
 
 What a calculator author imports is re-exported here; `graph.graph` and `testing` are for hosts and tests.
+`pbtxt/` reads files, `config` and `planning` make a plan of them, `scheduler`, `nodes` and `streams` run it.
 """
 
 from ovserve.graph.calculator import (

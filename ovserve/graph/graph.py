@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from ovserve.errors import LoadError, described
 from ovserve.graph.calculator import LoadContext, NodeState
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
+from ovserve.graph.nodes import InlineNode, TaskNode, WholeNode
 from ovserve.graph.planning import GraphPlan, NodePlan, plan_graph
 from ovserve.graph.registry import Registry, innermost
-from ovserve.graph.runtime.nodes import InlineNode, TaskNode, WholeNode
-from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
-from ovserve.graph.runtime.streams import Pools, TapSlot
+from ovserve.graph.scheduler import GraphRun, NodeRun
+from ovserve.graph.streams import Pools, TapSlot
 from ovserve.telemetry.metrics import NodeEvents
 
 T = TypeVar("T")

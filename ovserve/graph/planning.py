@@ -25,7 +25,7 @@ from ovserve.graph.config import GraphConfig
 from ovserve.graph.node import Endpoint, Node, split_endpoints
 from ovserve.graph.options import option_message, struct_options
 from ovserve.graph.registry import Registry, contract_of
-from ovserve.graph.runtime.streams import ExecutorPlan, plan_executors, plan_sync_sets
+from ovserve.graph.streams import ExecutorPlan, plan_executors, plan_sync_sets
 
 # The plan of a graph: what is known of it and its nodes before a packet flows, checked.
 

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
-    """Read PEM files, whose content `http/transport/sockets.py` has checked. Before each handshake the
+    """Read PEM files, whose content `http/sockets.py` has checked. Before each handshake the
     library asks for newer ones, from its own thread. Raises LoadError for an unreadable one."""
     files = [path for path in (certificate, key, client_ca) if path is not None]
     seen = _stamps(files)

@@ -16,6 +16,7 @@ from ovserve.access import AccessLog, Guard
 from ovserve.api.azure import DEPLOYMENTS, FOUNDRY, FOUNDRY_INFO, INFO
 from ovserve.errors import OvserveError
 from ovserve.http.body import BODIES
+from ovserve.http.connections import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits, Runner
 from ovserve.http.errors import OPENAI_STYLE
 from ovserve.http.middleware import (
     ACCESS_LOG,
@@ -40,7 +41,6 @@ from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
 from ovserve.http.routes.v2 import V2, V2Admin, V2Models, no_shared_memory, no_traces
 from ovserve.http.routes.v3 import V3, Anthropic, Azure
-from ovserve.http.transport.connections import KEEP_ALIVE_SECONDS, LIMITS, LINGER_SECONDS, RestLimits, Runner
 from ovserve.services.inference.administration import Administration, Description
 from ovserve.services.inference.infer import Inference
 from ovserve.services.responses.batch_lines import BatchBounds

@@ -16,7 +16,7 @@ from ovserve.api.azure import with_model
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
 from ovserve.api.openai.common import with_whole_characters
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
-from ovserve.http.transport.connections import LIMITS
+from ovserve.http.connections import LIMITS
 from ovserve.kinds.payload import HttpPayload, report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager

@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ovserve.errors import InvalidArgument, PayloadTooLarge, Unavailable, UnsupportedMediaType
 from ovserve.http.body import BODIES, Body, body_time, content_of
-from ovserve.http.transport.connections import LIMITS
+from ovserve.http.connections import LIMITS
 from ovserve.kinds.payload import UploadedFile
 from ovserve.kinds.speech.api import form_body
 from ovserve.sandbox.bodies import Head

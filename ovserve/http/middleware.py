@@ -40,9 +40,9 @@ from ovserve.errors import (
     for_log,
     public,
 )
+from ovserve.http.connections import Connection
 from ovserve.http.errors import API_STYLE, style_of
 from ovserve.http.sse import ANSWERED
-from ovserve.http.transport.connections import Connection
 from ovserve.log import request_id
 from ovserve.telemetry.metrics import Metrics
 

@@ -23,8 +23,8 @@ from aiohttp.http import StreamWriter
 
 from ovserve.access import current_request
 from ovserve.errors import OvserveError, for_log, public
+from ovserve.http.connections import LIMITS
 from ovserve.http.errors import API_STYLE
-from ovserve.http.transport.connections import LIMITS
 from ovserve.kinds.payload import HttpResponse
 from ovserve.log import request_id
 from ovserve.serving.servable import GraphResponse

@@ -18,7 +18,7 @@ IGNORED_HEADER = "x-ovserve-ignored-params"
 HEADER_LENGTH = 2000  # characters; proxies take 4 to 8 KB for all headers, and a body may have 20,000 fields
 EVENT_STREAM = "text/event-stream"
 CLAMPED_HEADER = "x-ovserve-clamped"
-ADAPTED_HEADER = "x-ovserve-adapted"  # how messages were rearranged, see llm/prompt/chat_template.py
+ADAPTED_HEADER = "x-ovserve-adapted"  # how messages were rearranged, see llm/chat_template.py
 REPETITION_HEADER = "x-ovserve-repetition"
 TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
 

@@ -18,13 +18,13 @@ from ovserve.engine.admission.calls import AdmittedCall, CallAdmission, CallSess
 from ovserve.engine.admission.text import TextAdmission
 from ovserve.engine.client.calls import CallClient
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.hosting.hosts import Hosts
+from ovserve.engine.client.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.specs import Facts, Isolation, Spec
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Node
-from ovserve.sandbox.audio.loader import AudioLoader
+from ovserve.sandbox.audio_loader import AudioLoader
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
+from ovserve.llm.fim import Fim
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
 from ovserve.llm.parsing import default, implicit_reasoning_start, reasoning_closed
-from ovserve.llm.parsing.core.registry import ParserChoice
-from ovserve.llm.prompt.chat_template import ChatTemplate
-from ovserve.llm.prompt.fim import Fim
+from ovserve.llm.parsing.registry import ParserChoice
 from ovserve.llm.request import Parsing, Sampling, ToolPolicy
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ovserve.llm.parsing.core.output import Content, ContentWasReasoning, Reasoning, ToolCallBroken
+from ovserve.llm.parsing.output import Content, ContentWasReasoning, Reasoning, ToolCallBroken
 from ovserve.llm.request import TokenLogprob
 
 __all__ = [

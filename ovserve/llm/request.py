@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from ovserve.llm.chat_template import Conversation, EncodedConversation
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.images import Image, ImageSource
-from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 
 # The tools of a request, in one form for every dialect; and how its answer is parsed.
 #

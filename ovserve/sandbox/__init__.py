@@ -4,5 +4,6 @@
 - `bodies`: large JSON request bodies
 - `templates`: chat templates, by the functions of `rendering`
 - `images`: pictures and documents
-- `audio`: recordings
+- `audio_loader`, `audio_decoder`: recordings, to 16 kHz, one channel, 16 bits; WAV by numpy, other
+  formats by the library `av`, of the extra `audio`
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Expectations
-from ovserve.llm.prompt.template import CompiledTemplate
+from ovserve.llm.chat_template import ChatTemplate, Conversation, Expectations
+from ovserve.llm.template import CompiledTemplate
 
 MAX_PROMPT = 64 * 1024 * 1024  # characters; no context is that long
 MAX_TEMPLATES = 64  # kept; reloads bring new ones, and unused ones are not reported

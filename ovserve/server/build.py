@@ -16,8 +16,8 @@ from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import LoadError
-from ovserve.http.transport.sockets import is_local, split
-from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader
+from ovserve.http.sockets import is_local, split
+from ovserve.sandbox.audio_loader import AudioBounds, AudioLoader
 from ovserve.sandbox.images.loader import Bounds, Media
 from ovserve.sandbox.images.policy import parse_policy
 from ovserve.server.settings import Settings, cache_path, grpc_addresses

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ovserve.errors import InvalidArgument
-from ovserve.http.transport.sockets import UNIX
+from ovserve.http.sockets import UNIX
 from ovserve.server.settings import OPTIONS
 
 # The list of this user's running servers, so that `ovserve run` loads no second copy of a model.

@@ -14,9 +14,9 @@ from ovserve.access import AccessLog, Guard
 from ovserve.console.console import Console, ConsoleSettings
 from ovserve.errors import LoadError
 from ovserve.http.app import build_app, build_batches, build_metrics_app, build_runner
+from ovserve.http.connections import Listener, RestLimits, Runner
 from ovserve.http.middleware import Cors
-from ovserve.http.transport.connections import Listener, RestLimits, Runner
-from ovserve.http.transport.sockets import Certificate, Sockets, is_local, split
+from ovserve.http.sockets import Certificate, Sockets, is_local, split
 from ovserve.server.build import batch_bounds
 from ovserve.server.settings import OPTIONS, Settings, grpc_addresses, tls_files
 from ovserve.services.inference.infer import Inference

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ovserve.http.transport.sockets import Sockets, split
+from ovserve.http.sockets import Sockets, split
 from ovserve.server.settings import Settings
 
 

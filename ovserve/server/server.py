@@ -24,7 +24,7 @@ from ovserve.engine.client.spawn import SHARED_MEMORY
 from ovserve.engine.protocol.blobs import clear_abandoned
 from ovserve.errors import LoadError
 from ovserve.graph import Registry
-from ovserve.http.transport.sockets import UNIX, Certificate
+from ovserve.http.sockets import UNIX, Certificate
 from ovserve.pull.packaged import better_than
 from ovserve.sandbox.bodies import Bodies
 from ovserve.server.build import (

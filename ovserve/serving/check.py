@@ -34,7 +34,7 @@ from ovserve.kinds.tensors.spec import is_model_file, weights_fault
 from ovserve.kinds.text.engine_choice import TextEngine
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.kinds.text.resource import choose_parsers, load_template
-from ovserve.llm.parsing.core.registry import ParserChoice, choose
+from ovserve.llm.parsing.registry import ParserChoice, choose
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.config.file import (
     ConfigFile,

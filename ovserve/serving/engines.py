@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.hosting.hosts import Hosts
+from ovserve.engine.client.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.text import TextClient

@@ -22,7 +22,7 @@ from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.state import RESTING
 from ovserve.errors import EngineDead, Internal, InvalidArgument, NodeError, NotFound, OvserveError
 from ovserve.graph.graph import Graph
-from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.scheduler import GraphRun
 from ovserve.kinds.payload import HttpPayload, HttpResponse
 from ovserve.kinds.resource import NamedVariants, Resource
 from ovserve.kinds.tensors.node import PlainModel

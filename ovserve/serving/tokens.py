@@ -25,9 +25,9 @@ from ovserve.kinds.encoders.resource import EncoderResource
 from ovserve.kinds.encoders.spec import EncoderFacts
 from ovserve.kinds.payload import HttpPayload
 from ovserve.kinds.text.resource import ENDPOINTS, LlmResources, encoded, parse
+from ovserve.llm.chat_template import EncodedConversation
 from ovserve.llm.images import ImageSource, texts_between
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import EncodedConversation
 from ovserve.llm.request import FileSource
 from ovserve.serving.servable import Servable
 

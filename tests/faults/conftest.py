@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ovserve.engine.client.state import RestartPolicy
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from tests.conftest import script_graph
 from tests.http.conftest import Running, running
 

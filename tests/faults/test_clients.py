@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from tests.conftest import eventually
 from tests.faults.conftest import LIMITS, Hurt, Hurting
 

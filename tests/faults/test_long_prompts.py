@@ -19,7 +19,7 @@ import pytest
 
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.protocol.specs import TextSpec
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from ovserve.kinds.text import engine_spec
 from tests.conftest import ROOT, eventually, script_graph
 from tests.engine import tiny

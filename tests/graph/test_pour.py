@@ -10,7 +10,7 @@ import pytest
 
 from ovserve.errors import NodeError
 from ovserve.graph.graph import Graph
-from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.scheduler import GraphRun
 from tests.conftest import eventually
 from tests.graph.calculators import REGISTRIES
 

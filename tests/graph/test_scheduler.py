@@ -1,4 +1,4 @@
-"""The six rules of ovserve.graph.runtime.scheduler, one by one, with nodes that are tasks and nodes that are not."""
+"""The six rules of ovserve.graph.scheduler, one by one, with nodes that are tasks and nodes that are not."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from ovserve.errors import NodeError
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.graph import Graph
-from ovserve.graph.runtime.streams import Stream
+from ovserve.graph.streams import Stream
 
 
 @calculator("Double")

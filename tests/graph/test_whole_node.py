@@ -10,7 +10,7 @@ import pytest
 from ovserve.errors import NodeError, Unavailable
 from ovserve.graph import Calculator, Context, Input, Output, Registry, calculator
 from ovserve.graph.graph import Graph
-from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.scheduler import GraphRun
 from tests.graph.test_tap import Recorder
 
 TEXT = """

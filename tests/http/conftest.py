@@ -16,9 +16,9 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
+from ovserve.http.connections import Listener, RestLimits
 from ovserve.http.middleware import Cors
-from ovserve.http.transport.connections import Listener, RestLimits
-from ovserve.http.transport.sockets import Sockets
+from ovserve.http.sockets import Sockets
 from ovserve.sandbox.images.loader import Media
 from ovserve.services.monitoring.families import NAMES
 from ovserve.serving.manager import Manager

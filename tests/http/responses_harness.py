@@ -18,7 +18,7 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.engine.client.text import TextClient
 from ovserve.graph import Registry
 from ovserve.http.app import build_app, build_runner
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from ovserve.services.responses.service import ResponsesService
 from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager

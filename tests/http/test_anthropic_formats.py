@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from ovserve.api.anthropic.messages import Messages
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from tests.conftest import Server
 from tests.rendering import rendered
 

@@ -17,9 +17,9 @@ from azure.core.exceptions import ResourceNotFoundError
 
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.resource import ENDPOINTS
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from tests.conftest import Server
 
 FRANCE = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}

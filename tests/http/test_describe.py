@@ -17,9 +17,9 @@ from ovserve.api.openai.describe import parameters
 from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
+from ovserve.http.connections import RestLimits
 from ovserve.http.openapi import OPERATIONS, document, paths_of, undocumented
 from ovserve.http.routes.describe import routes_of
-from ovserve.http.transport.connections import RestLimits
 from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.serving.manager import Manager
 from tests.conftest import eventually, script_graph

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
+from ovserve.http.connections import LIMITS, RestLimits
 from ovserve.http.sse import MOST_UNSENT, EventStream
-from ovserve.http.transport.connections import LIMITS, RestLimits
 
 Use = Callable[[EventStream, web.Request], Awaitable[None]]
 

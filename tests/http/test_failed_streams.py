@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from tests.conftest import script_graph
 from tests.http.conftest import running
 

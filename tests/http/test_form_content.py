@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from tests.conftest import script_graph, start_server
 from tests.http.conftest import running
 from tests.http.loop import Loop

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from ovserve.api.openai import ENDPOINTS
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing.core.registry import ParserChoice
+from ovserve.llm.parsing.registry import ParserChoice
 from tests.http.test_tools import DIALECTS, OSLO, TEMPLATE, TOOLS, WEATHER, over
 from tests.rendering import probed, rendered
 

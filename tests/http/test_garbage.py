@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ovserve.engine.admission.text import AdmittedText
-from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
+from ovserve.graph.scheduler import GraphRun, NodeRun
 from ovserve.kinds.text.node import ResponseBuilder
 from ovserve.serving.servable import GraphResponse
 from tests.conftest import eventually

@@ -57,7 +57,7 @@ async def http(guarded: Running) -> Any:
 
 async def test_every_path_but_those_of_probes_needs_a_key(guarded: Running, http: httpx.AsyncClient) -> None:
     from ovserve.http.app import build_app
-    from ovserve.http.transport.connections import RestLimits
+    from ovserve.http.connections import RestLimits
 
     table = routes_of(build_app(guarded.manager, RestLimits(1, 1)))
     paths = {pattern.pattern.replace("\\", "") for _, pattern in table}
@@ -187,7 +187,7 @@ async def test_stored_responses_are_their_owners(tmp_path: Path) -> None:
     from ovserve.calculators.shipped import MODULES
     from ovserve.graph import Registry
     from ovserve.http.app import build_app, build_runner
-    from ovserve.http.transport.connections import RestLimits
+    from ovserve.http.connections import RestLimits
     from ovserve.services.responses.service import ResponsesService
     from ovserve.services.responses.store import ResponseStore
     from ovserve.serving.manager import Manager

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ovserve.http.transport.connections import Listener, RestLimits
+from ovserve.http.connections import Listener, RestLimits
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import Running, running
 from tests.http.loop import Loop

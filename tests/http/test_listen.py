@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from ovserve.errors import LoadError
-from ovserve.http.transport import sockets
-from ovserve.http.transport.sockets import Certificate, is_local, split, url
+from ovserve.http import sockets
+from ovserve.http.sockets import Certificate, is_local, split, url
 from tests.conftest import script_graph, start_server
 
 

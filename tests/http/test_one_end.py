@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.errors import LoadError, ModelNotFound, OvserveError
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from ovserve.telemetry.metrics import ModelMetrics
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import running

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from ovserve.http.transport.connections import RestLimits
+from ovserve.http.connections import RestLimits
 from tests.conftest import eventually, script_graph
 from tests.http.conftest import Running, running
 

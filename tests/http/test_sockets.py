@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.http.transport.sockets import Sockets
+from ovserve.http.sockets import Sockets
 from tests.conftest import ROOT, script_graph, start_server
 from tests.ports import free_port
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ovserve.http.transport.connections import Connection, Connections
+from ovserve.http.connections import Connection, Connections
 from tests.conftest import eventually
 
 SIZE = 32 << 20  # more than the kernel keeps

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ovserve.llm.prompt.chat_template import ChatTemplate, EncodedConversation
-from ovserve.llm.prompt.template import CompiledTemplate
+from ovserve.llm.chat_template import ChatTemplate, EncodedConversation
+from ovserve.llm.template import CompiledTemplate
 from tests.rendering import probed, render
 
 # One system message, first, and at least one of the user, as Qwen3.5 has it.

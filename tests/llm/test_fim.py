@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ovserve.errors import UnsupportedParameter
-from ovserve.llm.prompt.fim import Fim, detect, ending_middle, middle_prompt
+from ovserve.llm.fim import Fim, detect, ending_middle, middle_prompt
 from ovserve.llm.request import Sampling
 
 QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|endoftext|>", "<|fim_pad|>"]

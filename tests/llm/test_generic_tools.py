@@ -1,4 +1,4 @@
-"""Tools as text, for chat templates that have no place for them (ovserve.llm.prompt.chat_template)."""
+"""Tools as text, for chat templates that have no place for them (ovserve.llm.chat_template)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument
-from ovserve.llm.prompt.chat_template import GENERIC_PARSER, ChatTemplate, describe_tools
+from ovserve.llm.chat_template import GENERIC_PARSER, ChatTemplate, describe_tools
 from tests.llm.parsing.cuts import result
 from tests.rendering import probed, render
 

@@ -16,7 +16,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.rules import Costly, in_all, in_loop
 from ovserve.llm.grammar.writer import compact, write
-from ovserve.llm.parsing.core import registry
+from ovserve.llm.parsing import registry
 from ovserve.llm.request import ToolPolicy
 
 HELD = 0.4  # seconds of CPU; the slowest takes 0.035 (2026-11-23, Xeon)

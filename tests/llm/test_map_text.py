@@ -13,9 +13,9 @@ from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.kinds.payload import AnswerPacket, HttpResponse
 from ovserve.kinds.text.node import ResponseBuilder
 from ovserve.kinds.text.resource import ENDPOINTS
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Content, Parsed, Reasoning, ToolCallDelta
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Delta, TokenLogprob, TopToken
 from ovserve.services.responses.run import Run
 from tests.conformance_adapter import parser_for

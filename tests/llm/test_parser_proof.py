@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text().partition("### A parser of your own")[2]
 IMPORTS = """
 from ovserve.llm.parsing import ToolDialect
-from ovserve.llm.parsing.core.cursor import Cursor, Steps
-from ovserve.llm.parsing.core.json_call import MARKED, call_object
-from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.literal import Tools
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.json_call import MARKED, call_object
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.literal import Tools
 
 """
 
@@ -99,7 +99,7 @@ def test_files_that_prove_nothing(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_a_dialect_that_depends_on_the_cut_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ovserve.llm.parsing.core import scanner
+    from ovserve.llm.parsing import scanner
 
     real = scanner.TextParser.feed
     monkeypatch.setattr(scanner.TextParser, "feed", lambda self, text: real(self, text.strip()))

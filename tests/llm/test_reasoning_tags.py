@@ -6,7 +6,7 @@ import pytest
 
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing import Content, Reasoning, default, make_parser
-from ovserve.llm.parsing.core.registry import ParserChoice
+from ovserve.llm.parsing.registry import ParserChoice
 from ovserve.llm.request import ReasoningBudget, Sampling
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.conjunction import MAX_NAMED
 from ovserve.llm.grammar.writer import compact, write
-from ovserve.llm.parsing.core import registry
+from ovserve.llm.parsing import registry
 from tests.breadth import examples
 from tests.odd_schemas import SCHEMAS
 

@@ -20,7 +20,7 @@ resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
 resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.writer import compact
-from ovserve.llm.parsing.core import registry
+from ovserve.llm.parsing import registry
 text = {{"type": "string"}}
 def names(n): return {{f"k{{i}}": text for i in range(n)}}
 def deep(n):

@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them (ovserve.llm.prompt.template)."""
+"""Chat templates render as transformers renders them (ovserve.llm.template)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation
-from ovserve.llm.prompt.template import CompiledTemplate
+from ovserve.llm.chat_template import ChatTemplate, Conversation
+from ovserve.llm.template import CompiledTemplate
 from tests.rendering import render
 
 USER = [{"role": "user", "content": "<hi> & 'é'"}]

@@ -18,19 +18,19 @@ from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.api.openai.tools import tool_policy
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.resource import ENDPOINTS, decode_within, parse
-from ovserve.llm.grammar.guidance import guided
-from ovserve.llm.grammar.writer import compact
-from ovserve.llm.images import Vision, tag
-from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Parsed
-from ovserve.llm.parsing.core.registry import ParserChoice
-from ovserve.llm.prompt.chat_template import (
+from ovserve.llm.chat_template import (
     ChatTemplate,
     Conversation,
     EncodedConversation,
     Expectations,
     describe_tools,
 )
+from ovserve.llm.grammar.guidance import guided
+from ovserve.llm.grammar.writer import compact
+from ovserve.llm.images import Vision, tag
+from ovserve.llm.model import ModelContext
+from ovserve.llm.output import Parsed
+from ovserve.llm.parsing.registry import ParserChoice
 from ovserve.llm.request import GenerateRequest, Presentation
 from ovserve.sandbox.messages import DataUnpickler, Raised
 

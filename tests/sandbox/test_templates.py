@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ovserve.errors import InvalidArgument, LoadError, Unavailable
-from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.sandbox.rendering import MAX_TEMPLATES
 from ovserve.sandbox.templates import Templates
 from ovserve.sandbox.worker import PART

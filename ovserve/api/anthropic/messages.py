@@ -42,8 +42,8 @@ from ovserve.api.openai.sampling import SamplingFields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import Conversation
 from ovserve.llm.request import GenerateRequest, Presentation, ReasoningBudget, ToolPolicy, document_text
 
 BILLING = "x-anthropic-billing-header"

@@ -24,9 +24,9 @@ from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm import output as parts
 from ovserve.llm import request as llm
+from ovserve.llm.fim import ending_middle, middle_prompt
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed, ToolCall
-from ovserve.llm.prompt.fim import ending_middle, middle_prompt
 from ovserve.llm.request import TokenLogprob, ToolPolicy
 
 _chat_decoder = msgspec.json.Decoder(ChatRequest)

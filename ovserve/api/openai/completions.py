@@ -45,9 +45,9 @@ from ovserve.api.openai.sampling import (
 )
 from ovserve.api.openai.structured import without_effect
 from ovserve.errors import InvalidArgument
+from ovserve.llm.fim import ending_middle, middle_prompt
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
-from ovserve.llm.prompt.fim import ending_middle, middle_prompt
 from ovserve.llm.request import GenerateRequest, Presentation, Prompt
 
 MAX_ALL_CHOICES = 256  # prompts times n

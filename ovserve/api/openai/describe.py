@@ -17,8 +17,8 @@ from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import IGNORED, REJECTED, SUPPORTED, Operation, Override, doc
+from ovserve.llm.chat_template import ToolPrompt
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import ToolPrompt
 
 REF = "#/components/schemas/"
 _NOTE = ("description", "default", "title")

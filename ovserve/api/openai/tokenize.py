@@ -19,8 +19,8 @@ from ovserve.api.openai.messages import Message, check_messages, loosen_messages
 from ovserve.api.openai.operation import doc
 from ovserve.api.openai.sampling import TokenId
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import Conversation
 
 MAX_LENGTH = 1 << 20  # tokens of padding a request may ask for
 INPUTS = ("text", "prompt", "messages")

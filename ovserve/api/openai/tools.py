@@ -19,7 +19,7 @@ from ovserve.api.openai.operation import REJECTED, Override
 from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
 from ovserve.llm.grammar.writer import strictly, write
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing.core import registry
+from ovserve.llm.parsing import registry
 from ovserve.llm.request import Choice, ToolPolicy
 
 CHOICES: tuple[Choice, ...] = ("none", "auto", "required")

@@ -13,7 +13,7 @@ import msgspec
 
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.resource import LlmResources
-from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
+from ovserve.llm.chat_template import Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest
 
 SYSTEM_ROLES = ("system", "developer")

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ovserve.engine.client.client import EngineClient
-from ovserve.engine.client.hosting.host import ModelProcess
-from ovserve.engine.client.hosting.hosts import Hosts, NotShared
+from ovserve.engine.client.host import ModelProcess
+from ovserve.engine.client.hosts import Hosts, NotShared
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import EngineState, InFlight, Listeners

@@ -22,7 +22,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ovserve.engine.client.grammars import GrammarProver, HelperProcess
 from ovserve.engine.client.health import Health
-from ovserve.engine.client.hosting.host import ModelProcess
+from ovserve.engine.client.host import ModelProcess
 from ovserve.engine.client.mailbox import PendingCalls
 from ovserve.engine.client.process import EngineMessage, EngineProcess
 from ovserve.engine.client.settings import EngineSettings

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Callable
 
-from ovserve.engine.client.hosting.host import ModelProcess
+from ovserve.engine.client.host import ModelProcess
 from ovserve.engine.client.settings import MemoryLimit
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.messages import Ping, Usage

@@ -182,7 +182,7 @@ def ignore_end() -> None:
 class EngineProcess(asyncio.Protocol):
     """One process. `on_message` gets each frame after Ready; `on_end` is called once, when no more come."""
 
-    to_blame = True  # for its end: see hosting/host.py, where others share the process
+    to_blame = True  # for its end: see host.py, where others share the process
     name = retiring = ""
     memory_limit = None
 

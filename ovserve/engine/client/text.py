@@ -17,7 +17,7 @@ from typing import Any
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.client.grammars import CompiledGrammars, GrammarProver, HelperEnded, HelperProcess
-from ovserve.engine.client.hosting.host import ModelProcess
+from ovserve.engine.client.host import ModelProcess
 from ovserve.engine.client.mailbox import PendingCalls, Question
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.requests import DeltaStream, Requests

@@ -68,7 +68,7 @@ from ovserve.kinds.speech.spec import (
 )
 from ovserve.llm.audio import SAMPLES_PER_SECOND
 from ovserve.protos.options_pb2 import S2tCalculatorOptions
-from ovserve.sandbox.audio.loader import AudioLoader
+from ovserve.sandbox.audio_loader import AudioLoader
 
 # One recording on its way to text: pieces of audio to the engine, text and times from it, in order.
 #

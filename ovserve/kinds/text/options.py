@@ -12,8 +12,8 @@ from ovserve.engine.protocol.specs import GenerationSpec
 from ovserve.errors import LoadError
 from ovserve.graph import Node
 from ovserve.kinds.text.engine_spec import EngineOptions, engine_options
-from ovserve.llm.parsing.core.registry import check_pair
-from ovserve.llm.prompt.chat_template import GENERIC_PARSER
+from ovserve.llm.chat_template import GENERIC_PARSER
+from ovserve.llm.parsing.registry import check_pair
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 

@@ -31,13 +31,13 @@ from ovserve.graph import Node
 from ovserve.kinds.resource import EngineCalculator, Host, ResourceKind, Transcriber
 from ovserve.kinds.text.engine_choice import ONE_AT_A_TIME
 from ovserve.kinds.text.options import LlmOptions, parse_llm_options
+from ovserve.llm import fim
+from ovserve.llm.chat_template import GENERIC_PARSER, ChatTemplate, Conversation, EncodedConversation
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
-from ovserve.llm.parsing.core.registry import ParserChoice, choose
-from ovserve.llm.prompt import fim
-from ovserve.llm.prompt.chat_template import GENERIC_PARSER, ChatTemplate, Conversation, EncodedConversation
+from ovserve.llm.parsing.registry import ParserChoice, choose
 from ovserve.llm.request import FileSource, GenerateRequest, Sampling, TokenLogprob, ToolPolicy, with_files
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.sandbox.bodies import Bodies

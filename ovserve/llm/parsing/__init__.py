@@ -1,6 +1,6 @@
 """Parse answers into content, reasoning and tool calls, for every dialect, streamed or whole with the same
-result. `core/`: what comes out (`output.py`), the scanner, what a new format subclasses, the names of
-formats, and the syntax that these share; `tools/` and `reasoning.py`: the formats.
+result. `output`: what comes out; `dialect`: what a new format subclasses; `registry`: the names of formats;
+`scanner` and the rest: the syntax that they share; `tools/` and `reasoning`: the formats.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.output import (
+from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.output import (
     Content,
     ContentWasReasoning,
     Event,
@@ -19,8 +19,8 @@ from ovserve.llm.parsing.core.output import (
     ToolCallBroken,
     ToolCallStart,
 )
-from ovserve.llm.parsing.core.registry import Registry, default
-from ovserve.llm.parsing.core.scanner import TextParser
+from ovserve.llm.parsing.registry import Registry, default
+from ovserve.llm.parsing.scanner import TextParser
 
 __all__ = [
     "Content",

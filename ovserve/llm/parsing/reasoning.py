@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ovserve.llm.parsing.core.dialect import ReasoningDialect
+from ovserve.llm.parsing.dialect import ReasoningDialect
 from ovserve.llm.parsing.tools.pythonic import Lfm2
 
 Sign = Callable[[str], bool]

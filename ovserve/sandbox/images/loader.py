@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
 from ovserve.llm.request import FileSource
-from ovserve.sandbox.audio.loader import AudioLoader
+from ovserve.sandbox.audio_loader import AudioLoader
 from ovserve.sandbox.images.policy import Policy
 from ovserve.sandbox.messages import Undecodable
 from ovserve.sandbox.pool import Pool

@@ -17,7 +17,7 @@ from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parame
 from ovserve.api.kserve.tensor import display
 from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
 from ovserve.graph import Packet
-from ovserve.graph.runtime.scheduler import GraphRun
+from ovserve.graph.scheduler import GraphRun
 from ovserve.serving.interface import Interface
 from ovserve.serving.servable import Servable
 from ovserve.telemetry.metrics import Front, Outcome

@@ -19,7 +19,7 @@ from ovserve.engine.host.memory import cpu_seconds, is_runnable, memory, waiting
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.text.resource import load_template
-from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import FIELD, convert_spec

@@ -17,9 +17,9 @@ from ovserve.api.anthropic.answer import MessagesWriter
 from ovserve.api.anthropic.body import CountRequest
 from ovserve.api.anthropic.messages import openai_tools
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed, ToolCallDelta
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from tests.packets import packet
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -11,9 +11,9 @@ from ovserve.api.openai import ENDPOINTS
 from ovserve.api.openai.body import peek_model, unique_members
 from ovserve.api.openai.sampling import SEED_RANGE
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from tests.rendering import rendered
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -10,9 +10,9 @@ import pytest
 from ovserve.api.openai.responses import Responses, tools
 from ovserve.api.openai.responses.endpoint import DecodedResponses
 from ovserve.errors import InvalidArgument, UnsupportedParameter
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing.core.registry import ParserChoice
-from ovserve.llm.prompt.chat_template import ChatTemplate
+from ovserve.llm.parsing.registry import ParserChoice
 from ovserve.llm.request import GenerateRequest
 from tests.rendering import probed, rendered
 

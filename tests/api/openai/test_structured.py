@@ -12,7 +12,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.constraint import MAX_BYTES, Constraint, json_object
 from ovserve.llm.grammar.writer import compact
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.template import ChatTemplate
+from ovserve.llm.template import ChatTemplate
 
 MODEL = ModelContext(template=ChatTemplate("{{ messages[0].content }}"))
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ovserve.api.openai.sampling import MAX_BIAS, MAX_BIASES
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.kinds.text.resource import ENDPOINTS
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import MAX_ASSISTANT_TOKENS, Mode, refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.model import ModelContext
-from ovserve.llm.prompt.chat_template import ChatTemplate
 from ovserve.llm.request import Sampling
 
 VOCABULARY = 500

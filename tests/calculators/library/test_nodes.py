@@ -33,10 +33,10 @@ from ovserve.graph import Context, Packet, calculator
 from ovserve.graph.calculator import MAX_FOLLOW_UPS, FollowUps
 from ovserve.graph.testing import CalculatorRunner
 from ovserve.kinds.text.resource import LlmResources
+from ovserve.llm.chat_template import Conversation, EncodedConversation
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Content, Parsed, ToolCallDelta
-from ovserve.llm.prompt.chat_template import Conversation, EncodedConversation
 from ovserve.llm.request import GenerateRequest, Sampling, TokenLogprob, ToolPolicy, TopToken
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ovserve.engine.client.calls import CallClient, CallStream
-from ovserve.engine.client.hosting.hosts import Hosts
+from ovserve.engine.client.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import resident

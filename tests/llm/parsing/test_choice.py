@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.llm.parsing.core.registry import ParserChoice, check_pair, choose
+from ovserve.llm.parsing.registry import ParserChoice, check_pair, choose
 
 QWEN3 = "<tool_call> </tool_call> <think> </think>"
 HARMONY = "<|channel|> <|start|>"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovserve.llm.parsing.core.output import ToolCallBroken
+from ovserve.llm.parsing.output import ToolCallBroken
 from tests.breadth import examples
 from tests.llm.parsing.cuts import events, result, tool
 from tests.llm.parsing.test_roundtrip import BARE_TEXT, WRITERS, Call

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.llm.parsing.core.literal import python_literal
+from ovserve.llm.parsing.literal import python_literal
 
 VALUES = st.recursive(
     st.none()

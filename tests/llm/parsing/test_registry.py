@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.llm.parsing import Registry, ToolDialect, default, make_parser
-from ovserve.llm.parsing.core import registry
-from ovserve.llm.parsing.core.cursor import Cursor, Steps
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing import Registry, ToolDialect, default, make_parser, registry
+from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.output import Output
 from tests.llm.parsing.cuts import result
 
 

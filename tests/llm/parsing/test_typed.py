@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ovserve.llm.parsing.core.literal import Tools, to_json
+from ovserve.llm.parsing.literal import Tools, to_json
 from tests.llm.parsing.cuts import tool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ovserve.llm.parsing import detect
-from ovserve.llm.parsing.core.registry import choose
+from ovserve.llm.parsing.registry import choose
 from tests.llm.parsing.cuts import result, tool
 
 TOOLS = [tool("f", a="integer"), tool("g")]

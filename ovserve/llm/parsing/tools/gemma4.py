@@ -8,14 +8,14 @@ Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e
 
 from __future__ import annotations
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect, call, good_name, header
-from ovserve.llm.parsing.core.guide import Guide, listed
-from ovserve.llm.parsing.core.json_call import Keys, call_list, call_object, unmarked
-from ovserve.llm.parsing.core.json_scan import as_json, quote
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.loose_json import string, value
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect, call, good_name, header
+from ovserve.llm.parsing.guide import Guide, listed
+from ovserve.llm.parsing.json_call import Keys, call_list, call_object, unmarked
+from ovserve.llm.parsing.json_scan import as_json, quote
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.loose_json import string, value
+from ovserve.llm.parsing.output import Output
 
 # Mistral's dialects, which begin with the token `[TOOL_CALLS]`.
 
@@ -37,7 +37,7 @@ class Devstral(ToolDialect):
     """`[TOOL_CALLS]name[ARGS]{...}`. Devstral, Mistral Small 3.x, Ministral, Magistral.
 
     `[CALL_ID]` (Small 3.2) may stand between, `[ARGS]` may be missing (tokenizer v11), and older models put a
-    JSON list after the token. Arguments are not validated: see `core/dialect.py`.
+    JSON list after the token. Arguments are not validated: see `dialect.py`.
 
     Source: read 2026-11-22,
     https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/devstral/tool_parser.cpp

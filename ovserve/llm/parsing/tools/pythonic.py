@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
-from ovserve.llm.parsing.core.guide import Guide, listed
-from ovserve.llm.parsing.core.json_call import MARKED, block
-from ovserve.llm.parsing.core.json_scan import quote
-from ovserve.llm.parsing.core.literal import Tools, literal
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect, attempt
+from ovserve.llm.parsing.guide import Guide, listed
+from ovserve.llm.parsing.json_call import MARKED, block
+from ovserve.llm.parsing.json_scan import quote
+from ovserve.llm.parsing.literal import Tools, literal
+from ovserve.llm.parsing.output import Output
 
 _NAME = re.compile(r"[\w.\-]+")
 _KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than Python, such as `$filter`

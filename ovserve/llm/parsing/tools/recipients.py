@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect, attempt, call, header
-from ovserve.llm.parsing.core.guide import Guide, tagged
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.xmlcall import Form, calls
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.dialect import ToolDialect, attempt, call, header
+from ovserve.llm.parsing.guide import Guide, tagged
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.xmlcall import Form, calls
 
 _MESSAGE = "<|message|>"
 _TO = "to="

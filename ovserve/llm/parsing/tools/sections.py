@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect, call, header
-from ovserve.llm.parsing.core.guide import Guide
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.dialect import ToolDialect, call, header
+from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.output import Output
 
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
 

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
-from ovserve.llm.parsing.core.dialect import ToolDialect, attempt
-from ovserve.llm.parsing.core.guide import Guide
-from ovserve.llm.parsing.core.json_call import FENCES, MARKED, Keys, block, call_list, call_object, unmarked
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.loose_json import string, value
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
+from ovserve.llm.parsing.dialect import ToolDialect, attempt
+from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.json_call import FENCES, MARKED, Keys, block, call_list, call_object, unmarked
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.loose_json import string, value
+from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.tools import pythonic
 
 

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.core.dialect import ToolDialect, call, header
-from ovserve.llm.parsing.core.guide import Guide, tagged
-from ovserve.llm.parsing.core.json_call import MARKED, block
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.output import Output
-from ovserve.llm.parsing.core.xmlcall import Form, body, calls
+from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.dialect import ToolDialect, call, header
+from ovserve.llm.parsing.guide import Guide, tagged
+from ovserve.llm.parsing.json_call import MARKED, block
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.xmlcall import Form, body, calls
 
 # ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
 

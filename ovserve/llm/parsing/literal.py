@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovserve.llm.parsing.core.cursor import Cursor, NotACall, Steps, run_to_end
-from ovserve.llm.parsing.core.json_scan import as_json, quote
+from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps, run_to_end
+from ovserve.llm.parsing.json_scan import as_json, quote
 
 _MAX_DEPTH = 60
 _WORD_CHARS = re.compile(r"[A-Za-z_]+")

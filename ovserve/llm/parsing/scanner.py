@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ovserve.llm.parsing.core.cursor import Cursor, Markers, NotACall, Steps, markers_of
-from ovserve.llm.parsing.core.dialect import ReasoningDialect, ToolDialect, attempt
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.output import Event, Output
+from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps, markers_of
+from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect, attempt
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.output import Event, Output
 
 _log = logging.getLogger(__name__)
 

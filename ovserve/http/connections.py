@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError
 from ovserve.http.errors import OPENAI_STYLE
-from ovserve.http.transport.sockets import LISTEN_BACKLOG, Certificate, Sockets
+from ovserve.http.sockets import LISTEN_BACKLOG, Certificate, Sockets
 from ovserve.log import request_id
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from ovserve.sandbox.pool import Pool
 
 FILE_SECONDS = 120.0  # for one file; an hour takes 4 to 10
 MEMORY = 2 << 30  # bytes of a process's address space
-FUNCTIONS = "ovserve.sandbox.audio.decode"
+FUNCTIONS = "ovserve.sandbox.audio_decoder"
 SHORTEST = SAMPLES_PER_SECOND // 100  # samples; 10 ms
 DATA_URL_BYTES = 256  # of the part before the comma
 PREFIX = "ovserve-audio-"

@@ -36,7 +36,7 @@ from ovserve.access.request_context import NodeTime, node_times
 from ovserve.errors import NodeError, OvserveError
 from ovserve.graph.calculator import Context, NodeState, Output, Packet, Port
 from ovserve.graph.planning import GraphPlan, NodePlan
-from ovserve.graph.runtime.streams import END, Pools, Queue, Stream, TapSlot, wake
+from ovserve.graph.streams import END, Pools, Queue, Stream, TapSlot, wake
 
 log = logging.getLogger(__name__)
 

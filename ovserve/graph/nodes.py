@@ -17,8 +17,8 @@ from typing import Any
 from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, NodeState, Port
 from ovserve.graph.planning import NodePlan
-from ovserve.graph.runtime.scheduler import GraphRun, NodeRun
-from ovserve.graph.runtime.streams import Queue, wake
+from ovserve.graph.scheduler import GraphRun, NodeRun
+from ovserve.graph.streams import Queue, wake
 
 log = logging.getLogger(__name__)
 

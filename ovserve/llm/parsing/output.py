@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor
+from ovserve.llm.parsing.cursor import Cursor
 
 
 class Content(msgspec.Struct, frozen=True, gc=False):

@@ -12,9 +12,9 @@ import json
 import re
 from collections.abc import Callable
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Mark, Markers, NotACall, Steps, run_to_end
-from ovserve.llm.parsing.core.json_scan import JSON_NUMBER, quote
-from ovserve.llm.parsing.core.literal import number
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Mark, Markers, NotACall, Steps, run_to_end
+from ovserve.llm.parsing.json_scan import JSON_NUMBER, quote
+from ovserve.llm.parsing.literal import number
 
 MAX_AHEAD = 256
 _QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019"}

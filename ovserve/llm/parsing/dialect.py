@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.core.guide import Guide
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.loose_json import value
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.loose_json import value
+from ovserve.llm.parsing.output import Output
 
 
 class ToolDialect:

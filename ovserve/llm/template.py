@@ -27,7 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.prompt.chat_template import ChatTemplate, Conversation, Expectations, SystemPlace
+from ovserve.llm.chat_template import ChatTemplate, Conversation, Expectations, SystemPlace
 
 NEEDLE = "ovserve-probe"
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")

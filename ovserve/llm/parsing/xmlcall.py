@@ -16,12 +16,12 @@ from collections.abc import Set
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
-from ovserve.llm.parsing.core.dialect import good_name
-from ovserve.llm.parsing.core.json_scan import as_json, quote
-from ovserve.llm.parsing.core.literal import Tools, to_json
-from ovserve.llm.parsing.core.loose_json import repaired
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
+from ovserve.llm.parsing.dialect import good_name
+from ovserve.llm.parsing.json_scan import as_json, quote
+from ovserve.llm.parsing.literal import Tools, to_json
+from ovserve.llm.parsing.loose_json import repaired
+from ovserve.llm.parsing.output import Output
 
 _MAX_TAG = 512
 _MAX_LOOK_AHEADS = 16  # per call, each to the next closing tags

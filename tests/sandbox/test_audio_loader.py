@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from ovserve.errors import InvalidArgument
-from ovserve.sandbox.audio.loader import AudioBounds, AudioLoader, Recording
+from ovserve.sandbox.audio_loader import AudioBounds, AudioLoader, Recording
 from tests.speech import RATE, RECORDING, samples, wav
 
 CODECS = {

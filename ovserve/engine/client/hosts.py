@@ -11,8 +11,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from ovserve.engine.client.hosting.blame import Blame, Trial
-from ovserve.engine.client.hosting.host import EngineHost, HostedModel, HostEnded
+from ovserve.engine.client.blame import Blame, Trial
+from ovserve.engine.client.host import EngineHost, HostedModel, HostEnded
 from ovserve.engine.client.process import EngineMessage
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.protocol.specs import Facts, Spec

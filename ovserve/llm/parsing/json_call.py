@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from ovserve.llm.parsing.core.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
-from ovserve.llm.parsing.core.dialect import attempt
-from ovserve.llm.parsing.core.json_scan import as_json, unquote
-from ovserve.llm.parsing.core.literal import Tools
-from ovserve.llm.parsing.core.loose_json import repaired, string, value
-from ovserve.llm.parsing.core.output import Output
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
+from ovserve.llm.parsing.dialect import attempt
+from ovserve.llm.parsing.json_scan import as_json, unquote
+from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.loose_json import repaired, string, value
+from ovserve.llm.parsing.output import Output
 
 FENCES = ("```json", "```xml", "```")
 _BRACKETS = re.compile(r"[}\]]+")

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.engine.client.hosting.blame import Blame, Trial
+from ovserve.engine.client.blame import Blame, Trial
 from ovserve.engine.client.process import EngineMessage, EngineProcess, ignore, ignore_end
 from ovserve.engine.client.settings import SHARED_CHECK_SECONDS, EngineSettings, MemoryLimit
 from ovserve.engine.protocol.blobs import Segments

@@ -1,1 +1,0 @@
-"""Sockets, TLS, connections, CORS and limits, below any route."""

@@ -1,1 +1,0 @@
-"""Renders messages to a prompt with the chat template of the model."""
