@@ -64,6 +64,7 @@ class UnsupportedParameter(InvalidArgument):
 
 class ContextLengthExceeded(InvalidArgument):
     code = "context_length_exceeded"
+    counted = True  # False: the tokens were deliberately not counted
 
 
 class ContentFiltered(InvalidArgument):

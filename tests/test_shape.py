@@ -13,12 +13,12 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 474,
-    "lines": 99_544,
+    "lines": 99_541,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 90,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 5,
-    "base classes with one subclass": 18,
+    "base classes with one subclass": 16,
     "depth of inheritance": 5,
     "circles among files": 0,
     "names that are a bare participle": 108,

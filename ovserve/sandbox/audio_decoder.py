@@ -69,7 +69,7 @@ class Format:
         return self.channels * self.bits // 8
 
 
-class OtherCodec(Undecodable):
+class OtherCodec(Exception):
     """A WAV file with a codec that is not read here, such as ADPCM."""
 
 
@@ -80,7 +80,7 @@ def is_wav(head: bytes) -> bool:
 
 
 def decode_wav(source: Path, samples: Samples) -> None:
-    """Raises Undecodable, or OtherCodec for a library to try."""
+    """Raises Undecodable, or OtherCodec if a library may read the file."""
     raw = np.memmap(source, np.uint8, mode="r")
     form, begin, end = _chunks(raw)
     frames = (end - begin) // form.frame_bytes
@@ -122,7 +122,7 @@ def _format(data: bytes, order: str) -> Format:
     if not RATES[0] <= rate <= RATES[1]:
         raise Undecodable(f"its sample rate is {rate}; expected {RATES[0]} to {RATES[1]}")
     if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
-        raise OtherCodec(f"its codec {kind} with {bits} bits is not supported")
+        raise OtherCodec
     return Format(kind, channels, rate, bits, order == ">")
 
 

@@ -264,10 +264,6 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
 MAX_CHARACTER_BYTES = 4  # at most, per character
 
 
-class TooLongUncounted(ContextLengthExceeded):
-    """The prompt is too long, and its tokens were deliberately not counted."""
-
-
 def check_sizes(prompts: Sequence[Prompt], facts: TextFacts) -> None:
     """Reject a prompt that cannot fit by its size alone, before it is tokenized: with ContextLengthExceeded.
 
@@ -281,10 +277,10 @@ def check_sizes(prompts: Sequence[Prompt], facts: TextFacts) -> None:
         if isinstance(prompt, str):
             _check_text(prompt, facts.max_length, facts.longest_token)
         elif len(prompt) >= facts.max_length:
-            raise TooLongUncounted(
-                f"{_limit(facts.max_length)} The prompt has {len(prompt)} tokens: shorten it by at least "
+            raise _uncounted(
+                facts.max_length,
+                f"The prompt has {len(prompt)} tokens: shorten it by at least "
                 f"{len(prompt) - facts.max_length + 1}.",
-                param="prompt",
             )
 
 
@@ -296,16 +292,18 @@ def _check_text(text: str, max_length: int, longest: int) -> None:
     if size <= most:
         return
     least = -(-size // longest)
-    raise TooLongUncounted(
-        f"{_limit(max_length)} The prompt has at least {size} bytes, and no token of this model stands for "
-        f"more than {longest}, so it has at least {least} tokens: shorten it by at least "
-        f"{least - max_length + 1}.",
+    raise _uncounted(
+        max_length,
+        f"The prompt has at least {size} bytes, and no token of this model stands for more than {longest}, "
+        f"so it has at least {least} tokens: shorten it by at least {least - max_length + 1}.",
+    )
+
+
+def _uncounted(max_length: int, why: str) -> ContextLengthExceeded:
+    error = ContextLengthExceeded(
+        f"This model's maximum context length is {max_length} tokens, and one of them must be left for the "
+        f"answer. {why}",
         param="prompt",
     )
-
-
-def _limit(max_length: int) -> str:
-    return (
-        f"This model's maximum context length is {max_length} tokens, and one of them must be left for the "
-        "answer."
-    )
+    error.counted = False
+    return error

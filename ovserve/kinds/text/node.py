@@ -28,7 +28,6 @@ from ovserve.api.openai.operation import EventWriter, TextEndpoint, Writer, writ
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.engine.admission.text import AdmittedText
-from ovserve.engine.client.text import TooLongUncounted
 from ovserve.engine.protocol.admission import context_limit
 from ovserve.errors import ContextLengthExceeded, NotFound, OvserveError
 from ovserve.graph import Calculator, Context, Input, Output, SidePacket, calculator
@@ -113,9 +112,8 @@ async def explain(
     """Return the error with numbers by part; unchanged without parts, or if the engine has died."""
     limit = context_limit(llm.model.max_length, None, request.sampling.max_context)
     error.param = PARAMS.get(request.presentation.endpoint, "messages")
-    if request.parts is None or limit is None or request.images:  # whose tokens are in no part
-        return error
-    if isinstance(error, TooLongUncounted):
+    # Tokens of images are in no part.
+    if request.parts is None or limit is None or request.images or not error.counted:
         return error
     parts = request.parts()
     try:
