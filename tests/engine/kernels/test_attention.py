@@ -137,6 +137,25 @@ def test_tokens_as_in_numpy(library: Library, heads: int, kv_heads: int, size: i
         assert np.array_equal(alone[0], out[at])  # whoever else is in the step
 
 
+def test_sequences_take_turns_as_if_they_did_not(library: Library) -> None:
+    """600 of nine parts and eight heads need 43,200 partials; 32,768 are computed at a time."""
+    random, operation = np.random.default_rng(1), Operation(library, 8, 2, 32)
+    count, shared = 600, 128  # blocks: 4,096 tokens before each
+    caches = [
+        bf16(random.standard_normal((shared + count, 2, BLOCK_TOKENS, 32), np.float32)) for _ in range(2)
+    ]
+    own = [[*range(shared), shared + each] for each in range(count)]
+    new = [random.standard_normal((count, heads, 32), np.float32) for heads in (8, 2, 2)]
+    past = np.full(count, shared * BLOCK_TOKENS, np.int32)
+    ones = np.arange(count + 1, dtype=np.int32)
+    begins = ones * np.int32(shared + 1)
+    out = operation(new, caches, [past, ones, np.concatenate(own).astype(np.int32), begins])
+    for at in (0, 1, 454, 455, 456, count - 1):  # 456 come first
+        places = [past[:1], ones[:2], np.array(own[at], np.int32), begins[:2]]
+        alone = operation([each[at : at + 1] for each in new], caches, places)
+        assert np.array_equal(alone[0], out[at]), at
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size"), [(9, 3, 64), (6, 2, 128), (8, 1, 256), (4, 4, 96), (5, 5, 32), (5, 1, 160)]
 )

@@ -94,59 +94,68 @@ inline std::vector<PromptTask> prompt_tasks(const Step& step) {
     return tasks;
 }
 
+// Contexts of single tokens take turns beyond 34 MB of partials: 256 drafts after 32,000 tokens would have 400 MB.
+constexpr size_t MOST_PARTIALS = 1 << 15;
+
 inline void compute(const Step& step) {
     const Shape& shape = step.shape;
     const size_t group = shape.group(), size = shape.size, width = step.width();
+    std::vector<PromptTask> tasks = prompt_tasks(step);
     std::vector<Single> singles;
     std::vector<SingleTask> single_tasks;
-    size_t count = 0;
-    for (const Sequence& sequence : step.sequences) {
-        if (!sequence.is_single) continue;
-        const size_t end = sequence.past + 1;
-        const size_t begin = shape.window && end > shape.window ? end - shape.window : 0;
-        singles.push_back({&sequence, {sequence.blocks, begin, end}, count});
-        for (size_t part = 0; part < singles.back().context.parts(); ++part)
-            for (size_t head = 0; head < shape.kv_heads; ++head, count += group)
-                single_tasks.push_back({singles.size() - 1, head, part, count});
-    }
-    const std::vector<PromptTask> tasks = prompt_tasks(step);
     thread_local std::vector<Partial> own_partials;
     thread_local std::vector<float> own_queries;
     std::vector<Partial>& partials = own_partials;  // other threads have others of these names
     std::vector<float>& unpacked = own_queries;
-    partials.resize(std::max(partials.size(), count));
-    unpacked.resize(singles.size() * width);
-    for (size_t i = 0; i < singles.size(); ++i)
-        decode_attention::unpack_queries(step.queries + singles[i].sequence->begin * width, shape.scale, width,
-                                         unpacked.data() + i * width);
     store(step, step.keys, step.key_cache);
     store(step, step.values, step.value_cache);
-    isolated_for(single_tasks.size() + tasks.size(), 1, [&](const tbb::blocked_range<size_t>& range) {
-        thread_local prompt_attention::Buffers buffers;
-        for (size_t i = range.begin(); i < range.end(); ++i) {
-            if (i >= single_tasks.size()) {
-                const PromptTask& task = tasks[i - single_tasks.size()];
-                const Sequence& sequence = *task.sequence;
-                const prompt_attention::Rows rows{task.begin, task.end, group, sequence.past, shape.window};
-                prompt_attention::attend(shape, rows, sequence.blocks, step.queries + sequence.begin * width,
-                                         step.key_cache, step.value_cache, task.kv_head,
-                                         step.out + sequence.begin * width, buffers);
-                continue;
-            }
-            const SingleTask& task = single_tasks[i];
-            const Context& context = singles[task.single].context;
-            const size_t start = (context.first_part() + task.part) * decode_attention::PART;
-            const size_t begin = std::max(start, context.begin);
-            const size_t end = std::min(start + decode_attention::PART, context.end);
-            decode_attention::attend_group(shape, unpacked.data() + task.single * width + task.kv_head * group * size,
-                                           context, begin, end, step.key_cache, step.value_cache, task.kv_head,
-                                           partials.data() + task.partials);
+    auto next = step.sequences.begin();
+    do {
+        singles.clear(), single_tasks.clear();
+        size_t count = 0;
+        for (; next != step.sequences.end() && count < MOST_PARTIALS; ++next) {
+            if (!next->is_single) continue;
+            const size_t end = next->past + 1;
+            const size_t begin = shape.window && end > shape.window ? end - shape.window : 0;
+            singles.push_back({&*next, {next->blocks, begin, end}, count});
+            for (size_t part = 0; part < singles.back().context.parts(); ++part)
+                for (size_t head = 0; head < shape.kv_heads; ++head, count += group)
+                    single_tasks.push_back({singles.size() - 1, head, part, count});
         }
-    });
-    for (const Single& single : singles)
-        for (size_t head = 0; head < shape.heads; ++head)
-            decode_attention::merge(partials.data() + single.partials + head, shape.heads, single.context.parts(), size,
-                                    step.out + single.sequence->begin * width + head * size);
+        partials.resize(std::max(partials.size(), count));
+        unpacked.resize(singles.size() * width);
+        for (size_t i = 0; i < singles.size(); ++i)
+            decode_attention::unpack_queries(step.queries + singles[i].sequence->begin * width, shape.scale, width,
+                                             unpacked.data() + i * width);
+        isolated_for(single_tasks.size() + tasks.size(), 1, [&](const tbb::blocked_range<size_t>& range) {
+            thread_local prompt_attention::Buffers buffers;
+            for (size_t i = range.begin(); i < range.end(); ++i) {
+                if (i >= single_tasks.size()) {
+                    const PromptTask& task = tasks[i - single_tasks.size()];
+                    const Sequence& sequence = *task.sequence;
+                    const prompt_attention::Rows rows{task.begin, task.end, group, sequence.past, shape.window};
+                    prompt_attention::attend(shape, rows, sequence.blocks, step.queries + sequence.begin * width,
+                                             step.key_cache, step.value_cache, task.kv_head,
+                                             step.out + sequence.begin * width, buffers);
+                    continue;
+                }
+                const SingleTask& task = single_tasks[i];
+                const Context& context = singles[task.single].context;
+                const size_t start = (context.first_part() + task.part) * decode_attention::PART;
+                const size_t begin = std::max(start, context.begin);
+                const size_t end = std::min(start + decode_attention::PART, context.end);
+                decode_attention::attend_group(shape,
+                                               unpacked.data() + task.single * width + task.kv_head * group * size,
+                                               context, begin, end, step.key_cache, step.value_cache, task.kv_head,
+                                               partials.data() + task.partials);
+            }
+        });
+        for (const Single& single : singles)
+            for (size_t head = 0; head < shape.heads; ++head)
+                decode_attention::merge(partials.data() + single.partials + head, shape.heads, single.context.parts(),
+                                        size, step.out + single.sequence->begin * width + head * size);
+        tasks.clear();
+    } while (next != step.sequences.end());
 }
 
 // Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, both caches as bytes
