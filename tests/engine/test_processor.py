@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.engine.host.cpu import Processor, processor
+from ovserve.engine.host.cpu import MAX_ISA, Processor, processor
 
 
-def test_the_processor_is_read_from_files(tmp_path: Path) -> None:
+def test_the_processor_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A: B\nflags\t: avx2 amx_bf16\n")
     for cpu in range(os.cpu_count() or 1):
         topology = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
@@ -23,6 +23,8 @@ def test_the_processor_is_read_from_files(tmp_path: Path) -> None:
     assert found.unpacked_is_faster
     (tmp_path / "fs/cgroup/cpu.max").write_text("150000 100000\n")
     assert processor(tmp_path, tmp_path).logical == 1
+    monkeypatch.setenv(MAX_ISA, "AVX2")
+    assert processor(tmp_path, tmp_path).flags == {"avx2"}
 
 
 @pytest.mark.parametrize(

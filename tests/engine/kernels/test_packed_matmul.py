@@ -8,6 +8,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import nncf
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from ovserve.engine.host.cpu import processor
+from ovserve.engine.host.cpu import MAX_ISA, processor
 from ovserve.engine.host.memory import Memory
 from ovserve.kinds.text.worker.kernels import library as kernel_library
 from ovserve.kinds.text.worker.kernels.library import KernelError, Library, Source, open_library
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.skipif(
     not processor().has_kernels and "amx_bf16" not in processor().flags, reason="the processor has no AVX2"
 )
 EXACT = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+ISAS = ("", "AVX2") + ("AVX2_VNNI",) * ("avx_vnni" in processor().flags)
 MOST_ROUNDING = 0.012  # relative, of activations in int8 with a normal distribution
 
 
@@ -42,9 +44,17 @@ class Packed(NamedTuple):
 
 
 def pack(
-    library: Library, rows: int, columns: int, bits: int, group: int, chunk: int, kind: str, seed: int
+    library: Library,
+    rows: int,
+    columns: int,
+    bits: int,
+    group: int,
+    chunk: int,
+    kind: str,
+    seed: int,
+    isa: str = "",
 ) -> Packed:
-    """Pack random numbers. `kind`: the zero point is "constant" or there are "zeros" of groups; "offsets" are
+    """Pack random numbers, for functions that use no more than `isa`. `kind`: the zero point is "constant" or there are "zeros" of groups; "offsets" are
     added; scales are of "rows", or "factors" of groups times numbers of spans, which "both" has of offsets too."""
     random = np.random.default_rng(seed)
     groups = columns // group
@@ -67,13 +77,13 @@ def pack(
     row_scales = random.uniform(0.001, 0.01, rows).astype(np.float32) if kind == "rows" else None
     unit = 2.0 ** random.integers(-20, 3) if kind == "offsets" else 1.0
     arena = library.arena(columns * (rows + 16) * 4 + 4096)
-    matrix = library.pack(
-        arena,
-        Source(
-            rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False, unit,
-            in_bytes(values, bits), np.packbits(values >> 4, axis=1) if bits == 5 else None, scales, factors, zeros, offsets, offset_scales, row_scales,
-        ),
+    source = Source(
+        rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False, unit,
+        in_bytes(values, bits), np.packbits(values >> 4, axis=1) if bits == 5 else None, scales, factors, zeros, offsets,
+        offset_scales, row_scales,
     )  # fmt: skip
+    with patch.dict(os.environ, {MAX_ISA: isa}):
+        matrix = library.pack(arena, source)
     library.release(arena)  # the matrix keeps it
 
     def wide(numbers: NDArray[Any] | None, none: float) -> NDArray[np.float64]:
@@ -106,12 +116,10 @@ def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     ).reshape(len(values), -1)
 
 
-def multiply(
-    library: Library, matrix: int, activations: NDArray[np.float32], *, narrow: bool = False
-) -> NDArray[np.float32]:
+def multiply(library: Library, matrix: int, activations: NDArray[np.float32]) -> NDArray[np.float32]:
     """Compute in a model of one operation, as the engine does."""
     given = ops.parameter([-1, activations.shape[1]], np.float32)
-    product = library.product(given.output(0), matrix, narrow=narrow)
+    product = library.product(given.output(0), matrix)
     model = openvino.Core().compile_model(openvino.Model([ops.result(product)], [given]), "CPU")
     result: NDArray[np.float32] = model(activations)[0]
     return result
@@ -144,14 +152,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @settings(max_examples=100, deadline=None)
-@given(shape=shapes(), narrow=st.booleans())
-def test_products_of_whole_numbers_are_exact(library: Library, shape: Any, *, narrow: bool) -> None:
+@given(shape=shapes(), isa=st.sampled_from(ISAS))
+def test_products_of_whole_numbers_are_exact(library: Library, shape: Any, isa: str) -> None:
     """Activations that int8 holds are not rounded, so nothing but f32's own rounding is left."""
     rows, columns, bits, group, chunk, kind, tokens, seed = shape
-    packed = pack(library, rows, columns, bits, group, chunk, kind, seed)
+    packed = pack(library, rows, columns, bits, group, chunk, kind, seed, isa)
     activations = np.random.default_rng(seed).integers(-127, 128, (tokens, columns)).astype(np.float32)
     activations[:, ::32] = 127  # so that every chunk's scale is 1
-    result = multiply(library, packed.matrix, activations, narrow=narrow)
+    result = multiply(library, packed.matrix, activations)
     library.release(packed.matrix)
     expected = activations.astype(np.float64) @ packed.weights.T
     size = np.abs(activations).astype(np.float64) @ np.abs(packed.weights.T)
@@ -163,18 +171,19 @@ def test_products_of_whole_numbers_are_exact(library: Library, shape: Any, *, na
 @given(shape=shapes(), scale=st.sampled_from([1e-20, 1.0, 1e20]))
 def test_rounded_activations(library: Library, shape: Any, scale: float) -> None:
     rows, columns, bits, group, chunk, kind, tokens, seed = shape
-    packed = pack(library, rows, columns, bits, group, chunk, kind, seed)
-    random = np.random.default_rng(seed)
+    forms = [pack(library, rows, columns, bits, group, chunk, kind, seed, isa) for isa in ISAS]
+    packed, random = forms[0], np.random.default_rng(seed)
     activations = (random.standard_normal((tokens, columns)) * scale).astype(np.float32)
-    results = [multiply(library, packed.matrix, activations, narrow=narrow) for narrow in (False, True)]
-    library.release(packed.matrix)
+    results = [multiply(library, form.matrix, activations) for form in forms]
+    for form in forms:
+        library.release(form.matrix)
     expected = activations.astype(np.float64) @ packed.weights.T
     size = np.linalg.norm(activations.astype(np.float64), axis=1)[:, None] * np.linalg.norm(
         packed.weights, axis=1
     )
     for result in results:
         assert (np.abs(result - expected) <= MOST_ROUNDING * 4 * size).all()
-    assert np.allclose(*results, rtol=1e-5, atol=float(1e-6 * size.max()))
+        assert np.allclose(result, results[0], rtol=1e-5, atol=float(1e-6 * size.max()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -196,8 +205,9 @@ def test_rows_that_are_looked_up(library: Library, shape: Any) -> None:
 @pytest.mark.parametrize(
     ("bits", "kind"), [(bits, kind) for bits, kinds in KINDS.items() for kind in kinds if kind != "rows"]
 )
-def test_a_token_is_the_same_in_any_company(library: Library, bits: int, kind: str) -> None:
-    packed = pack(library, 48, 256, bits, 32, 32, kind, 1)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_token_is_the_same_in_any_company(library: Library, bits: int, kind: str, isa: str) -> None:
+    packed = pack(library, 48, 256, bits, 32, 32, kind, 1, isa)
     activations = np.random.default_rng(2).standard_normal((45, 256)).astype(np.float32)
     together = multiply(library, packed.matrix, activations)
     for count in (1, 2, 3, 5, 8, 13, 31, 32):

@@ -113,10 +113,9 @@ class Library:
         """Forget a number. Operations and matrices that were made of it keep its memory."""
         self._library.ovserve_release(ctypes.c_int64(handle))
 
-    def product(self, activations: openvino.Output, matrix: int, *, narrow: bool = False) -> openvino.Node:
-        """Return an operation: activations [..., columns] times the matrix, [..., rows], in f32. `narrow`:
-        with AVX2 alone."""
-        return self._nodes.create("PackedMatMul", [activations], {"handle": matrix, "narrow": narrow})
+    def product(self, activations: openvino.Output, matrix: int) -> openvino.Node:
+        """Return an operation: activations [..., columns] times the matrix, [..., rows], in f32."""
+        return self._nodes.create("PackedMatMul", [activations], {"handle": matrix})
 
     def lookup(self, rows: openvino.Output, matrix: int) -> openvino.Node:
         """Return an operation: rows of the matrix by their numbers, [..., columns] in f32."""

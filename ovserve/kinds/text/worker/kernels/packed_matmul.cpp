@@ -23,9 +23,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -115,7 +117,7 @@ struct Matrix {
     uint16_t *scales, *zeros, *offset_scales;
     int8_t *factors, *offsets;
     float* row_scales;
-    Functions wide, narrow;    // the processor's best, and those with AVX2
+    Functions functions;       // of as many tokens as their place, from 1 on
     BlockFunction unpacked = nullptr;  // of 5 or 6 bits that were made 8 for many tokens
 
     size_t groups() const { return columns / group; }
@@ -378,12 +380,16 @@ __attribute__((target("avx2,f16c,fma"))) INLINE void add_here(__m256i& sum, __m2
     asm("" : "+x"(sum));
 }
 
-// The same with 256 bits, for half of a block's rows at a time. Without VNNI, eight products of 4 bits by 8 fit
-// into 16 bits: 8 * 2 * 15 * 127 = 30,480; of 5 bits four: 4 * 2 * 31 * 127 = 31,496; of 6 bits two:
-// 2 * 2 * 63 * 127 = 32,004; eight bits are computed as two numbers of four.
+// The same with 256 bits. Without VNNI, eight products of 4 bits by 8 fit into 16 bits: 8 * 2 * 15 * 127 = 30,480;
+// of 5 bits four: 4 * 2 * 31 * 127 = 31,496; of 6 bits two: 2 * 2 * 63 * 127 = 32,004; eight bits are computed as
+// two numbers of four.
+//
+// Both halves of a block's rows are computed at once if there are registers, else one after the other, which reads
+// from memory only during the first.
 template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
                      size_t stride) {
+    constexpr int HALVES = TOKENS <= (BITS == 8 && !VNNI ? 2 : 4) ? 2 : 1;
     constexpr size_t QUADS = quads_of(BITS);  // at once
     constexpr bool SPLIT = BITS == 6;
     const size_t chunks = m.chunks();
@@ -391,172 +397,204 @@ AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t blo
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const Places from(m, a, token, block, weights);
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    for (size_t half = 0; half < ROWS; half += 8) {
-        const uint8_t* w = from.weights + half * 4;
-        __m256 total[TOKENS];
-        for (int t = 0; t < TOKENS; ++t) total[t] = _mm256_setzero_ps();
-        __m256 scale = _mm256_set1_ps(1), span_scale = scale, zero, offset, offset_scale = scale;
+    for (size_t first_row = 0; first_row < ROWS; first_row += 8 * HALVES) {
+        const uint8_t* w = from.weights + first_row * 4;
+        __m256 total[HALVES][TOKENS], scaled[HALVES][TOKENS];  // `scaled`: of several parts
+        __m256 scale[HALVES], span_scale[HALVES], zero[HALVES], offset[HALVES], offset_scale[HALVES];
+        for (int h = 0; h < HALVES; ++h) {
+            scale[h] = span_scale[h] = offset_scale[h] = _mm256_set1_ps(1);
+            for (int t = 0; t < TOKENS; ++t) total[h][t] = _mm256_setzero_ps();
+        }
         size_t next_span = 0, next_offset = 0;  // groups
-        const auto eight_f16 = [&](const uint16_t* at) __attribute__((target("avx2,f16c,fma"))) {
-            return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + half)));
+        const auto eight_f16 = [&](const uint16_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
+            return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + first_row + 8 * h)));
         };
-        const auto eight_i8 = [&](const int8_t* at) __attribute__((target("avx2,f16c,fma"))) {
-            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + half));
+        const auto eight_i8 = [&](const int8_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
+            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + first_row + 8 * h));
             return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
         };
+        const auto read = [](const uint8_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
+            return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at) + h);
+        };
         for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
-            __m256 scaled[TOKENS];  // of several parts
-            for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm256_setzero_ps();
+            for (int h = 0; h < HALVES; ++h)
+                for (int t = 0; t < TOKENS; ++t) scaled[h][t] = _mm256_setzero_ps();
             for (size_t end = p + parts_of_chunk; p < end; ++p) {
                 if (within == 0) {
                     const size_t at = g * ROWS;
-                    if (from.scales && g == next_span) {
-                        scale = span_scale = eight_f16(from.scales + g / groups_of_span * ROWS);
-                        next_span += groups_of_span;
+                    const bool begins_span = from.scales && g == next_span;
+                    const bool begins_offset = KIND == OFFSETS && g == next_offset;
+                    for (int h = 0; h < HALVES; ++h) {
+                        if (begins_span) scale[h] = span_scale[h] = eight_f16(from.scales + g / groups_of_span * ROWS, h);
+                        if (from.factors) scale[h] = _mm256_mul_ps(eight_i8(from.factors + at, h), span_scale[h]);
+                        if constexpr (KIND == ZEROS) zero[h] = eight_f16(from.zeros + at, h);
+                        if (begins_offset)
+                            offset_scale[h] = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS, h),
+                                                            _mm256_set1_ps(m.offset_unit));
+                        if constexpr (KIND == OFFSETS)
+                            offset[h] = _mm256_mul_ps(eight_i8(from.offsets + at, h), offset_scale[h]);
                     }
-                    if (from.factors) scale = _mm256_mul_ps(eight_i8(from.factors + at), span_scale);
-                    if constexpr (KIND == ZEROS) zero = eight_f16(from.zeros + at);
-                    if constexpr (KIND == OFFSETS) {
-                        if (g == next_offset) {
-                            offset_scale = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS),
-                                                         _mm256_set1_ps(m.offset_unit));
-                            next_offset += groups_of_offset;
-                        }
-                        offset = _mm256_mul_ps(eight_i8(from.offsets + at), offset_scale);
-                    }
+                    if (begins_span) next_span += groups_of_span;
+                    if (begins_offset) next_offset += groups_of_offset;
                 }
                 if (++within == parts_of_group) within = 0, ++g;
-                __m256i sum[TOKENS];
+                __m256i sum[HALVES][TOKENS];
                 for (int t = 0; t < TOKENS; ++t)
-                    sum[t] = KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[p * TOKENS + t]);
+                    for (int h = 0; h < HALVES; ++h)
+                        sum[h][t] =
+                            KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[p * TOKENS + t]);
                 const int8_t* k = from.values + p * m.part * TOKENS;
                 for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS * TOKENS) {
                     if constexpr (BITS == 6) {
-                        __m256i read[3];
-                        for (int i = 0; i < 3; ++i, w += 64) {
-                            read[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-                            _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
-                        }
-                        const __m256i top = _mm256_set1_epi8(0x30), even = read[0], odd = read[1], high = read[2];
-                        const auto six = [&](__m256i low, __m256i moved) __attribute__((target("avx2,f16c,fma"))) {
-                            return _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, top));
-                        };
-                        const __m256i quad[4] = {six(even, _mm256_slli_epi16(high, 4)),
-                                                 six(_mm256_srli_epi16(even, 4), _mm256_slli_epi16(high, 2)),
-                                                 six(odd, high), six(_mm256_srli_epi16(odd, 4), _mm256_srli_epi16(high, 2))};
-                        for (int t = 0; t < TOKENS; ++t) {
-                            const int8_t* sixteen = k + 4 * t;
-                            for (int i = 0; i < 4; i += 2) {
-                                const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i * TOKENS));
-                                const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * (i + 1) * TOKENS));
-                                if constexpr (VNNI) {
-                                    add_products(sum[t], quad[i], first);
-                                    add_products(sum[t], quad[i + 1], second);
-                                } else {
-                                    const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(quad[i], first),
-                                                                          _mm256_maddubs_epi16(quad[i + 1], second));
-                                    sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(both, ones));
+                        for (int h = 0; h < HALVES; ++h) {
+                            const __m256i even = read(w, h), odd = read(w + LINE, h), high = read(w + 2 * LINE, h);
+                            const __m256i top = _mm256_set1_epi8(0x30);
+                            const auto six = [&](__m256i low, __m256i moved) __attribute__((target("avx2,f16c,fma"))) {
+                                return _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, top));
+                            };
+                            const __m256i quad[4] = {six(even, _mm256_slli_epi16(high, 4)),
+                                                     six(_mm256_srli_epi16(even, 4), _mm256_slli_epi16(high, 2)),
+                                                     six(odd, high),
+                                                     six(_mm256_srli_epi16(odd, 4), _mm256_srli_epi16(high, 2))};
+                            for (int t = 0; t < TOKENS; ++t) {
+                                const int8_t* sixteen = k + 4 * t;
+                                for (int i = 0; i < 4; i += 2) {
+                                    const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i * TOKENS));
+                                    const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * (i + 1) * TOKENS));
+                                    if constexpr (VNNI) {
+                                        add_products(sum[h][t], quad[i], first);
+                                        add_products(sum[h][t], quad[i + 1], second);
+                                    } else {
+                                        const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(quad[i], first),
+                                                                              _mm256_maddubs_epi16(quad[i + 1], second));
+                                        sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(both, ones));
+                                    }
                                 }
                             }
                         }
-                        continue;
-                    }
-                    if constexpr (BITS == 5) {
+                    } else if constexpr (BITS == 5) {
                         const __m256i fifth = _mm256_set1_epi8(0x10);
-                        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 4 * LINE));
 #pragma GCC unroll 2
-                        for (int i = 0; i < 8; i += 4) {
-                            __m256i products[TOKENS];
-                            for (int t = 0; t < TOKENS; ++t) products[t] = _mm256_setzero_si256();
+                        for (int h = 0; h < HALVES; ++h) {
+                            const __m256i high = read(w + 4 * LINE, h);
+#pragma GCC unroll 2
+                            for (int i = 0; i < 8; i += 4) {
+                                __m256i products[TOKENS];
+                                for (int t = 0; t < TOKENS; ++t) products[t] = _mm256_setzero_si256();
 #pragma GCC unroll 4
-                            for (int j = i; j < i + 4; ++j) {
-                                const auto* at = reinterpret_cast<const __m256i*>(w + j / 2 * LINE);
-                                __m256i low = _mm256_loadu_si256(at);
-                                if (j % 2) low = _mm256_srli_epi16(low, 4);
-                                const __m256i moved =
-                                    j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
-                                const __m256i quad =
-                                    _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, fifth));
-                                for (int t = 0; t < TOKENS; ++t) {
-                                    const __m256i activations = _mm256_set1_epi32(four(k + 4 * (j * TOKENS + t)));
+                                for (int j = i; j < i + 4; ++j) {
+                                    __m256i low = read(w + j / 2 * LINE, h);
+                                    if (j % 2) low = _mm256_srli_epi16(low, 4);
+                                    const __m256i moved =
+                                        j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
+                                    const __m256i quad =
+                                        _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, fifth));
+                                    for (int t = 0; t < TOKENS; ++t) {
+                                        const __m256i activations = _mm256_set1_epi32(four(k + 4 * (j * TOKENS + t)));
+                                        if constexpr (VNNI)
+                                            add_products(sum[h][t], quad, activations);
+                                        else
+                                            add_here(products[t], _mm256_maddubs_epi16(quad, activations));
+                                    }
+                                }
+                                for (int t = 0; t < TOKENS && !VNNI; ++t)
+                                    sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(products[t], ones));
+                            }
+                        }
+                    } else {
+                        // Products of the low and, of 8 bits, the high four.
+                        __m256i low16[HALVES][TOKENS], high16[HALVES][TOKENS];
+                        for (int h = 0; h < HALVES; ++h)
+                            for (int t = 0; t < TOKENS; ++t) low16[h][t] = high16[h][t] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+                        for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
+                            const uint8_t* line = w + i * LINE;
+                            const int8_t* of_quad = k + 4 * (BITS == 4 ? 2 : 1) * i * TOKENS;
+                            __m256i packed[HALVES], low[HALVES], high[HALVES];
+                            for (int h = 0; h < HALVES; ++h) {
+                                packed[h] = read(line, h);
+                                low[h] = _mm256_and_si256(packed[h], nibble);
+                                high[h] = _mm256_and_si256(_mm256_srli_epi16(packed[h], 4), nibble);
+                            }
+                            // All tokens, then all again: a sum waits for its product before.
+                            for (int t = 0; t < TOKENS; ++t) {
+                                const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * t));
+                                for (int h = 0; h < HALVES; ++h) {
                                     if constexpr (VNNI)
-                                        add_products(sum[t], quad, activations);
+                                        add_products(sum[h][t], BITS == 4 ? low[h] : packed[h], activations);
                                     else
-                                        add_here(products[t], _mm256_maddubs_epi16(quad, activations));
+                                        add_here(low16[h][t], _mm256_maddubs_epi16(low[h], activations));
+                                    if constexpr (BITS == 8 && !VNNI)
+                                        add_here(high16[h][t], _mm256_maddubs_epi16(high[h], activations));
                                 }
                             }
-                            for (int t = 0; t < TOKENS && !VNNI; ++t)
-                                sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(products[t], ones));
+                            for (int t = 0; BITS == 4 && t < TOKENS; ++t) {
+                                const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * (TOKENS + t)));
+                                for (int h = 0; h < HALVES; ++h) {
+                                    if constexpr (VNNI)
+                                        add_products(sum[h][t], high[h], activations);
+                                    else
+                                        add_here(low16[h][t], _mm256_maddubs_epi16(high[h], activations));
+                                }
+                            }
                         }
-                        for (size_t at = 0; at < bytes_of_quads(5); at += LINE)
-                            _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
-                        w += bytes_of_quads(5);
-                        continue;
-                    }
-                    __m256i low16[TOKENS], high16[TOKENS];  // of 8 bits: products of the low and the high four
-                    for (int t = 0; t < TOKENS; ++t) low16[t] = high16[t] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-                    for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
-                        const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-                        _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
-                        w += 64;
-                        const __m256i low = _mm256_and_si256(packed, nibble);
-                        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
-                        const int8_t* of_quad = k + 4 * (BITS == 4 ? 2 : 1) * i * TOKENS;
-                        // All tokens, then all again: a sum waits for its product before.
-                        for (int t = 0; t < TOKENS; ++t) {
-                            const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * t));
-                            if constexpr (VNNI)
-                                add_products(sum[t], BITS == 4 ? low : packed, activations);
-                            else
-                                add_here(low16[t], _mm256_maddubs_epi16(low, activations));
-                            if constexpr (BITS == 8 && !VNNI)
-                                add_here(high16[t], _mm256_maddubs_epi16(high, activations));
-                        }
-                        for (int t = 0; BITS == 4 && t < TOKENS; ++t) {
-                            const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * (TOKENS + t)));
-                            if constexpr (VNNI)
-                                add_products(sum[t], high, activations);
-                            else
-                                add_here(low16[t], _mm256_maddubs_epi16(high, activations));
+                        for (int h = 0; h < HALVES; ++h) {
+                            for (int t = 0; t < TOKENS && !VNNI; ++t) {
+                                sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(low16[h][t], ones));
+                                if constexpr (BITS == 8) {
+                                    const __m256i sixteenth = _mm256_madd_epi16(high16[h][t], ones);
+                                    sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_slli_epi32(sixteenth, 4));
+                                }
+                            }
                         }
                     }
-                    for (int t = 0; t < TOKENS && !VNNI; ++t) {
-                        sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(low16[t], ones));
-                        if constexpr (BITS == 8)
-                            sum[t] = _mm256_add_epi32(sum[t], _mm256_slli_epi32(_mm256_madd_epi16(high16[t], ones), 4));
-                    }
+                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE)
+                        _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
+                    w += bytes_of_quads(BITS);
                 }
                 for (int t = 0; t < TOKENS; ++t) {
-                    __m256 product = _mm256_cvtepi32_ps(sum[t]);
                     const float* activations = from.sums + p * TOKENS + t;
-                    if constexpr (KIND == ZEROS) product = _mm256_fnmadd_ps(zero, _mm256_set1_ps(*activations), product);
-                    scaled[t] = SPLIT ? _mm256_fmadd_ps(product, scale, scaled[t]) : _mm256_mul_ps(product, scale);
-                    if constexpr (KIND == OFFSETS)
-                        scaled[t] = _mm256_fmadd_ps(offset, _mm256_set1_ps(*activations), scaled[t]);
-                    if constexpr (!SPLIT)
-                        total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
+                    for (int h = 0; h < HALVES; ++h) {
+                        __m256 product = _mm256_cvtepi32_ps(sum[h][t]);
+                        if constexpr (KIND == ZEROS)
+                            product = _mm256_fnmadd_ps(zero[h], _mm256_set1_ps(*activations), product);
+                        scaled[h][t] =
+                            SPLIT ? _mm256_fmadd_ps(product, scale[h], scaled[h][t]) : _mm256_mul_ps(product, scale[h]);
+                        if constexpr (KIND == OFFSETS)
+                            scaled[h][t] = _mm256_fmadd_ps(offset[h], _mm256_set1_ps(*activations), scaled[h][t]);
+                        if constexpr (!SPLIT)
+                            total[h][t] = _mm256_fmadd_ps(
+                                scaled[h][t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[h][t]);
+                    }
                 }
             }
             for (int t = 0; SPLIT && t < TOKENS; ++t)
-                total[t] = _mm256_fmadd_ps(scaled[t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
+                for (int h = 0; h < HALVES; ++h)
+                    total[h][t] = _mm256_fmadd_ps(scaled[h][t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]),
+                                                  total[h][t]);
         }
-        const size_t first = block * ROWS + half;
-        const size_t left = m.rows > first ? std::min<size_t>(8, m.rows - first) : 0;
-        for (int t = 0; t < TOKENS; ++t) {
-            if (!from.scales)
-                total[t] = _mm256_mul_ps(total[t], _mm256_loadu_ps(m.row_scales + block * ROWS + half));
-            float row[8];
-            _mm256_storeu_ps(row, total[t]);
-            std::memcpy(out + t * stride + first, row, left * sizeof(float));
+        for (int h = 0; h < HALVES; ++h) {
+            const size_t first = block * ROWS + first_row + 8 * h;
+            const size_t left = m.rows > first ? std::min<size_t>(8, m.rows - first) : 0;
+            for (int t = 0; t < TOKENS; ++t) {
+                if (!from.scales)
+                    total[h][t] = _mm256_mul_ps(total[h][t], _mm256_loadu_ps(m.row_scales + first));
+                float row[8];
+                _mm256_storeu_ps(row, total[h][t]);
+                std::memcpy(out + t * stride + first, row, left * sizeof(float));
+            }
         }
     }
 }
 
 enum Instructions { AVX2_ALONE, AVX_VNNI, AVX512_VNNI };
 
+// The processor's best, unless oneDNN's variable says less: to test and measure the others.
 Instructions best_instructions() {
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+    const char* variable = std::getenv("ONEDNN_MAX_CPU_ISA");
+    const std::string most = variable ? variable : "";
+    if (most == "AVX2") return AVX2_ALONE;
+    if (most != "AVX2_VNNI" && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         return AVX512_VNNI;
     unsigned a = 0, b, c, d;
@@ -564,11 +602,15 @@ Instructions best_instructions() {
     return has_it && KNOWS_AVX_VNNI ? AVX_VNNI : AVX2_ALONE;
 }
 
+// Of 4 bits four tokens by both halves are as fast as eight by one; of others that takes more registers.
 template <int BITS, Kind KIND, bool VNNI>
 Functions functions_of_256() {
-    return {block_avx2<1, BITS, KIND, VNNI>, block_avx2<2, BITS, KIND, VNNI>, block_avx2<3, BITS, KIND, VNNI>,
-            block_avx2<4, BITS, KIND, VNNI>, block_avx2<5, BITS, KIND, VNNI>, block_avx2<6, BITS, KIND, VNNI>,
-            block_avx2<7, BITS, KIND, VNNI>, block_avx2<8, BITS, KIND, VNNI>};
+    Functions all = {block_avx2<1, BITS, KIND, VNNI>, block_avx2<2, BITS, KIND, VNNI>, block_avx2<3, BITS, KIND, VNNI>,
+                     block_avx2<4, BITS, KIND, VNNI>};
+    if constexpr (BITS != 4)
+        all.insert(all.end(), {block_avx2<5, BITS, KIND, VNNI>, block_avx2<6, BITS, KIND, VNNI>,
+                               block_avx2<7, BITS, KIND, VNNI>, block_avx2<8, BITS, KIND, VNNI>});
+    return all;
 }
 
 template <int BITS, Kind KIND>
@@ -600,12 +642,11 @@ Functions functions_of(const Matrix& m, Instructions instructions) {
                      : functions_of<8, CONSTANT>(instructions);
 }
 
-void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool narrow) {
+void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
     thread_local Rounded own;
     Rounded& a = own;  // the tasks below run in other threads, whose `own` is another
     a.resize(tokens, m);
-    const Functions& kernels = narrow ? m.narrow : m.wide;
-    const size_t most = kernels.size();  // tokens of a tile
+    const size_t most = m.functions.size();  // tokens of a tile
     const auto round = [&](size_t first, size_t begin, size_t end) {
         round_chunks(m, in, first, std::min(most, tokens - first), begin, end, a);
     };
@@ -619,7 +660,7 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool 
         });
     }
     const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
-    const BlockFunction unpacked = narrow || tokens < UNPACKING_TOKENS ? nullptr : m.unpacked;
+    const BlockFunction unpacked = tokens < UNPACKING_TOKENS ? nullptr : m.unpacked;
     const size_t unpacked_bytes = ROWS * m.columns;
     // Blocks of a task: four tasks a thread even out what else runs on a core; more tokens read them again.
     size_t grain = std::max<size_t>(1, m.blocks / (4 * threads));
@@ -637,7 +678,7 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens, bool 
                     unpacked(m, a, token, block, wide.data() + (block - range.begin()) * unpacked_bytes,
                              out + token * m.rows, m.rows);
                 else
-                    kernels[count - 1](m, a, token, block, weights(block), out + token * m.rows, m.rows);
+                    m.functions[count - 1](m, a, token, block, weights(block), out + token * m.rows, m.rows);
             }
         }
     });
@@ -653,14 +694,13 @@ public:
     OPENVINO_OP("PackedMatMul", "ovserve");
 
     PackedMatMul() = default;
-    PackedMatMul(const ov::Output<ov::Node>& input, std::shared_ptr<Matrix> matrix, int64_t handle, bool narrow)
-        : Op({input}), m_matrix(std::move(matrix)), m_handle(handle), m_narrow(narrow) {
+    PackedMatMul(const ov::Output<ov::Node>& input, std::shared_ptr<Matrix> matrix, int64_t handle)
+        : Op({input}), m_matrix(std::move(matrix)), m_handle(handle) {
         constructor_validate_and_infer_types();
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("handle", m_handle);
-        visitor.on_attribute("narrow", m_narrow);
         return true;
     }
 
@@ -675,7 +715,7 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<PackedMatMul>(inputs.at(0), m_matrix, m_handle, m_narrow);
+        return std::make_shared<PackedMatMul>(inputs.at(0), m_matrix, m_handle);
     }
 
     bool has_evaluate() const override { return true; }
@@ -685,14 +725,13 @@ public:
         const size_t tokens = inputs[0].get_size() / m_matrix->columns;
         shape.back() = m_matrix->rows;
         outputs[0].set_shape(shape);
-        if (tokens) multiply(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), tokens, m_narrow);
+        if (tokens) multiply(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), tokens);
         return true;
     }
 
 private:
     std::shared_ptr<Matrix> m_matrix;
     int64_t m_handle = 0;
-    bool m_narrow = false;
 };
 
 __attribute__((target("f16c"))) INLINE float from_f16(uint16_t number) {
@@ -926,8 +965,8 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     if (m.bits == 5 && best_instructions() == AVX512_VNNI)
         m.unpacked = m.offsets ? block_avx512<8, 8, OFFSETS> : block_avx512<8, 8, CONSTANT>;
     if ((m.bits == 5) != (source.high != nullptr)) return 0;
-    m.wide = functions_of(m, best_instructions()), m.narrow = functions_of(m, AVX2_ALONE);
-    if (!fits || !m.values || m.wide.empty()) return 0;
+    m.functions = functions_of(m, best_instructions());
+    if (!fits || !m.values || m.functions.empty()) return 0;
     const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
     for (size_t block = 0; block < m.blocks; block += step)
         pack_blocks(m, source, block, std::min(m.blocks, block + step));
@@ -944,13 +983,13 @@ void ovserve_release(int64_t handle) {
 }
 
 // Multiply outside a model, for tests and benchmarks.
-void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens, int narrow) {
+void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens) {
     std::shared_ptr<Matrix> m;
     {
         const std::lock_guard<std::mutex> guard(lock);
         m = matrices.at(handle);
     }
-    multiply(*m, in, out, tokens, narrow != 0);
+    multiply(*m, in, out, tokens);
 }
 
 }  // extern "C"
