@@ -153,12 +153,6 @@ def check_stops(body: MessagesRequest) -> None:
             raise InvalidArgument(f'{param}: expected a non-empty string, got ""', param=param)
 
 
-# GET models: pages, times as text, display names.
-
-
-# Operations of Anthropic's paths (`api/openai/operation.py`).
-
-
 SHARED = ("temperature", "top_p", "top_k")
 
 

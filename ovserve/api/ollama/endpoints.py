@@ -17,7 +17,14 @@ from ovserve.api.ollama.body import Message as Turn
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import SWITCHES, Effort, UsageCounter, effort_variables, encode, new_id
 from ovserve.api.openai.logprobs import ChatTokenLogprob, Pictures, chat_logprobs, joined, pictures_of
-from ovserve.api.openai.messages import FunctionCall, Message, ToolCallItem, check_messages, template_message
+from ovserve.api.openai.messages import (
+    FunctionCall,
+    Message,
+    ToolCallItem,
+    check_messages,
+    data_url,
+    template_message,
+)
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
@@ -182,15 +189,8 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
     open_calls: deque[str] = deque()
     number = 0
     for i, turn in enumerate(turns):
-        pieces = [
-            (
-                images.place(
-                    _data_url(data), None, f"messages[{i}].images[{k}]", f"messages[{i}].images[{k}]", "image"
-                ),
-                True,
-            )
-            for k, data in enumerate(turn.images or ())
-        ]
+        numbered = ((data, f"messages[{i}].images[{k}]") for k, data in enumerate(turn.images or ()))
+        pieces = [(images.place(data_url(data), None, at, at, "image"), True) for data, at in numbered]
         calls = []
         for call in turn.tool_calls or ():
             number += 1
@@ -214,10 +214,6 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
             )
         )
     return messages
-
-
-def _data_url(data: str) -> str:
-    return data if data.startswith("data:") else f"data:;base64,{data}"
 
 
 def _thinking(think: bool | Effort | None, model: ModelContext) -> tuple[dict[str, Any], tuple[str, ...]]:

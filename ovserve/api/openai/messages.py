@@ -196,7 +196,7 @@ def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> s
         param = f"{where}[{i}]"
         if part.type in IMAGE_PARTS:
             at = f"{param}.{'content' if part.type == DATA_PART else IMAGE_PART}"
-            image = _data_url(part.content) if part.type == DATA_PART else part.image_url
+            image = data_url(part.content) if part.type == DATA_PART else part.image_url
             pieces.append((images.place(image, None, param, at, part.type), True))
         elif part.type == FILE_PART:
             pieces.append((_file(part.file or FileData(), param, images), False))
@@ -232,7 +232,7 @@ def refuse_file_id(file_id: str, param: str) -> None:
     )
 
 
-def _data_url(data: str | None) -> str | None:
+def data_url(data: str | None) -> str | None:
     """Make a data URL of base64 alone, as Azure has it; a data URL is returned as it is."""
     return data if not data or data.startswith("data:") else f"data:;base64,{data}"
 
