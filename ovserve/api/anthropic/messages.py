@@ -249,9 +249,11 @@ def openai_tools(body: CountRequest) -> Tools:
     """Raises InvalidArgument naming the index, or the choice of a tool that is not there."""
     functions: list[dict[str, Any]] = []
     dropped: list[str] = []
+    hosted: list[str | None] = []  # names of the tools that only Anthropic can run
     for i, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             dropped.append(f"tools.{tool.type}")
+            hosted.append(tool.name)
             continue
         name = _required(tool.name, f"tools[{i}].name")
         if tool.input_schema is None:
@@ -272,11 +274,13 @@ def openai_tools(body: CountRequest) -> Tools:
             ]
             raise InvalidArgument(texts[0], param=texts[1]) from None
     choice_field = body.tool_choice
-    no_function = bool(dropped and not functions)
-    if choice_field is not None and choice_field.type != "tool" and choice_field.name is not None:
-        dropped.append("tool_choice.name")
-    if choice_field is None or no_function:
+    if choice_field is None:
         return _tools(tool_policy(functions, None, None), dropped)
+    is_hosted = choice_field.type == "tool" and choice_field.name in hosted
+    if choice_field.name is not None and (is_hosted or choice_field.type != "tool"):
+        dropped.append("tool_choice.name")
+    if is_hosted or (hosted and not functions):
+        return _tools(tool_policy(functions, None, not choice_field.disable_parallel_tool_use), dropped)
     function_choice: dict[str, Any] = {"type": "function", "name": choice_field.name}
     choice = function_choice if choice_field.type == "tool" else CHOICES[choice_field.type]
     return _tools(tool_policy(functions, choice, not choice_field.disable_parallel_tool_use), dropped)
