@@ -89,7 +89,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    type: Annotated[str, doc("enabled or disabled, for templates that read enable_thinking or thinking")]
+    type: Annotated[str, doc("enabled, adaptive, disabled: for templates with enable_thinking or thinking")]
     budget_tokens: Annotated[Budget | None, doc(f"of type enabled: {BUDGET}")] = None
 
 

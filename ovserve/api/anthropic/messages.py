@@ -291,6 +291,7 @@ def _tools(policy: ToolPolicy | None, dropped: list[str]) -> Tools:
 
 
 BUDGET_FIELD = "thinking.budget_tokens"
+THINKING_TYPES = ("enabled", "adaptive")  # the latter: the model decides how much, as local ones do
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountRequest)
 
@@ -445,10 +446,10 @@ def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> 
 def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
     """Return `thinking` as template variables, if the template reads one, and the fields without effect."""
     thinking = body.thinking
-    if thinking is None or thinking.type not in ("enabled", "disabled"):
+    if thinking is None or thinking.type not in (*THINKING_TYPES, "disabled"):
         return {}, [] if thinking is None else ["thinking"]
     assert model.template is not None
-    on = thinking.type == "enabled"
+    on = thinking.type in THINKING_TYPES
     switches = [n for n in SWITCHES if model.template.mentions(n)]
     ignored = ["thinking"] if on and not switches else []
     return dict.fromkeys(switches, on), ignored

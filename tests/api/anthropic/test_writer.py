@@ -21,6 +21,7 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed, ToolCallDelta
 from tests.packets import packet
+from tests.rendering import rendered
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 MODEL = ModelContext(ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
@@ -207,6 +208,23 @@ def test_tools_are_openai_s() -> None:
     with pytest.raises(InvalidArgument, match=r"tools\[0\].input_schema.type") as caught:
         tools(tools=bad)
     assert caught.value.param == "tools[0].input_schema.type"
+
+
+@pytest.mark.parametrize(
+    ("type_", "prompt", "ignored"),
+    [
+        ("enabled", "True", ()),
+        ("adaptive", "True", ()),
+        ("disabled", "False", ()),
+        ("between_tools", "unset", ("thinking",)),
+    ],
+)
+def test_thinking_is_a_switch_of_the_template(type_: str, prompt: str, ignored: tuple[str, ...]) -> None:
+    model = ModelContext(ChatTemplate("{{ enable_thinking if enable_thinking is defined else 'unset' }}"))
+    endpoint = ENDPOINTS["messages"]
+    decoded = endpoint.decode(json.dumps(BODY | {"thinking": {"type": type_}}).encode())
+    made = rendered(endpoint.to_request(decoded, model), model)
+    assert (made.prompts, made.presentation.ignored_params) == ((prompt,), ignored)
 
 
 def test_a_call_is_sent_when_it_is_certain_and_a_broken_one_never() -> None:
