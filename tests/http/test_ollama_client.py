@@ -115,6 +115,19 @@ def test_tools_are_answered_by_the_default_model(client: ollama.Client) -> None:
     assert answer.message.content or answer.message.tool_calls
 
 
+def test_tools_as_clients_in_go_write_them(server: Server) -> None:
+    """Their empty strings and lists are fields that were never set."""
+    parameters = {"type": "", "required": None, "properties": None}
+    function = {"name": "now", "description": "", "parameters": parameters}
+    for type_ in ("", None):
+        body = {"model": "smollm2", "messages": FRANCE, "stream": False, "options": {"num_predict": 1}}
+        body["tools"] = [{"type": type_, "function": function}]
+        answer = httpx.post(f"{server.url}/api/chat", json=body)
+        assert (answer.status_code, answer.headers.get("x-ovserve-ignored-params")) == (200, None), (
+            answer.text
+        )
+
+
 def test_generate_with_and_without_the_template(client: ollama.Client) -> None:
     asked = FRANCE[0]["content"]
     assert "Paris" in (client.generate("smollm2", asked, options=GREEDY).response or "")

@@ -55,7 +55,7 @@ class Chat:
     def decode(self, body: bytes) -> Decoded:
         request, unknown = decode_body(body, _chat_decoder)
         functions = [
-            function_tool({"type": "function"} | tool, f"tools[{i}]")
+            function_tool({**tool, "type": tool.get("type") or "function"}, f"tools[{i}]")
             for i, tool in enumerate(request.tools or ())
         ]
         policy = tool_policy(functions, None, None)

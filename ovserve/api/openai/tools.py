@@ -61,19 +61,21 @@ def function_tool(tool: Any, where: str) -> dict[str, Any]:
             raise InvalidArgument(
                 f"{at}.{field}: expected {what}, got {_display(value)}", param=f"{at}.{field}"
             )
-    _check_schema(function.get("parameters"), f"{at}.parameters")
-    if (schema := function.get("parameters")) and schema.get("type", "object") is None:
-        function = {**function, "parameters": {k: v for k, v in schema.items() if k != "type"}}
+    if schema := function.get("parameters"):
+        function = {**function, "parameters": _of_object(schema, f"{at}.parameters.type")}
     ordered = {field: function[field] for field in _ORDER if field in function} | function
     return {"type": "function", "function": {k: v for k, v in ordered.items() if v is not None}}
 
 
-def _check_schema(schema: dict[str, Any] | None, where: str) -> None:
-    """Arguments are an object whatever the function; deeper faults are the grammar's to find."""
-    if schema is not None and schema.get("type") not in (None, "object"):
-        raise InvalidArgument(
-            f"{where}.type: arguments are an object, got {_display(schema['type'])}", param=f"{where}.type"
-        )
+def _of_object(schema: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a schema whose type, if any, is object alone, as arguments are; deeper faults are the grammar's
+    to find. Clients in Go send "" where there is none."""
+    type_ = schema.get("type")
+    if not type_:
+        return {name: value for name, value in schema.items() if name != "type"}
+    if "object" not in (type_ if isinstance(type_, list) else [type_]):
+        raise InvalidArgument(f"{where}: arguments are an object, got {_display(type_)}", param=where)
+    return {**schema, "type": "object"}
 
 
 def tool_policy(

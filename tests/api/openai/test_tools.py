@@ -97,6 +97,7 @@ def test_no_tools_no_policy(choice: Any, tools: Any) -> None:
         ([{"type": "function", "name": "a" * 129}], "tools[0].name", "128"),
         ([{"type": "function", "name": "f", "parameters": []}], "tools[0].parameters", "[]"),
         ([{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}], "tools[0].function.parameters.type", "'array'"),
+        ([{"type": "function", "name": "f", "parameters": {"type": ["array", "null"]}}], "tools[0].parameters.type", "'array'"),
         ([{"type": "function", "name": "f", "description": 1}], "tools[0].description", "got 1"),
         ([{"type": "function", "name": "f", "strict": "yes"}], "tools[0].strict", "'yes'"),
         ([F, G, F], "tools", "2 functions are called 'f'"),
@@ -109,6 +110,17 @@ def test_malformed_tools(tools: Any, param: str, says: str) -> None:
         policy(tools=tools)
     assert caught.value.param == param
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("object", "object"), (["object"], "object"), (["null", "object"], "object"), ("", None), (None, None)],
+)
+def test_arguments_are_an_object_alone(written: Any, read: str | None) -> None:
+    given = policy(tools=[{"type": "function", "name": "f", "parameters": SCHEMA | {"type": written}}])
+    assert given is not None
+    assert given.schemas["f"].get("type") == read
+    assert given.schemas["f"]["properties"] == SCHEMA["properties"]
 
 
 @pytest.mark.parametrize(
