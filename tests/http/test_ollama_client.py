@@ -346,6 +346,11 @@ async def test_embeddings_are_translated(tmp_path: Path) -> None:
         assert (found.model, found.prompt_eval_count) == ("m:latest", 7)
         assert list((await client.embeddings("m", "four")).embedding) == [4.0, 0.0]
         assert (await client.show("m")).capabilities == ["embedding"]
+        # Without a text the model is only looked up, as chat and generate do it.
+        for texts in ("", []):
+            assert (await client.embed("m", texts)).embeddings == []
+        for text in ("", None):
+            assert (await client.embeddings("m", text)).embedding == []
 
 
 def test_a_model_without_embeddings_says_so(client: ollama.Client) -> None:

@@ -112,7 +112,9 @@ class GenerateRequest(Shared, kw_only=True):
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("a graph that serves embeddings")]
-    input: Annotated[str | list[str], doc("a text, or texts")]
+    input: Annotated[
+        str | list[str] | None, doc("a text, or texts; without one the model is only looked up")
+    ] = None
     dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, doc("shorter vectors, of models that can")] = (
         None
     )
@@ -125,7 +127,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """The older form, of one text."""
 
     model: Annotated[str, doc("a graph that serves embeddings")]
-    prompt: Annotated[str, doc("a text")]
+    prompt: Annotated[str | None, doc("a text; without one the model is only looked up")] = None
     options: Annotated[dict[str, Any] | None, doc("reported")] = None
     keep_alive: KeepAlive = None
 
@@ -363,19 +365,18 @@ _older_decoder = msgspec.json.Decoder(EmbeddingsRequest)
 def embeddings_request(body: bytes, name: str, *, older: bool) -> tuple[bytes, str, tuple[str, ...]]:
     """Return OpenAI's body for the servable `name`, the model as the client wrote it, and what has no effect.
 
-    Raises InvalidArgument.
+    The body is empty where no text is sent. Raises InvalidArgument.
     """
+    fields: dict[str, Any] = {"model": name, "encoding_format": "float"}
     if older:
         old, unknown = decode_body(body, _older_decoder)
-        return _request_body(name, input=old.prompt), old.model, _unused(old, unknown)
+        fields["input"] = old.prompt
+        return encode(fields) if old.prompt else b"", old.model, _unused(old, unknown)
     request, unknown = decode_body(body, _embed_decoder)
-    more = {} if request.dimensions is None else {"dimensions": request.dimensions}
-    more["truncate"] = request.truncate is not False  # Ollama's default
-    return _request_body(name, input=request.input, **more), request.model, _unused(request, unknown)
-
-
-def _request_body(name: str, **fields: Any) -> bytes:
-    return encode({"model": name, "encoding_format": "float", **fields})
+    fields |= {"input": request.input, "truncate": request.truncate is not False}  # Ollama's default
+    if request.dimensions is not None:
+        fields["dimensions"] = request.dimensions
+    return encode(fields) if request.input else b"", request.model, _unused(request, unknown)
 
 
 def _unused(request: EmbedRequest | EmbeddingsRequest, unknown: Iterable[str]) -> tuple[str, ...]:

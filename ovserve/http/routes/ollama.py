@@ -148,6 +148,7 @@ def _checked_name(model: str | None) -> str:
     return name
 
 
+NO_EMBEDDINGS = b'{"data":[]}'
 LARGE_ANSWER = 1 << 20  # bytes of embeddings that are translated in another process
 UNLOAD = (0, "0", "0s", "0m")
 
@@ -214,6 +215,9 @@ class Ollama:
         embed_body, model, ignored = await bodies.run(
             body.head.large, _embeddings_request, body.data, servable.name, older
         )
+        if not embed_body:
+            empty = embeddings_answer(NO_EMBEDDINGS, model, 0, older=older)
+            return web.Response(body=empty, content_type="application/json", headers=ignored_header(ignored))
         head = await bodies.admit(embed_body)
         payload = HttpPayload(EMBEDDINGS, embed_body, headers_of(request), head)
         async with servable.start(payload) as answer:
