@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ovserve.api.ollama.body import LATEST
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import Memory, memory
@@ -101,7 +102,8 @@ class Aliases:
     """Other names for servables, from --model_alias: clients ask for names that are built into them.
 
     Pairs of alias and name; an empty name is that of the only servable. With `*` an alias is a pattern; a
-    servable's own name always comes first, then aliases in their order.
+    servable's own name always comes first, then aliases in their order. A name that is neither may have
+    Ollama's tag, as `/api/tags` lists all.
     """
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -119,11 +121,15 @@ class Aliases:
 
     def target(self, name: str, names: Callable[[], Collection[str]]) -> str:
         """Return the servable that a name means, of those in `names()`; the name itself if no alias fits."""
-        if not self.pairs or name in (served := names()):
+        if not self.pairs and not name.endswith(LATEST):
             return name
+        served, spellings = names(), (name, name.removesuffix(LATEST))
+        if own := next((spelling for spelling in spellings if spelling in served), None):
+            return own
         only = next(iter(served)) if len(served) == 1 else ""
         for alias, target in self.pairs:
-            if (target or only) and fnmatchcase(name, alias.replace("[", "[[]").replace("?", "[?]")):
+            pattern = alias.replace("[", "[[]").replace("?", "[?]")
+            if (target or only) and any(fnmatchcase(spelling, pattern) for spelling in spellings):
                 return target or only
         return name
 

@@ -20,6 +20,26 @@ def test_a_servable_of_that_name_comes_first() -> None:
     assert Aliases.parse("*=small").target("large", lambda: ["small", "large"]) == "large"
 
 
+@pytest.mark.parametrize(
+    ("aliases", "name", "means"),
+    [
+        ("", "large:latest", "large"),
+        ("*=small", "large:latest", "large"),
+        ("gpt-4o=small", "gpt-4o:latest", "small"),
+        ("a:latest=small", "a:latest", "small"),
+        ("", "other:latest", "other:latest"),
+        ("", "large:latest:latest", "large:latest:latest"),
+        ("", "large:8b", "large:8b"),
+    ],
+)
+def test_a_name_may_have_ollamas_tag(aliases: str, name: str, means: str) -> None:
+    assert Aliases.parse(aliases).target(name, lambda: ["small", "large"]) == means
+
+
+def test_a_tag_may_be_a_part_of_a_name() -> None:
+    assert Aliases().target("x:latest", lambda: ["x", "x:latest"]) == "x:latest"
+
+
 def test_only_the_star_is_a_pattern() -> None:
     aliases = Aliases.parse("a[bc]?=small")
     assert aliases.target("a[bc]?", lambda: ["small"]) == "small"

@@ -152,11 +152,6 @@ class Fields(SamplingFields, kw_only=True):
         return [("format", {"type": "json_object"} if self.form else None)]
 
 
-def plain_name(model: str) -> str:
-    """Return the name of a servable for a model with a tag."""
-    return model.removesuffix(LATEST)
-
-
 class Options(NamedTuple):
     """The sampling, how many tokens are wanted, the request's context, and options without effect."""
 

@@ -27,12 +27,12 @@ from ovserve import __version__
 from ovserve.access import current_request
 from ovserve.api.ollama.body import (
     API_VERSION,
+    LATEST,
     Described,
     OfModel,
     Version,
     embeddings_answer,
     embeddings_request,
-    plain_name,
     processes,
     show_body,
     tags,
@@ -140,7 +140,7 @@ async def _end(process: Process) -> None:
 def _checked_name(model: str | None) -> str:
     if not model:
         raise InvalidArgument("model: required, but missing", param="model")
-    name = plain_name(model)
+    name = model.removesuffix(LATEST)
     if name not in MODELS and (not HUB_ID.fullmatch(name) or Path(name).exists()):
         raise InvalidArgument(
             f"model: expected one of {', '.join(MODELS)} or an id on the hub, got {model!r}", param="model"
@@ -253,9 +253,9 @@ class Ollama:
         return list(await asyncio.gather(*map(describe, served)))
 
     def _servable(self, model: str) -> Servable:
-        """The servable of a name with or without a tag. Raises ModelNotFound in Ollama's words."""
+        """Raises ModelNotFound in Ollama's words."""
         try:
-            return self._manager.get(plain_name(model))
+            return self._manager.get(model)
         except ModelNotFound as error:
             # Its clients look for "not found" to offer to pull the model.
             raise ModelNotFound(f"model '{model}' not found: {error}", param="model") from error

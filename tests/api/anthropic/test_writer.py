@@ -195,11 +195,11 @@ def test_tools_are_openai_s() -> None:
         assert (idle.policy.choice, idle.dropped) == (choice, ("tool_choice.name",))
     named = tools(tools=given, tool_choice={"type": "tool", "name": "g"}).policy
     assert (named.choice, named.names) == ("required", ("g",))
-    one = tools(tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).policy
     hosted = {"type": "tool", "name": "web_search", "disable_parallel_tool_use": True}
     clean = tools(tools=given, tool_choice=hosted)
     assert (clean.policy.choice, clean.policy.parallel) == ("auto", False)
     assert clean.dropped == ("tools.web_search_20250305", "tool_choice.name")
+    one = tools(tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).policy
     assert (one.choice, one.parallel) == ("auto", False)
     assert tools(tools=given[1:2]).policy is None
     with pytest.raises(InvalidArgument, match="'h' is not one of the tools: f, g"):
