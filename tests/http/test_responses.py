@@ -258,6 +258,22 @@ async def test_a_chain_forks_and_does_not_carry_instructions(server: Serving) ->
     assert right.instructions is None
 
 
+@pytest.mark.parametrize("more", [{}, {"input": None}, {"input": []}, {"input": None, "truncation": "auto"}])
+async def test_a_chain_or_instructions_need_no_input(server: Serving, more: dict[str, Any]) -> None:
+    root = await server.create("one")
+    for fields, text in (
+        ({"previous_response_id": root.id}, "user: one\nassistant: user: one"),
+        ({"instructions": "Greet."}, "system: Greet."),
+    ):
+        answer = await server.http.post("/v3/responses", json={"model": "m"} | fields | more)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["output"][0]["content"][0]["text"].startswith(text)
+        counted = await server.http.post("/v3/responses/input_tokens", json=fields | more)
+        assert counted.json()["input_tokens"] == answer.json()["usage"]["input_tokens"]
+    items = await server.http.get(f"/v3/responses/{answer.json()['id']}/input_items")
+    assert items.json()["data"] == []
+
+
 async def test_a_previous_response_that_is_not_there(server: Serving) -> None:
     a = await server.create("one")
     b = await server.create("two", previous_response_id=a.id)

@@ -119,7 +119,7 @@ class ResolvedRequest:
 def own_items(request: ResolvedRequest) -> list[Raw]:
     """Return the request's own input as items; a text is a message of the user."""
     try:
-        return msgspec.json.decode(request.input, type=list[Raw])
+        return msgspec.json.decode(request.input, type=list[Raw] | None) or []
     except msgspec.ValidationError:
         return [Raw(b'{"role":"user","content":' + bytes(request.input) + b"}")]
 

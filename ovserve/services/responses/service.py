@@ -143,10 +143,10 @@ MAX_PAGE = 100
 async def count_tokens(
     manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
 ) -> TokenizeResult:
-    """Count the tokens of the prompt of such a response; `model` and `input` may be left out."""
+    """Count the tokens of the prompt of such a response; `model` may be left out."""
     model = head.model if head.large or head.model is not None else peek_optional_model(body)
     name = manager.only(model).name
-    completed = await manager.bodies.run(head.large, _completed, body, name)
+    completed = await manager.bodies.run(head.large, _with_model, body, name)
     request = await prepare(owner, completed, store, manager.bodies, head)
     servable = manager.get(request.model)
     session = await session_of(servable, request, runs=False)
@@ -154,13 +154,8 @@ async def count_tokens(
     return await tokens_of(servable).count_response(payload)
 
 
-def _completed(body: bytes, model: str) -> bytes:
-    """The body with what may be left out of it."""
-    fields = decode_fields(body)
-    fields["model"] = Raw(encode(model))
-    if bytes(fields.get("input", b"null")) == b"null":
-        fields["input"] = Raw(b"[]")
-    return encode(fields)
+def _with_model(body: bytes, model: str) -> bytes:
+    return encode({**decode_fields(body), "model": model})
 
 
 def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after: str | None) -> bytes:

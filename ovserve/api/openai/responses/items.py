@@ -102,8 +102,8 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
         return "item_reference" if self.id and self.content is None else ""
 
 
-def as_items(input_: str | list[Item]) -> list[Item]:
-    return [Item(type="message", role="user", content=input_)] if isinstance(input_, str) else input_
+def as_items(input_: str | list[Item] | None) -> list[Item]:
+    return [Item(type="message", role="user", content=input_)] if isinstance(input_, str) else input_ or []
 
 
 def check_items(items: Sequence[Item]) -> list[str]:

@@ -72,9 +72,8 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 class ResponseRequest(SamplingFields, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     input: Annotated[
-        str | list[Item],
-        doc("a text, or items"),
-    ]
+        str | list[Item] | None, doc("a text, or items; not needed after instructions or a response")
+    ] = None
     instructions: Annotated[str | None, doc("a system message before all others; not carried over")] = None
     previous_response_id: Annotated[str | None, doc("continues this stored response")] = None
     store: Annotated[bool | None, doc("false: the response is not kept")] = None
@@ -288,7 +287,7 @@ OPERATIONS = (
         example=_EXAMPLE,
         refused=RESPONSES_UNSUPPORTED,
         reported=REPORTED_FIELDS,
-        optional=("model", "input"),
+        optional=("model",),
         needs_template=True,
         same_as="responses",
     ),
