@@ -123,7 +123,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, omit_defaults=True):
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The choice of tokens and the stop conditions; ranges are checked where the request is decoded."""
 
-    max_tokens: int | None = None  # None: as many as the context has room for; 0 only with echo
+    max_tokens: int | None = None  # None: as many as the context has room for; 0: the prompt alone
     max_context: int | None = None  # tokens of prompt and answer, where that is less than the graph's
     min_tokens: int = 0
     temperature: float = 1.0  # 0 is greedy

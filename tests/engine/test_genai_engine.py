@@ -182,6 +182,10 @@ class TestLengths:
         engine.abort(1)
         assert add(engine, 2, FRANCE, max_tokens=None).max_tokens == 8192 - 16
 
+    def test_the_prompt_alone(self, engine: GenAIEngine) -> None:
+        result = generate(engine, FRANCE, max_tokens=0)
+        assert (result.text, result.tokens, result.finish) == ("", 0, "length")
+
     def test_min_tokens(self, engine: GenAIEngine) -> None:
         assert generate(engine, FRANCE, min_tokens=30).tokens >= 30
 
@@ -208,7 +212,7 @@ class TestStopTokens:
         ((), {}, "empty"),
         ((49152,), {}, "token id 49152 is not in the vocabulary of 49152"),
         ((-1,), {}, "token id -1"),
-        ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),
+        ("x", {"max_tokens": -1}, "max_tokens must be at least 0"),
         ("x", {"min_tokens": 9, "max_tokens": 5}, "min_new_tokens"),
         ("x", {"temperature": -1.0}, "temperature"),
         ("x", {"temperature": float("nan")}, "temperature must be a finite number"),

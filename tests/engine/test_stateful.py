@@ -83,6 +83,8 @@ def test_the_answer_ends_at_its_bound_with_its_last_word(engine: StatefulEngine)
     assert (result.finish, result.tokens) == ("length", 5)
     assert result.deltas[-1]
     assert generate(engine, FRANCE, max_tokens=1).tokens == 1
+    none = generate(engine, FRANCE, max_tokens=0)
+    assert (none.text, none.tokens, none.finish) == ("", 0, "length")
 
 
 def test_each_request_waits_for_the_one_before_it(engine: StatefulEngine) -> None:

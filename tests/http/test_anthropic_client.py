@@ -214,6 +214,23 @@ def test_a_prompt_that_is_too_long(client: anthropic.Anthropic, stream: bool) ->
     assert "at most 81" in message
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_no_tokens_at_all_prepare_the_prefix_cache(client: anthropic.Anthropic, stream: bool) -> None:
+    """As Anthropic documents max_tokens 0, in the same form with and without a tool that must be called."""
+    system = f"Known before the first question, {'streamed' if stream else 'whole'}. " * 20
+    for more in ({}, {"tools": [TOOL], "tool_choice": {"type": "any"}}):
+        warmed = ask(client, messages=FRANCE, system=system, max_tokens=0, stream=stream, **more)
+        if stream:
+            events = list(warmed)
+            assert [event.type for event in events] == ["message_start", "message_delta", "message_stop"]
+            assert (events[1].delta.stop_reason, events[1].usage.output_tokens) == ("max_tokens", 0)
+        else:
+            assert (warmed.content, warmed.stop_reason) == ([], "max_tokens")
+            assert warmed.usage.output_tokens == 0
+    answer = ask(client, messages=FRANCE, system=system, max_tokens=1)
+    assert answer.usage.cache_read_input_tokens > 100
+
+
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"x": 1}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
@@ -221,7 +238,7 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role: expected one of"),

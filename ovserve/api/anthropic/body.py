@@ -16,7 +16,7 @@ from msgspec import Meta
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
 from ovserve.api.openai.common import BUDGET, Budget, Effort, Model, encode, narrow_budget
 from ovserve.api.openai.operation import Operation, Override, doc
-from ovserve.api.openai.sampling import MAX_STOP, Count, narrow_length, narrow_sampling
+from ovserve.api.openai.sampling import MAX_STOP, narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
@@ -127,7 +127,10 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    max_tokens: Annotated[Count, doc("clamped to the room left in the context, which is reported")]
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)],
+        doc("clamped to the room left in the context, which is reported; 0: the prompt is cached alone"),
+    ]
     stop_sequences: Annotated[
         Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
         doc("non-empty strings that end the answer, cut exactly at the character"),

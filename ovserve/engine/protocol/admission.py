@@ -28,7 +28,10 @@ def admit(
     prompt_limit: int | None = None,
     mode: Mode = "plain",
 ) -> int:
-    """Return how many tokens may be generated at most; 0 when neither the request nor the model limits it."""
+    """Return how many tokens may be generated at most; 0 when neither the request nor the model limits it.
+
+    It is 1 of a request for none: engines compute one at least, which `Sequence` drops.
+    """
     if prompt_tokens == 0:
         raise InvalidArgument("the prompt is empty: it has no tokens", param="prompt")
     if prompt_limit is not None and prompt_tokens > prompt_limit:
@@ -44,15 +47,15 @@ def admit(
         )
     refuse_combination(mode, sampling)
     max_tokens = sampling.max_tokens
-    if max_tokens is not None and max_tokens < (0 if sampling.echo else 1):
-        raise InvalidArgument(f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
+    if max_tokens is not None and max_tokens < 0:
+        raise InvalidArgument(f"max_tokens must be at least 0, not {max_tokens}", param="max_tokens")
     if not all(sampling.stop):
         raise InvalidArgument("a stop string must not be empty", param="stop")
     whose, own = "This model's", sampling.max_context
     if own is not None and (max_length is None or own < max_length):
         whose, max_length = "This request's", own
     if max_length is None:
-        return max_tokens or 0
+        return 0 if max_tokens is None else max(max_tokens, 1)
     if prompt_tokens >= max_length:
         over = prompt_tokens - max_length + 1
         raise ContextLengthExceeded(
@@ -61,4 +64,4 @@ def admit(
             param="prompt",
         )
     room = max_length - prompt_tokens
-    return room if max_tokens is None else min(max_tokens, room)
+    return room if max_tokens is None else min(max(max_tokens, 1), room)

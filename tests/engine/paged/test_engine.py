@@ -340,7 +340,7 @@ class TestLimits:
             ({"beams": 4, "n": 5}, "num_return_sequences"),
             ({"beams": 4, "frequency_penalty": 1.0}, "frequency_penalty"),
             ({"beams": 4, "length_penalty": float("nan")}, "length_penalty must be a finite number"),
-            ({"max_tokens": 0}, "max_tokens must be at least 1"),
+            ({"max_tokens": -1}, "max_tokens must be at least 0"),
         ],
     )
     def test_bad_values_are_refused(self, engine: PagedEngine, sampling: dict[str, Any], said: str) -> None:

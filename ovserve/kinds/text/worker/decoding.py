@@ -373,8 +373,8 @@ class Sequence:
                     for id_, logprob, top in zip(ids[:start], logprobs[:start], tops[:start], strict=True)
                 ]
             ids = ids[start:]
-            if self.sampling.max_tokens == 0:  # one token was requested, because the library needs one
-                ids, output.finish = [], "length"
+        if self.sampling.max_tokens == 0:  # one token was requested, because engines need one
+            ids, output.finish = [], "length"
         all_ids = ids
         if self._repetition is not None and (end := self._repetition.find(ids)) is not None:
             ids, output.finish, output.repetitive = ids[:end], "length", True

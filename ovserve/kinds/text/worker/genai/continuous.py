@@ -349,10 +349,8 @@ class GenAIEngine:
         stop_ids = self.text.stop_ids(sampling)
         if sampling.max_tokens == 0:  # a penalty has nothing to change
             sampling = msgspec.structs.replace(sampling, repetition_penalty=1.0)
-        # Of no token but the prompt the library gives pieces, with what is in memory where it computed none.
-        token_limit = max_tokens or int(sampling.max_tokens == 0)
         admitted = self.grammars.admitted
-        config = generation_config(self._mode, sampling, token_limit, stop_ids, self.facts, admitted)
+        config = generation_config(self._mode, sampling, max_tokens, stop_ids, self.facts, admitted)
         handle = self._add_request(request, ids, config)
         hidden = self.text.hidden(sampling.skip_special_tokens)
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)

@@ -233,9 +233,7 @@ class PagedEngine:
         limit = reasoning_limit(sampling.reasoning_budget, stop_ids, self.text)
         dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self.text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)
-        # With max_tokens 0, one token is still computed, because `Sequence` expects one.
-        max_new_tokens = most or int(sampling.max_tokens == 0)
-        running = Running(sequence, ids, choice, max_new_tokens)
+        running = Running(sequence, ids, choice, most)
         running.batch = request.batch
         if sampling.beams > 1:
             completes_stop = self._completes_stop(sampling.stop, hidden)
