@@ -60,11 +60,8 @@ class Processor:
 
     @property
     def int8_output_is_faster(self) -> bool:
-        """Return whether an output layer in int8 per row is faster than one in groups of 8 bits
-        (docs/performance.md).
-
-        Measured where `wide_cache_is_faster` was.
-        """
+        """Return whether an output layer in int8 by row is faster than one in groups. Measured where
+        `wide_cache_is_faster` was."""
         return self.wide_cache_is_faster
 
     @property
@@ -112,9 +109,7 @@ def _text(file: Path) -> str:
 
 OWN_PRECISION = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT")
 CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
-RUNTIME_CACHE_KERNELS = (
-    64  # kernels of each kind of operator; a compiled model uses each of them once or in every layer
-)
+RUNTIME_CACHE_KERNELS = 64  # of each kind of operator; a model uses each of them once or in every layer
 PER_DEVICE = "DEVICE_PROPERTIES"
 DIVIDED = ("AUTO", "HETERO", "MULTI")  # devices that hand a model to others
 
@@ -158,10 +153,6 @@ def _may_use_cpu(device: str) -> bool:
     return kind in DIVIDED and (not listed or "CPU" in names)
 
 
-# The kernel's view of a process's threads, for the report on a stalled engine: its own stacks show only
-# Python. And the priority of one thread, which Linux has.
-
-
 THREAD_NICENESS = 5
 
 
@@ -172,8 +163,8 @@ def below_the_steps() -> None:
 
 
 def thread_states(pid: int, proc: Path = Path("/proc")) -> Iterator[str]:
-    """Yield a line for each kind of thread: count, name, state as in `ps`, and where it waits in the
-    kernel."""
+    """Yield a line for each kind of thread: count, name, state as in `ps`, and where it waits in the kernel.
+    The report on a stalled engine has them, because its own stacks show only Python."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for task in (proc / str(pid) / "task").glob("*"):
         try:

@@ -2,146 +2,30 @@
 //
 // The plugin's own kernels keep a second copy of the weights with scales in f32, in pages of 4 kB, and compute
 // longer than they read where 32 weights share a scale. Here the weights lie in one order that every step reads
-// from front to back, once, in huge pages. `library.py` compiles this file on the machine that uses it, and
+// from front to back, once, in huge pages: see `matrix.h`. `library.py` compiles this on the machine that uses it, and
 // `matmul.py` describes the arrays that `ovserve_pack` takes.
-//
-// Order of the weights: 16 rows of the matrix are a block. Of a block, four neighbouring columns of all 16 rows
-// are 64 numbers, one register: a quad. In 4 bits a byte holds two quads, the first in its low half. In 6 bits four
-// quads take three registers: their low four bits so, and then their high two bits, the first quad's lowest. In 5 bits
-// eight quads take five.
-//
-// A weight is `scale * (value - zero) + offset`. As in the files of llama.cpp, a scale may be a factor in 8 bits for
-// each group of weights times a number in f16 for a span of groups, and an offset always is.
-//
-// An activation is rounded to int8 with one scale per chunk of 32 or 64 columns. The product of a chunk is exact
-// in int32, and is scaled and added in f32.
 
 #include <cpuid.h>
-#include <immintrin.h>
-#include <sys/mman.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "attention.h"
+#include "matrix.h"
 #include "openvino/core/extension.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/op/op.hpp"
 #include "parallel.h"
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma"), flatten))
-#define AVX2 __attribute__((target("avx2,f16c,fma"), flatten))
-#define INLINE __attribute__((always_inline)) inline
-
+namespace ovserve {
 namespace {
 
-constexpr size_t ROWS = 16;            // of a block
-constexpr size_t HUGE_PAGE = 2 << 20;  // bytes
-constexpr size_t PAGE = 4096;          // bytes
-constexpr size_t LINE = 64;            // bytes of a cache line
-constexpr size_t PREFETCH = 2048;      // bytes ahead; the processor's own prefetching ends with each 4 kB
+constexpr size_t PAGE = 4096;                 // bytes
 constexpr size_t CACHED_WEIGHTS = 512 << 10;  // bytes that a task keeps in the second-level cache
-constexpr size_t UNPACKING_TOKENS = 32;  // from which on 5 and 6 bits become 8 once for all tokens of a step
+constexpr size_t UNPACKING_TOKENS = 32;       // from which on 5 and 6 bits become 8 once for all tokens of a step
 constexpr size_t PACKED_AT_ONCE = 8 << 20;    // bytes of a file that is given back meanwhile
-
-// One mapping for all matrices of a model, so that only its last huge page is partly used.
-struct Arena {
-    uint8_t* begin = nullptr;
-    size_t size = 0, used = 0;
-
-    explicit Arena(size_t bytes) : size((bytes + 2 * HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE) {
-        void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (mapped == MAP_FAILED) throw std::bad_alloc();
-        begin = static_cast<uint8_t*>(mapped);
-        madvise(begin, size, MADV_HUGEPAGE);
-        used = (HUGE_PAGE - reinterpret_cast<uintptr_t>(begin) % HUGE_PAGE) % HUGE_PAGE;
-    }
-    Arena(const Arena&) = delete;
-    Arena& operator=(const Arena&) = delete;
-    ~Arena() { munmap(begin, size); }
-
-    uint8_t* take(size_t bytes) {
-        bytes = (bytes + LINE - 1) / LINE * LINE;
-        if (used + bytes > size) return nullptr;
-        uint8_t* at = begin + used;
-        used += bytes;
-        return at;
-    }
-};
-
-struct Matrix;
-struct Rounded;
-// `weights`: of the block.
-using BlockFunction = void (*)(const Matrix&, const Rounded&, size_t token, size_t block, const uint8_t* weights,
-                               float* out, size_t stride);
-// Functions of one token, two, and so on.
-using Functions = std::vector<BlockFunction>;
-
-// What a matrix is made of: rows of packed values, and numbers of rows and groups. `matmul.py` has the same.
-struct Source {
-    size_t rows, columns, bits;
-    size_t group, chunk;         // columns that share a factor, an offset or a zero; and a scale of activations
-    size_t span, offset_span;    // columns that share a number in f16
-    uint32_t flip;               // bits of four bytes that are turned over, which makes signed values unsigned
-    int32_t zero;                // of all groups, where `zeros` is null
-    int32_t is_file;             // the values are pages of a file, which may be given back
-    float offset_unit;           // times the numbers in f16 of offsets, which may be too small for that
-    const uint8_t* values;       // [rows, columns], packed; of 5 bits the low four
-    const uint8_t* high;         // [rows, columns], the fifth bits: of eight in a byte the first is the highest
-    const uint16_t* scales;      // f16 [rows, columns / span], or null: one per row
-    const int8_t* factors;       // [rows, columns / group], or null: 1
-    const uint16_t* zeros;       // f16, the same shape, or null
-    const int8_t* offsets;       // the same shape, or null
-    const uint16_t* offset_scales;  // f16 [rows, columns / offset_span]
-    const float* row_scales;     // [rows], where `scales` is null
-
-    size_t row_bytes() const { return columns * (bits == 5 ? 4 : bits) / 8; }  // of values
-};
-
-struct Matrix {
-    std::shared_ptr<Arena> arena;  // keeps what the pointers point to
-    size_t rows, columns, blocks, bits, group, chunk, span, offset_span;  // as in `Source`
-    size_t part;               // columns that share a scale of weights and one of activations
-    int32_t zero;
-    float offset_unit;
-    uint8_t* values;           // [blocks, columns / 4, 64], as described above
-    // Numbers of 16 rows stand next to each other: [blocks, ..., 16].
-    uint16_t *scales, *zeros, *offset_scales;
-    int8_t *factors, *offsets;
-    float* row_scales;
-    Functions functions;       // of as many tokens as their place, from 1 on
-    BlockFunction unpacked = nullptr;  // of 5 or 6 bits that were made 8 for many tokens
-
-    size_t groups() const { return columns / group; }
-    size_t chunks() const { return columns / chunk; }
-    size_t parts() const { return columns / part; }
-    size_t block_bytes() const { return ROWS * columns * bits / 8; }
-};
-
-// Activations of all tokens, rounded. Those of as many tokens as a function takes at once are a tile, in which
-// numbers of the same columns stand next to each other: rows of their own, thousands of bytes apart, would meet in
-// the same few lines of the first cache.
-struct Rounded {
-    std::vector<int8_t> values;   // of a tile [columns / 4, tokens, 4]
-    std::vector<float> scales;    // of a tile [chunks, tokens]
-    std::vector<float> sums;      // of a tile [parts, tokens], of the rounded values
-    std::vector<int32_t> starts;  // the same, times the zero point of all weights, negative
-
-    void resize(size_t tokens, const Matrix& m) {
-        values.resize(tokens * m.columns);
-        scales.resize(tokens * m.chunks());
-        sums.resize(tokens * m.parts());
-        starts.resize(tokens * m.parts());
-    }
-};
 
 // Chunks of a tile of tokens that begins with token `first`.
 AVX2 void round_chunks(const Matrix& m, const float* in, size_t first, size_t tile, size_t begin, size_t end, Rounded& a) {
@@ -186,407 +70,6 @@ AVX2 void round_chunks(const Matrix& m, const float* in, size_t first, size_t ti
     }
 }
 
-INLINE int32_t four(const int8_t* at) {
-    int32_t value;
-    std::memcpy(&value, at, 4);
-    return value;
-}
-
-// What differs between matrices besides the bits: the zero point of all weights, one per group, or an offset per
-// group next to the zero point of all.
-enum Kind { CONSTANT, ZEROS, OFFSETS };
-
-// Where a function reads: one block of weights, and rounded activations from one token on.
-struct Places {
-    const uint8_t* weights;
-    const uint16_t *scales, *zeros, *offset_scales;
-    const int8_t *factors, *offsets, *values;
-    const float *activation_scales, *sums;
-    const int32_t* starts;
-
-    Places(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* values_of_block)
-        : weights(values_of_block),
-          scales(m.scales ? m.scales + block * (m.columns / m.span) * ROWS : nullptr),
-          zeros(m.zeros ? m.zeros + block * m.groups() * ROWS : nullptr),
-          offset_scales(m.offset_scales ? m.offset_scales + block * (m.columns / m.offset_span) * ROWS : nullptr),
-          factors(m.factors ? m.factors + block * m.groups() * ROWS : nullptr),
-          offsets(m.offsets ? m.offsets + block * m.groups() * ROWS : nullptr),
-          values(a.values.data() + token * m.columns),
-          activation_scales(a.scales.data() + token * m.chunks()),
-          sums(a.sums.data() + token * m.parts()),
-          starts(a.starts.data() + token * m.parts()) {}
-};
-
-AVX512 INLINE __m512 sixteen_f16(const uint16_t* at) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
-}
-
-AVX512 INLINE __m512 sixteen_i8(const int8_t* at) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
-}
-
-// Quads of 5 or 6 bits that share registers, and bytes of those.
-constexpr size_t quads_of(int bits) { return bits == 6 ? 4 : 8; }
-constexpr size_t bytes_of_quads(int bits) { return quads_of(bits) * LINE * bits / 8; }
-
-template <int BITS>
-AVX512 INLINE void unpack_quads(const uint8_t* w, __m512i* quad) {
-    constexpr int QUADS = quads_of(BITS), HIGH = BITS - 4;  // bits
-    const __m512i nibble = _mm512_set1_epi8(15), top = _mm512_set1_epi8(BITS == 6 ? 0x30 : 0x10);
-    const __m512i high = _mm512_loadu_si512(w + QUADS / 2 * LINE);
-#pragma GCC unroll 8
-    for (int i = 0; i < QUADS; ++i) {
-        const __m512i both = _mm512_loadu_si512(w + i / 2 * LINE);
-        const __m512i low = _mm512_and_si512(i % 2 ? _mm512_srli_epi16(both, 4) : both, nibble);
-        const int right = HIGH * i - 4;
-        const __m512i moved = right < 0 ? _mm512_slli_epi16(high, -right) : _mm512_srli_epi16(high, right);
-        quad[i] = _mm512_ternarylogic_epi32(low, moved, top, 0xf8);  // first | second & third
-    }
-}
-
-// A block of 5 or 6 bits as one of 8.
-template <int BITS>
-AVX512 void unpack_block(const Matrix& m, const uint8_t* w, uint8_t* to) {
-    constexpr size_t QUADS = quads_of(BITS);
-    for (size_t at = 0; at < m.columns; at += 4 * QUADS, w += bytes_of_quads(BITS)) {
-        __m512i quad[QUADS];
-        unpack_quads<BITS>(w, quad);
-        for (size_t i = 0; i < QUADS; ++i, to += LINE) _mm512_storeu_si512(to, quad[i]);
-    }
-}
-
-// TOKENS rows of activations, from `token` on, times one block of 16 rows of weights. UNPACKED: 6 bits are 8.
-template <int TOKENS, int BITS, Kind KIND, bool UNPACKED = false>
-AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights,
-                         float* out, size_t stride) {
-    constexpr size_t QUADS = quads_of(BITS);     // at once
-    constexpr bool SPLIT = BITS == 6;            // chunks may have several parts
-    constexpr int CHAINS = TOKENS <= 2 ? 2 : 1;  // a product waits for the one before it in its chain
-    const size_t chunks = m.chunks();
-    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = SPLIT ? m.chunk / m.part : 1;
-    const Places from(m, a, token, block, weights);
-    const uint8_t* w = from.weights;
-    const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
-    const __m512i nibble = _mm512_set1_epi8(15);
-    __m512 total[TOKENS];
-    for (int t = 0; t < TOKENS; ++t) total[t] = _mm512_setzero_ps();
-    __m512 scale = _mm512_set1_ps(1), span_scale = scale, zero, offset, offset_scale = scale;
-    size_t next_span = 0, next_offset = 0;  // groups
-    for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
-        __m512 scaled[TOKENS];  // of several parts
-        for (int t = 0; t < TOKENS; ++t) scaled[t] = _mm512_setzero_ps();
-        for (size_t end = p + parts_of_chunk; p < end; ++p) {
-            if (within == 0) {
-                const size_t at = g * ROWS;
-                if (from.scales && g == next_span) {
-                    scale = span_scale = sixteen_f16(from.scales + g / groups_of_span * ROWS);
-                    next_span += groups_of_span;
-                }
-                if (from.factors) scale = _mm512_mul_ps(sixteen_i8(from.factors + at), span_scale);
-                if constexpr (KIND == ZEROS) zero = sixteen_f16(from.zeros + at);
-                if constexpr (KIND == OFFSETS) {
-                    if (g == next_offset) {
-                        offset_scale = _mm512_mul_ps(sixteen_f16(from.offset_scales + g / groups_of_offset * ROWS),
-                                                     _mm512_set1_ps(m.offset_unit));
-                        next_offset += groups_of_offset;
-                    }
-                    offset = _mm512_mul_ps(sixteen_i8(from.offsets + at), offset_scale);
-                }
-            }
-            if (++within == parts_of_group) within = 0, ++g;
-            __m512i sum[TOKENS * CHAINS];
-            for (int t = 0; t < TOKENS; ++t) {
-                if constexpr (CHAINS == 2) sum[2 * t + 1] = _mm512_setzero_si512();
-                sum[t * CHAINS] =
-                    KIND == ZEROS ? _mm512_setzero_si512() : _mm512_set1_epi32(from.starts[p * TOKENS + t]);
-            }
-            const int8_t* k = from.values + p * m.part * TOKENS;
-            for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS * TOKENS) {
-                if constexpr ((BITS == 5 || BITS == 6) && !UNPACKED) {
-                    __m512i quad[QUADS];
-                    unpack_quads<BITS>(w, quad);
-                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE)
-                        _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
-                    w += bytes_of_quads(BITS);
-#pragma GCC unroll 8
-                    for (size_t i = 0; i < QUADS; ++i)
-                        for (int t = 0; t < TOKENS; ++t) {
-                            __m512i& chain = sum[t * CHAINS + i % CHAINS];
-                            chain = _mm512_dpbusd_epi32(chain, quad[i], _mm512_set1_epi32(four(k + 4 * (i * TOKENS + t))));
-                        }
-                    continue;
-                }
-#pragma GCC unroll 8
-                for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
-                    const __m512i packed = _mm512_loadu_si512(w);
-                    _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
-                    w += 64;
-                    if constexpr (BITS == 4) {
-                        const __m512i low = _mm512_and_si512(packed, nibble);
-                        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
-                        for (int t = 0; t < TOKENS; ++t) {
-                            const int8_t* four_of = k + 4 * (2 * i * TOKENS + t);
-                            __m512i &first = sum[t * CHAINS], &second = sum[t * CHAINS + CHAINS - 1];
-                            first = _mm512_dpbusd_epi32(first, low, _mm512_set1_epi32(four(four_of)));
-                            second = _mm512_dpbusd_epi32(second, high, _mm512_set1_epi32(four(four_of + 4 * TOKENS)));
-                        }
-                    } else {
-                        for (int t = 0; t < TOKENS; ++t) {
-                            __m512i& chain = sum[t * CHAINS + i % CHAINS];
-                            const __m512i activations = _mm512_set1_epi32(four(k + 4 * (i * TOKENS + t)));
-                            chain = _mm512_dpbusd_epi32(chain, packed, activations);
-                        }
-                    }
-                }
-            }
-            for (int t = 0; t < TOKENS; ++t) {
-                if constexpr (CHAINS == 2) sum[2 * t] = _mm512_add_epi32(sum[2 * t], sum[2 * t + 1]);
-                __m512 product = _mm512_cvtepi32_ps(sum[t * CHAINS]);
-                const float* activations = from.sums + p * TOKENS + t;
-                if constexpr (KIND == ZEROS) product = _mm512_fnmadd_ps(zero, _mm512_set1_ps(*activations), product);
-                scaled[t] = SPLIT ? _mm512_fmadd_ps(product, scale, scaled[t]) : _mm512_mul_ps(product, scale);
-                if constexpr (KIND == OFFSETS)
-                    scaled[t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(*activations), scaled[t]);
-                if constexpr (!SPLIT)
-                    total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
-            }
-        }
-        for (int t = 0; SPLIT && t < TOKENS; ++t)
-            total[t] = _mm512_fmadd_ps(scaled[t], _mm512_set1_ps(from.activation_scales[c * TOKENS + t]), total[t]);
-    }
-    const size_t left = m.rows - block * ROWS;
-    const __mmask16 mask = left >= ROWS ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
-    for (int t = 0; t < TOKENS; ++t) {
-        if (!from.scales) total[t] = _mm512_mul_ps(total[t], _mm512_loadu_ps(m.row_scales + block * ROWS));
-        _mm512_mask_storeu_ps(out + t * stride + block * ROWS, mask, total[t]);
-    }
-}
-
-// Add products of four unsigned and four signed bytes. As text, because the VEX form is an extension of its own
-// (AVX-VNNI) that a template cannot ask for by a parameter. Tried as EVEX on Zen 4, on which the VEX form is missing.
-#if __GNUC__ >= 11 || __clang_major__ >= 12
-constexpr bool KNOWS_AVX_VNNI = true;
-__attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i& sum, __m256i weights, __m256i activations) {
-    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(activations));
-}
-#else  // older assemblers do not know the prefix
-constexpr bool KNOWS_AVX_VNNI = false;
-__attribute__((target("avx2,f16c,fma"))) INLINE void add_products(__m256i&, __m256i, __m256i) {}
-#endif
-
-// Add 16-bit sums now: the compiler would keep eight products to add them as a tree, and has no registers for that.
-__attribute__((target("avx2,f16c,fma"))) INLINE void add_here(__m256i& sum, __m256i products) {
-    sum = _mm256_add_epi16(sum, products);
-    asm("" : "+x"(sum));
-}
-
-// The same with 256 bits. Without VNNI, eight products of 4 bits by 8 fit into 16 bits: 8 * 2 * 15 * 127 = 30,480;
-// of 5 bits four: 4 * 2 * 31 * 127 = 31,496; of 6 bits two: 2 * 2 * 63 * 127 = 32,004; eight bits are computed as
-// two numbers of four.
-//
-// Both halves of a block's rows are computed at once if there are registers, else one after the other, which reads
-// from memory only during the first.
-template <int TOKENS, int BITS, Kind KIND, bool VNNI>
-AVX2 void block_avx2(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
-                     size_t stride) {
-    constexpr int HALVES = TOKENS <= (BITS == 8 && !VNNI ? 2 : 4) ? 2 : 1;
-    constexpr size_t QUADS = quads_of(BITS);  // at once
-    constexpr bool SPLIT = BITS == 6;
-    const size_t chunks = m.chunks();
-    const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = SPLIT ? m.chunk / m.part : 1;
-    const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
-    const Places from(m, a, token, block, weights);
-    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    for (size_t first_row = 0; first_row < ROWS; first_row += 8 * HALVES) {
-        const uint8_t* w = from.weights + first_row * 4;
-        __m256 total[HALVES][TOKENS], scaled[HALVES][TOKENS];  // `scaled`: of several parts
-        __m256 scale[HALVES], span_scale[HALVES], zero[HALVES], offset[HALVES], offset_scale[HALVES];
-        for (int h = 0; h < HALVES; ++h) {
-            scale[h] = span_scale[h] = offset_scale[h] = _mm256_set1_ps(1);
-            for (int t = 0; t < TOKENS; ++t) total[h][t] = _mm256_setzero_ps();
-        }
-        size_t next_span = 0, next_offset = 0;  // groups
-        const auto eight_f16 = [&](const uint16_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
-            return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + first_row + 8 * h)));
-        };
-        const auto eight_i8 = [&](const int8_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
-            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + first_row + 8 * h));
-            return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-        };
-        const auto read = [](const uint8_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
-            return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at) + h);
-        };
-        for (size_t c = 0, p = 0, within = 0, g = 0; c < chunks; ++c) {
-            for (int h = 0; h < HALVES; ++h)
-                for (int t = 0; t < TOKENS; ++t) scaled[h][t] = _mm256_setzero_ps();
-            for (size_t end = p + parts_of_chunk; p < end; ++p) {
-                if (within == 0) {
-                    const size_t at = g * ROWS;
-                    const bool begins_span = from.scales && g == next_span;
-                    const bool begins_offset = KIND == OFFSETS && g == next_offset;
-                    for (int h = 0; h < HALVES; ++h) {
-                        if (begins_span) scale[h] = span_scale[h] = eight_f16(from.scales + g / groups_of_span * ROWS, h);
-                        if (from.factors) scale[h] = _mm256_mul_ps(eight_i8(from.factors + at, h), span_scale[h]);
-                        if constexpr (KIND == ZEROS) zero[h] = eight_f16(from.zeros + at, h);
-                        if (begins_offset)
-                            offset_scale[h] = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS, h),
-                                                            _mm256_set1_ps(m.offset_unit));
-                        if constexpr (KIND == OFFSETS)
-                            offset[h] = _mm256_mul_ps(eight_i8(from.offsets + at, h), offset_scale[h]);
-                    }
-                    if (begins_span) next_span += groups_of_span;
-                    if (begins_offset) next_offset += groups_of_offset;
-                }
-                if (++within == parts_of_group) within = 0, ++g;
-                __m256i sum[HALVES][TOKENS];
-                for (int t = 0; t < TOKENS; ++t)
-                    for (int h = 0; h < HALVES; ++h)
-                        sum[h][t] =
-                            KIND == ZEROS ? _mm256_setzero_si256() : _mm256_set1_epi32(from.starts[p * TOKENS + t]);
-                const int8_t* k = from.values + p * m.part * TOKENS;
-                for (size_t q = 0; q < quads; q += QUADS, k += 4 * QUADS * TOKENS) {
-                    if constexpr (BITS == 6) {
-                        for (int h = 0; h < HALVES; ++h) {
-                            const __m256i even = read(w, h), odd = read(w + LINE, h), high = read(w + 2 * LINE, h);
-                            const __m256i top = _mm256_set1_epi8(0x30);
-                            const auto six = [&](__m256i low, __m256i moved) __attribute__((target("avx2,f16c,fma"))) {
-                                return _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, top));
-                            };
-                            const __m256i quad[4] = {six(even, _mm256_slli_epi16(high, 4)),
-                                                     six(_mm256_srli_epi16(even, 4), _mm256_slli_epi16(high, 2)),
-                                                     six(odd, high),
-                                                     six(_mm256_srli_epi16(odd, 4), _mm256_srli_epi16(high, 2))};
-                            for (int t = 0; t < TOKENS; ++t) {
-                                const int8_t* sixteen = k + 4 * t;
-                                for (int i = 0; i < 4; i += 2) {
-                                    const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i * TOKENS));
-                                    const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * (i + 1) * TOKENS));
-                                    if constexpr (VNNI) {
-                                        add_products(sum[h][t], quad[i], first);
-                                        add_products(sum[h][t], quad[i + 1], second);
-                                    } else {
-                                        const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(quad[i], first),
-                                                                              _mm256_maddubs_epi16(quad[i + 1], second));
-                                        sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(both, ones));
-                                    }
-                                }
-                            }
-                        }
-                    } else if constexpr (BITS == 5) {
-                        const __m256i fifth = _mm256_set1_epi8(0x10);
-#pragma GCC unroll 2
-                        for (int h = 0; h < HALVES; ++h) {
-                            const __m256i high = read(w + 4 * LINE, h);
-#pragma GCC unroll 2
-                            for (int i = 0; i < 8; i += 4) {
-                                __m256i products[TOKENS];
-                                for (int t = 0; t < TOKENS; ++t) products[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-                                for (int j = i; j < i + 4; ++j) {
-                                    __m256i low = read(w + j / 2 * LINE, h);
-                                    if (j % 2) low = _mm256_srli_epi16(low, 4);
-                                    const __m256i moved =
-                                        j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
-                                    const __m256i quad =
-                                        _mm256_or_si256(_mm256_and_si256(low, nibble), _mm256_and_si256(moved, fifth));
-                                    for (int t = 0; t < TOKENS; ++t) {
-                                        const __m256i activations = _mm256_set1_epi32(four(k + 4 * (j * TOKENS + t)));
-                                        if constexpr (VNNI)
-                                            add_products(sum[h][t], quad, activations);
-                                        else
-                                            add_here(products[t], _mm256_maddubs_epi16(quad, activations));
-                                    }
-                                }
-                                for (int t = 0; t < TOKENS && !VNNI; ++t)
-                                    sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(products[t], ones));
-                            }
-                        }
-                    } else {
-                        // Products of the low and, of 8 bits, the high four.
-                        __m256i low16[HALVES][TOKENS], high16[HALVES][TOKENS];
-                        for (int h = 0; h < HALVES; ++h)
-                            for (int t = 0; t < TOKENS; ++t) low16[h][t] = high16[h][t] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-                        for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
-                            const uint8_t* line = w + i * LINE;
-                            const int8_t* of_quad = k + 4 * (BITS == 4 ? 2 : 1) * i * TOKENS;
-                            __m256i packed[HALVES], low[HALVES], high[HALVES];
-                            for (int h = 0; h < HALVES; ++h) {
-                                packed[h] = read(line, h);
-                                low[h] = _mm256_and_si256(packed[h], nibble);
-                                high[h] = _mm256_and_si256(_mm256_srli_epi16(packed[h], 4), nibble);
-                            }
-                            // All tokens, then all again: a sum waits for its product before.
-                            for (int t = 0; t < TOKENS; ++t) {
-                                const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * t));
-                                for (int h = 0; h < HALVES; ++h) {
-                                    if constexpr (VNNI)
-                                        add_products(sum[h][t], BITS == 4 ? low[h] : packed[h], activations);
-                                    else
-                                        add_here(low16[h][t], _mm256_maddubs_epi16(low[h], activations));
-                                    if constexpr (BITS == 8 && !VNNI)
-                                        add_here(high16[h][t], _mm256_maddubs_epi16(high[h], activations));
-                                }
-                            }
-                            for (int t = 0; BITS == 4 && t < TOKENS; ++t) {
-                                const __m256i activations = _mm256_set1_epi32(four(of_quad + 4 * (TOKENS + t)));
-                                for (int h = 0; h < HALVES; ++h) {
-                                    if constexpr (VNNI)
-                                        add_products(sum[h][t], high[h], activations);
-                                    else
-                                        add_here(low16[h][t], _mm256_maddubs_epi16(high[h], activations));
-                                }
-                            }
-                        }
-                        for (int h = 0; h < HALVES; ++h) {
-                            for (int t = 0; t < TOKENS && !VNNI; ++t) {
-                                sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(low16[h][t], ones));
-                                if constexpr (BITS == 8) {
-                                    const __m256i sixteenth = _mm256_madd_epi16(high16[h][t], ones);
-                                    sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_slli_epi32(sixteenth, 4));
-                                }
-                            }
-                        }
-                    }
-                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE)
-                        _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
-                    w += bytes_of_quads(BITS);
-                }
-                for (int t = 0; t < TOKENS; ++t) {
-                    const float* activations = from.sums + p * TOKENS + t;
-                    for (int h = 0; h < HALVES; ++h) {
-                        __m256 product = _mm256_cvtepi32_ps(sum[h][t]);
-                        if constexpr (KIND == ZEROS)
-                            product = _mm256_fnmadd_ps(zero[h], _mm256_set1_ps(*activations), product);
-                        scaled[h][t] =
-                            SPLIT ? _mm256_fmadd_ps(product, scale[h], scaled[h][t]) : _mm256_mul_ps(product, scale[h]);
-                        if constexpr (KIND == OFFSETS)
-                            scaled[h][t] = _mm256_fmadd_ps(offset[h], _mm256_set1_ps(*activations), scaled[h][t]);
-                        if constexpr (!SPLIT)
-                            total[h][t] = _mm256_fmadd_ps(
-                                scaled[h][t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]), total[h][t]);
-                    }
-                }
-            }
-            for (int t = 0; SPLIT && t < TOKENS; ++t)
-                for (int h = 0; h < HALVES; ++h)
-                    total[h][t] = _mm256_fmadd_ps(scaled[h][t], _mm256_set1_ps(from.activation_scales[c * TOKENS + t]),
-                                                  total[h][t]);
-        }
-        for (int h = 0; h < HALVES; ++h) {
-            const size_t first = block * ROWS + first_row + 8 * h;
-            const size_t left = m.rows > first ? std::min<size_t>(8, m.rows - first) : 0;
-            for (int t = 0; t < TOKENS; ++t) {
-                if (!from.scales)
-                    total[h][t] = _mm256_mul_ps(total[h][t], _mm256_loadu_ps(m.row_scales + first));
-                float row[8];
-                _mm256_storeu_ps(row, total[h][t]);
-                std::memcpy(out + t * stride + first, row, left * sizeof(float));
-            }
-        }
-    }
-}
-
 enum Instructions { AVX2_ALONE, AVX_VNNI, AVX512_VNNI };
 
 // The processor's best, unless oneDNN's variable says less: to test and measure the others.
@@ -599,47 +82,7 @@ Instructions best_instructions() {
         return AVX512_VNNI;
     unsigned a = 0, b, c, d;
     const bool has_it = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-    return has_it && KNOWS_AVX_VNNI ? AVX_VNNI : AVX2_ALONE;
-}
-
-// Of 4 bits four tokens by both halves are as fast as eight by one; of others that takes more registers.
-template <int BITS, Kind KIND, bool VNNI>
-Functions functions_of_256() {
-    Functions all = {block_avx2<1, BITS, KIND, VNNI>, block_avx2<2, BITS, KIND, VNNI>, block_avx2<3, BITS, KIND, VNNI>,
-                     block_avx2<4, BITS, KIND, VNNI>};
-    if constexpr (BITS != 4)
-        all.insert(all.end(), {block_avx2<5, BITS, KIND, VNNI>, block_avx2<6, BITS, KIND, VNNI>,
-                               block_avx2<7, BITS, KIND, VNNI>, block_avx2<8, BITS, KIND, VNNI>});
-    return all;
-}
-
-template <int BITS, Kind KIND>
-Functions functions_of(Instructions instructions) {
-    if (instructions == AVX512_VNNI)
-        return {block_avx512<1, BITS, KIND>, block_avx512<2, BITS, KIND>, block_avx512<3, BITS, KIND>,
-                block_avx512<4, BITS, KIND>, block_avx512<5, BITS, KIND>, block_avx512<6, BITS, KIND>,
-                block_avx512<7, BITS, KIND>, block_avx512<8, BITS, KIND>};
-    return instructions == AVX_VNNI ? functions_of_256<BITS, KIND, true>()
-                                    : functions_of_256<BITS, KIND, false>();
-}
-
-// None for what no model has: zero points of groups in 5 and 6 bits, and offsets in 8.
-Functions functions_of(const Matrix& m, Instructions instructions) {
-    if (m.bits == 4)
-        return m.zeros     ? functions_of<4, ZEROS>(instructions)
-               : m.offsets ? functions_of<4, OFFSETS>(instructions)
-                           : functions_of<4, CONSTANT>(instructions);
-    if (m.bits == 5)
-        return m.zeros     ? Functions{}
-               : m.offsets ? functions_of<5, OFFSETS>(instructions)
-                           : functions_of<5, CONSTANT>(instructions);
-    if (m.bits == 6)
-        return m.zeros     ? Functions{}
-               : m.offsets ? functions_of<6, OFFSETS>(instructions)
-                           : functions_of<6, CONSTANT>(instructions);
-    return m.offsets ? Functions{}
-           : m.zeros ? functions_of<8, ZEROS>(instructions)
-                     : functions_of<8, CONSTANT>(instructions);
+    return has_it ? AVX_VNNI : AVX2_ALONE;
 }
 
 void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
@@ -670,7 +113,7 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
         const auto weights = [&](size_t block) { return m.values + block * m.block_bytes(); };
         if (unpacked) wide.resize((range.end() - range.begin()) * unpacked_bytes);
         for (size_t block = range.begin(); unpacked && block < range.end(); ++block)
-            (m.bits == 5 ? unpack_block<5> : unpack_block<6>)(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
+            unpack_block(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
         for (size_t token = 0, count; token < tokens; token += count) {
             count = std::min(most, tokens - token);
             for (size_t block = range.begin(); block < range.end(); ++block) {
@@ -918,6 +361,9 @@ void pack_blocks(const Matrix& m, const Source& source, size_t begin, size_t end
 }
 
 }  // namespace
+}  // namespace ovserve
+
+using namespace ovserve;
 
 extern "C" {
 
@@ -960,12 +406,10 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
         take(source.offset_scales, m.offset_span, m.offset_scales);
         take(source.row_scales, m.columns, m.row_scales);
     }
-    if (m.bits == 6 && best_instructions() == AVX512_VNNI)
-        m.unpacked = m.offsets ? block_avx512<8, 6, OFFSETS, true> : block_avx512<8, 6, CONSTANT, true>;
-    if (m.bits == 5 && best_instructions() == AVX512_VNNI)
-        m.unpacked = m.offsets ? block_avx512<8, 8, OFFSETS> : block_avx512<8, 8, CONSTANT>;
     if ((m.bits == 5) != (source.high != nullptr)) return 0;
-    m.functions = functions_of(m, best_instructions());
+    const Instructions best = best_instructions();
+    m.functions = best == AVX512_VNNI ? functions_avx512(m) : best == AVX_VNNI ? functions_avx_vnni(m) : functions_avx2(m);
+    if (best == AVX512_VNNI) m.unpacked = unpacked_avx512(m);
     if (!fits || !m.values || m.functions.empty()) return 0;
     const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
     for (size_t block = 0; block < m.blocks; block += step)
