@@ -37,19 +37,13 @@ CLASSES = {
     "granite": "GraniteForCausalLM", "smollm3": "SmolLM3ForCausalLM",
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
-MEMORY_TO_COMPRESS = (
-    2.0  # memory for compressing a network, over its size; 1.7 for 0.5 B parameters in 16 bits
-)
+MEMORY_TO_COMPRESS = 2.0  # memory for compressing, over the network's size; 1.7 for 0.5 B parameters in f16
 REWRITE_DISK_RATIO = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
 ROUND, EXACT = "round", "exact"  # steps of kinds/text/worker/gguf/convert.py alone
-MERGE, INT8, INT4, INT8_OUTPUT = (
-    "merge",
-    "int8",
-    "int4",
-    "int8_output",
-)  # steps of kinds/text/worker/gguf/convert.py and genai/convert.py
+# Steps of kinds/text/worker/gguf/convert.py and genai/convert.py
+MERGE, INT8, INT4, INT8_OUTPUT = "merge", "int8", "int4", "int8_output"
 DONE = {
     MERGE: "query, key and value of each layer are merged",
     INT8: "weights are compressed to 8 bits, with a scale and a zero point per row",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,13 @@ RULES = ("default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "
 VOCABULARIES = (*RULES, "sentencepiece", "sentencepiece, no prefix")
 
 
-def write_vocabulary(path: Path, name: str) -> Path:
-    """Write a model whose tokens cross the bounds that a rule of splitting sets, so that the rule shows."""
+def write_vocabulary(
+    path: Path, name: str, more: Mapping[str, int] | None = None, title: str = "", **changed: Any
+) -> Path:
+    """Write a model whose tokens cross the bounds that a rule of splitting sets, so that the rule shows.
+
+    `more`: further tokens with their types. `title`: general.name. `changed`: metadata of the tokenizer.
+    """
     sentencepiece = name.startswith("sentencepiece")
     trained = Tokenizer(models.BPE(byte_fallback=sentencepiece))
     if sentencepiece:
@@ -104,8 +110,14 @@ def write_vocabulary(path: Path, name: str) -> Path:
             "merges": None, "pre": None, "model": "llama", "unknown_token_id": len(tokens) - 257,
             "scores": [scores.get(token, 0.0) for token in tokens], "add_space_prefix": name == "sentencepiece",
         }  # fmt: skip
+    more = more or {}
+    tokens, types = [*tokens, *more], [*types, *more.values()]
+    if sentencepiece:
+        values["scores"] += [0.0] * len(more)
     size = -(-len(tokens) // 32) * 32
     values |= {
         "tokens": tokens, "token_type": types, "bos_token_id": 1, "eos_token_id": 0, "add_bos_token": name != "smollm",
     }  # fmt: skip
-    return write(path, "llama", tokens=values, layers=1, vocabulary=size)
+    values |= changed
+    strings = {"general.name": title} if title else None
+    return write(path, "llama", tokens=values, layers=1, vocabulary=size, strings=strings)

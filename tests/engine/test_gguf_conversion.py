@@ -244,6 +244,37 @@ def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=True) == plain
 
 
+PHI = {"</s>": 4, "<s>": 3, "<|assistant|>": 3}
+# Vocabulary and what is changed, a text, and its tokens after the first, as llama.cpp b11434 makes them.
+ODD_FILES: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    ("qwen2", {"more": {"<|im_end|>": 1}}, "<|im_end|>x", ["<|im_end|>", "x"]),
+    ("qwen2", {"more": {"<|im_end|>": 4}}, "x<|im_end|>", ["x", "<|im_end|>"]),
+    ("qwen2", {"more": {"<|eot_id|>": 1}, "token_type": None}, "x<|eot_id|>", ["x", "<|eot_id|>"]),
+    ("qwen2", {"token_type": None}, "x", ["x"]),
+    ("sentencepiece", {"token_type": None}, "x", ["▁", "x"]),
+    ("sentencepiece", {}, "<unk>", ["<unk>"]),
+    ("sentencepiece", {"more": PHI, "title": "Phi-3-mini"}, "<|user|>\nHi", ["<|user|>", "▁", "H", "i"]),
+    ("sentencepiece", {"more": PHI, "title": "Phi3"}, "<|end|> \n<|assistant|>\n", ["<|end|>", "<|assistant|>"]),
+    ("sentencepiece", {"more": PHI, "title": "phi-3"}, "<s>\n", ["<s>", "▁", "\n"]),
+    ("sentencepiece", {"more": PHI, "title": "llama"}, "<|user|>\n", ["<|user|>", "▁", "\n"]),
+    ("qwen2", {"padding_token_id": 1 << 20}, "x", ["x"]),
+    ("qwen2", {"padding_token_id": (1 << 32) - 1, "eot_token_id": (1 << 32) - 1}, "x", ["x"]),
+    ("qwen2", {"more": {"日": 1, "日日": 1}, "merges": ["日 日", "Ġ Ġ"]}, "x", ["x"]),
+]  # fmt: skip
+
+
+def test_files_that_name_less_than_they_should(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for i, (name, changed, text, pieces) in enumerate(ODD_FILES):
+        directory = tmp_path / str(i)
+        directory.mkdir()
+        with subtests.test(f"{name} {changed}"):
+            file = write_vocabulary(directory / "m.gguf", name, **changed)
+            tokens = read_gguf(file).array("tokenizer.ggml.tokens")
+            tokenizer = ov_genai.Tokenizer(converted(file, "merge"))
+            ids = tokenizer.encode(text, add_special_tokens=True).input_ids.data[0].tolist()
+            assert [tokens[id_] for id_ in ids[1:]] == pieces
+
+
 def test_texts_are_normalised_for_qwen(tmp_path: Path) -> None:
     tokenizer = ov_genai.Tokenizer(converted(write_vocabulary(tmp_path / "m.gguf", "qwen2"), "merge"))
 

@@ -95,6 +95,16 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], said: str, tmp_path: Pa
     assert "\n" not in str(raised.value)
 
 
+def test_tokens_that_end_a_turn_are_known_without_a_name(tmp_path: Path) -> None:
+    """As in llama.cpp: https://github.com/ggml-org/llama.cpp/issues/9606."""
+    tokens = random_gguf.byte_level_tokens()
+    tokens["tokens"][300:303] = ["<|end|>", "<|im_end|>", "</s>"]
+    tokens["token_type"][301] = 1
+    named = {"eot_token_id": 310, "eom_token_id": (1 << 32) - 1}
+    path = random_gguf.write(tmp_path / "m.gguf", tokens=tokens | named)
+    assert read_model_files(str(path)).end_token_ids == (257, 310, 300, 301)
+
+
 def test_a_file_that_is_cut_within_its_last_tensor(tmp_path: Path) -> None:
     path = random_gguf.write(tmp_path / "m.gguf")
     whole = path.read_bytes()

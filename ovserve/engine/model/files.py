@@ -29,7 +29,6 @@ LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
 PACKED = "openvino_model_packed.xml"
 PACKED_WEIGHTS = "openvino_model_packed.bin"
 VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
-GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 LONGEST_POINTER = 1024  # bytes, by the specification of Git LFS
@@ -142,7 +141,7 @@ def _from_gguf(model: GGUFModel) -> ModelFiles:
         architecture=model.name,
         vocab_size=model.tokens.size,
         add_bos_token=model.tokens.begin is not None,
-        end_token_ids=tuple(id_ for key in GGUF_END_KEYS if type(id_ := metadata.get(key)) is int),
+        end_token_ids=model.tokens.ends,
         library_fault=library_fault(model),
     )
 

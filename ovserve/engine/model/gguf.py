@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -226,8 +227,7 @@ def read_gguf(path: str | Path) -> GGUF:
         raise GGUFError(f"split.tensors.count is {announced}, and the files have {len(tensors)} tensors")
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) < len(tensors):
-        names: set[str] = set()
-        twice = next(t.name for t in tensors if t.name in names or names.add(t.name))  # type: ignore[func-returns-value]
+        (twice, _), *_ = Counter(tensor.name for tensor in tensors).most_common(1)
         raise GGUFError(f"the file is damaged: it has the tensor {twice} twice")
     return GGUF(path, first.metadata, by_name, tuple(files), first.arrays)
 

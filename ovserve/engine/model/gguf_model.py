@@ -204,15 +204,7 @@ def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
         raise GGUFError("rope.scaling.finetuned: false is not supported")
     factor = fields.real("rope.scaling.factor", fields.real("rope.scale_linear", 0.0)) or 1.0
     original = fields.size("rope.scaling.original_context_length", length, high=1 << 30)
-    long_context = length > original
-    factors = next(
-        (
-            name
-            for name in ("rope_freqs.weight", f"rope_factors_{'long' if long_context else 'short'}.weight")
-            if name in gguf.tensors
-        ),
-        "",
-    )
+    factors = ("rope_freqs.weight", f"rope_factors_{'long' if length > original else 'short'}.weight")
     base = fields.real("rope.freq_base", 10000.0, low=1.0)
     return Rope(
         dims=dims,
@@ -223,7 +215,7 @@ def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
         attention_factor=fields.real("rope.scaling.attn_factor", 1.0),
         beta_fast=fields.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.real("rope.scaling.yarn_beta_slow", 1.0),
-        factors=factors,
+        factors=next((name for name in factors if name in gguf.tensors), ""),
         window_base=fields.real("rope.freq_base_swa", 10000.0, low=1.0),
     )
 

@@ -16,6 +16,14 @@ from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 MODELS = (BYTE_LEVEL, SENTENCEPIECE)
+NO_IDS = (-1, (1 << 32) - 1)  # as converters write that there is no such token
+# Tokens that end an answer whatever their type, which files often do not name, as in llama.cpp. Its list has
+# "</s>" too, which in Gemma's vocabulary is a tag of HTML.
+END_TEXTS = (
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>",
+    "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<\uff5cend▁of▁sentence\uff5c>",
+    "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -75,7 +83,8 @@ class Tokens:
     bos: int | None = None
     eos: int | None = None
     padding: int | None = None
-    unknown: int | None = None
+    ends: tuple[int, ...] = ()  # tokens that end an answer
+    strips: bool = False  # spaces and line breaks behind special tokens are dropped
 
 
 def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
@@ -94,15 +103,17 @@ def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
         raise GGUFError(f"tokenizer.ggml.token_type: expected one for each of {size} tokens")
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True:
         raise GGUFError("tokenizer.ggml.remove_extra_whitespaces: true is not supported")
-    ids = {
-        name: _id(gguf, f"tokenizer.ggml.{name}_token_id", size)
-        for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
-    }
+    ids = {name: _id(gguf, f"tokenizer.ggml.{name}_token_id", size) for name in ("bos", "eos", "eot", "eom")}
+    padding = metadata.get("tokenizer.ggml.padding_token_id")
     begins = metadata.get("tokenizer.ggml.add_bos_token", rule.begins or model == SENTENCEPIECE)
     ends = metadata.get("tokenizer.ggml.add_eos_token", False)
     for name, adds in (("bos", begins), ("eos", ends)):
         if adds is True and ids[name] is None and f"tokenizer.ggml.add_{name}_token" in metadata:
             raise GGUFError(f"tokenizer.ggml.add_{name}_token: true, and there is no {name}_token_id")
+    texts = gguf.array("tokenizer.ggml.tokens")
+    by_text = (i for i, text in enumerate(texts) if text in END_TEXTS)
+    end_ids = (id_ for id_ in (ids["eos"], ids["eot"], ids["eom"], *by_text) if id_ is not None)
+    names = f"{metadata.get('general.architecture')} {metadata.get('general.name')}".lower()
     return Tokens(
         str(model),
         size,
@@ -112,19 +123,19 @@ def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
         end=ids["eos"] if ends is True else None,
         bos=ids["bos"],
         eos=ids["eos"],
-        padding=ids["padding"],
-        unknown=ids["unknown"],
+        padding=padding if type(padding) is int and 0 <= padding < size else None,
+        ends=tuple(dict.fromkeys(end_ids)),
+        strips=model == SENTENCEPIECE and "phi3" in names.replace("-", "").replace(" ", ""),
     )
 
 
-def token_types(gguf: GGUF, size: int) -> Sequence[int | float | bool]:
-    """Return a type for each token; without any in the file, all are ordinary."""
-    if "tokenizer.ggml.token_type" not in gguf.metadata:
-        return [NORMAL] * size
-    types = gguf.array("tokenizer.ggml.token_type")
-    if types and isinstance(types[0], str):
-        raise GGUFError("tokenizer.ggml.token_type: expected numbers, got texts")
-    return types  # type: ignore[return-value]
+def token_types(gguf: GGUF, texts: Sequence[str]) -> list[str | float]:
+    """Return a type for each token; without any in the file, all that do not end answers are ordinary."""
+    key = "tokenizer.ggml.token_type"
+    types = gguf.array(key) if key in gguf.metadata else [NORMAL] * len(texts)
+    if isinstance(types[0], str):
+        raise GGUFError(f"{key}: expected numbers, got texts")
+    return [CONTROL if text in END_TEXTS else kind for text, kind in zip(texts, types, strict=True)]
 
 
 def _rule(gguf: GGUF) -> Rule:
@@ -146,7 +157,7 @@ def _length(gguf: GGUF, key: str) -> int:
 
 def _id(gguf: GGUF, key: str, size: int) -> int | None:
     value = gguf.metadata.get(key)
-    if value is None:
+    if value is None or value in NO_IDS:
         return None
     if type(value) is not int or not 0 <= value < size:
         raise GGUFError(f"{key}: expected the number of a token below {size}, got {value!r}")

@@ -11,17 +11,13 @@ from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
 from ovserve.engine.model.gguf import GGUF, GGUFError
 from ovserve.engine.model.gguf_model import GGUFModel
-from ovserve.engine.model.gguf_tokens import (
-    BYTE_LEVEL,
-    CONTROL,
-    USER_DEFINED,
-    Tokens,
-    token_types,
-)
+from ovserve.engine.model.gguf_tokens import BYTE_LEVEL, CONTROL, UNKNOWN, USER_DEFINED, Tokens, token_types
 from ovserve.llm.token_bytes import byte_of_character
 
 SPACE = "▁"  # SentencePiece's
 CACHED_PIECES = 20_000  # pieces whose tokens are remembered
+NO_TOKEN = steps.SpecialToken("\U0010ffff")  # stands in no text, see `build_tokenizer`
+KEPT_SPACES = ("<s>", "<unk>", "<|endoftext|>")  # tokens of Phi-3 behind which spaces are not dropped
 Merges = list[tuple[bytes, bytes]]
 
 
@@ -29,16 +25,19 @@ def build_tokenizer(model: GGUFModel) -> tuple[ov.Model, ov.Model]:
     """Return tokenizer and detokenizer. Raises GGUFError."""
     gguf, tokens = model.gguf, model.tokens
     texts = [str(text) for text in gguf.array("tokenizer.ggml.tokens")]
-    types = token_types(gguf, tokens.size)
-    added = {i for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED) and texts[i]}
+    types = token_types(gguf, texts)
+    added = {i for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED, UNKNOWN) and texts[i]}
     byte_level = tokens.model == BYTE_LEVEL
     vocabulary = _bytes_of(texts, added) if byte_level else [text.encode() for text in texts]
     merges = (
         _merges(gguf, texts) if byte_level else _merges_by_score(texts, gguf.array("tokenizer.ggml.scores"))
     )
     pipeline = steps.TokenizerPipeline()
-    if added:
-        pipeline.add_steps(steps.SpecialTokensSplit([steps.SpecialToken(texts[i]) for i in sorted(added)]))
+    special = [
+        steps.SpecialToken(texts[i], strip_right=tokens.strips and texts[i] not in KEPT_SPACES) for i in added
+    ]
+    # The library drops an input of the next step, which only this one adds.
+    pipeline.add_steps(steps.SpecialTokensSplit(special or [NO_TOKEN]))
     pipeline.add_steps(_splits(tokens))
     bpe = steps.BPETokenizationStep(
         vocab=vocabulary,
@@ -124,7 +123,8 @@ def _merges(gguf: GGUF, texts: Sequence[str]) -> Merges:
         left, _, right = str(line).partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise GGUFError(f"tokenizer.ggml.merges: {str(line)[:80]!r} merges what is no token")
-        values.append((bytes(table[c] for c in left), bytes(table[c] for c in right)))
+        if all(c in table for c in left + right):  # else nothing in a text can be such a token
+            values.append((bytes(table[c] for c in left), bytes(table[c] for c in right)))
     return values
 
 
