@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.engine.model.files import gguf_models, model_in, read_model_files
 from ovserve.engine.model.gguf import KINDS, GGUFError, read_gguf
-from ovserve.engine.model.gguf_model import ARCHITECTURES, read_model
+from ovserve.engine.model.gguf_model import ARCHITECTURES, read_model, read_parameters
 from ovserve.errors import LoadError
 from ovserve.serving.model_size import weights
 from tests.engine import random_gguf
@@ -53,6 +53,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"keys": {"attention.head_count_kv": [2, 1]}}, r"head_count_kv differs between layers"),
     ({"keys": {"expert_count": 8}}, r"expert_count: 8 is not supported"),
+    ({"keys": {"attention.causal": False}}, r"attention.causal: false is not supported"),
     ({"keys": {"attn_logit_softcapping": 50.0}}, r"llama.attn_logit_softcapping is not supported"),
     ({"keys": {"rope.scaling.type": "dynamic"}}, r"rope.scaling.type: expected one of none, linear, yarn"),
     ({"tensors": without("blk.1.ffn_up.weight")}, r"the tensor blk.1.ffn_up.weight is missing"),
@@ -93,6 +94,21 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], said: str, tmp_path: Pa
     with pytest.raises(LoadError, match=said) as raised:
         read_model_files(str(path))
     assert "\n" not in str(raised.value)
+
+
+def test_values_that_files_give_otherwise(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """As llama.cpp b11434 reads them: a list with a value per layer, and what Gemma's files do not say."""
+    cases: list[tuple[str, dict[str, Any], dict[str, float]]] = [
+        ("llama", {"attention.head_count": [4, 4], "feed_forward_length": [512, 512]}, {"heads": 4, "inner": 512}),
+        ("gemma3", {}, {"windows": 6, "attention_scale": 0}),
+        ("gemma3", {"attention.sliding_window_pattern": 3}, {"windows": 3}),
+        ("gemma3", {"block_count": 62}, {"attention_scale": 1 / 8}),
+    ]  # fmt: skip
+    for architecture, keys, expected in cases:
+        with subtests.test(f"{architecture} {keys}"):
+            path = random_gguf.write(tmp_path / "m.gguf", architecture, keys=keys)
+            parameters = read_parameters(read_gguf(path), architecture)
+            assert {name: getattr(parameters, name) for name in expected} == expected
 
 
 def test_tokens_that_end_a_turn_are_known_without_a_name(tmp_path: Path) -> None:

@@ -28,18 +28,8 @@ MAX_PARTS = 1000
 PART_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 _SCALARS = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
-}
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
 _STRING, _ARRAY = 8, 9
 
 
@@ -274,7 +264,10 @@ def _read(reader: _Reader, data: mmap.mmap, path: Path) -> _Head:
     reader.skip(4)
     version = int(reader.scalar("<I"))
     if version not in VERSIONS:
-        raise GGUFError(f"GGUF version {version} is not supported (only {VERSIONS[0]} and {VERSIONS[1]})")
+        fault = "big-endian numbers are" if not version & 0xFFFF else f"GGUF version {version} is"
+        raise GGUFError(
+            f"{fault} not supported (only versions {VERSIONS[0]} and {VERSIONS[1]}, little-endian)"
+        )
     tensors = reader.count("tensors")
     metadata: dict[str, Value] = {}
     arrays: dict[str, int] = {}

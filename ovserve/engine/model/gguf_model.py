@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, Value, read_gguf
+from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, read_gguf
 from ovserve.engine.model.gguf_tokens import BYTE_LEVEL, Tokens, read_tokens
 
 Number = TypeVar("Number", int, float)
@@ -23,6 +23,7 @@ MATRIX_KINDS = (
     *PLAIN_KINDS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
 )  # fmt: skip
+GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -37,7 +38,7 @@ class Architecture(NamedTuple):
     scaled_embedding: bool = False  # by the root of the width
     rope_step: int = 0  # every such layer has no rotary embedding
     scales: bool = False  # of embedding, residual, attention and logits, in the metadata
-    windows: int = 0  # of so many layers all but the last see a sliding window; 0: see `Parameters.window`
+    windows: int = 0  # of so many layers all but the last see a sliding window, if the file does not say
 
 
 ARCHITECTURES = {
@@ -50,7 +51,10 @@ ARCHITECTURES = {
     "smollm3": Architecture(interleaved=True, rope_step=4),
 }
 # Keys that change what a model computes, which no architecture here does.
-UNSUPPORTED_KEYS = ("attn_logit_softcapping", "attention.alibi_bias_max", "attention.clamp_kqv")
+UNSUPPORTED_KEYS = (
+    "attn_logit_softcapping", "attention.alibi_bias_max", "attention.clamp_kqv",
+    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Parameters:
     length: int  # context, in tokens
     rope: Rope
     window: int = 0  # tokens that a layer with a sliding window sees
+    windows: int = 0  # of so many layers all but the last have one
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     attention_scale: float = 0.0  # 0: by the size of a head
@@ -109,13 +114,12 @@ def read_model(path: str | Path) -> GGUFModel:
     name = gguf.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise GGUFError("general.architecture is missing")
-    architecture = ARCHITECTURES.get(name)
-    if architecture is None:
+    if name not in ARCHITECTURES:
         raise GGUFError(
             f"general.architecture: {name[:80]!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
-    parameters = _parameters(_Fields(gguf.metadata, name), architecture, gguf)
-    model = GGUFModel(gguf, name, architecture, parameters, read_tokens(gguf, parameters.vocabulary))
+    parameters = read_parameters(gguf, name)
+    model = GGUFModel(gguf, name, ARCHITECTURES[name], parameters, read_tokens(gguf, parameters.vocabulary))
     _check_tensors(model)
     return model
 
@@ -123,19 +127,18 @@ def read_model(path: str | Path) -> GGUFModel:
 class _Fields:
     """Reads values of an architecture, and says which is missing or wrong."""
 
-    def __init__(self, metadata: dict[str, Value], name: str) -> None:
-        self._metadata, self._name = metadata, name
-
-    def has(self, key: str) -> bool:
-        return f"{self._name}.{key}" in self._metadata
+    def __init__(self, gguf: GGUF, name: str) -> None:
+        self._gguf, self._metadata, self._name = gguf, gguf.metadata, name
 
     def number(self, key: str, default: Number | None, low: float, high: float, kind: type[Number]) -> Number:
         full = f"{self._name}.{key}"
         value = self._metadata.get(full, default)
         if value is None:
             raise GGUFError(f"{full} is missing")
-        if isinstance(value, ArrayLength):
-            raise GGUFError(f"{full} differs between layers, which is not supported")
+        if isinstance(value, ArrayLength):  # of all layers
+            value, *others = set(self._gguf.array(full)) or {""}
+            if others:
+                raise GGUFError(f"{full} differs between layers, which is not supported")
         if not isinstance(value, (int, kind)) or isinstance(value, bool) or not low <= value <= high:
             raise GGUFError(f"{full}: expected a number from {low:g} to {high:g}, got {value!r}")
         return kind(value)
@@ -151,10 +154,15 @@ class _Fields:
         return value if isinstance(value, str) else repr(value)
 
 
-def _parameters(fields: _Fields, architecture: Architecture, gguf: GGUF) -> Parameters:
+def read_parameters(gguf: GGUF, name: str) -> Parameters:
+    """Raises GGUFError. `name`: a key of ARCHITECTURES."""
+    fields, architecture = _Fields(gguf, name), ARCHITECTURES[name]
     for key in UNSUPPORTED_KEYS:
-        if fields.has(key) and fields.real(key):
-            raise GGUFError(f"{gguf.metadata['general.architecture']}.{key} is not supported")
+        if fields.real(key, 0.0):
+            raise GGUFError(f"{name}.{key} is not supported")
+    for key in ("rope.scaling.finetuned", "attention.causal"):
+        if fields.text(key, "") == "False":
+            raise GGUFError(f"{key}: false is not supported")
     width, heads = fields.size("embedding_length"), fields.size("attention.head_count", high=4096)
     kv_heads = fields.size("attention.head_count_kv", heads, high=heads)
     head_size = fields.size("attention.key_length", width // heads or 1, high=1024)
@@ -172,8 +180,10 @@ def _parameters(fields: _Fields, architecture: Architecture, gguf: GGUF) -> Para
     if window and not architecture.windows:
         length, window = min(length, window), 0  # within the window, attention is what it is without one
     scale = width**0.5 if architecture.scaled_embedding else 1.0
+    layers = fields.size("block_count", high=MAX_LAYERS)
+    is_gemma_27b = architecture.windows and layers == GEMMA_27B_LAYERS
     return Parameters(
-        layers=fields.size("block_count", high=MAX_LAYERS),
+        layers=layers,
         width=width,
         heads=heads,
         kv_heads=kv_heads,
@@ -184,9 +194,10 @@ def _parameters(fields: _Fields, architecture: Architecture, gguf: GGUF) -> Para
         length=length,
         rope=_rope(fields, gguf, head_size, length),
         window=window,
+        windows=fields.size("attention.sliding_window_pattern", architecture.windows or 1),
         embedding_scale=fields.real("embedding_scale", scale) or 1.0 if architecture.scales else scale,
         residual_scale=(fields.real("residual_scale", 1.0) or 1.0) if architecture.scales else 1.0,
-        attention_scale=fields.real("attention.scale", 0.0),
+        attention_scale=fields.real("attention.scale", (width / heads) ** -0.5 if is_gemma_27b else 0.0),
         logit_scale=(fields.real("logit_scale") or 1.0) if architecture.scales else 1.0,
         final_softcap=fields.real("final_logit_softcapping", 0.0),
     )
@@ -197,11 +208,6 @@ def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
     scaling = fields.text("rope.scaling.type", "linear")
     if scaling not in SCALINGS or dims % 2:
         raise GGUFError(f"rope.scaling.type: expected one of {', '.join(SCALINGS)}, got {scaling[:80]!r}")
-    for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.alpha"):
-        if fields.has(key) and fields.real(key):
-            raise GGUFError(f"{key} is not supported")
-    if gguf.metadata.get(f"{gguf.metadata['general.architecture']}.rope.scaling.finetuned") is False:
-        raise GGUFError("rope.scaling.finetuned: false is not supported")
     factor = fields.real("rope.scaling.factor", fields.real("rope.scale_linear", 0.0)) or 1.0
     original = fields.size("rope.scaling.original_context_length", length, high=1 << 30)
     factors = ("rope_freqs.weight", f"rope_factors_{'long' if length > original else 'short'}.weight")

@@ -225,7 +225,7 @@ class Network:
 
     def _attention(self, hidden: Any, i: int) -> Any:
         p, at = self._p, f"blk.{i}"
-        step = self._a.windows
+        step = p.windows
         window = p.window if step and i % step < step - 1 else 0
         queries, keys, values = self._projections(hidden, at)
         query = self._heads(queries, p.heads, f"{at}.attn_q_norm.weight")
