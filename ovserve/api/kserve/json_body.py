@@ -183,16 +183,13 @@ def decode_infer(
     raw, at, tensors, ignored = memoryview(body), end, dict[str, Tensor](), list[str]()
     for i, entry in enumerate(document.inputs):
         where = f"inputs[{i}]"
-        size = _binary_size(entry, where, len(body) - at)
+        size = _binary_size(entry, where, len(body) - at, alone=len(document.inputs) == 1)
         if entry.name in tensors:
             raise InvalidArgument(
                 f"{where}.name: {display(entry.name)} is given twice", param=f"{where}.name"
             )
-        tensors[entry.name] = _tensor(
-            entry,
-            where,
-            None if size is None else raw[at : at + size] if views else bytes(raw[at : at + size]),
-        )
+        data = None if size is None else raw[at : at + size]
+        tensors[entry.name] = _tensor(entry, where, data if views or data is None else bytes(data))
         ignored += unknown_parameters(where, entry.parameters or (), (BINARY_SIZE,))
         at += size or 0
     if at != len(body):
@@ -247,10 +244,15 @@ def header_end(header_length: str | None, size: int) -> int:
     return int(header_length)
 
 
-def _binary_size(entry: InferInput, where: str, remaining: int) -> int | None:
+def _binary_size(entry: InferInput, where: str, remaining: int, *, alone: bool) -> int | None:
     parameters = entry.parameters or {}
     refuse_shared_memory(parameters, where)
     size_field = parameters.get(BINARY_SIZE)
+    if size_field is None and entry.data is None and remaining:
+        # Clients of OVMS leave it out where the shape says it, or where an only input is all of the rest.
+        kind = DATATYPES.get(entry.datatype)
+        by_shape = math.prod(entry.shape) * kind.size if kind and kind.size else None
+        size_field = remaining if by_shape is None and alone else by_shape
     if size_field is None:
         return None
     field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(size_field)

@@ -179,6 +179,32 @@ def test_kserve() -> None:
         decode_infer("m", "", json.dumps({"inputs": rows}).encode(), None)
 
 
+def test_binary_data_size_may_be_left_out(subtests: pytest.Subtests) -> None:
+    """As in OVMS: docs/binary_input_kfs.md there, and its tests `*_noBinaryDataSizeParameter`."""
+    text = {"name": "y", "datatype": "BYTES", "shape": [1]}
+    short = {"name": "x", "datatype": "INT16", "shape": [1, 2]}
+    cases: list[tuple[list[dict[str, object]], bytes, object]] = [
+        ([short], bytes(range(4)), {"x": bytes(range(4))}),
+        ([short | {"shape": []}], b"ab", {"x": b"ab"}),
+        ([text], b"\2\0\0\0ab", {"y": b"\2\0\0\0ab"}),
+        ([short, {**short, "name": "z", "shape": [1]}], b"abcdef", {"x": b"abcd", "z": b"ef"}),
+        ([short], b"abc", "binary_data_size: expected 0 to 3, what is left of the body, got 4"),
+        ([short | {"shape": [-1, 2]}], b"abc", "binary_data_size: expected 0 to 3, .* got -4"),
+        ([short], b"abcde", "the body has 1 bytes that belong to no input"),
+        ([short, text], b"abcd\0\0\0\0", r"inputs\[1\].data: required"),
+        ([short], b"", r"inputs\[0\].data: required"),
+    ]
+    for inputs, tail, expected in cases:
+        head = json.dumps({"inputs": inputs}).encode()
+        with subtests.test(f"{inputs} {tail!r}"):
+            if isinstance(expected, str):
+                with pytest.raises(InvalidArgument, match=expected):
+                    decode_infer("m", "", head + tail, str(len(head)))
+            else:
+                tensors = decode_infer("m", "", head + tail, str(len(head))).request.inputs
+                assert {name: tensor.data for name, tensor in tensors.items()} == expected
+
+
 def test_log_level() -> None:
     with pytest.raises(InvalidArgument, match="expected 0 or more, got 1.5"):
         change_log_settings({"log_verbose_level": 1.5})
