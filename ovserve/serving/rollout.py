@@ -22,6 +22,7 @@ from ovserve.graph import Registry
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.images.loader import Media
 from ovserve.sandbox.templates import Templates
+from ovserve.serving.config.models import looks_plain
 from ovserve.serving.engines import Engines, Key
 from ovserve.serving.entries import Entries, Entry, Phase
 from ovserve.serving.fingerprint import Fingerprints
@@ -81,13 +82,13 @@ class Rollout:
         """Return the specifications, with those that are served in the place of a path that has gone.
 
         They go on answering from memory, and their state says what is absent. Without its files, a plain
-        model looks like a graph.
+        model looks like a graph. One that is there and has no `model` is an entry with a wrong option.
         """
         expanded = []
         for spec in specs:
-            gone = spec.model is None and not spec.text and not spec.graph.is_file()
+            gone = not (spec.model or spec.text or spec.graph.is_file() or looks_plain(spec.base))
             served = [e.active[0] for e in self._entries.of(spec.name) if gone and e.active and e.servable]
-            there = [s for s in served if s.plain and spec.base in (s.base, *s.base.parents)]
+            there = [s for s in served if s.plain and spec.base in (s.base, s.base.parent)]
             expanded += there or [spec]
         return expanded
 

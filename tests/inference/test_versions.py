@@ -123,6 +123,30 @@ def test_options_change_by_reload(moving: Site) -> None:
     assert "expected FP32 [2,10]" in version_of(moving, "flat")
 
 
+def test_a_wrong_option_is_said_by_reload(moving: Site, subtests: pytest.Subtests) -> None:
+    """Not swallowed because a version of before is served, nor taken for a folder that has gone."""
+    file = moving.root / "config.json"
+    before = file.read_text()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"shape": "(1,x)"}, "shape: expected one as (1,3,200:500,-1)"),
+        ({"batch_size": None}, "batch_size: expected a number"),
+        ({"nireq": -1}, "nireq: expected 0 to"),
+        ({"model_version_policy": {"newest": {}}}, "model_version_policy: expected exactly one of"),
+        ({"base_path": ""}, "graph.pbtxt does not exist"),
+    ]
+    for option, said in cases:
+        with subtests.test(str(option)):
+            config = json.loads(before)
+            (entry,) = (e["config"] for e in config["model_config_list"] if e["config"]["name"] == "m")
+            entry |= option
+            file.write_text(json.dumps(config))
+            answer = httpx.post(f"{moving.url}/v1/config/reload", timeout=60)
+            assert (answer.status_code, said in answer.json()["error"]) == (412, True), answer.text
+            assert version_of(moving, "m") == "2"
+    file.write_text(before)
+    httpx.post(f"{moving.url}/v1/config/reload", timeout=60)
+
+
 def test_a_killed_engine_costs_at_most_one_clear_error_each(moving: Site) -> None:
     body = {"inputs": [ONE, TWO]}
     url = f"{moving.url}/v2/models/some/infer"
