@@ -66,7 +66,10 @@ TEXTS = [
     "<|user|>\nHi<|end|>", "\x01\x7f", "ﬁ ligature ﷺ", "a\u0300\u0301b", "Ⅷ ٣ ४", "!!!???...", "can't've", "\u200bzero\u200d",
 ]  # fmt: skip
 SPECIAL = ["<|end|>", "<|user|>"]
-RULES = ("default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o", "deepseek-v3")
+RULES = (
+    "default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o", "deepseek-v3", "seed-coder",
+    "deepseek-coder",
+)  # fmt: skip
 VOCABULARIES = (*RULES, "sentencepiece", "sentencepiece, no prefix")
 
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
-BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
-MODELS = (BYTE_LEVEL, SENTENCEPIECE)
+BYTE_LEVEL, SENTENCEPIECE = MODELS = ("gpt2", "llama")
 NO_IDS = (-1, (1 << 32) - 1)  # as converters write that there is no such token
 # Tokens that end an answer whatever their type, which files often do not name, as in llama.cpp. Its list has
 # "</s>" too, which in Gemma's vocabulary is a tag of HTML.
@@ -30,6 +29,9 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_DEEPSEEK_CJK = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+"
+_DEEPSEEK_ASIAN = r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASH_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -53,20 +55,23 @@ class Rule(NamedTuple):
     begins: bool = False  # texts begin with a token of their own, if the file does not say
 
 
+GPT2_NAMES = ("gpt-2", "phi-2", "olmo", "mellum", "gigachat", "a.x-4.0", "exaone4", "granite-docling")
+DIGIT_NAMES = ("smollm", "starcoder", "refact", "command-r", "exaone", "codeshell", "minerva-7b", "mellum2")
+LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+QWEN2_NAMES = ("stablelm2", "hunyuan", "solar-open", "megrez", "kormo", "f2llmv2", "grok-2")
 RULES = {
     "default": Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), Rule((_GPT2,))),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), Rule((r"\p{N}", _GPT2))),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3"), Rule((_LLAMA3,), whole=True, begins=True)
-    ),
+    **dict.fromkeys(GPT2_NAMES, Rule((_GPT2,))),
+    **dict.fromkeys(DIGIT_NAMES, Rule((r"\p{N}", _GPT2))),
+    **dict.fromkeys(LLAMA3_NAMES, Rule((_LLAMA3,), whole=True, begins=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Rule((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Rule((_QWEN2,), nfc=True)),
+    **dict.fromkeys(QWEN2_NAMES, Rule((_QWEN2,))),
     "tekken": Rule((_TEKKEN,), whole=True, begins=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), Rule((_GPT4O,))),
-    "deepseek-v3": Rule(
-        (r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", _DEEPSEEK3)
-    ),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), Rule((_GPT4O,))),
+    "seed-coder": Rule((_SEED,)),
+    "deepseek-coder": Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}")),
+    "deepseek-v3": Rule((r"\p{N}{1,3}", _DEEPSEEK_CJK, _DEEPSEEK3)),
 }
 
 

@@ -86,12 +86,9 @@ def _splits(tokens: Tokens) -> list[steps.BasePipelineStep]:
 
 
 def _segments(tokens: Tokens) -> list[steps.TokenWithTypeId]:
-    values: list[steps.TokenWithTypeId] = [steps.Sequence()]
-    if tokens.begin is not None:
-        values.insert(0, steps.AddToken(_token_id=tokens.begin))
-    if tokens.end is not None:
-        values.append(steps.AddToken(_token_id=tokens.end))
-    return values
+    begin = [] if tokens.begin is None else [steps.AddToken(_token_id=tokens.begin)]
+    end = [] if tokens.end is None else [steps.AddToken(_token_id=tokens.end)]
+    return [*begin, steps.Sequence(), *end]
 
 
 def _decoding(tokens: Tokens) -> list[steps.BasePipelineStep]:
