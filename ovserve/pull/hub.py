@@ -87,10 +87,10 @@ def choose(
 
 
 def _gguf_models(files: Sequence[RemoteFile]) -> dict[str, list[RemoteFile]]:
-    """Return the files of each .gguf model by the name of the first: large ones are split."""
+    """Return the files of each .gguf model by the name of the first: large ones are split. No projectors."""
     models: dict[str, list[RemoteFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
-        if file.name.endswith(".gguf"):
+        if file.name.endswith(".gguf") and "mmproj" not in file.name:
             models.setdefault(PART_NAME.sub(r"-00001-of-\2.gguf", file.name), []).append(file)
     return models
 

@@ -169,6 +169,7 @@ def test_a_model_in_several_files_is_read_as_one(parts: list[Path], tmp_path: Pa
     assert model.gguf.files == tuple(parts)
     assert set(model.gguf.tensors) == set(read_gguf(tmp_path / "whole.gguf").tensors)
     assert weights(str(parts[0])) == sum(part.stat().st_size for part in parts)
+    (parts[0].parent / "mmproj-model-f16.gguf").touch()  # a projector of images
     assert gguf_models(parts[0].parent) == parts[:1]
     assert model_in(parts[0].parent) == parts[0]
 

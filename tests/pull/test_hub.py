@@ -91,7 +91,7 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
     hub: HubServer, model: Path, tmp_path: Path
 ) -> None:
     """Ctrl-C while the connection stalls; the file is a real one, so that it is loaded at the end."""
-    hub.files["some/smol-gguf"] = {"m.gguf": model.read_bytes()}
+    hub.files["some/smol-gguf"] = {"m.gguf": model.read_bytes(), "mmproj-m-f16.gguf": b"of images"}
     hub.cut = HALF
     hub.stall.clear()
     command = [

@@ -61,8 +61,8 @@ def model_in(path: Path) -> Path:
 
 
 def gguf_models(directory: Path) -> list[Path]:
-    """Return the .gguf models of a directory, sorted; of one that is split, the first file."""
-    files = sorted(file for file in directory.glob("*.gguf") if file.is_file())
+    """Return the .gguf models of a directory, sorted; of one that is split, the first file; no projectors."""
+    files = sorted(file for file in directory.glob("*.gguf") if file.is_file() and "mmproj" not in file.name)
     return [file for file in files if PART_NAME.search(file.name) is None or first_part(file) == file]
 
 
