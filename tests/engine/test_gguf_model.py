@@ -53,6 +53,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"keys": {"attention.head_count_kv": [2, 1]}}, r"head_count_kv differs between layers"),
     ({"keys": {"expert_count": 8}}, r"expert_count: 8 is not supported"),
+    ({"strings": {"general.type": "adapter"}}, r"it is a LoRA adapter, and not a model; name the .gguf file"),
+    ({"strings": {"general.type": "mmproj"}}, r"it is an image projector, and not a model"),
     ({"keys": {"attention.causal": False}}, r"attention.causal: false is not supported"),
     ({"keys": {"attn_logit_softcapping": 50.0}}, r"llama.attn_logit_softcapping is not supported"),
     ({"keys": {"rope.scaling.type": "dynamic"}}, r"rope.scaling.type: expected one of none, linear, yarn"),

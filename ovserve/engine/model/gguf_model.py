@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, read_gguf
+from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, read_gguf
 from ovserve.engine.model.gguf_tokens import BYTE_LEVEL, Tokens, read_tokens
 
 Number = TypeVar("Number", int, float)
@@ -50,6 +50,8 @@ ARCHITECTURES = {
     "granite": Architecture(interleaved=True, scales=True),
     "smollm3": Architecture(interleaved=True, rope_step=4),
 }
+# By general.type.
+NO_MODELS = {"adapter": "a LoRA adapter", "mmproj": "an image projector", "imatrix": "an importance matrix"}
 # Keys that change what a model computes, which no architecture here does.
 UNSUPPORTED_KEYS = (
     "attn_logit_softcapping", "attention.alibi_bias_max", "attention.clamp_kqv",
@@ -111,6 +113,8 @@ class GGUFModel:
 def read_model(path: str | Path) -> GGUFModel:
     """Raises GGUFError for what cannot be served, OSError."""
     gguf = read_gguf(path)
+    if what := NO_MODELS.get(str(gguf.metadata.get("general.type"))):
+        raise GGUFError(f"it is {what}, and not a model; name the .gguf file of the model")
     name = gguf.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise GGUFError("general.architecture is missing")
@@ -238,9 +242,8 @@ def library_fault(model: GGUFModel) -> str:
     By trial with openvino-genai 2026.4.1: it ends the process for what it does not know, and ignores factors
     of rotary embeddings and tokens that begin a text.
     """
-    strange = next(
-        (t for t in model.gguf.tensors.values() if len(t.dims) > 1 and t.type not in LIBRARY_KINDS), None
-    )
+    matrices = (tensor for tensor in model.gguf.tensors.values() if len(tensor.dims) > 1)
+    strange = next((tensor for tensor in matrices if tensor.type not in LIBRARY_KINDS), None)
     rope = model.parameters.rope
     if model.name not in LIBRARY_ARCHITECTURES:
         return f"does not know general.architecture {model.name!r}"
@@ -318,18 +321,12 @@ def _check_tensors(model: GGUFModel) -> None:
             raise GGUFError(
                 f"the tensor {tensor.name} has the shape {list(tensor.dims)}, expected {list(expected.dims)}"
             )
-        else:
-            _check_kind(tensor)
+        elif tensor.type not in (kinds := PLAIN_KINDS if len(tensor.dims) == 1 else MATRIX_KINDS):
+            raise GGUFError(
+                f"the tensor {tensor.name} is of the type {tensor.type}; supported are {', '.join(kinds)}"
+            )
     if unexpected:
         raise GGUFError(
             f"the tensor {next(iter(unexpected))} is not supported for general.architecture {model.name!r}"
             + (f", nor are {len(unexpected) - 1} more" if len(unexpected) > 1 else "")
-        )
-
-
-def _check_kind(tensor: Tensor) -> None:
-    kinds = PLAIN_KINDS if len(tensor.dims) == 1 else MATRIX_KINDS
-    if tensor.type not in kinds:
-        raise GGUFError(
-            f"the tensor {tensor.name} is of the type {tensor.type}; supported are {', '.join(kinds)}"
         )
