@@ -272,6 +272,8 @@ async def test_a_chain_or_instructions_need_no_input(server: Serving, more: dict
         assert counted.json()["input_tokens"] == answer.json()["usage"]["input_tokens"]
     items = await server.http.get(f"/v3/responses/{answer.json()['id']}/input_items")
     assert items.json()["data"] == []
+    nothing = await server.http.post("/v3/responses", json={"model": "m"} | more)
+    assert (nothing.status_code, nothing.json()["error"]["param"]) == (400, "input"), nothing.text
 
 
 async def test_a_previous_response_that_is_not_there(server: Serving) -> None:

@@ -237,7 +237,7 @@ def test_known_but_unsupported(fields: dict[str, Any], param: str) -> None:
         ({"store": "yes"}, "store"),
         ({"stream": 1}, "stream"),
         ({"include": "x"}, "include"),
-        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
         ({"temperature": 3}, "temperature"),
         ({"best_of": 2, "stream": True}, "best_of"),
     ],
