@@ -73,6 +73,8 @@ for _part in ("connect", "read", "write", "pool"):
 # `ovserve run` of a test finds no server of another run, or of this machine's user.
 RUNTIME = tempfile.TemporaryDirectory(prefix="ovserve-test-runtime-")
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name
+# Processes of a test that have another home take the kernels from here: compiling them takes 20 s of CPU time.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 # Models that servers convert from .gguf files, 3 s of CPU time each: the servers of a run share them.
 CONVERTED = tempfile.TemporaryDirectory(prefix="ovserve-test-models-")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

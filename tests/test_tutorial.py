@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -44,6 +45,7 @@ class Reader:
         home.mkdir()
         commands = Path(sys.executable).parent  # what activating the environment puts first
         self.environment = {"HOME": str(home), "PATH": f"{commands}:/usr/bin:/bin"}
+        self.environment["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"]  # see conftest.py
 
     def run(self, command: str) -> str:
         command = command.replace("localhost:8000", f"127.0.0.1:{self.port}")
