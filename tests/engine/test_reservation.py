@@ -134,9 +134,9 @@ def test_without_split_fuse_too(main: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_real_model_answers_as_alone(model_path: str) -> None:
+def test_layers_of_a_real_model_answer_as_alone(short_model: Path) -> None:
     """In f32, with prompts that have one beginning, half read when others are cancelled."""
-    directory = str(Path(model_path).parent)
+    directory = str(short_model)
     alone = GenAIEngine(TextSpec(directory, properties=EXACT))
     engine = GenAIEngine(
         TextSpec(

@@ -239,13 +239,13 @@ def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
     engine.wait_for_forms()
     assert engine._model.own_attention
     for prompt in (LIST, STORY):
-        plain = generate(engine, prompt, max_tokens=120, num_assistant_tokens=0)
-        drafted = generate(engine, prompt, max_tokens=120, num_assistant_tokens=8)
+        plain = generate(engine, prompt, max_tokens=80, num_assistant_tokens=0)
+        drafted = generate(engine, prompt, max_tokens=80, num_assistant_tokens=8)
         assert drafted.text == plain.text
         for id_ in range(5):
-            add(engine, id_, prompt, max_tokens=120, num_assistant_tokens=0)
+            add(engine, id_, prompt, max_tokens=80, num_assistant_tokens=0)
         assert {result.text for result in run(engine).values()} == {plain.text}
-        add(engine, 0, prompt, max_tokens=120, num_assistant_tokens=0)
+        add(engine, 0, prompt, max_tokens=80, num_assistant_tokens=0)
         text = ""
         for step in range(40):
             if step % 10 == 5:
@@ -259,11 +259,12 @@ def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("left", [1, 2, 17])
-def test_a_cached_prompt_is_rounded_as_a_new_one(model_path: str, left: int) -> None:
+def test_a_cached_prompt_is_rounded_as_a_new_one(short_model: Path, left: int) -> None:
     """As few tokens as `left` are computed, the others were before."""
-    spec = PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "bf16"}')
+    spec = PagedTextSpec(str(short_model), properties='{"KV_CACHE_PRECISION": "bf16"}')
     engine, ids = PagedEngine(spec), tuple(range(200, 200 + 3 * BLOCK_TOKENS + left))
     engine.wait_for_forms()
+    assert engine._model.own_attention
     first, second = (
         generate(engine, ids, max_tokens=20, logprobs=3, num_assistant_tokens=0) for _ in range(2)
     )
@@ -272,9 +273,9 @@ def test_a_cached_prompt_is_rounded_as_a_new_one(model_path: str, left: int) -> 
 
 
 @pytest.mark.long
-def test_a_last_token_of_a_prompt_with_drafts(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_token_of_a_prompt_with_drafts(short_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step leaves one token of the prompt, and drafts follow it in the next."""
-    directory, ids = str(Path(model_path).parent), tuple(range(200, 200 + 3 * BLOCK_TOKENS + 1))
+    directory, ids = str(short_model), tuple(range(200, 200 + 3 * BLOCK_TOKENS + 1))
     whole, cut = (
         PagedEngine(
             PagedTextSpec(

@@ -53,20 +53,32 @@ def library(model_directory: str) -> GenAIEngine:
 
 
 @pytest.fixture(scope="module")
-def tiny(model_directory: str) -> PagedEngine:
+def short_directory(short_model: Path) -> str:
+    """A model that speaks no language, for what any text shows: a step is four times as fast."""
+    return str(short_model)
+
+
+@pytest.fixture(scope="module")
+def short(short_directory: str) -> PagedEngine:
+    return PagedEngine(PagedTextSpec(short_directory, properties=EXACT, enable_prefix_caching=True))
+
+
+@pytest.fixture(scope="module")
+def tiny(short_directory: str) -> PagedEngine:
     """128 tokens of cache."""
-    return PagedEngine(PagedTextSpec(model_directory, properties=EXACT, num_kv_blocks=4))
+    return PagedEngine(PagedTextSpec(short_directory, properties=EXACT, num_kv_blocks=4))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(engine: PagedEngine) -> Iterator[None]:
+def nothing_is_left_behind(engine: PagedEngine, short: PagedEngine) -> Iterator[None]:
     yield
-    for id_ in engine.live():
-        engine.abort(id_)
-    assert not engine.busy
-    pool = engine._scheduler.pool
-    assert pool.available == pool.size
-    assert not any(pool._ref_counts)
+    for each in (engine, short):
+        for id_ in each.live():
+            each.abort(id_)
+        assert not each.busy
+        pool = each._scheduler.pool
+        assert pool.available == pool.size
+        assert not any(pool._ref_counts)
 
 
 def scored(engine: PagedEngine | GenAIEngine, prompt: str, **sampling: Any) -> list[TokenLogprob]:
@@ -114,15 +126,13 @@ def test_a_prefix_is_computed_once(engine: PagedEngine) -> None:
     assert other.cached_tokens == 0
 
 
-def test_an_answer_is_found_by_the_next_turn(engine: PagedEngine) -> None:
+def test_an_answer_is_found_by_the_next_turn(engine: PagedEngine, library: GenAIEngine) -> None:
     answer = generate(engine, STORY, max_tokens=80).text
     item = STORY + answer + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     accepted = add(engine, 2, item, max_tokens=8)
     assert accepted.cached_tokens is not None
     assert accepted.cached_tokens >= 64
-    cached = run(engine)[2].text
-    fresh = PagedTextSpec(engine._spec.model_path, properties=EXACT)
-    assert generate(PagedEngine(fresh), item, max_tokens=8).text == cached
+    assert run(engine)[2].text == generate(library, item, max_tokens=8).text
 
 
 class TestLogprobs:
@@ -180,9 +190,10 @@ class TestBias:
 
 
 @pytest.fixture
-def paying(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def paying(engine: PagedEngine, short: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows cost nothing, however busy the machine is."""
-    monkeypatch.setattr(engine._costs, "ratio", lambda requests, rows: 1.0)
+    for each in (engine, short):
+        monkeypatch.setattr(each._costs, "ratio", lambda requests, rows: 1.0)
 
 
 @pytest.mark.usefixtures("paying")
@@ -249,25 +260,25 @@ def constrained(engine: PagedEngine, form: Format | None = None, **sampling: Any
 
 class TestGrammars:
     @pytest.mark.parametrize("seed", range(6))
-    def test_hot_answers_match_the_schema(self, engine: PagedEngine, seed: int) -> None:
-        result = constrained(engine, temperature=2.0, seed=seed, logprobs=True, top_logprobs=3)
+    def test_hot_answers_match_the_schema(self, short: PagedEngine, seed: int) -> None:
+        result = constrained(short, temperature=2.0, seed=seed, logprobs=True, top_logprobs=3)
         assert result.finish == "stop"
         jsonschema.validate(json.loads(result.text), SCHEMA)
 
     @pytest.mark.parametrize(
         ("name", "call"), [*((name, "") for name in MAPS), ("map", CALL), ("free keys", CALL)]
     )
-    def test_hot_maps_have_no_key_twice(self, engine: PagedEngine, name: str, call: str) -> None:
+    def test_hot_maps_have_no_key_twice(self, short: PagedEngine, name: str, call: str) -> None:
         form = tag(call, compact(MAPS[name]), "}") if call else compact(MAPS[name])
         for seed in range(examples(1)):
-            result = constrained(engine, form, temperature=1.5, seed=seed)
+            result = constrained(short, form, temperature=1.5, seed=seed)
             if result.finish == "stop" or name == "map":
                 value = json.loads(result.text, object_pairs_hook=distinct)
                 jsonschema.validate(value["arguments"] if call else value, MAPS[name])
 
     @pytest.mark.usefixtures("paying")
-    def test_what_must_follow_is_drafted_and_the_text_stays(self, engine: PagedEngine) -> None:
-        plain, drafted = (constrained(engine, num_assistant_tokens=n) for n in (0, None))
+    def test_what_must_follow_is_drafted_and_the_text_stays(self, short: PagedEngine) -> None:
+        plain, drafted = (constrained(short, num_assistant_tokens=n) for n in (0, None))
         assert plain.text == drafted.text
         assert drafted.accepted > 3
         assert len(drafted.reads) < len(plain.reads)
@@ -275,15 +286,15 @@ class TestGrammars:
     @pytest.mark.parametrize("texts", [("é", "è"), ("日🎉", "日🎊"), ("\0a", "\0b")])
     @pytest.mark.usefixtures("paying")
     def test_what_must_follow_may_end_within_a_character(
-        self, engine: PagedEngine, texts: tuple[str, str]
+        self, short: PagedEngine, texts: tuple[str, str]
     ) -> None:
-        result = constrained(engine, either([literal(text) for text in texts]), temperature=2.0)
+        result = constrained(short, either([literal(text) for text in texts]), temperature=2.0)
         assert result.text in texts
 
-    def test_one_that_was_not_compiled_is_a_fault(self, engine: PagedEngine) -> None:
+    def test_one_that_was_not_compiled_is_a_fault(self, short: PagedEngine) -> None:
         with pytest.raises(Internal, match="not compiled"):
-            add(engine, 1, FRANCE, constraint=constrain(literal("never seen"), "guided_choice"))
-        assert not engine.busy
+            add(short, 1, FRANCE, constraint=constrain(literal("never seen"), "guided_choice"))
+        assert not short.busy
 
 
 class TestFullCache:
@@ -297,16 +308,16 @@ class TestFullCache:
             add(tiny, 1, (28,) * 300)
 
     def test_those_that_exceed_it_together_finish_as_if_alone(self, tiny: PagedEngine) -> None:
-        alone = generate(tiny, STORY, max_tokens=90).text
+        alone = generate(tiny, STORY, max_tokens=90, ignore_eos=True).text
         for id_ in range(6):
-            add(tiny, id_, STORY, max_tokens=90)
+            add(tiny, id_, STORY, max_tokens=90, ignore_eos=True)
         results = run(tiny)
         assert {result.text for result in results.values()} == {alone}
         assert tiny._scheduler.pool.available == 4
 
     def test_one_that_leaves_makes_room(self, tiny: PagedEngine) -> None:
         for id_ in range(6):
-            add(tiny, id_, STORY, max_tokens=90)
+            add(tiny, id_, STORY, max_tokens=90, ignore_eos=True)
         for _ in range(20):
             tiny.step()
             tiny.collect()
@@ -317,8 +328,8 @@ class TestFullCache:
 
 
 class TestLimits:
-    def test_max_tokens(self, engine: PagedEngine) -> None:
-        result = generate(engine, STORY, max_tokens=7)
+    def test_max_tokens(self, short: PagedEngine) -> None:
+        result = generate(short, STORY, max_tokens=7)
         assert (result.tokens, result.finish) == (7, "length")
 
     def test_min_tokens(self, engine: PagedEngine) -> None:
@@ -343,22 +354,22 @@ class TestLimits:
             ({"max_tokens": -1}, "max_tokens must be at least 0"),
         ],
     )
-    def test_bad_values_are_refused(self, engine: PagedEngine, sampling: dict[str, Any], said: str) -> None:
+    def test_bad_values_are_refused(self, short: PagedEngine, sampling: dict[str, Any], said: str) -> None:
         with pytest.raises(InvalidArgument, match=said):
-            add(engine, 1, "x", **sampling)
-        assert not engine.busy
+            add(short, 1, "x", **sampling)
+        assert not short.busy
 
-    def test_abort_twice_and_unknown(self, engine: PagedEngine) -> None:
-        add(engine, 1, STORY, max_tokens=2000)
-        engine.step()
+    def test_abort_twice_and_unknown(self, short: PagedEngine) -> None:
+        add(short, 1, STORY, max_tokens=2000)
+        short.step()
         for id_ in (1, 1, 99):
-            engine.abort(id_)
-        engine.step()
-        assert engine.collect() == []
+            short.abort(id_)
+        short.step()
+        assert short.collect() == []
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one(model_directory: str) -> None:
-    engine = PagedEngine(PagedTextSpec(model_directory, max_num_batched_tokens=64))
+def test_a_short_prompt_does_not_wait_for_a_long_one(short_directory: str) -> None:
+    engine = PagedEngine(PagedTextSpec(short_directory, max_num_batched_tokens=64))
     add(engine, 1, (28,) * 600, max_tokens=2)
     engine.step()
     add(engine, 2, FRANCE, max_tokens=2)
@@ -369,31 +380,31 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(model_directory: str) -> No
     assert ended == [2, 1]
 
 
-def test_prompts_are_computed_whole_without_split_fuse(model_directory: str, engine: PagedEngine) -> None:
+def test_prompts_are_computed_whole_without_split_fuse(short_directory: str, short: PagedEngine) -> None:
     spec = PagedTextSpec(
-        model_directory, properties=EXACT, max_num_batched_tokens=64, dynamic_split_fuse=False
+        short_directory, properties=EXACT, max_num_batched_tokens=64, dynamic_split_fuse=False
     )
     whole = PagedEngine(spec)
     with pytest.raises(InvalidArgument, match="65 tokens; with dynamic_split_fuse off this graph takes 64"):
         add(whole, 1, (28,) * 65)
     prompts = (FRANCE, STORY, (28,) * 64, LIST)
-    alone = [generate(engine, prompt, max_tokens=12).text for prompt in prompts]
+    alone = [generate(short, prompt, max_tokens=12).text for prompt in prompts]
     for id_, prompt in enumerate(prompts):
         add(whole, id_, prompt, max_tokens=12)
     assert [result.text for _, result in sorted(run(whole).items())] == alone
 
 
-def test_more_answers_than_a_step_takes_all_end(model_directory: str) -> None:
-    engine = PagedEngine(PagedTextSpec(model_directory, max_num_batched_tokens=4))
+def test_more_answers_than_a_step_takes_all_end(short_directory: str) -> None:
+    engine = PagedEngine(PagedTextSpec(short_directory, max_num_batched_tokens=4))
     for id_ in range(10):
         engine.add(Add(id_, FRANCE, False, Sampling(temperature=0.0, max_tokens=6)))
     assert [result.tokens for result in run(engine).values()] == [6] * 10
 
 
-def test_an_echoed_prompt_token_by_token(model_directory: str, engine: PagedEngine) -> None:
+def test_an_echoed_prompt_token_by_token(short_directory: str, short: PagedEngine) -> None:
     """Of each step's token the logits are needed, as of an answer's."""
-    slow = PagedEngine(PagedTextSpec(model_directory, properties=EXACT, max_num_batched_tokens=1))
-    whole, cut = (scored(each, "apple banana cherry", max_tokens=3, echo=True) for each in (engine, slow))
+    slow = PagedEngine(PagedTextSpec(short_directory, properties=EXACT, max_num_batched_tokens=1))
+    whole, cut = (scored(each, "apple banana cherry", max_tokens=3, echo=True) for each in (short, slow))
     assert [token.text for token in cut] == [token.text for token in whole]
     assert [token.logprob for token in cut[1:]] == pytest.approx(
         [token.logprob for token in whole[1:]], abs=1e-3

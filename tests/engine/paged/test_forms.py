@@ -55,9 +55,9 @@ def forms(directory: str | Path, properties: dict[str, str], *, tiles: bool) -> 
 
 
 def test_steps_of_few_tokens_compute_in_f32_with_tiles(
-    model_path: str, capfd: pytest.CaptureFixture[str]
+    short_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert forms(Path(model_path).parent, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (True, True)
+    assert forms(short_model, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (True, True)
     assert capfd.readouterr().err == ""
 
 
@@ -145,10 +145,10 @@ def test_a_cache_in_16_bits_where_it_is_faster_and_fits(
 
 @pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute here")
 def test_kernels_and_a_cache_of_compiled_models(
-    tmp_path: Path, model_path: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, short_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        model = PagedModel(Path(model_path).with_name(FILE), "CPU", {"CACHE_DIR": str(tmp_path)})
+        model = PagedModel(short_model / FILE, "CPU", {"CACHE_DIR": str(tmp_path)})
         model.compile()
         assert model.packed_bytes
         assert "CACHE_DIR has no effect" in capfd.readouterr().err
@@ -204,8 +204,8 @@ def test_a_large_model_is_measured_at_load(tiny_model: str, monkeypatch: pytest.
 FACTS = CHAT.format(" ".join(f"{i} times {i} is {i * i}." for i in range(42)) + " List these squares.")
 
 
-def test_nothing_that_ran_before_changes_a_deterministic_answer(model_path: str) -> None:
-    directory = str(Path(model_path).parent)
+def test_nothing_that_ran_before_changes_a_deterministic_answer(short_model: Path) -> None:
+    directory = str(short_model)
     uncached = PagedEngine(PagedTextSpec(directory, deterministic=True))
     engine = PagedEngine(PagedTextSpec(directory, deterministic=True, enable_prefix_caching=True))
 
