@@ -25,12 +25,14 @@ setup-dev: setup .venv/.installed-dev $(MINILM) $(OCR) $(VAD) ## setup, plus wha
 serve: setup ## serve the default model on port 8000 (PORT=... for another)
 	@exec $(BIN)/ovserve serve --rest_port $(PORT) models/smollm2
 
-JOBS ?= 2
+# Three on two cores: half of the time a test waits for a process or a clock.
+JOBS ?= 3
 # xdist gives a test that ended its process to the next process, so more than one of these makes a hang long.
 # It gives out files in the order of tests/conftest.py, the long ones first.
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
-test: setup-dev ## tests, the real engine included, and which were the slowest; JOBS=2 processes
-	$(BIN)/python -m pytest $(PARALLEL) --durations 15 --durations-min 2 -m 'not slow and not long'
+TESTS := $(BIN)/python -m pytest $(PARALLEL) --durations 25 --durations-min 2
+test: setup-dev ## tests, the real engine included, and which were the slowest; JOBS=3 processes
+	$(TESTS) -m 'not slow and not long'
 
 # What needs no model: the scripted engine, pure functions, the HTTP and gRPC servers in the test's own process.
 FAST := tests/access tests/api tests/calculators tests/graph tests/llm tests/sandbox tests/serving \
@@ -40,9 +42,14 @@ test-fast: setup-dev ## tests without a model; for while one edits
 
 .PHONY: test-long
 test-long: setup-dev ## the rest of the tests that CI runs: property tests, a real browser, long prompts, shipped graphs
-	$(BIN)/python -m pytest $(PARALLEL) --timeout 300 --durations 15 --durations-min 2 -m 'long and not slow'
+	$(TESTS) -m 'long and not slow'
 
-check: setup-dev fmt-check lint type proto-check test test-long shape ## format, lint, types, generated code, all tests, counts
+# In one run, so that no process waits for the end of the first half, and tests are collected once, in 6 s or more.
+.PHONY: test-all
+test-all: setup-dev ## `make test` and `make test-long` in one run
+	$(TESTS) -m 'not slow'
+
+check: setup-dev fmt-check lint type proto-check test-all ## format, lint, types, generated code, all tests
 
 .PHONY: shape
 shape: setup-dev ## how much there is to understand: files, lines, circles, calls per token

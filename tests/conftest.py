@@ -51,6 +51,7 @@ LONG_FILES = (
     "tests/engine/test_grammar_cost.py",
     "tests/engine/test_beams_http.py",
 )
+LONG_TIMEOUT = 300  # of a test that is `long`, unless it or the command says another
 BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks of processes beside an engine
 
 
@@ -111,14 +112,16 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that use the default model, which `make test-fast` leaves out, and begin with the longest files."""
     for item in items:
+        marked = {mark.name for mark in item.iter_markers()}
+        if "long" in marked and "timeout" not in marked and config.getoption("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT))
         if "model" in getattr(item, "fixturenames", ()) and "model" not in _parameters(item):
             item.add_marker("model")
-    if hasattr(
-        config, "workerinput"
-    ):  # a process of xdist, which orders files by the number of tests otherwise
-        files = [item.nodeid.partition("::")[0] for item in items]
-        tests = Counter(files)
-        place = {file: (file not in LONG_FILES, -tests[file]) for file in tests}
+    if hasattr(config, "workerinput"):  # a process of xdist, which otherwise keeps the order of names
+        work = Counter[str]()  # of each file: a long test takes eight times as long as another
+        for item in items:
+            work[item.nodeid.partition("::")[0]] += 8 if item.get_closest_marker("long") else 1
+        place = {file: (file not in LONG_FILES, -work[file]) for file in work}
         items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
 
 
