@@ -49,7 +49,7 @@ test-long: setup-dev ## the rest of the tests that CI runs: property tests, a re
 test-all: setup-dev ## `make test` and `make test-long` in one run
 	$(TESTS) -m 'not slow'
 
-check: setup-dev fmt-check lint type proto-check test-all ## format, lint, types, generated code, all tests
+check: setup-dev fmt-check lint type proto-check test-all shape ## format, lint, types, generated code, all tests, counts
 
 .PHONY: shape
 shape: setup-dev ## how much there is to understand: files, lines, circles, calls per token

@@ -5,3 +5,5 @@
 - `azure`: model inference and Azure OpenAI
 - `kserve`: the Open Inference Protocol
 """
+
+LATEST = ":latest"  # Ollama's tag of a model that has none

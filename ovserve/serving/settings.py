@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ovserve.api.ollama.body import LATEST
+from ovserve.api import LATEST
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import Memory, memory

@@ -15,14 +15,13 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from ovserve.api import LATEST
 from ovserve.api.openai.body import decode_body, show, without_type
 from ovserve.api.openai.common import Effort, encode
 from ovserve.api.openai.operation import doc
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import Internal, InvalidArgument
-
-LATEST = ":latest"  # the tag of a model that has none
 
 # Option: the field of SamplingFields, and its type.
 OPTIONS: dict[str, tuple[str, Any]] = {

@@ -25,9 +25,9 @@ from aiohttp import web
 
 from ovserve import __version__
 from ovserve.access import current_request
+from ovserve.api import LATEST
 from ovserve.api.ollama.body import (
     API_VERSION,
-    LATEST,
     Described,
     OfModel,
     Version,

@@ -367,7 +367,9 @@ def compiled(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path
     files = (directory / kernel_library._name() for directory in kernel_library.kernel_directories())
     made = next(file for file in files if file.exists())
     compiler = place / "c++"
-    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do [ $# = 0 ] && exit; shift; done\ncp "{made}" "$2"\n')
+    compiler.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do [ $# = 0 ] && exit; shift; done\ncp "{made}" "$2"\n'
+    )
     compiler.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place))
