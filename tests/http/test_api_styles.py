@@ -110,7 +110,9 @@ def test_openai_s_paths_under_every_prefix(server: Server, prefix: str) -> None:
         assert client.post("/chat/completions", json=body | {"messages": messages}).status_code == 200
         assert client.post("/completions", json=body | {"prompt": "hi"}).status_code == 200
         assert client.get("/models").json()["data"][0]["id"] == "smollm2"
-        assert client.get("/models/smollm2").status_code == 200
+        for name in ("smollm2", "smollm2:latest"):
+            assert client.get(f"/models/{name}").json()["id"] == name
+        assert client.get("/models/smollm2:8b").status_code == 404
         assert client.get("/health").status_code == 200
 
 

@@ -225,14 +225,14 @@ class V3:
 
     async def get_model(self, request: web.Request) -> web.Response:
         name = request.match_info.get("model", "info")  # the one name that has a route of its own
-        card = next((m for m in self._models() if m.id == name), None)
-        if card is None:
+        cards = {card.id: card for card in self._models()}
+        names = {status.name for status in self._manager.statuses()}
+        if (target := self._manager.aliases.target(name, lambda: names)) not in cards:
             raise ModelNotFound(f"model {name!r} is not served", param="model")
-        versions = [s for s in self._manager.statuses(name) if s.plain]
-        if versions:
-            card = msgspec.structs.replace(
-                card, model_version_status=[msgspec.to_builtins(version_status(s)) for s in versions]
-            )
+        card = replace(cards[target], id=name)
+        if versions := [s for s in self._manager.statuses(name) if s.plain]:
+            states = [msgspec.to_builtins(version_status(s)) for s in versions]
+            card = replace(card, model_version_status=states)
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
         return _json(model_info(card) if anthropic else model(card))
 
