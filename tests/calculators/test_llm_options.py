@@ -23,9 +23,11 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.kinds.text.engine_choice import TALKER_FILE
 from ovserve.kinds.text.options import LlmOptions, parse_llm_options
+from ovserve.kinds.text.resource import choose_parsers
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.serving.loader import check_graph
 from tests.conftest import script_graph
+from tests.rendering import probed
 
 REGISTRY = Registry(MODULES)
 
@@ -291,6 +293,16 @@ def test_what_the_files_of_a_model_say_is_not_contradicted(
     with pytest.raises(LoadError, match=says) as caught:
         load(tmp_path, f"pipeline_type: {type_}", models_path="m")
     assert "node 'LLMExecutor': pipeline_type" in str(caught.value)
+
+
+def test_the_parser_is_chosen_by_the_directory_s_name_where_the_graph_is_in_it(tmp_path: Path) -> None:
+    template = probed('<tool_call>\n{"name": <function-name>}\n</tool_call>')
+    for name, expected in (("Qwen2.5-Coder-7B", "qwen25coder"), ("Qwen2.5-7B", "hermes3")):
+        (tmp_path / name / "g").mkdir(parents=True)
+        (tmp_path / name / "g/openvino_model.xml").touch()
+        for path in ("./", f"../../{name}/g"):
+            options = options_of(tmp_path / name, models_path=path)
+            assert choose_parsers(options, template).tool == expected, (name, path)
 
 
 def test_a_vision_model_is_known_by_its_files(tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ class LlmOptions:
     """LLMCalculatorOptions of one node, checked; paths are resolved, files are read."""
 
     engine: EngineOptions
-    models_path: str  # as the graph has it
     chat_template_path: str
     tool_parser: str  # "": the chat template decides
     reasoning_parser: str
@@ -91,7 +90,6 @@ def parse_llm_options(node: Node) -> LlmOptions:
         raise LoadError.of(faults)
     return LlmOptions(
         engine=engine,
-        models_path=options.models_path,
         chat_template_path=options.chat_template_path,
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,

@@ -356,7 +356,7 @@ def choose_parsers(options: LlmOptions, template: ChatTemplate | None) -> Parser
         options.tool_parser or (GENERIC_PARSER if generic else ""),
         options.reasoning_parser,
         template.text if template is not None else None,
-        model="/".join(Path(options.models_path).parts[-2:]),
+        model="/".join(Path(options.spec.model_path).parts[-2:]),
     )
 
 
