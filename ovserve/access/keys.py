@@ -208,7 +208,7 @@ class Guard:
             if hmac.compare_digest(stored, presented):
                 match = entry
         if match is None:
-            raise Unauthenticated("the API key is not valid", wrong=True)
+            raise Unauthenticated("Incorrect API key provided", wrong=True)  # LiteLLM looks for these words
         return _unexpired(match)
 
     def make_secret(self, caller: Caller, seconds: int, session: dict[str, Any]) -> tuple[str, int]:

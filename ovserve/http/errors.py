@@ -114,6 +114,7 @@ HOPELESS = (
     "resource_exhausted",
     "deadline_exceeded",
     "cancelled",
+    "unauthenticated",
 )
 
 
@@ -180,9 +181,11 @@ def _advice(error: OvserveError) -> dict[str, str]:
 
     They are `Retry-After`, or `x-should-retry: false`, the allowed methods, or the authentication scheme.
     """
+    # OpenAI's and Anthropic's clients retry after any 5xx, and Claude Code for minutes after 401.
+    advice = {"x-should-retry": "false"} if error.kind in HOPELESS else {}
     if isinstance(error, Unauthenticated):
         wrong = ', error="invalid_token"' if error.wrong else ""
-        return {"WWW-Authenticate": f'Bearer realm="ovserve"{wrong}'}
+        return advice | {"WWW-Authenticate": f'Bearer realm="ovserve"{wrong}'}
     if isinstance(error, MethodNotAllowed) and error.allowed:
         return {"Allow": ", ".join(error.allowed)}
     if isinstance(error, Unavailable | RateLimited) and error.retry_after is not None:
@@ -190,8 +193,7 @@ def _advice(error: OvserveError) -> dict[str, str]:
             "Retry-After": str(math.ceil(error.retry_after)),
             "retry-after-ms": str(math.ceil(error.retry_after * 1000)),
         }
-    # OpenAI's and Anthropic's clients retry after any 5xx; these errors would only repeat.
-    return {"x-should-retry": "false"} if error.kind in HOPELESS else {}
+    return advice
 
 
 def _openai(error: OvserveError, row: Row) -> ErrorResponse:

@@ -94,6 +94,8 @@ async def test_401_in_the_words_of_each_dialect(
     assert answer.status_code == 401
     wrong = ', error="invalid_token"' if headers else ""
     assert answer.headers["WWW-Authenticate"] == f'Bearer realm="ovserve"{wrong}'
+    assert answer.headers["x-should-retry"] == "false", "Claude Code repeats a 401 for minutes"
+    assert ("Incorrect API key provided" in answer.text) == bool(headers), "LiteLLM tells a 401 by it"
     body = answer.json()
     told = body["error"] if isinstance(body["error"], dict) and "type" in body["error"] else body
     assert expected.items() <= told.items()
