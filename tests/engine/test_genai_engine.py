@@ -69,7 +69,7 @@ def test_facts(engine: GenAIEngine) -> None:
     assert facts.max_length == 8192
     assert facts.vocab_size == 49152
     assert (facts.bos_token, facts.eos_token) == ("<|im_start|>", "<|im_end|>")
-    assert facts.eos_token_ids == (2,)
+    assert facts.eos_token_ids == (2, 0)  # <|im_end|>, and <|endoftext|>, which the file does not name
     assert facts.chat_template is not None
     assert facts.architecture == "llama"
     assert facts.load_seconds > 0

@@ -215,7 +215,7 @@ async def test_a_hundred_sessions_open_and_close(tmp_path: Path) -> None:
 async def test_an_answer_that_only_repeats_itself_says_so(model: Path, tmp_path: Path) -> None:
     """The real model goes on with what was said."""
     place = text_graph(tmp_path / "graph", str(model.parent))
-    loop = "Hello! " * 150
+    loop = "Again and again. " * 150
     async with running(place) as server, talker(server) as talk:
         for _ in range(2):
             await talk.say(loop)

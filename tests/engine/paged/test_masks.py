@@ -47,12 +47,13 @@ def test_a_mask_is_what_the_grammar_accepts(masks: Masks, form: c.Format, begun:
 
 
 def test_the_end_is_allowed_where_a_text_is_whole(masks: Masks) -> None:
-    matcher, [end] = masks.matcher(c.regex("[0-9]{1,2}")), masks.vocabulary.eos_ids
+    matcher, (end, other) = masks.matcher(c.regex("[0-9]{1,2}")), masks.vocabulary.eos_ids
     states = []
-    for digit in b"12":
-        states.append((bool(masks.allowed(matcher)[end]), matcher.may_end, matcher.ended))
-        assert matcher.accept(masks.id_of[bytes([digit])])
-    states.append((bool(masks.allowed(matcher)[end]), matcher.may_end, matcher.ended))
+    for digit in (*b"12", None):
+        allowed = masks.allowed(matcher)
+        assert allowed[end] == allowed[other]
+        states.append((bool(allowed[end]), matcher.may_end, matcher.ended))
+        assert digit is None or matcher.accept(masks.id_of[bytes([digit])])
     assert states == [(False, False, False), (True, True, False), (True, True, True)]
     assert matcher.accept(end)
     assert matcher.ended
@@ -78,12 +79,12 @@ def test_min_tokens_hold_the_end_back_while_more_text_is_allowed(masks: Masks) -
 
 def test_tokens_that_are_no_text_are_never_taken_for_it(masks: Masks) -> None:
     """A literal that looks like the token of the end is spelled; the token that begins texts is in none."""
-    [end] = masks.vocabulary.eos_ids
+    end, other = masks.vocabulary.eos_ids
     matcher = masks.matcher(c.literal("<|im_end|>"))
     assert not matcher.accept(end)
     assert not matcher.accept(1), "<|im_start|> begins texts"
     for byte in b"<|im_end|>":
-        assert not masks.allowed(matcher)[[end, 1]].any()
+        assert not masks.allowed(matcher)[[end, other, 1]].any()
         assert matcher.accept(masks.id_of[bytes([byte])])
     assert matcher.ended
     assert not masks.allowed(masks.matcher(c.any_text()))[1]
@@ -108,9 +109,9 @@ def test_drafts_are_taken_as_far_as_the_grammar_allows(masks: Masks, drafted: st
 
 
 def test_a_draft_stops_before_the_end(masks: Masks) -> None:
-    matcher, [end] = masks.matcher(c.regex("1*")), masks.vocabulary.eos_ids
-    one = masks.id_of[b"1"]
-    assert matcher.allowed_prefix([one, one, end, one]) == 2
+    matcher, one = masks.matcher(c.regex("1*")), masks.id_of[b"1"]
+    for end in masks.vocabulary.eos_ids:
+        assert matcher.allowed_prefix([one, one, end, one]) == 2
 
 
 def test_forced_text(masks: Masks) -> None:
