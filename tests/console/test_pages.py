@@ -108,7 +108,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any, keyed: Server) -> 
         page = tab.open()
         page.get_by_label("API key", exact=True).fill("wrong-key-0123456789")
         page.get_by_role("button", name="Continue").click()
-        page.get_by_role("alert").get_by_text("not valid").wait_for()
+        page.get_by_role("alert").get_by_text("Incorrect API key").wait_for()
         assert serious(page) == []
         page.get_by_label("API key", exact=True).fill(USER)
         page.get_by_role("button", name="Continue").click()
@@ -120,7 +120,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any, keyed: Server) -> 
         page.get_by_text("Hello there.").wait_for()
         page.evaluate("sessionStorage.setItem('ovserve.key', 'revoked-key-0123456789')")
         page.reload()
-        page.get_by_role("alert").get_by_text("not valid").wait_for()
+        page.get_by_role("alert").get_by_text("Incorrect API key").wait_for()
         page.get_by_label("API key", exact=True).fill(USER)
         page.get_by_role("button", name="Continue").click()
         page.get_by_role("button", name=re.compile("alice")).click()
