@@ -37,7 +37,7 @@ from gguf import GGMLQuantizationType as Type
 from benchmarks import peers, processes
 from benchmarks.assisted import MODEL, ROOT
 from benchmarks.contenders import Contender, Recipe, peer
-from benchmarks.peer_setup import VLLM
+from benchmarks.peer_setup import ISA, VLLM
 from ovserve.engine.model.gguf import read_gguf
 from ovserve.engine.model.gguf_forms import BY_ROW, Form
 from ovserve.engine.model.gguf_model import read_model
@@ -307,6 +307,8 @@ def recipes(chosen: argparse.Namespace, file: Path, directory: Path) -> dict[str
             "--enable_prefix_caching",
             "false",
         ]
+        if ISA:  # which the plugin does not read, so that it would compute in bf16
+            command += ["--plugin_config", '{"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "u8"}']
         made[side] = Recipe(SERVED[side], tuple(command), "/v2/health/ready", "/v3/completions")
     return made
 

@@ -17,7 +17,7 @@ from typing import Any
 
 KERNEL_FLAGS = frozenset({"avx2", "fma", "f16c"})
 # oneDNN's variable, for tests and measurements: a processor is taken for one without what its value does not
-# name. OpenVINO's kernels do not read it.
+# name. OpenVINO's plugin does not read it, and needs INFERENCE_PRECISION_HINT f32.
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 LATER = {"AVX2": ("avx512", "amx", "avx_vnni"), "AVX2_VNNI": ("avx512", "amx")}
 ATTENTION_FLAGS = KERNEL_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
