@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 474,
-    "lines": 99_537,
+    "lines": 99_533,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 90,

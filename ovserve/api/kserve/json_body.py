@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, display, received
+from ovserve.api.kserve.tensor import BYTES, DATATYPES, FLOATS, Tensor, count_of, display, received
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import doc
@@ -183,13 +183,15 @@ def decode_infer(
     raw, at, tensors, ignored = memoryview(body), end, dict[str, Tensor](), list[str]()
     for i, entry in enumerate(document.inputs):
         where = f"inputs[{i}]"
-        size = _binary_size(entry, where, len(body) - at, alone=len(document.inputs) == 1)
-        if entry.name in tensors:
-            raise InvalidArgument(
-                f"{where}.name: {display(entry.name)} is given twice", param=f"{where}.name"
-            )
-        data = None if size is None else raw[at : at + size]
-        tensors[entry.name] = _tensor(entry, where, data if views or data is None else bytes(data))
+        refuse_shared_memory(entry.parameters or {}, where)
+        try:
+            size = _binary_size(entry, len(body) - at, alone=len(document.inputs) == 1)
+            if entry.name in tensors:
+                raise InvalidArgument(f"name: {display(entry.name)} is given twice")
+            data = None if size is None else raw[at : at + size]
+            tensors[entry.name] = _tensor(entry, data if views or data is None else bytes(data))
+        except InvalidArgument as exc:
+            raise InvalidArgument(f"{where}.{exc}", param=f"{where}.{str(exc).partition(':')[0]}") from None
         ignored += unknown_parameters(where, entry.parameters or (), (BINARY_SIZE,))
         at += size or 0
     if at != len(body):
@@ -244,25 +246,21 @@ def header_end(header_length: str | None, size: int) -> int:
     return int(header_length)
 
 
-def _binary_size(entry: InferInput, where: str, remaining: int, *, alone: bool) -> int | None:
-    parameters = entry.parameters or {}
-    refuse_shared_memory(parameters, where)
-    size_field = parameters.get(BINARY_SIZE)
+def _binary_size(entry: InferInput, remaining: int, *, alone: bool) -> int | None:
+    size_field = (entry.parameters or {}).get(BINARY_SIZE)
     if size_field is None and entry.data is None and remaining:
         # Clients of OVMS leave it out where the shape says it, or where an only input is all of the rest.
         kind = DATATYPES.get(entry.datatype)
-        by_shape = math.prod(entry.shape) * kind.size if kind and kind.size else None
+        by_shape = count_of(entry.shape) * kind.size if kind and kind.size else None
         size_field = remaining if by_shape is None and alone else by_shape
     if size_field is None:
         return None
-    field, size = f"{where}.parameters.{BINARY_SIZE}", as_whole(size_field)
+    size = as_whole(size_field)
     if size is None or not 0 <= size <= remaining:
-        raise InvalidArgument(
-            f"{field}: expected 0 to {remaining}, what is left of the body, got {display(size_field)}",
-            param=field,
-        )
+        expected = f"expected 0 to {remaining}, what is left of the body"
+        raise InvalidArgument(f"parameters.{BINARY_SIZE}: {expected}, got {display(size_field)}")
     if entry.data is not None:
-        raise InvalidArgument(f"{where}.data: given twice, here and behind the JSON", param=f"{where}.data")
+        raise InvalidArgument("data: given twice, here and behind the JSON")
     return size
 
 
@@ -272,15 +270,12 @@ def refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
         raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
 
 
-def _tensor(entry: InferInput, where: str, raw: bytes | memoryview | None) -> Tensor:
-    try:
-        if raw is not None:
-            return received(entry.datatype, tuple(entry.shape), raw)
-        if entry.data is None:
-            raise InvalidArgument("data: required")
-        return Tensor.of(entry.datatype, entry.shape, _flat(entry.data, entry.shape))
-    except InvalidArgument as exc:
-        raise InvalidArgument(f"{where}.{exc}", param=f"{where}.{str(exc).partition(':')[0]}") from None
+def _tensor(entry: InferInput, raw: bytes | memoryview | None) -> Tensor:
+    if raw is not None:
+        return received(entry.datatype, tuple(entry.shape), raw)
+    if entry.data is None:
+        raise InvalidArgument("data: required")
+    return Tensor.of(entry.datatype, entry.shape, _flat(entry.data, entry.shape))
 
 
 def _flat(data: list[Any], shape: list[int]) -> list[Any]:

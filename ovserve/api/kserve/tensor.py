@@ -67,7 +67,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         kind = _kind(self.datatype)
-        count = _count(self.shape)
+        count = count_of(self.shape)
         if kind.size:
             if len(self.data) != count * kind.size:
                 raise InvalidArgument(
@@ -109,7 +109,7 @@ class Tensor:
         """Make a tensor of its elements in row-major order: numbers, booleans, or bytes and text for
         BYTES."""
         kind = _kind(datatype)
-        count = _count(shape)
+        count = count_of(shape)
         if len(values) != count:
             raise InvalidArgument(f"data: shape {list(shape)} takes {count} elements, got {len(values)}")
         if datatype == BYTES:
@@ -164,7 +164,7 @@ class Tensor:
         code = DATATYPES[self.datatype].code
         if not code:
             raise InvalidArgument(f"datatype: {self.datatype} has a binary form only")
-        return list(struct.unpack(f"<{_count(self.shape)}{code}", self.data))
+        return list(struct.unpack(f"<{count_of(self.shape)}{code}", self.data))
 
     def array(self) -> NDArray[Any]:
         """Return a read-only numpy array; of objects (bytes) for BYTES. Raises TypeError for BF16."""
@@ -173,7 +173,7 @@ class Tensor:
         if self.fault is not None:
             raise self.fault
         if self.datatype == BYTES:
-            out = numpy.empty(_count(self.shape), dtype=object)
+            out = numpy.empty(count_of(self.shape), dtype=object)
             out[:] = list(self.elements)
             return out.reshape(self.shape)
         kind = DATATYPES[self.datatype]
@@ -206,7 +206,7 @@ def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
     """
     kind = DATATYPES.get(datatype)
     if kind is None or not kind.size:
-        _count(shape)
+        count_of(shape)
         try:
             return Tensor(datatype, shape, data)
         except InvalidArgument as fault:
@@ -231,7 +231,7 @@ def _kind(datatype: str) -> Datatype:
     return kind
 
 
-def _count(shape: Sequence[int]) -> int:
+def count_of(shape: Sequence[int]) -> int:
     """Return the number of elements. The product of many sizes takes time by the square of their number."""
     if len(shape) > MOST_DIMENSIONS:
         raise InvalidArgument(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {len(shape)}")

@@ -22,6 +22,7 @@ import openvino
 from numpy.typing import NDArray
 from openvino.utils.node_factory import NodeFactory
 
+from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.kernels import LIBRARY, find_compiler, kernel_directories
 from ovserve.engine.host.memory import memory
 
@@ -155,7 +156,7 @@ def compile_into(directory: Path) -> Path:
     if compiler is None:
         raise KernelError("there is no C++ compiler")
     free = memory()
-    at_once = free.available // COMPILER_BYTES if free.available else len(SOURCES)
+    at_once = min(processor().logical, free.available // COMPILER_BYTES if free.available else len(SOURCES))
     if not at_once:
         raise KernelError(
             f"compiling takes {COMPILER_BYTES >> 20} MB, and the {free.limit} has {free.available >> 20}"
