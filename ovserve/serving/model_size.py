@@ -122,7 +122,8 @@ def memory_fault(spec: Spec, memory: Memory, limit: int = 0) -> str:
 def model_size(spec: Spec) -> ModelSize:
     values = _values_per_token(spec.model_path)
     both = isinstance(spec, PagedTextSpec)
-    small = spec.device == "CPU" and not (both and processor().wide_cache_is_faster)
+    wide = both and (have_kernels() or processor().wide_cache_is_faster)
+    small = spec.device == "CPU" and not wide
     precision = json.loads(spec.properties).get("KV_CACHE_PRECISION", "u8" if small else "f16")
     size = sum(weights(path, packed=both) for path in spec.model_paths)
     return ModelSize(size, values * PRECISIONS.get(str(precision).lower(), 2))

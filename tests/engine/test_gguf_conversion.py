@@ -176,7 +176,7 @@ def test_offsets_may_be_smaller_than_f16_can_be(tmp_path: Path) -> None:
     assert len(products) == len(matrices) - merged
 
 
-@pytest.mark.skipif(not processor().has_attention, reason="OpenVINO's attention computes on this processor")
+@pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute on this processor")
 @pytest.mark.parametrize("case", CASES, indirect=True)
 def test_logits_of_decodes_too(case: tuple[str, Path]) -> None:
     """Each token is a sequence of its own, and all have one block table. The cache is in bf16."""

@@ -20,7 +20,6 @@ KERNEL_FLAGS = frozenset({"avx2", "fma", "f16c"})
 # name. OpenVINO's plugin does not read it, and needs INFERENCE_PRECISION_HINT f32.
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 LATER = {"AVX2": ("avx512", "amx", "avx_vnni"), "AVX2_VNNI": ("avx512", "amx")}
-ATTENTION_FLAGS = KERNEL_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,9 @@ class Processor:
         return self.flags >= KERNEL_FLAGS and not self.unpacked_is_faster
 
     @property
-    def has_attention(self) -> bool:
-        """Return whether a kernel of ours computes attention."""
-        return self.flags >= ATTENTION_FLAGS and self.has_kernels
-
-    @property
     def wide_cache_is_faster(self) -> bool:
-        """Return whether a KV cache in bf16 is faster than one in 8 bits (docs/performance.md).
+        """Return whether OpenVINO's attention is faster with a KV cache in bf16 than with one in 8 bits
+        (docs/performance.md).
 
         Processors without instructions for bf16 were not measured, those with AMX only in passing.
         """

@@ -7,21 +7,24 @@
 
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
-#include "decode_attention.h"
+#include "attention_kernels.h"
+#include "instructions.h"
 #include "openvino/op/op.hpp"
 #include "parallel.h"
-#include "prompt_attention.h"
 #include "tbb/task_arena.h"
 
 namespace attention {
 
-using decode_attention::BLOCK;
-using decode_attention::Context;
-using decode_attention::LANES;
-using decode_attention::Partial;
-using decode_attention::Shape;
+inline Kernels best_kernels() {
+    switch (best_instructions()) {
+        case AVX512_BF16: return kernels_avx512_bf16();
+        case AVX512_VNNI: return kernels_avx512();
+        default: return kernels_avx2();
+    }
+}
 
 // Tokens of a step: those of a sequence, [begin, end), have `past` tokens before them.
 struct Sequence {
@@ -59,19 +62,15 @@ struct PromptTask {
 };
 
 // Write keys or values of a step into the cache.
-ATTENTION_AVX512 inline void store(const Step& step, const float* from, uint16_t* cache) {
+inline void store(const Kernels& kernels, const Step& step, const float* from, uint16_t* cache) {
     const size_t size = step.shape.size, kv_heads = step.shape.kv_heads;
     for (const Sequence& sequence : step.sequences)
         for (size_t t = sequence.begin; t < sequence.end; ++t) {
             const size_t place = sequence.past + t - sequence.begin;
             const size_t block = static_cast<size_t>(sequence.blocks[place / BLOCK]);
-            for (size_t head = 0; head < kv_heads; ++head) {
-                const float* number = from + (t * kv_heads + head) * size;
-                uint16_t* to = cache + ((block * kv_heads + head) * BLOCK + place % BLOCK) * size;
-                for (size_t at = 0; at < size; at += LANES)
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at),
-                                        decode_attention::to_bf16(_mm512_loadu_ps(number + at)));
-            }
+            for (size_t head = 0; head < kv_heads; ++head)
+                kernels.round(from + (t * kv_heads + head) * size, size,
+                              cache + ((block * kv_heads + head) * BLOCK + place % BLOCK) * size);
         }
 }
 
@@ -81,9 +80,8 @@ inline std::vector<PromptTask> prompt_tasks(const Step& step) {
     for (const Sequence& sequence : step.sequences)
         if (!sequence.is_single) rows += sequence.tokens() * group;
     const size_t threads = static_cast<size_t>(tbb::this_task_arena::max_concurrency());
-    const size_t share = rows * kv_heads / (threads * prompt_attention::TASKS_OF_A_THREAD);
-    const size_t tile = prompt_attention::TILE;
-    const size_t most = std::clamp((share + tile - 1) / tile * tile, tile, prompt_attention::MAX_ROWS);
+    const size_t share = rows * kv_heads / (threads * TASKS_OF_A_THREAD);
+    const size_t most = std::clamp((share + ROW_UNIT - 1) / ROW_UNIT * ROW_UNIT, ROW_UNIT, MAX_ROWS);
     std::vector<PromptTask> tasks;
     for (const Sequence& sequence : step.sequences) {
         const size_t own = sequence.is_single ? 0 : sequence.tokens() * group;
@@ -98,6 +96,7 @@ inline std::vector<PromptTask> prompt_tasks(const Step& step) {
 constexpr size_t MOST_PARTIALS = 1 << 15;
 
 inline void compute(const Step& step) {
+    static const Kernels kernels = best_kernels();
     const Shape& shape = step.shape;
     const size_t group = shape.group(), size = shape.size, width = step.width();
     std::vector<PromptTask> tasks = prompt_tasks(step);
@@ -106,9 +105,9 @@ inline void compute(const Step& step) {
     thread_local std::vector<Partial> own_partials;
     thread_local std::vector<float> own_queries;
     std::vector<Partial>& partials = own_partials;  // other threads have others of these names
-    std::vector<float>& unpacked = own_queries;
-    store(step, step.keys, step.key_cache);
-    store(step, step.values, step.value_cache);
+    std::vector<float>& split = own_queries;
+    store(kernels, step, step.keys, step.key_cache);
+    store(kernels, step, step.values, step.value_cache);
     auto next = step.sequences.begin();
     do {
         singles.clear(), single_tasks.clear();
@@ -123,37 +122,33 @@ inline void compute(const Step& step) {
                     single_tasks.push_back({singles.size() - 1, head, part, count});
         }
         partials.resize(std::max(partials.size(), count));
-        unpacked.resize(singles.size() * width);
+        split.resize(singles.size() * width);
         for (size_t i = 0; i < singles.size(); ++i)
-            decode_attention::unpack_queries(step.queries + singles[i].sequence->begin * width, shape.scale, width,
-                                             unpacked.data() + i * width);
+            kernels.split_queries(step.queries + singles[i].sequence->begin * width, shape.scale, width,
+                                  split.data() + i * width);
         isolated_for(single_tasks.size() + tasks.size(), 1, [&](const tbb::blocked_range<size_t>& range) {
-            thread_local prompt_attention::Buffers buffers;
+            thread_local Buffers buffers;
             for (size_t i = range.begin(); i < range.end(); ++i) {
                 if (i >= single_tasks.size()) {
                     const PromptTask& task = tasks[i - single_tasks.size()];
                     const Sequence& sequence = *task.sequence;
-                    const prompt_attention::Rows rows{task.begin, task.end, group, sequence.past, shape.window};
-                    prompt_attention::attend(shape, rows, sequence.blocks, step.queries + sequence.begin * width,
-                                             step.key_cache, step.value_cache, task.kv_head,
-                                             step.out + sequence.begin * width, buffers);
+                    const Rows rows{task.begin, task.end, group, sequence.past, shape.window};
+                    kernels.prompt(shape, rows, sequence.blocks, step.queries + sequence.begin * width, step.key_cache,
+                                   step.value_cache, task.kv_head, step.out + sequence.begin * width, buffers);
                     continue;
                 }
                 const SingleTask& task = single_tasks[i];
                 const Context& context = singles[task.single].context;
-                const size_t start = (context.first_part() + task.part) * decode_attention::PART;
-                const size_t begin = std::max(start, context.begin);
-                const size_t end = std::min(start + decode_attention::PART, context.end);
-                decode_attention::attend_group(shape,
-                                               unpacked.data() + task.single * width + task.kv_head * group * size,
-                                               context, begin, end, step.key_cache, step.value_cache, task.kv_head,
-                                               partials.data() + task.partials);
+                const size_t start = (context.first_part() + task.part) * DECODE_PART;
+                const size_t begin = std::max(start, context.begin), end = std::min(start + DECODE_PART, context.end);
+                kernels.decode(shape, split.data() + task.single * width + task.kv_head * group * size, context, begin,
+                               end, step.key_cache, step.value_cache, task.kv_head, partials.data() + task.partials);
             }
         });
         for (const Single& single : singles)
             for (size_t head = 0; head < shape.heads; ++head)
-                decode_attention::merge(partials.data() + single.partials + head, shape.heads, single.context.parts(),
-                                        size, step.out + single.sequence->begin * width + head * size);
+                kernels.merge(partials.data() + single.partials + head, shape.heads, single.context.parts(), size,
+                              step.out + single.sequence->begin * width + head * size);
         tasks.clear();
     } while (next != step.sequences.end());
 }

@@ -5,14 +5,11 @@
 // from front to back, once, in huge pages: see `matrix.h`. `library.py` compiles this on the machine that uses it, and
 // `matmul.py` describes the arrays that `ovserve_pack` takes.
 
-#include <cpuid.h>
-
-#include <cstdlib>
 #include <mutex>
-#include <string>
 #include <unordered_map>
 
 #include "attention.h"
+#include "instructions.h"
 #include "matrix.h"
 #include "openvino/core/extension.hpp"
 #include "openvino/core/op_extension.hpp"
@@ -68,21 +65,6 @@ AVX2 void round_chunks(const Matrix& m, const float* in, size_t first, size_t ti
             }
         }
     }
-}
-
-enum Instructions { AVX2_ALONE, AVX_VNNI, AVX512_VNNI };
-
-// The processor's best, unless oneDNN's variable says less: to test and measure the others.
-Instructions best_instructions() {
-    const char* variable = std::getenv("ONEDNN_MAX_CPU_ISA");
-    const std::string most = variable ? variable : "";
-    if (most == "AVX2") return AVX2_ALONE;
-    if (most != "AVX2_VNNI" && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return AVX512_VNNI;
-    unsigned a = 0, b, c, d;
-    const bool has_it = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-    return has_it ? AVX_VNNI : AVX2_ALONE;
 }
 
 void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
@@ -408,8 +390,8 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     }
     if ((m.bits == 5) != (source.high != nullptr)) return 0;
     const Instructions best = best_instructions();
-    m.functions = best == AVX512_VNNI ? functions_avx512(m) : best == AVX_VNNI ? functions_avx_vnni(m) : functions_avx2(m);
-    if (best == AVX512_VNNI) m.unpacked = unpacked_avx512(m);
+    m.functions = best >= AVX512_VNNI ? functions_avx512(m) : best == AVX_VNNI ? functions_avx_vnni(m) : functions_avx2(m);
+    if (best >= AVX512_VNNI) m.unpacked = unpacked_avx512(m);
     if (!fits || !m.values || m.functions.empty()) return 0;
     const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
     for (size_t block = 0; block < m.blocks; block += step)

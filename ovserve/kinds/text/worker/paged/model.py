@@ -231,21 +231,20 @@ class PagedModel:
             widen(self._read)
             if packs and takes_wide_groups(self._read):
                 self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
-        if device == "CPU" and processor().wide_cache_is_faster and not CACHE_TYPES & self._properties.keys():
+        plugin_is_faster = processor().wide_cache_is_faster
+        chooses = device == "CPU" and not CACHE_TYPES & self._properties.keys()
+        if chooses and (library is not None or plugin_is_faster):
             free = memory().available - int(file.with_suffix(".bin").stat().st_size * COPY_SIZE_RATIO)
             room = cache_bytes or int(free * MAX_CACHE_SHARE)
             if wide_token_bytes(self._read) * WIDE_CACHE_TOKENS <= room:
                 self._properties["KV_CACHE_PRECISION"] = "bf16"
         self.own_attention = False  # it computes in f32, and has bytes for a cache in bf16
         cache_options = {name: value for name, value in self._properties.items() if name in CACHE_TYPES}
-        if (
-            library is not None
-            and processor().has_attention
-            and cache_options == {"KV_CACHE_PRECISION": "bf16"}
-        ):
+        if library is not None and cache_options == {"KV_CACHE_PRECISION": "bf16"}:
             self.own_attention = replace_attention(self._read, library, BLOCK_TOKENS)
+        if self.own_attention or (chooses and not plugin_is_faster):
+            self._properties.pop("KV_CACHE_PRECISION", None)
         if self.own_attention:
-            del self._properties["KV_CACHE_PRECISION"]
             self._properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._form_read: tuple[Path, openvino.Model] | None = None
         self._shapes: dict[str, tuple[openvino.Type, list[int]]] = {}
