@@ -43,7 +43,7 @@ ROWS = (
     {"llm", "telemetry"},
     {"access", "protos"},
     {"errors", "log"},
-    {"installation"},
+    {"children", "installation", "scratch"},
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
 TRANSPORTS = ("http", "grpc_api")

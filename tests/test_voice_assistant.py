@@ -235,7 +235,7 @@ def test_recordings_of_refused_requests_are_released(tmp_path: Path) -> None:
         for file in Path(f"/proc/{started.process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed since it was listed
                 names.append(os.readlink(file))
-        return [name for name in names if "ovserve-audio-" in name]
+        return [name for name in names if "ovserve-file-" in name]
 
     try:
         with ThreadPoolExecutor(16) as pool:

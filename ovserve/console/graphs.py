@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import tempfile
 from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from ovserve.graph.pbtxt.schema import STRUCT
 from ovserve.graph.planning import NodePlan
 from ovserve.graph.registry import Registry
 from ovserve.sandbox.templates import Templates
+from ovserve.scratch import scratch_directory
 from ovserve.serving.config.file import replace_file
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
@@ -204,8 +204,8 @@ class Graphs:
         _check_size(text)
         if self._templates is None:
             self._templates = Templates()
-        with tempfile.TemporaryDirectory(prefix="ovserve-check-") as folder:
-            file = Path(folder) / spec.graph.name
+        with scratch_directory("ovserve-check-") as folder:
+            file = folder / spec.graph.name
             await asyncio.to_thread(file.write_bytes, text.encode())
             edited = replace(spec, graph=file)
             try:
@@ -215,8 +215,8 @@ class Graphs:
             result = await report(edited, self._manager.registry, self._templates)
             diagnostics = [_diagnostic(error) for error in result.located]
             located = {str(error) for error in result.located}
-            diagnostics += [_plain(m, "error", folder) for m in result.errors if m not in located]
-            return diagnostics + [_plain(m, "warning", folder) for m in result.warnings]
+            diagnostics += [_plain(m, "error", str(folder)) for m in result.errors if m not in located]
+            return diagnostics + [_plain(m, "warning", str(folder)) for m in result.warnings]
 
     async def apply(self, name: str, text: str, expected: str) -> dict[str, Any]:
         """Write the text and load it. `expected` is the hash of the text that was edited.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -23,6 +22,7 @@ from ovserve.http.connections import LIMITS
 from ovserve.kinds.payload import UploadedFile
 from ovserve.kinds.speech.api import form_body
 from ovserve.sandbox.bodies import Head
+from ovserve.scratch import scratch_file
 
 MOST_LINES = 16_384  # around the parts: 64 parts with 128 headers have 8,384
 LINES_A_TURN = 1024  # of the event loop: 10 ms
@@ -80,7 +80,6 @@ CHUNK = 256 * 1024  # bytes of a file that are written at once: 0.1 ms into the 
 TEXT_BYTES = 1 << 20  # of all text fields together
 MOST_PARTS = 64
 NAME_LENGTH = 200  # characters of a field's and of a file's name
-PREFIX = "ovserve-upload-"
 PLAIN_CODINGS = ("", "7bit", "8bit", "binary", "identity")
 
 
@@ -174,21 +173,19 @@ class _Parts:
 
     async def _file(self, part: BodyPartReader) -> UploadedFile:
         try:
-            descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=self._directory)
+            descriptor, path = scratch_file(self._directory)
         except OSError as error:
             raise _not_stored(error) from error
-        self._stored.callback(_remove, path)
+        self._stored.callback(os.close, descriptor)  # it holds the file
+        self._stored.callback(path.unlink, missing_ok=True)
         size = 0
-        try:
-            while chunk := await part.read_chunk(CHUNK):
-                size += len(chunk)
-                _write(descriptor, chunk)
-                await asyncio.sleep(0)  # the next chunk may be there already
-        finally:
-            os.close(descriptor)
+        while chunk := await part.read_chunk(CHUNK):
+            size += len(chunk)
+            _write(descriptor, chunk)
+            await asyncio.sleep(0)  # the next chunk may be there already
         name = os.path.basename(_readable(part.filename or "").replace("\\", "/"))[:NAME_LENGTH]
         kind = _readable(part.headers.get("Content-Type", ""))[:NAME_LENGTH]
-        return UploadedFile(Path(path), size, name or "file", kind)
+        return UploadedFile(path, size, name or "file", kind)
 
 
 def _check_headers(part: BodyPartReader, name: str) -> None:
@@ -218,8 +215,3 @@ def _write(descriptor: int, chunk: bytes) -> None:
 
 def _not_stored(error: OSError) -> Unavailable:
     return Unavailable(f"the server cannot store an uploaded file: {error.strerror}")
-
-
-def _remove(path: Any) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

@@ -6,19 +6,16 @@ The conversion is a process, `ovserve/kinds/text/worker/gguf/convert.py`. What a
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from ovserve.children import bound_command
 from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, PACKED_WEIGHTS, read_model_files
@@ -28,6 +25,7 @@ from ovserve.engine.model.gguf_model import GGUFModel, read_model
 from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull.packaged import NO_SAMPLING
 from ovserve.pull.progress import progress, require, size_of
+from ovserve.scratch import scratch_directory
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES, TOKENIZER_BYTES
 
 MAIN = "openvino_model.xml"  # the last file written: a directory that has it is complete
@@ -90,7 +88,7 @@ def convert(
         )
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with _workspace(directory) as work:
+    with scratch_directory(WORKSPACE, directory) as work:
         say(
             f"converting {file.name} ({size / 1e9:.2f} GB) to OpenVINO's form, {made_size / 1e9:.2f} GB of "
             f"disk; takes ten seconds per GB or more, and {CONVERTER_BYTES / 1e9:.1f} GB of memory. Once "
@@ -129,29 +127,6 @@ def check_memory(size: float, what: str, memory: Memory) -> None:
             f"{what} needs {size / 1e9:.2f} GB of memory, and the {memory.limit} has "
             f"{memory.available / 1e9:.2f} GB left, of which {RESERVE_BYTES / 1e9:.2f} GB stay free"
         )
-
-
-@contextmanager
-def _workspace(directory: Path) -> Iterator[Path]:
-    """Make a folder to convert in, and remove it at the end; and those that killed conversions have left.
-
-    They hold gigabytes. A lock, which the kernel releases with its process, says that one is in use.
-    """
-    for old in directory.glob(f"{WORKSPACE}*"):
-        with suppress(OSError):  # it is in use, or has just gone
-            lock = os.open(old, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old)
-            finally:
-                os.close(lock)
-    with tempfile.TemporaryDirectory(prefix=WORKSPACE, dir=directory) as folder:
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(folder)
-        finally:
-            os.close(lock)
 
 
 def _size_here(model: GGUFModel, weight_format: str, steps: Sequence[str], *, exact: bool) -> float:
@@ -219,7 +194,7 @@ def _say_what_stays(
 
 def run_converter(module: str, arguments: Sequence[str], output: Path, file: Path) -> list[str]:
     """Run a process that makes a file, and return the steps that changed something. An error names `file`."""
-    command = [sys.executable, "-m", module, *arguments]
+    command = bound_command([sys.executable, "-m", module, *arguments])
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode or not output.is_file():
         lines = [line for line in (process.stderr + process.stdout).splitlines() if line.strip()]

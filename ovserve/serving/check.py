@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ovserve.access import as_system
+from ovserve.children import bound_command
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
@@ -98,7 +99,7 @@ class Probe:
 
     async def _ask(self, device: str, properties: object) -> tuple[str, str]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ovserve.kinds.text.worker.genai.probe",
+            *bound_command([sys.executable, "-m", "ovserve.kinds.text.worker.genai.probe"]),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

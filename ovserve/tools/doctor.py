@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from ovserve import __version__, installation
+from ovserve.children import bound_command
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.engine.host.kernels import LIBRARY, find_compiler, kernel_directories
 from ovserve.engine.host.memory import Memory, memory
@@ -263,7 +264,7 @@ def check_versions(versions: dict[str, str]) -> Finding:
 
 def read_devices() -> Devices | str:
     """Return what OpenVINO finds, or why it could not be asked."""
-    command = [sys.executable, "-m", "ovserve.kinds.tensors.worker.devices"]
+    command = bound_command([sys.executable, "-m", "ovserve.kinds.tensors.worker.devices"])
     try:
         process = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:

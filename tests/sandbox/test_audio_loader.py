@@ -175,7 +175,7 @@ async def test_no_file_stays_and_two_are_decoded_at_once(loader: AudioLoader, tm
     import tempfile
 
     def left() -> set[str]:
-        return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ovserve-audio-")}
+        return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ovserve-file-")}
 
     before = left()
     two: list[Recording] = await asyncio.gather(*(loader.load(RECORDING, "file") for _ in range(2)))

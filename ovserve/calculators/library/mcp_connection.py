@@ -15,13 +15,13 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 
+from ovserve.children import bound_command
 from ovserve.errors import described
 
 log = logging.getLogger(__name__)
@@ -31,13 +31,6 @@ MESSAGE_BYTES = 4 << 20
 MAX_TOOLS = 256  # of one server
 LOG_CHARACTERS = 500  # of a line that a child writes to stderr
 STOP_SECONDS = 2.0  # until a child that does not end is asked to, and again until it is killed
-# A child that hangs does not see that its stdin is closed, so the kernel kills it when its parent has died.
-RUN = (
-    "import ctypes, os, sys\n"
-    "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"  # PR_SET_PDEATHSIG, SIGKILL
-    "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
-    "os.execvp(sys.argv[2], sys.argv[2:])"
-)
 INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 
 
@@ -252,10 +245,9 @@ async def _stdio(target: Target, ended: Callable[[str], None]) -> AsyncIterator[
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
-    own = (sys.executable, "-I", "-S", "-c", RUN, str(os.getpid())) if sys.platform == "linux" else ()
+    # One that hangs does not see that its stdin is closed.
     child = await asyncio.create_subprocess_exec(
-        *own,
-        *target.command,
+        *bound_command(target.command, descendants=True),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

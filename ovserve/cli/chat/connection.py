@@ -15,17 +15,17 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ovserve.errors import InvalidArgument, LoadError, OvserveError, Unavailable
+from ovserve.scratch import scratch_directory
 
 # The server of `run` and `batch`, in a process of its own: it ends with the process that has started it.
 #
@@ -49,12 +49,12 @@ class OwnServer:
         """`store`: the file of --response_store_path, for work that outlives the server."""
         keeps = ["--response_store", "off"] if store is None else ["--response_store_path", str(store)]
         self._arguments = [*arguments, *keeps]
-        self._place = tempfile.TemporaryDirectory(prefix="ovserve-")
+        self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Connection:
         """Raises LoadError with the end of the server's log."""
-        place = Path(self._place.name)
+        place = self._stack.enter_context(scratch_directory("ovserve-run-"))
         command = [sys.executable, "-m", __name__, "serve", *self._arguments]
         command += ["--rest_bind_address", f"{UNIX}{place}/s", "--grpc_port", "0"]
         command += ["--file_system_poll_wait_seconds", "0"]
@@ -93,7 +93,7 @@ class OwnServer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._place.cleanup()
+        self._stack.close()
 
 
 def _last_lines(log: Path) -> str:

@@ -1,14 +1,9 @@
-"""The server process of a replica: it listens on sockets in a private directory, and ends with its replica.
-
-`python -m ovserve.deploy.ray.child PID ...` runs `ovserve ...` and ends when process PID does.
-"""
+"""The server process of a replica, which it ends with. Its sockets are in a private directory."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import runpy
 import shutil
 import signal
 import socket
@@ -16,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from ovserve.children import bound_command
+
 PREFIX = "ovserve-ray-"
 MANAGED = {  # options that the replica sets itself
     "config_path", "model_path", "model_name", "source_model", "graphs_dir", "rest_port", "rest_bind_address",
@@ -56,8 +52,7 @@ class Child:
             "console": "off",
         }
         flags |= {"api_keys_file": str(keys)} if keys is not None else {}
-        command = [sys.executable, "-m", __name__ if __name__ != "__main__" else "ovserve.deploy.ray.child"]
-        command += [str(os.getpid()), "serve"]
+        command = bound_command([sys.executable, "-m", "ovserve", "serve"])
         for name, value in {**options, **flags}.items():
             command += [f"--{name}", value]
         self._process = subprocess.Popen(command, env=environment(os.environ), stdin=subprocess.DEVNULL)
@@ -114,17 +109,3 @@ def _sweep() -> None:
                 shutil.rmtree(path, ignore_errors=True)
             except OSError:
                 continue  # a server of another container that has not begun to listen
-
-
-def main(argv: Sequence[str]) -> None:
-    """End with the parent, and run the command."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != int(argv[0]):
-            return  # the parent ended before the call
-    sys.argv[1:] = argv[1:]
-    runpy.run_module("ovserve", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

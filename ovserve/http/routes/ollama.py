@@ -40,6 +40,7 @@ from ovserve.api.ollama.body import (
 from ovserve.api.ollama.endpoints import LINES, Chat, Generate, loaded
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
+from ovserve.children import bound_command
 from ovserve.errors import (
     InvalidArgument,
     LoadError,
@@ -108,7 +109,9 @@ async def _answer(
 async def _fetch(name: str, repository: Path) -> AsyncGenerator[dict[str, Any], None]:
     command = [sys.executable, "-m", "ovserve", "pull", name, "--json"]
     command += ["--model_repository_path", str(repository)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        *bound_command(command), stdout=PIPE, stderr=PIPE, start_new_session=True
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     errors = asyncio.create_task(process.stderr.read())

@@ -18,10 +18,8 @@ took to be made, so `_beside` looks for a number with which that does not change
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import openvino
@@ -34,6 +32,7 @@ from ovserve.errors import Internal, LoadError, sentences_of
 from ovserve.kinds.text.worker.genai.options import writable
 from ovserve.llm.grammar.constraint import Constraint, constrain, digest, literal, structural_tag
 from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, cheap_tokens
+from ovserve.scratch import scratch_directory
 
 # One prompt answered whole, by the pipeline that a compiler works for.
 GenerateCall = Callable[[openvino.Tensor, ov_genai.GenerationConfig], ov_genai.PerfMetrics]
@@ -232,10 +231,8 @@ def _idle_pipeline(tokenizer: ov_genai.Tokenizer, logits: int) -> ov_genai.LLMPi
     result = ops.result(ops.add(nothing, ops.constant(bias)))
     result.output(0).get_tensor().set_names({"logits"})
     model = openvino.Model([result], [ids, mask, beams], "idle")
-    with tempfile.TemporaryDirectory(
-        prefix="ovserve-"
-    ) as directory:  # the library takes XML text and weights
-        path = Path(directory) / "idle.xml"
+    with scratch_directory("ovserve-idle-") as directory:  # the library takes XML text and weights
+        path = directory / "idle.xml"
         openvino.save_model(model, path, compress_to_fp16=False)
         weights = np.fromfile(path.with_suffix(".bin"), np.uint8)
         return ov_genai.LLMPipeline(

@@ -33,6 +33,7 @@ from ovserve.errors import InvalidArgument, LoadError, sentences_of
 from ovserve.llm.decoding import EFFECTIVE, Mode
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
+from ovserve.scratch import scratch_directory
 
 
 def scheduler_config(spec: TextSpec) -> ov_genai.SchedulerConfig:
@@ -257,7 +258,7 @@ def writable(path: str) -> Iterator[str]:
         yield path
         return
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ovserve-gguf-")))
+        folder = stack.enter_context(scratch_directory("ovserve-gguf-"))
         try:
             for part in _parts(Path(path)):
                 copy = stack.enter_context(tempfile.TemporaryFile(dir=folder))

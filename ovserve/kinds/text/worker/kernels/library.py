@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import os
 import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,9 +21,11 @@ import openvino
 from numpy.typing import NDArray
 from openvino.utils.node_factory import NodeFactory
 
+from ovserve.children import bound_command
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.kernels import LIBRARY, find_compiler, kernel_directories
 from ovserve.engine.host.memory import memory
+from ovserve.scratch import scratch_directory
 
 DIRECTORY = Path(__file__).parent
 SOURCES = sorted(map(str, DIRECTORY.glob("*.cpp")))
@@ -166,7 +167,7 @@ def compile_into(directory: Path) -> Path:
     target = directory / _name()
     options = ["-std=c++17", "-O3", "-fPIC", "-isystem", str(package / "include")]
     # Renamed when it is whole: several processes may compile at once.
-    with tempfile.TemporaryDirectory(dir=directory) as folder:
+    with scratch_directory(".compiling-", directory) as folder:
         with ThreadPoolExecutor(min(at_once, len(SOURCES))) as pool:
             list(pool.map(partial(_run, folder, compiler, *options, "-c"), SOURCES))
         objects = (f"{Path(source).stem}.o" for source in SOURCES)
@@ -176,9 +177,10 @@ def compile_into(directory: Path) -> Path:
     return target
 
 
-def _run(directory: str, *command: str) -> None:
+def _run(directory: Path, *command: str) -> None:
+    bound = bound_command(command, descendants=True)
     try:
-        ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        ran = subprocess.run(bound, cwd=directory, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"{command[0]}: {error}") from error
     if ran.returncode:
