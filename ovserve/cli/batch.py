@@ -50,6 +50,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from ovserve.cli.chat.connection import OwnServer
+    from ovserve.cli.local import repository
     from ovserve.cli.progress import Shown, waiting
     from ovserve.server.settings import Settings
     from ovserve.server.source import resolve
@@ -66,7 +67,8 @@ def _run(arguments: argparse.Namespace) -> int:
     _claim(state, source, arguments.model)
     options = graph_options(arguments)
     # Where the user sees it, pull the model.
-    resolve(Settings(source_model=arguments.model), options, Shown(sys.stderr))
+    settings = Settings(source_model=arguments.model, model_repository_path=str(repository()))
+    resolve(settings, options, Shown(sys.stderr))
     flags = [arguments.model] if arguments.model else []
     flags += ["--model_name", name, "--max_file_bytes", WITHOUT_BOUND, "--max_batch_requests", WITHOUT_BOUND]
     flags += ["--file_store_max_bytes", "0", "--batch_window_seconds", WITHOUT_BOUND]

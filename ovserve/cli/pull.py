@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from ovserve.cli.parser import Commands, add_graph_options, add_ovms_flags, graph_options
 from ovserve.errors import InvalidArgument
@@ -43,11 +42,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--source_model", default="", metavar="SOURCE", help="SOURCE as OVMS writes it")
     parser.add_argument(
-        "--model_repository_path",
-        type=Path,
-        default=Path("models"),
-        metavar="PATH",
-        help="directory of models (default: models)",
+        "--model_repository_path", default="", metavar="PATH", help="directory of models (default: models)"
     )
     parser.add_argument(
         "--model_name", default="", metavar="NAME", help="folder in the repository (default: that of SOURCE)"
@@ -140,6 +135,7 @@ def _recommend() -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.cli.local import repository
     from ovserve.cli.progress import Shown
     from ovserve.pull.progress import JsonLines
     from ovserve.pull.run import Wanted, pull
@@ -152,7 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InvalidArgument("SOURCE and --source_model are the same; give one of them")
     request = Wanted(
         arguments.source or arguments.source_model,
-        arguments.model_repository_path,
+        repository(arguments.model_repository_path),
         name=arguments.model_name,
         revision=arguments.revision,
         gguf=arguments.gguf_filename,

@@ -167,13 +167,13 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
             yield connection, *served
             return
     from ovserve.cli.chat.connection import OwnServer
+    from ovserve.cli.local import repository
     from ovserve.cli.progress import Shown, waiting
     from ovserve.server.settings import Settings
     from ovserve.server.source import resolve
 
-    resolve(
-        Settings(source_model=arguments.model), options, Shown(sys.stderr)
-    )  # pulls it, where the user sees it
+    settings = Settings(source_model=arguments.model, model_repository_path=str(repository()))
+    resolve(settings, options, Shown(sys.stderr))  # pulls it, where the user sees it
     flags = [part for name, value in options.items() for part in (f"--{name}", flag(value))]
     source = [arguments.model] if arguments.model else []
     with ExitStack() as stack:

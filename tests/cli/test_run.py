@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Server, script_graph, start_server
+from tests.conftest import CONVERTED, ROOT, Server, script_graph, start_server
 
 pytestmark = pytest.mark.long
 
@@ -24,10 +24,22 @@ COMMAND = [sys.executable, "-m", "ovserve", "run"]
 FRANCE = "What is the capital of France?"
 
 
+def elsewhere(**more: str) -> dict[str, str]:
+    """The environment with a directory of models that is not the checkout's."""
+    return os.environ | {"OVSERVE_MODEL_REPOSITORY_PATH": CONVERTED.name, "PYTHONPATH": str(ROOT), **more}
+
+
 def run(*flags: str, stdin: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "--temperature", "0", *(["--url", url] if url else []), *flags]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=110, cwd=ROOT, check=False
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+        env=elsewhere(),
+        check=False,
     )
 
 
@@ -141,6 +153,8 @@ def test_a_server_of_its_own_ends_with_it(model: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert processes_with(link.name) == []
+    assert Path(CONVERTED.name, "only-here/openvino_model.xml").is_file()
+    assert not (ROOT / "models/only-here").exists()
 
 
 def test_a_server_of_its_own_ends_when_it_is_killed(model: Path, tmp_path: Path) -> None:
@@ -165,10 +179,10 @@ class Terminal:
     def __init__(self, *flags: str, home: Path | None = None) -> None:
         # Not pty.fork(): a copy of this process, with pytest's threads and sockets, has ended a worker of xdist.
         command = [sys.executable, "-c", TERMINAL, *COMMAND, "--temperature", "0", *flags]
-        environment = os.environ | {"TERM": "xterm", "HOME": str(home or "/nonexistent")}
+        environment = elsewhere(TERM="xterm", HOME=str(home or "/nonexistent"))
         self._fd, theirs = pty.openpty()
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, stdin=theirs, stdout=theirs,
+            command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs,
             stderr=theirs, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)

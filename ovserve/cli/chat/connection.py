@@ -24,6 +24,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from ovserve.cli.local import repository
 from ovserve.errors import InvalidArgument, LoadError, OvserveError, Unavailable
 from ovserve.scratch import scratch_directory
 
@@ -57,7 +58,7 @@ class OwnServer:
         place = self._stack.enter_context(scratch_directory("ovserve-run-"))
         command = [sys.executable, "-m", __name__, "serve", *self._arguments]
         command += ["--rest_bind_address", f"{UNIX}{place}/s", "--grpc_port", "0"]
-        command += ["--file_system_poll_wait_seconds", "0"]
+        command += ["--file_system_poll_wait_seconds", "0", "--model_repository_path", str(repository())]
         environment = {k: v for k, v in os.environ.items() if k != "API_KEY" and not k.startswith(OF_ANOTHER)}
         try:
             with (place / "log").open("wb") as log:
