@@ -15,7 +15,7 @@ from ovserve.llm.decoding import Mode
 from ovserve.llm.fim import Fim
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
-from ovserve.llm.parsing import default, implicit_reasoning_start, reasoning_closed
+from ovserve.llm.parsing import default, implicit_reasoning_start, markup, reasoning_closed
 from ovserve.llm.parsing.registry import ParserChoice
 from ovserve.llm.request import Parsing, Sampling, ToolPolicy
 
@@ -89,6 +89,14 @@ class ModelContext:
             reasoning_closed(reasoning, prompt, prefill),
             self.end_tokens,
         )
+
+    @staticmethod
+    def with_markup(sampling: Sampling, parsing: Parsing | None, tools: ToolPolicy | None) -> Sampling:
+        """Add the texts whose special tokens the parsing of the answer needs."""
+        if parsing is None:
+            return sampling
+        calls = tools is not None and tools.calls
+        return msgspec.structs.replace(sampling, markup=markup(parsing.tool, parsing.reasoning, calls=calls))
 
     def constrained(
         self, prompt: str, sampling: Sampling, tools: ToolPolicy | None, prefill: str = ""

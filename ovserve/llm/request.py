@@ -145,6 +145,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     repetition_detection: bool = False  # end an answer that only repeats itself
     skip_special_tokens: bool = True
+    markup: tuple[str, ...] = ()  # the special tokens in these texts are shown, because the answer is parsed
     n: int = 1  # choices in the answer
     beams: int = 1  # > 1: beam search of this width; the best n come back, all at the end
     beam_groups: int = 1

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import openvino_genai as ov_genai
 import pytest
 
+from ovserve.engine.protocol.specs import TextFacts
+from ovserve.kinds.text.worker.genai.text import Text
+from ovserve.llm.model import ModelContext
+from ovserve.llm.parsing.registry import ParserChoice
+from ovserve.llm.request import Parsing, Sampling, ToolPolicy
 from tests.conftest import Server, start_process
 
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "日本語で挨拶: こんにちは 🎉🎉🎉"
 END = "<|im_end|>"
+SPECIAL = "<repo_name>"  # its id is 3
 ENGINES = ("paged", "library")
 NAME = "smollm2"
 
@@ -112,6 +120,61 @@ def test_the_end_of_turn_is_shown_on_request(client: openai.OpenAI) -> None:
     assert "".join(c.choices[0].text for c in streamed if c.choices) == done.text
     cut = completion(client, prompt=prompt, max_tokens=60, stop=[END], extra_body=shown).choices[0]
     assert (cut.text, cut.finish_reason) == (done.text.removesuffix(END), "stop")
+
+
+def test_special_tokens_are_hidden(engine: tuple[str, Server], client: openai.OpenAI) -> None:
+    """Also one that neither begins nor ends an answer."""
+    body = {"model": NAME, "tokens": [3, 28, 3], "skip_special_tokens": True}
+    url = f"{engine[1].v3}/detokenize"
+    plain = httpx.post(url, json=body | {"tokens": [28]}).json()
+    assert httpx.post(url, json=body).json() == plain
+    assert httpx.post(url, json=body | {"skip_special_tokens": False}).json() != plain
+    if engine[0] != "paged":
+        return  # it cannot be made to write one
+    asked: Any = {"prompt": "x", "logit_bias": {"3": 100}, "max_tokens": 4, "logprobs": 0}
+    done = completion(client, **asked)
+    assert (done.choices[0].text, done.choices[0].logprobs.tokens) == ("", [])
+    assert done.usage.completion_tokens == 4
+    stream = completion(client, **asked, stream=True)
+    assert "".join(c.choices[0].text for c in stream if c.choices) == ""
+    shown: Any = {"skip_special_tokens": False}
+    assert completion(client, **asked, extra_body=shown).choices[0].text == 4 * SPECIAL
+    stream = completion(client, **asked, stream=True, extra_body=shown)
+    assert "".join(c.choices[0].text for c in stream if c.choices) == 4 * SPECIAL
+
+
+def test_special_tokens_within_markup_are_shown(model: Path) -> None:
+    text = Text(ov_genai.Tokenizer(model.parent), TextFacts(vocab_size=49152, eos_token_ids=(0, 2)))
+    assert text.hidden(True) == {*range(17)}  # as llama.cpp has them: <|endoftext|> to <empty_output>
+    assert text.hidden(True, ("x<repo_name>\n", "<file")) == {*range(17)} - {3}
+    assert text.hidden(False) == set()
+
+
+def test_markup_is_that_of_the_parsers() -> None:
+    model = ModelContext(parsers=ParserChoice("devstral", "magistral"))
+    tools, parsing = ToolPolicy(({"name": "f"},), "auto", ("f",)), Parsing("devstral", "magistral")
+    shown = {*model.with_markup(Sampling(), parsing, tools).markup}
+    assert {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"} <= shown
+    assert {*model.with_markup(Sampling(), parsing, None).markup} == {"[THINK]", "[/THINK]"}
+    assert model.with_markup(Sampling(), None, tools).markup == ()
+
+
+def test_a_hidden_token_is_no_text_of_a_grammar(client: openai.OpenAI, engine: tuple[str, Server]) -> None:
+    if engine[0] != "paged":
+        pytest.skip("the library makes its own masks")
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [SPECIAL]}}}
+    for shown in (False, True):
+        answer = client.chat.completions.create(
+            model=NAME,
+            messages=CAPITAL,
+            max_tokens=40,
+            response_format=schema,
+            logit_bias={"3": 50},
+            logprobs=True,
+            extra_body={"skip_special_tokens": not shown},
+        ).choices[0]
+        assert (answer.message.content or "").removesuffix(END) == f'"{SPECIAL}"'
+        assert (SPECIAL in [piece.token for piece in answer.logprobs.content or ()]) is shown  # type: ignore[union-attr]
 
 
 def test_a_stop_token_of_the_request_is_not_shown(engine: tuple[str, Server], client: openai.OpenAI) -> None:

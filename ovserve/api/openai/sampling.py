@@ -151,7 +151,9 @@ class SamplingFields(ConstraintFields, kw_only=True):
         Annotated[list[TokenId], Meta(max_length=256)] | None, doc("tokens that end the answer")
     ] = None
     include_stop_str_in_output: Annotated[bool | None, doc("keep the stop string")] = None
-    skip_special_tokens: Annotated[bool | None, doc("false shows tokens such as the end of turn")] = None
+    skip_special_tokens: Annotated[
+        bool | None, doc("false shows the vocabulary's special tokens, such as the end of turn")
+    ] = None
     ignore_eos: Annotated[bool | None, doc("do not end at the end-of-text token, nor for repetition")] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,

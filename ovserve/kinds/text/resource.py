@@ -193,6 +193,7 @@ class LlmResources:
         prefill = request.conversation.prefill
         parsing = self.model.parsing(prompt, request.sampling, request.tools, prefill)
         sampling = self.model.with_reasoning_tags(prompt, request.sampling, prefill)
+        sampling = self.model.with_markup(sampling, parsing, request.tools)
         arguments = (self.model, prompt, sampling, request.tools, prefill)
         return msgspec.structs.replace(
             request,

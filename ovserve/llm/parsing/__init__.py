@@ -5,6 +5,7 @@ result. `output`: what comes out; `dialect`: what a new format subclasses; `regi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "detect",
     "implicit_reasoning_start",
     "make_parser",
+    "markup",
     "reasoning_closed",
 ]
 
@@ -71,6 +73,16 @@ def make_parser(
         reasoning_closed=reasoning_closed,
         end_tokens=end_tokens,
     )
+
+
+@functools.cache
+def markup(tool: str | None, reasoning: str | None, *, calls: bool) -> tuple[str, ...]:
+    """Return the texts whose special tokens `make_parser` needs. `calls`: the request has tools."""
+    parsers = default()
+    dialect, thoughts = parsers.tool(tool), parsers.reasoning(reasoning)
+    dialect = parsers.frame(dialect, thoughts) or (dialect if calls else None)
+    texts = () if dialect is None else dialect.texts()
+    return texts if thoughts is None else (*texts, *thoughts.starts, *thoughts.ends)
 
 
 def detect(template: str, model: str = "") -> tuple[str | None, str | None]:

@@ -27,6 +27,8 @@ class ToolDialect:
     plain: ClassVar[tuple[str, ...]] = ()
     # A call may also be the very start of the answer without a marker; this is its first character.
     bare: ClassVar[str] = ""
+    # Texts within calls with special tokens that stand neither in a marker nor in the guide.
+    inner: ClassVar[tuple[str, ...]] = ()
     # Special tokens that belong to no construct; erased at the edges of the answer and next to calls.
     erase: ClassVar[tuple[str, ...]] = ()
     # True: the dialect frames the whole answer, reasoning included, and reads it in `run`.
@@ -45,6 +47,11 @@ class ToolDialect:
         """Return whether a chat template is written for this dialect. The registry calls it in its own
         order."""
         return bool(self.template_marks) and all(mark in template for mark in self.template_marks)
+
+    def texts(self) -> tuple[str, ...]:
+        """The texts whose special tokens the dialect reads."""
+        guide = () if self.guide is None else (self.guide.begin, self.guide.end, *self.guide.block)
+        return (*self.markers, *self.inner, *self.markup, *guide)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         """Read one construct, which begins at the cursor with a marker (or `bare`), reporting its calls.

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ovserve.llm.parsing import markup
 from tests.conformance_adapter import Adapter
 
 VECTORS = [
@@ -133,6 +134,25 @@ def test_streamed(parser: str, subtests: pytest.Subtests) -> None:
                 deltas = [delta for piece in pieces for delta in stream.feed(piece)]
                 got = merged(deltas + stream.finish())
                 assert accepted(got, vector) or not vector["stream_equivalent"], (pieces, got)
+
+
+SPECIAL = re.compile(r"</?[^\s<>\"'=]+>|<\|\"\|>|\[/?[A-Z_]+\]")  # how vocabularies write special tokens
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_all_special_tokens_but_the_markup_may_be_hidden(parser: str, subtests: pytest.Subtests) -> None:
+    for vector in of_parser(parser):
+        tool = None if vector["kind"] == "reasoning" else parser
+        reasoning = vector.get("reasoning_parser") if tool else parser
+        shown = markup(tool, reasoning, calls=vector.get("tools_available", True))
+        text, wanted = vector["model_output"], json.dumps([vector["expect"], *vector.get("accept_also", ())])
+        for token in {*SPECIAL.findall(text)}:
+            # What a client gets to see is not markup.
+            if not any(token in each for each in shown) and token not in wanted:
+                text = text.replace(token, "")
+        with subtests.test(name_of(vector)):
+            got = Adapter().parse(vector | {"model_output": text})
+            assert accepted(got, vector), (text, got)
 
 
 def test_every_tool_dialect_has_vectors() -> None:

@@ -45,6 +45,7 @@ class Devstral(ToolDialect):
 
     name = "devstral"
     markers = ("[TOOL_CALLS]",)
+    inner = ("[ARGS]", "[CALL_ID]")
     erase = ("</s>",)
     guide = Guide("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]")
     template_marks = ("[TOOL_CALLS]", "[ARGS]")
@@ -87,6 +88,7 @@ class Mistral(ToolDialect):
 
     name = "mistral"
     markers = ("[TOOL_CALLS]",)
+    inner = ("[ARGS]", "[CALL_ID]")
     erase = ("</s>",)
     bare = "["
     guide = Guide(
@@ -118,6 +120,7 @@ _MAX_DEPTH = 60
 class Gemma4(ToolDialect):
     name = "gemma4"
     markers = (_OPEN,)
+    inner = (_QUOTE,)
     erase = ("<turn|>", "<|tool_response>", "<eos>")
     guide = Guide(
         "<|tool_call>call:NAME{",

@@ -152,6 +152,7 @@ class Pythonic(ToolDialect):
 
     name = "pythonic"
     markers = (_OPEN,)
+    inner = (_CLOSE,)
     bare = "["
     erase = ("<|eom|>", "<|eot|>", "<|eom_id|>", "<|eot_id|>")
     guide = Guide(

@@ -222,6 +222,7 @@ class Onyx(FramedDialect):
     name = "onyx"
     starters = ("<|start|>", "<|message|>")
     enders = ("<|eom|>", "<|eot|>")
+    inner = _FORM.tags
     unframed = _OPEN
     guide = Guide(
         ' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',

@@ -115,6 +115,7 @@ class KimiK2(ToolDialect):
 
     name = "kimi_k2"
     markers = (*_KIMI_SECTION, _BEGIN)
+    inner = _KIMI_SECTION_END
     erase = ("<|im_end|>",)
     guide = Guide(
         "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",

@@ -24,7 +24,8 @@ class TaggedJson(ToolDialect):
     forms: ClassVar[dict[str, str]] = {}  # what may follow an opening tag, if not both object and list
 
     def __init_subclass__(cls) -> None:
-        cls.markers = tuple(getattr(cls, "tags", ()))
+        tags = getattr(cls, "tags", {})
+        cls.markers, cls.inner = tuple(tags), tuple(end for ends in tags.values() for end in ends)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tag = yield from cur.either(self.markers)

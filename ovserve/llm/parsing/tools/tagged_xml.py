@@ -20,6 +20,9 @@ from ovserve.llm.parsing.xmlcall import Form, body, calls
 class TaggedXml(ToolDialect):
     form: ClassVar[Form]
 
+    def texts(self) -> tuple[str, ...]:
+        return (*super().texts(), *self.form.tags)
+
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         # The marker is the block's opening tag, or the call itself where models leave the block out.
         blocks = [marker for marker in self.markers if marker != self.form.call]
@@ -285,6 +288,7 @@ class Glm45(ToolDialect):
 
     name = "glm45"
     markers = (_GLM_FORM.call,)
+    inner = (*_GLM_FORM.tags, _GLM_FORM.value)
     erase = ("<|user|>", "<|observation|>", "<|endoftext|>")
     guide = Guide(
         "<tool_call>NAME\n",

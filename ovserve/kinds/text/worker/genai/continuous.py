@@ -56,11 +56,10 @@ from ovserve.kinds.text.worker.genai.options import (
     writable,
 )
 from ovserve.kinds.text.worker.genai.quirks import cache_tokens, may_be_partly_computed, read_parts
-from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
+from ovserve.kinds.text.worker.genai.text import Proof, Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vision import Beside, VisionInput, tensors
 from ovserve.llm.decoding import filled
 from ovserve.llm.request import GREEDY_TEMPERATURE, Sampling
-from ovserve.llm.token_bytes import TokenBytes
 
 
 @dataclass
@@ -240,7 +239,7 @@ class GenAIEngine:
 
     def _load(
         self, spec: TextSpec, files: ModelFiles
-    ) -> tuple[ov_genai.Tokenizer, TokenBytes | None, GrammarCompiler | None]:
+    ) -> tuple[ov_genai.Tokenizer, Proof, GrammarCompiler | None]:
         """Load the pipeline. Return its tokenizer, the table of tokens, and what may compile grammars for it.
 
         The library loads on one core, without the interpreter lock. So what needs only the tokenizer is made
@@ -352,7 +351,7 @@ class GenAIEngine:
         admitted = self.grammars.admitted
         config = generation_config(self._mode, sampling, max_tokens, stop_ids, self.facts, admitted)
         handle = self._add_request(request, ids, config)
-        hidden = self.text.hidden(sampling.skip_special_tokens)
+        hidden = self.text.hidden(sampling.skip_special_tokens, sampling.markup)
         sequence = Sequence(handle, request.id, sampling, prompt_tokens, stop_ids, hidden)
         if self._mode != "plain":
             sequence.drafts = SpeculativeStats(self._mode, sampling, max_tokens)

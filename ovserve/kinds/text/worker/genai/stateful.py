@@ -187,7 +187,7 @@ class StatefulEngine:
         else:
             call = partial(self._pipeline.generate, ids, config)
         run = _Run(call, max_tokens)
-        hidden = self.text.hidden(sampling.skip_special_tokens)
+        hidden = self.text.hidden(sampling.skip_special_tokens, sampling.markup)
         run.sequence = Sequence(run, request.id, sampling, prompt_tokens, stop_ids, hidden)
         self._live[request.id] = run.sequence
         self._waiting.append(run)

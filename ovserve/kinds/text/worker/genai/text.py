@@ -2,7 +2,7 @@
 
 - Rows of a batched decode are filled up with the padding token, which is visible when special tokens are
   kept; so we fill rows ourselves, with an id no vocabulary has, which decodes to nothing.
-- Hidden special tokens are ours: the library's own skipping drops markers like `<tool_call>`.
+- Special tokens are hidden by us: the library's own skipping drops markers that the server parses.
 
 Tokenizers that the library makes from GGUF files stop at the model's context length, and its max_length
 argument does not change that (measured). An answer to a silently truncated prompt is worse than an error, and
@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 import openvino
@@ -97,6 +98,7 @@ FILLER = 2**31 - 1
 # What normalizers of texts change:
 LOSSY = f"  A\u00e9e\u0301\u1100\u1161\u212b \u00a0\u3000\ufb01\t\r\n{' ' * 200}\U0001f9ff{'#' * 99} z\n\n "
 NFC_SHRINKS = 3  # times, the bytes of a text at most
+SPECIAL_ROW_TOKENS = 256  # the special tokens of a vocabulary stand together
 
 
 class Text:
@@ -108,7 +110,8 @@ class Text:
         self._whole = WholeText(self._encode_ids, facts.max_length)
         self._can_fill = self._filler_decodes_to_nothing()
         self._ends = frozenset(facts.eos_token_ids)
-        self._hidden = self._ends | {tokenizer.get_bos_token_id(), tokenizer.get_pad_token_id()}
+        self._special: dict[int, str] | None = None
+        self._hidden: dict[tuple[str, ...], frozenset[int]] = {}  # by what is shown all the same
 
     @contextmanager
     def proving(self, *, uses_tokenizer: bool) -> Iterator[None]:
@@ -119,11 +122,11 @@ class Text:
             if uses_tokenizer:
                 wait([proof])
             yield
-            self._token_bytes = proof.result()
+            self.use(proof.result())
 
-    def use(self, table: TokenBytes | None) -> None:
+    def use(self, proof: Proof) -> None:
         """Take what `prove_tokens` found for this tokenizer."""
-        self._token_bytes = table
+        self._token_bytes, self._special = proof
 
     def longest_token(self) -> int:
         """Bytes of text that a token stands for at most; 0 where a text may hold more than its tokens."""
@@ -139,9 +142,18 @@ class Text:
         stop_ids = frozenset(sampling.stop_token_ids)
         return stop_ids if sampling.ignore_eos else stop_ids | self._ends
 
-    def hidden(self, skip_special_tokens: bool) -> frozenset[int]:
-        """Ids that are not text."""
-        return self._hidden if skip_special_tokens else frozenset()
+    def hidden(self, skip_special_tokens: bool, markup: tuple[str, ...] = ()) -> frozenset[int]:
+        """Ids that are not text. Special tokens within `markup` are text."""
+        if not skip_special_tokens:
+            return frozenset()
+        hidden = self._hidden.get(markup)
+        if hidden is None:
+            if self._special is None:
+                self._special = special_tokens(self._tokenizer)
+            special = (i for i, text in self._special.items() if not any(text in shown for shown in markup))
+            fixed = {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
+            hidden = self._hidden[markup] = self._ends.union(fixed, special)
+        return hidden
 
     # ---- to ids
 
@@ -277,16 +289,33 @@ class Text:
         return bool(plain == filled and nothing == [""])
 
 
-def prove_tokens(tokenizer: ov_genai.Tokenizer) -> TokenBytes | None:
-    """Return the table of its tokens, or None if that would answer differently (see token_bytes.py)."""
-    return validate(tokenizer.get_vocab(), functools.partial(_decode_by_length, tokenizer))
+class Proof(NamedTuple):
+    table: TokenBytes | None  # of all tokens; None if that would answer differently (see token_bytes.py)
+    special: dict[int, str]
 
 
-def _decode_by_length(tokenizer: ov_genai.Tokenizer, rows: list[list[int]]) -> list[str]:
+def prove_tokens(tokenizer: ov_genai.Tokenizer) -> Proof:
+    table = validate(tokenizer.get_vocab(), functools.partial(_decode_by_length, tokenizer))
+    return Proof(table, special_tokens(tokenizer))
+
+
+def special_tokens(tokenizer: ov_genai.Tokenizer) -> dict[int, str]:
+    """Return the tokens that the library skips, with their texts. Rows of many tokens find the few."""
+    ids = sorted(tokenizer.get_vocab().values())
+    rows = [ids[at : at + SPECIAL_ROW_TOKENS] for at in range(0, len(ids), SPECIAL_ROW_TOKENS)]
+    for _ in range(2):
+        shown = _decode_by_length(tokenizer, rows)
+        short = _decode_by_length(tokenizer, rows, skip=True)
+        special = {row[0]: text for row, text, other in zip(rows, shown, short, strict=True) if text != other}
+        rows = [[id_] for row in rows if row[0] in special for id_ in row]
+    return special
+
+
+def _decode_by_length(tokenizer: ov_genai.Tokenizer, rows: list[list[int]], skip: bool = False) -> list[str]:
     texts = [""] * len(rows)
     for length in {len(row) for row in rows} - {0}:
         places = [at for at, row in enumerate(rows) if len(row) == length]
-        decoded = tokenizer.decode([rows[at] for at in places], skip_special_tokens=False)
+        decoded = tokenizer.decode([rows[at] for at in places], skip_special_tokens=skip)
         for at, text in zip(places, decoded, strict=True):
             texts[at] = text
     return texts

@@ -223,13 +223,13 @@ class PagedEngine:
         most = admit(len(ids), self.facts.max_length, sampling, self._prompt_limit, "paged")
         stop_ids = self.text.stop_ids(sampling)
         self._check(sampling, most, stop_ids)
-        hidden = self.text.hidden(sampling.skip_special_tokens)
+        hidden = self.text.hidden(sampling.skip_special_tokens, sampling.markup)
         sequence = Sequence(None, request.id, sampling, len(ids), stop_ids, hidden)
         if sampling.echo:
             for branch in sequence.branches:
                 branch.output.echo(self.text.prompt_text(request.prompt))
         form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
-        matcher = None if form is None else self.grammars.matcher(form)
+        matcher = None if form is None else self.grammars.matcher(form, hidden)
         limit = reasoning_limit(sampling.reasoning_budget, stop_ids, self.text)
         dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self.text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)

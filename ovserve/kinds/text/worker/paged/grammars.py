@@ -149,10 +149,10 @@ class Compiler:
             return None, message_of(error)
         return grammar, ""
 
-    def matcher(self, grammar: Grammar) -> Matcher:
+    def matcher(self, grammar: Grammar, hidden: Collection[int] = ()) -> Matcher:
         begins = grammar.json_begins
         keys = None if begins is None else JsonKeys(self._quoting, begins)
-        return Matcher(self._library.matcher(grammar.native, None, False, -1, None), self.stops, keys)
+        return Matcher(self._library.matcher(grammar.native, None, False, -1, None), self.stops, keys, hidden)
 
 
 class Grammars:
@@ -202,12 +202,12 @@ class Grammars:
 
     # ----
 
-    def matcher(self, structural_tag: str) -> Matcher:
+    def matcher(self, structural_tag: str, hidden: Collection[int] = ()) -> Matcher:
         """Raises Internal for a grammar that was not compiled: a step would wait for it."""
         grammar = self._held.get(digest(structural_tag))
         if grammar is None or self._compiler is None:
             raise Internal("this grammar was not compiled before")
-        return self._compiler.matcher(grammar)
+        return self._compiler.matcher(grammar, hidden)
 
     def _compile(self, structural_tag: str) -> tuple[Grammar | None, str]:
         return (None, self._missing) if self._compiler is None else self._compiler.compile(structural_tag)

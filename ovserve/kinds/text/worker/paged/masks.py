@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -227,13 +227,17 @@ def _decode(key: bytes) -> bytes:
 
 class Matcher:
     """The state of one answer in its grammar. `stops`: a mask of the tokens that end an answer. `keys`: None
-    if the grammar has no JSON.
+    if the grammar has no JSON. `hidden`: tokens that are never text for a client.
 
     Not thread-safe.
     """
 
-    def __init__(self, native: Any, stops: Mask, keys: JsonKeys | None = None) -> None:
+    def __init__(
+        self, native: Any, stops: Mask, keys: JsonKeys | None = None, hidden: Collection[int] = ()
+    ) -> None:
         self._native, self.stops, self._keys = native, stops, keys
+        ids = [id_ for id_ in hidden if 0 <= id_ < len(stops) * WORD_BITS]
+        self._shown = ~mask_of(ids, len(stops) * WORD_BITS) | stops if ids else None
         self._mask = np.empty_like(stops)
         self._restricts = self._known = False  # of `_mask`: some token is forbidden; it is of this state
 
@@ -306,7 +310,9 @@ class Matcher:
 
     def _is_allowed(self, token: int) -> bool:
         repeated = 0 if self._keys is None else self._keys.repeated
-        if _bit(self.stops, token) or not self.accept(token):
+        if _bit(self.stops, token) or (self._shown is not None and not _bit(self._shown, token)):
+            return False
+        if not self.accept(token):
             return False
         if self._keys is not None and self._keys.repeated > repeated:
             self.rollback(1)
@@ -320,6 +326,8 @@ class Matcher:
                 self._restricts = True
             else:
                 self._restricts = bool(self._native.fill_next_token_bitmask(self._mask, 0, False))
+                if self._restricts and self._shown is not None:
+                    self._mask &= self._shown
                 if self._restricts and self._keys is not None:
                     self._forbid_repeated_keys(self._keys)
             self._known = True
