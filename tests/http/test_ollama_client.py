@@ -67,6 +67,14 @@ def client(server: Server) -> Iterator[ollama.Client]:
         yield made
 
 
+def test_num_predict_0_is_no_limit(client: ollama.Client) -> None:
+    """Ollama's runner compares only limits above 0."""
+    whole = client.chat("smollm2", FRANCE, options={"temperature": 0, "num_predict": -1})
+    answer = client.chat("smollm2", FRANCE, options={"temperature": 0, "num_predict": 0})
+    assert answer.done_reason == "stop"
+    assert answer.message.content == whole.message.content
+
+
 @pytest.fixture
 async def script(scripted: Scripted) -> AsyncIterator[Running]:
     async with scripted(json.dumps(SCRIPT)) as made:
@@ -199,7 +207,11 @@ def test_a_request_without_a_prompt_is_checked_like_others(
             400,
             'options.temperature: expected `float`, got "hot"',
         ),
-        ({"model": "smollm2", "messages": FRANCE, "options": {"num_predict": 0}}, 400, "options.num_predict"),
+        (
+            {"model": "smollm2", "messages": FRANCE, "options": {"num_predict": -3}},
+            400,
+            "options.num_predict",
+        ),
         ({"model": "smollm2", "messages": FRANCE, "format": "yaml"}, 400, "format: expected"),
         ({"model": "smollm2", "messages": FRANCE, "format": {"type": 5}}, 400, "format"),
         ({"model": "smollm2", "messages": [{"role": "king"}]}, 400, "messages[0].role: expected one of"),

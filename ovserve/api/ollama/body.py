@@ -36,7 +36,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     **{f.name: (f.name, f.type) for f in msgspec.structs.fields(SamplingFields) if f.name in (*DRY, *XTC)},
     "stop": ("stop", str | Annotated[list[str], Meta(max_length=MAX_STOP)]),
 }
-NUM_PREDICT = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # -1 and -2: all the room that there is
+NUM_PREDICT = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # below 1: all the room that there is
 NUM_CTX = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # 0: the graph's
 ANY_SEED = -1
 
@@ -175,8 +175,6 @@ def read_options(body: Shared) -> Options:
     if sampling.get("seed") == ANY_SEED:
         del sampling["seed"]
     length = _option(options, "num_predict", NUM_PREDICT) if "num_predict" in options else None
-    if length == 0:
-        raise InvalidArgument("options.num_predict: expected -1 (all) or at least 1, got 0", param="options")
     context = _option(options, "num_ctx", NUM_CTX) if "num_ctx" in options else None
     effective = {*OPTIONS, "num_predict", "num_ctx"}
     unused = [f"options.{name}" for name in options if name not in effective]
