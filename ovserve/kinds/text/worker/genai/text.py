@@ -150,7 +150,7 @@ class Text:
         if hidden is None:
             if self._special is None:
                 self._special = special_tokens(self._tokenizer)
-            special = (i for i, text in self._special.items() if not any(text in shown for shown in markup))
+            special = (i for i, text in self._special.items() if not any(text in part for part in markup))
             fixed = {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
             hidden = self._hidden[markup] = self._ends.union(fixed, special)
         return hidden
@@ -304,9 +304,9 @@ def special_tokens(tokenizer: ov_genai.Tokenizer) -> dict[int, str]:
     ids = sorted(tokenizer.get_vocab().values())
     rows = [ids[at : at + SPECIAL_ROW_TOKENS] for at in range(0, len(ids), SPECIAL_ROW_TOKENS)]
     for _ in range(2):
-        shown = _decode_by_length(tokenizer, rows)
+        long = _decode_by_length(tokenizer, rows)
         short = _decode_by_length(tokenizer, rows, skip=True)
-        special = {row[0]: text for row, text, other in zip(rows, shown, short, strict=True) if text != other}
+        special = {row[0]: text for row, text, other in zip(rows, long, short, strict=True) if text != other}
         rows = [[id_] for row in rows if row[0] in special for id_ in row]
     return special
 
