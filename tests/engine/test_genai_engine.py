@@ -22,8 +22,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def engine(model_path: str) -> GenAIEngine:
-    return GenAIEngine(TextSpec(model_path))
+def engine(model: Path) -> GenAIEngine:
+    return GenAIEngine(TextSpec(str(model)))
 
 
 @pytest.fixture(scope="module")

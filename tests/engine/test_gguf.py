@@ -115,11 +115,11 @@ def test_any_damage_is_an_error_or_values(
         read(tmp_path_factory.getbasetemp(), bytes(damaged))
 
 
-def test_no_objects_are_kept_for_the_tokens_of_the_real_file(model_path: str) -> None:
+def test_no_objects_are_kept_for_the_tokens_of_the_real_file(model: Path) -> None:
     """The reader makes none for the 49152 tokens and 48900 merges, which take 9 MB, and reads no weights."""
     tracemalloc.start()
     try:
-        found = read_metadata(model_path)
+        found = read_metadata(str(model))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import openvino_genai as ov_genai
@@ -64,8 +65,8 @@ WORST = {
 
 
 @pytest.fixture(scope="module")
-def compiler(model_path: str) -> GrammarCompiler:
-    tokenizer = ov_genai.Tokenizer(model_path)
+def compiler(model: Path) -> GrammarCompiler:
+    tokenizer = ov_genai.Tokenizer(str(model))
     compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))
     compiler.compile(TRIVIAL)
     return compiler
@@ -115,9 +116,9 @@ async def ask(client: TextClient, form: c.Format) -> str:
     return text
 
 
-async def test_a_cheap_grammar_is_compiled_once(start: Start, model_path: str) -> None:
+async def test_a_cheap_grammar_is_compiled_once(start: Start, model: Path) -> None:
     """By the engine, which says so if it does not compile, to this request alone."""
-    client = await start(model_path)
+    client = await start(str(model))
     assert await ask(client, c.json_schema({"type": "boolean"})) in ("true", "false")
     bad = c.json_schema({"$ref": "#/$defs/none"})
     assert cheap(bad)

@@ -166,7 +166,7 @@ print(json.dumps([[type(item).__name__, getattr(item, "kind", ""), getattr(item,
 def test_a_loaded_model_in_a_container(model_path: str) -> None:
     """The cache is made for what the container has left after the load, no page of the file stays mapped, and a
     prompt for whose cache others have left no memory ends in an error."""
-    directory, limit = Path(model_path).parent, 2 * GB
+    directory, limit = Path(model_path), 2 * GB
     command = [sys.executable, "-c", CHILD, str(directory)]
     with (
         memory_group(limit) as group,

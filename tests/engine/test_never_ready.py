@@ -1,8 +1,6 @@
 """Loading does not succeed: the reason must reach the operator, and no process may stay behind."""
 
 import asyncio
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -75,10 +73,10 @@ async def test_garbage_gguf_does_not_crash_the_library(tmp_path: Path) -> None:
     assert await fails(str(path)) == f"{path}: not a GGUF file (it does not begin with 'GGUF')"
 
 
-async def test_half_a_download(tmp_path: Path, model_path: str) -> None:
+async def test_half_a_download(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "half.gguf"
-    await asyncio.to_thread(shutil.copyfile, model_path, path)
-    os.truncate(path, 20_000_000)
+    with model.open("rb") as whole:
+        path.write_bytes(whole.read(20_000_000))
     assert "the file is truncated" in await fails(str(path))
 
 

@@ -4,7 +4,6 @@ log-probabilities of prompts are those of the prompt."""
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ def steps(engine: GenAIEngine, count: int) -> None:
 @pytest.fixture(scope="module")
 def directory(model_path: str) -> str:
     """OpenVINO's form of the default model."""
-    return str(Path(model_path).parent)
+    return model_path
 
 
 @pytest.fixture(scope="module")

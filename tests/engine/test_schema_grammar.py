@@ -6,7 +6,6 @@ Chance has the tokens of the real model, all equally likely, which is sampling a
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -44,7 +43,7 @@ OTHERS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def walks(model_path: str) -> Walks:
-    return Walks(str(Path(model_path).parent))
+    return Walks(model_path)
 
 
 def constraint(schema: dict[str, Any]) -> Constraint:

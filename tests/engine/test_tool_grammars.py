@@ -101,7 +101,7 @@ def check_arguments(call: ToolCall) -> None:
 
 @pytest.fixture(scope="module")
 def walks(model_path: str) -> Walks:
-    return Walks(str(Path(model_path).parent))
+    return Walks(model_path)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -224,7 +224,7 @@ def test_rounding_as_ml_dtypes_rounds(library: Library) -> None:
 @pytest.mark.long
 def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
     """Each token of an answer is computed as if it were alone, also next to a prompt."""
-    spec = PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "bf16"}')
+    spec = PagedTextSpec(model_path, properties='{"KV_CACHE_PRECISION": "bf16"}')
     engine = PagedEngine(spec)
     engine.wait_for_forms()
     assert engine._model.own_attention

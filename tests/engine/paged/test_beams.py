@@ -39,18 +39,13 @@ FOUR = {"beams": 4, "n": 4}
 
 
 @pytest.fixture(scope="module")
-def directory(model_path: str) -> str:
-    return str(Path(model_path).parent)
+def engine(model_path: str) -> PagedEngine:
+    return PagedEngine(PagedTextSpec(model_path, properties=EXACT, enable_prefix_caching=True))
 
 
 @pytest.fixture(scope="module")
-def engine(directory: str) -> PagedEngine:
-    return PagedEngine(PagedTextSpec(directory, properties=EXACT, enable_prefix_caching=True))
-
-
-@pytest.fixture(scope="module")
-def library(directory: str) -> GenAIEngine:
-    return GenAIEngine(TextSpec(directory, properties=EXACT))
+def library(model_path: str) -> GenAIEngine:
+    return GenAIEngine(TextSpec(model_path, properties=EXACT))
 
 
 @pytest.fixture(scope="module")

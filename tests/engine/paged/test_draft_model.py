@@ -181,7 +181,7 @@ def test_a_model_as_its_own_draft(short_model: Path) -> None:
 
 def test_a_draft_of_another_tokenizer_is_a_load_error(pair: tuple[str, DraftSpec], model_path: str) -> None:
     with pytest.raises(LoadError, match="tokenizers of the draft model and of the model differ") as caught:
-        PagedEngine(PagedTextSpec(pair[0], draft=DraftSpec(str(Path(model_path).parent))))
+        PagedEngine(PagedTextSpec(pair[0], draft=DraftSpec(model_path)))
     assert caught.value.field == "draft_models_path"
 
 

@@ -37,19 +37,13 @@ LONG = CHAT.format("Count these words: " + "harbour " * 300)
 
 
 @pytest.fixture(scope="module")
-def model_directory(model_path: str) -> str:
-    """OpenVINO's form of the default model."""
-    return str(Path(model_path).parent)
+def engine(model_path: str) -> PagedEngine:
+    return PagedEngine(PagedTextSpec(model_path, properties=EXACT, enable_prefix_caching=True))
 
 
 @pytest.fixture(scope="module")
-def engine(model_directory: str) -> PagedEngine:
-    return PagedEngine(PagedTextSpec(model_directory, properties=EXACT, enable_prefix_caching=True))
-
-
-@pytest.fixture(scope="module")
-def library(model_directory: str) -> GenAIEngine:
-    return GenAIEngine(TextSpec(model_directory, properties=EXACT))
+def library(model_path: str) -> GenAIEngine:
+    return GenAIEngine(TextSpec(model_path, properties=EXACT))
 
 
 @pytest.fixture(scope="module")
@@ -412,9 +406,9 @@ def test_an_echoed_prompt_token_by_token(short_directory: str, short: PagedEngin
 
 
 def test_drafts_that_fill_a_step_leave_prompts_waiting(
-    model_directory: str, monkeypatch: pytest.MonkeyPatch
+    model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = PagedEngine(PagedTextSpec(model_directory, properties=EXACT, max_num_batched_tokens=4))
+    engine = PagedEngine(PagedTextSpec(model_path, properties=EXACT, max_num_batched_tokens=4))
     monkeypatch.setattr(engine._costs, "ratio", lambda requests, rows: 1.0)
     repeating = "the cat sat on the mat. the dog sat on the log. " * 6 + "the cat"
     alone = generate(engine, repeating, max_tokens=40, ignore_eos=True)

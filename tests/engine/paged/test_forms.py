@@ -76,9 +76,7 @@ def test_no_second_precision(tiny_model: str, properties: dict[str, str], tiles:
 
 def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_engine, "processor", lambda: TILES)
-    engine = PagedEngine(
-        PagedTextSpec(str(Path(model_path).parent), properties='{"KV_CACHE_PRECISION": "u8"}')
-    )
+    engine = PagedEngine(PagedTextSpec(model_path, properties='{"KV_CACHE_PRECISION": "u8"}'))
     engine.wait_for_forms()
     model, ran = engine._model, collections.Counter[Runner]()
     run_step = Runner.run
@@ -109,7 +107,7 @@ def test_without_a_form_the_one_for_many_goes_on(
 
     monkeypatch.setattr(PagedModel, "_form", failing)
     monkeypatch.setattr(paged_model, "find_library", lambda: None)
-    engine = PagedEngine(PagedTextSpec(str(Path(model_path).parent)))
+    engine = PagedEngine(PagedTextSpec(model_path))
     engine.wait_for_forms()
     assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
     assert "steps of few tokens use the form for many: no memory for it" in capfd.readouterr().err
@@ -184,7 +182,7 @@ def test_no_copy_of_the_weights_where_memory_is_short(
     model_path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(paged_model, "memory", lambda: Memory(200 << 20, "container"))
-    assert forms(Path(model_path).parent, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
+    assert forms(Path(model_path), {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
     said = capfd.readouterr().err  # which form is laid depends on the processor, so the size does
     found = re.search(r"another copy of the weights takes (\d+) MB, of 200 MB of memory left", said)
     assert found is not None, said

@@ -204,4 +204,4 @@ def test_both_libraries_admit_the_same_texts(masks: Masks, walks: Walks, name: s
 
 @pytest.fixture(scope="module")
 def walks(model_path: str) -> Walks:
-    return Walks(str(Path(model_path).parent))
+    return Walks(model_path)
