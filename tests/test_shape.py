@@ -12,8 +12,8 @@ import pytest
 from scripts import count_calls, shape
 
 MOST = {
-    "files": 474,
-    "lines": 99_533,
+    "files": 476,
+    "lines": 99_690,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 90,
