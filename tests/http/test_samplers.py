@@ -79,7 +79,7 @@ def test_ollamas_options_are_the_same(server: Server) -> None:
         ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers[0]", "length >= 1"),
         ({"dry_sequence_breakers": ["x"] * 65}, "dry_sequence_breakers", "64"),
         ({"xtc_probability": 1.5}, "xtc_probability", "1.5"),
-        ({"xtc_threshold": 0}, "xtc_threshold", "0"),
+        ({"xtc_threshold": -0.1}, "xtc_threshold", "-0.1"),
         (DRY | {"best_of": 2}, "dry_multiplier", "best_of 2"),
         (XTC | {"best_of": 2}, "xtc_probability", "best_of 2"),
     ],

@@ -136,7 +136,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
         ),
     ] = None
     xtc_threshold: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
+        Annotated[float, Meta(ge=0, le=1)] | None,
         doc("XTC: probability from which on a token is a likely one; above 0.5 there is never a second"),
     ] = None
     seed: Annotated[
@@ -384,7 +384,9 @@ def to_sampling(
         presence_penalty=float(pick("presence_penalty")),
         dry=_dry(fields, model),
         xtc_probability=(fields.xtc_probability or 0.0) if model.decoding == "paged" else 0.0,
-        xtc_threshold=fields.xtc_threshold or FIXED_DEFAULTS["xtc_threshold"],
+        xtc_threshold=FIXED_DEFAULTS["xtc_threshold"]
+        if fields.xtc_threshold is None
+        else fields.xtc_threshold,
         seed=seed % 2**64,
         ignore_eos=endless,
         # Who asks for a length gets it.
