@@ -103,7 +103,9 @@ def tiny_whisper(directory: Path, *, speakable: bool = False) -> Path:
         "max_initial_timestamp_index": 50,
     }
     if speakable:
-        generation["suppress_tokens"] += [i for i in range(94) if not chr(33 + i).isalnum()]
+        # Without times, which would be all that is heard on some processors: the first token is a letter then.
+        silent = [i for i in range(94) if not chr(33 + i).isalnum()]
+        generation["suppress_tokens"] += [*silent, *range(size - TIMES, size)]
     features = {
         "feature_size": 80,
         "sampling_rate": RATE,
