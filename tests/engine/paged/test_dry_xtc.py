@@ -96,7 +96,9 @@ def test_a_token_costs_one_pass_over_the_window_however_long_the_repetition(
 
 
 @pytest.mark.parametrize("narrow", [{}, {"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.02}])
-@pytest.mark.parametrize(("probability", "threshold"), [(1.0, 0.05), (0.5, 0.1), (1.0, 0.6), (1.0, 0.02), (0.5, 0)])
+@pytest.mark.parametrize(
+    ("probability", "threshold"), [(1.0, 0.05), (0.5, 0.1), (1.0, 0.6), (1.0, 0.02), (0.5, 0)]
+)
 @pytest.mark.parametrize("temperature", [0.8, 1.5])
 def test_xtc_leaves_out_the_top_choices_but_the_last(
     narrow: dict[str, Any], probability: float, threshold: float, temperature: float
