@@ -79,6 +79,7 @@ FORM = "multipart/form-data"
 CHUNK = 256 * 1024  # bytes of a file that are written at once: 0.1 ms into the page cache
 TEXT_BYTES = 1 << 20  # of all text fields together
 MOST_PARTS = 64
+MOST_FILES = 8  # an endpoint takes two at most, and each is an open descriptor until its request ends
 NAME_LENGTH = 200  # characters of a field's and of a file's name
 PLAIN_CODINGS = ("", "7bit", "8bit", "binary", "identity")
 
@@ -148,6 +149,8 @@ class _Parts:
                 self._fields.setdefault(name, []).append(await self._text_of(part, name))
             elif name in self._files:
                 raise InvalidArgument(f"{name}: expected one file, got several", param=name)
+            elif len(self._files) == MOST_FILES:
+                raise InvalidArgument(f"{name}: the form has more than {MOST_FILES} files", param=name)
             else:
                 self._files[name] = await self._file(part)
 

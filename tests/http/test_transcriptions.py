@@ -184,6 +184,8 @@ def test_forms_that_are_wrong(server: Server) -> None:
     assert error(httpx.post(url, content=broken, headers=head))[:2] == (400, "model")
     many = [("n", "v")] * 70
     assert httpx.post(url, data={"model": "ear"}, files=[(k, (None, v)) for k, v in many]).status_code == 400
+    nine = {f"file{at}": (f"{at}.wav", b"x") for at in range(9)}
+    assert error(httpx.post(url, data={"model": "ear"}, files=nine))[:2] == (400, "file8")
     unknown = post(server, model="nobody")
     assert error(unknown)[:2] == (404, "model")
     assert post(server, surprise="x").headers["x-ovserve-ignored-params"] == "surprise"
