@@ -51,7 +51,7 @@ LONG_FILES = (
     "tests/engine/test_grammar_cost.py",
     "tests/engine/test_beams_http.py",
 )
-LONG_TIMEOUT = 300  # of a test that is `long`, unless it or the command says another
+LONG_TIMEOUT = 400  # of a test that is `long`, unless it or the command says another
 BESIDE = {spec.kind.encode() for spec in (GrammarSpec, TokenizerSpec)}  # marks of processes beside an engine
 
 
@@ -176,7 +176,7 @@ class Server:
 
     def engine_pid(self) -> int:
         """The one engine's, when there is one: after an end the next takes a moment to start."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 230
         while len(engines := self.children("ovserve.engine.worker.main")) != 1:
             assert time.monotonic() < deadline, engines
             time.sleep(0.02)
@@ -193,7 +193,7 @@ class Server:
             p for p, line in lines.items() if module.encode() in line and not BESIDE & {*line.split(b"\0")}
         ]
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 230) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -213,7 +213,7 @@ def start_server(
     directory: Path,
     *flags: str,
     name: str = "smollm2",
-    timeout: float = 60,
+    timeout: float = 230,
     prefix: Sequence[str] = (),
 ) -> Server:
     """A server of one graph."""
@@ -221,7 +221,7 @@ def start_server(
     return start_process(*graph, *flags, timeout=timeout, prefix=prefix)
 
 
-def start_process(*flags: str, timeout: float = 60, prefix: Sequence[str] = ()) -> Server:
+def start_process(*flags: str, timeout: float = 230, prefix: Sequence[str] = ()) -> Server:
     """Start a server and wait until it is ready; raises with its log if it does not get there.
 
     `prefix` is a command that runs it, such as `unshare`.
@@ -288,7 +288,7 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that sees (see scripts/vision_model.py). Not to be changed: `shutil.copytree` it."""
     made = tmp_path_factory.mktemp("vision") / "model"
     subprocess.run(
-        [sys.executable, "-m", "scripts.vision_model", str(made)], cwd=ROOT, check=True, timeout=60
+        [sys.executable, "-m", "scripts.vision_model", str(made)], cwd=ROOT, check=True, timeout=230
     )
     return made
 
@@ -322,7 +322,7 @@ def script_graph(directory: Path, script: str, options: str = "") -> Path:
     return directory
 
 
-async def eventually(condition: object, seconds: float = 60, pause: float = 0.02) -> None:
+async def eventually(condition: object, seconds: float = 230, pause: float = 0.02) -> None:
     """Wait until `condition()` holds; fail by name of the condition otherwise.
 
     With `pause=0` it looks in each turn of the loop, so it misses nothing that holds for a turn of this process.

@@ -135,10 +135,10 @@ def test_its_steps_make_a_server_that_an_arbitrary_user_runs(root: Path, model: 
         url = next(found[1] for line in server.stdout if (found := re.search(r"ready at (\S+)/v3", line)))
         question = "What is the capital of France?"
         body = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": question}]}
-        answer = httpx.post(f"{url}/v3/chat/completions", json=body, timeout=60).json()
+        answer = httpx.post(f"{url}/v3/chat/completions", json=body, timeout=230).json()
         assert "Paris" in answer["choices"][0]["message"]["content"]
         body = {"model": "m", "input": question, "max_output_tokens": 5}
-        assert httpx.post(f"{url}/v3/responses", json=body, timeout=60).status_code == 200
+        assert httpx.post(f"{url}/v3/responses", json=body, timeout=230).status_code == 200
         assert (root / "var/lib/ovserve/responses.db").stat().st_size
         if before:
             status = Path(f"/proc/{server.pid}/status").read_text()

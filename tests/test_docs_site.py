@@ -47,7 +47,7 @@ def build(directory: Path, configuration: Path = ROOT / "mkdocs.yml") -> subproc
         capture_output=True,
         text=True,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        timeout=100,
+        timeout=230,
     )
 
 

@@ -51,7 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path, model: Path) -> Iterator[Server]:
-    running = start_process("--graphs_dir", str(directory), timeout=110)
+    running = start_process("--graphs_dir", str(directory), timeout=230)
     yield running
     running.stop()
 
@@ -147,7 +147,7 @@ def test_all_are_reloaded_under_load(
         for edit in range(3):
             for file in directory.glob("*/calculators.py"):
                 file.write_text(f"{file.read_text()}# {edit}\n")
-            reply = httpx.post(f"{server.url}/v1/config/reload", timeout=60)
+            reply = httpx.post(f"{server.url}/v1/config/reload", timeout=230)
             assert reply.status_code == 201, reply.text
     finally:
         stop.set()

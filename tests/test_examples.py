@@ -21,7 +21,7 @@ MINE = EXAMPLES / "02_my_calculator"
 def run(*arguments: str) -> str:
     """The standard output of this Python with these arguments."""
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=230, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

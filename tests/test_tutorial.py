@@ -62,7 +62,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=230,
         )
         return done.stdout + done.stderr
 

@@ -98,7 +98,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def lines(server: Server, audio: bytes, **more: str) -> list[str]:
     form = {"model": "assistant", **more}
     with httpx.stream(
-        "POST", f"{server.v3}/audio/assistant", data=form, files={"file": ("a", audio)}, timeout=120
+        "POST", f"{server.v3}/audio/assistant", data=form, files={"file": ("a", audio)}, timeout=230
     ) as answer:
         assert answer.status_code == 200, answer.read()
         return [line for line in answer.iter_lines() if line]
@@ -133,7 +133,7 @@ def test_the_first_sentence_is_heard_before_the_last_is_written(server: Server) 
     """The last would be written after 20 minutes."""
     form = {"model": "assistant", "instructions": "unhurried"}
     files = {"file": ("a", RECORDING.read_bytes())}
-    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=230) as answer:
         assert any("assistant.audio" in line for line in answer.iter_lines())
 
 
@@ -209,7 +209,7 @@ def test_leaving_ends_the_speech_of_the_whole_graph(server: Server) -> None:
 
     form = {"model": "assistant", "instructions": "Tell a story.", "conversation": "cut-off"}
     files = {"file": ("a", RECORDING.read_bytes())}
-    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=120) as answer:
+    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=230) as answer:
         assert any("assistant.audio" in line for line in answer.iter_lines())
     for _ in range(20):  # a sentence may be under way
         before = sentences()
@@ -228,7 +228,7 @@ def test_recordings_of_refused_requests_are_released(tmp_path: Path) -> None:
 
     def status(_: int) -> int:
         form, files = {"model": "assistant"}, {"file": ("a", RECORDING.read_bytes())}
-        return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=120).status_code
+        return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=230).status_code
 
     def recordings() -> list[str]:
         names = []
@@ -254,7 +254,7 @@ def test_a_full_engine_refuses_a_recording_that_nobody_has_decoded(tmp_path: Pat
 
     def status(audio: bytes) -> int:
         form, files = {"model": "assistant"}, {"file": ("a", audio)}
-        return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=120).status_code
+        return httpx.post(f"{started.v3}/audio/assistant", data=form, files=files, timeout=230).status_code
 
     engines = started.children("ovserve.engine.worker.main")
     for pid in engines:
@@ -286,7 +286,7 @@ def test_what_is_wrong_is_named(server: Server, fields: dict[str, str], file: An
     data = file.read_bytes() if isinstance(file, Path) else file
     files: Any = {"file": ("a", data)} if data else {"other": ("a", b"x")}
     answer = httpx.post(
-        f"{server.v3}/audio/assistant", data={"model": "assistant", **fields}, files=files, timeout=60
+        f"{server.v3}/audio/assistant", data={"model": "assistant", **fields}, files=files, timeout=230
     )
     assert answer.status_code == 400, answer.text
     assert said in answer.json()["error"]["message"]
@@ -294,7 +294,7 @@ def test_what_is_wrong_is_named(server: Server, fields: dict[str, str], file: An
 
 def test_a_field_without_a_meaning_is_named_in_a_header(server: Server) -> None:
     form, files = {"model": "assistant", "mood": "good"}, {"file": ("a", RECORDING.read_bytes())}
-    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.v3}/audio/assistant", data=form, files=files, timeout=230) as answer:
         assert "mood" in answer.headers["x-ovserve-ignored-params"]
 
 

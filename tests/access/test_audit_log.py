@@ -34,7 +34,7 @@ def test_every_request_has_a_line_and_no_secret_is_in_it(tmp_path: Path) -> None
     server = start_server(graph, *flags, "--log_level", "ERROR", name="m")
     body = {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=230) as http:
 
             def ask(id_: str, key: str, method: str, path: str, **more: Any) -> int:
                 headers = {"x-request-id": id_, "Authorization": f"Bearer {key}"}

@@ -26,7 +26,7 @@ SCRIPT = json.dumps(
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ovserve", "bench", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
 
 
 @pytest.fixture(scope="module")

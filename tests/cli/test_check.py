@@ -363,6 +363,6 @@ def test_an_absent_file_of_the_options_is_a_warning_and_then_a_load_error(tmp_pa
 def test_output_may_be_read_in_part() -> None:
     command = f"{sys.executable} -m ovserve explain graphs/smollm2 | head -1"
     done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=230, check=True
     )
     assert (done.stdout.count("\n"), done.stderr) == (1, "")

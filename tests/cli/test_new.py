@@ -27,7 +27,7 @@ def new(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 def own_tests(directory: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(directory)]
     done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=110, env=environment()
+        command, cwd=directory, capture_output=True, text=True, timeout=230, env=environment()
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

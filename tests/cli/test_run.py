@@ -36,7 +36,7 @@ def run(*flags: str, stdin: str = "", url: str = "") -> subprocess.CompletedProc
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=230,
         cwd=ROOT,
         env=elsewhere(),
         check=False,
@@ -105,7 +105,7 @@ def test_text_that_is_not_utf_8_is_told_before_anything_is_loaded() -> None:
         ([b"-p", b"\xff"], b"", "--prompt is not UTF-8: byte 0 is 0xff"),
     ):
         command = [*map(os.fsencode, COMMAND), b"--url", b"http://127.0.0.1:9", *flags]
-        done = subprocess.run(command, input=stdin, capture_output=True, timeout=110, cwd=ROOT, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=230, cwd=ROOT, check=False)
         assert done.returncode == 1
         assert what in done.stderr.decode()
 
@@ -163,7 +163,7 @@ def test_a_server_of_its_own_ends_when_it_is_killed(model: Path, tmp_path: Path)
     with Terminal(str(link)) as terminal:
         terminal.expect(">>> ")
         os.kill(terminal.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 230
         while processes_with(link.name):
             assert time.monotonic() < deadline, "the server outlived it"
             time.sleep(0.1)
@@ -199,7 +199,7 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
-    def expect(self, text: str, seconds: float = 60) -> str:
+    def expect(self, text: str, seconds: float = 230) -> str:
         """Read until `text` comes."""
         got, deadline = "", time.monotonic() + seconds
         while text not in got:

@@ -54,7 +54,7 @@ class Camera:
 
 def ask(url: str, text: str, model: str = "scripted", **more: Any) -> None:
     body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True} | more
-    httpx.post(f"{url}/v3/chat/completions", json=body, timeout=60)
+    httpx.post(f"{url}/v3/chat/completions", json=body, timeout=230)
 
 
 @contextmanager

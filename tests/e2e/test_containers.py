@@ -40,7 +40,7 @@ def serving(*flags: str, mounts: str = "") -> Iterator[tuple[Server, httpx.Clien
     prefix = (*NAMESPACES, "sh", "-c", f'{mounts} && exec "$@"', "sh") if mounts else ()
     server = start_process(*flags, "--response_store", "off", prefix=prefix)
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=230) as http:
             yield server, http
     finally:
         server.stop()
@@ -172,7 +172,7 @@ def test_a_living_server_of_another_container_keeps_its_segments(tmp_path: Path,
     container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     first = start_process(*flags, prefix=container)
     try:
-        with httpx.Client(base_url=first.url, timeout=60) as http:
+        with httpx.Client(base_url=first.url, timeout=230) as http:
             assert copied(http, data) == data
             its_own = segments("1-*") - before  # its pid there
             assert its_own

@@ -85,7 +85,7 @@ def pods(tmp_path: Path) -> Iterator[list[Server]]:
 async def stream_until(over: asyncio.Event, url: str) -> list[str]:
     """Ask again and again as OpenAI's client does by itself: with its connections kept, and two retries."""
     texts = []
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=230) as client:
         while not over.is_set():
             stream = await client.chat.completions.create(
                 model="m", stream=True, messages=[{"role": "user", "content": "hi"}]

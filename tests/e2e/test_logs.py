@@ -44,7 +44,7 @@ def test_one_json_line_a_request_and_no_secret_in_it(tmp_path: Path, level: str)
     server = start_server(script_graph(tmp_path / "g", SCRIPT), *flags, name="m")
     try:
         messages = [{"role": "user", "content": PROMPT}]
-        with httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as http:
+        with httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=230) as http:
             for id_, body in (
                 ("whole", {"model": "m", "messages": messages}),
                 ("stream", {"model": "m", "messages": messages, "stream": True}),

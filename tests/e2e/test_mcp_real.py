@@ -35,7 +35,7 @@ def test_a_real_model_calls_a_tool_and_the_child_dies_with_its_server(model: Pat
     (tmp_path / "graph.pbtxt").write_text(text + node)
     server = start_server(tmp_path)
     try:
-        with openai.OpenAI(base_url=server.url + "/v3", api_key="none", timeout=100) as client:
+        with openai.OpenAI(base_url=server.url + "/v3", api_key="none", timeout=230) as client:
             tools: Any = [{"type": "mcp", "server_label": "tools", "require_approval": "never"}]
             choice: Any = {"type": "mcp", "server_label": "tools", "name": "add"}
             common: Any = {"model": "smollm2", "tools": tools, "temperature": 0, "max_output_tokens": 200}
@@ -53,7 +53,7 @@ def test_a_real_model_calls_a_tool_and_the_child_dies_with_its_server(model: Pat
             pid = int(child.output)  # type: ignore[union-attr, arg-type]
         os.kill(pid, signal.SIGSTOP)  # so it does not see that its stdin is closed
         server.process.kill()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 230
         while alive(pid):
             assert time.monotonic() < deadline, "the child outlived its server"
             time.sleep(0.05)

@@ -75,7 +75,7 @@ def ir_directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ir")
     copy = made / model.name
     shutil.copy(model, copy)
-    subprocess.run([sys.executable, "-c", MAKE_IR, str(copy)], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", MAKE_IR, str(copy)], check=True, timeout=230)
     copy.unlink()
     return made
 

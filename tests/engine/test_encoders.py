@@ -311,7 +311,7 @@ def test_calls_of_one_read_share_batches(mpnet: EmbeddingBackend) -> None:
     mpnet.began()
     results: list[Outcome] = []
     while len(results) < 4:
-        results += [outcome for _, outcome in ended.get(timeout=60)]
+        results += [outcome for _, outcome in ended.get(timeout=230)]
     counts = [r.value.batches for r in results if isinstance(r, Result)]
     assert len(counts) == 4
     # One for each stream; one more where a stream is done before the other wakes.

@@ -87,7 +87,7 @@ def test_worker_ends_with_a_protocol_error(script: Script, garbage: bytes) -> No
                 stderr=subprocess.PIPE,
             )
         ours.sendall(encode(Load.of(ScriptSpec(script()))) + garbage)
-        _, errors = worker.communicate(timeout=60)
+        _, errors = worker.communicate(timeout=230)
     assert worker.returncode == 65
     assert b"protocol error" in errors
 
@@ -100,7 +100,7 @@ def test_worker_ends_when_it_gets_end_of_file_instead_of_load() -> None:
             [sys.executable, "-m", "ovserve.engine.worker.main", str(fd)], pass_fds=[fd]
         )
     ours.close()
-    assert worker.wait(timeout=60) == 0
+    assert worker.wait(timeout=230) == 0
 
 
 async def test_an_engine_talking_nonsense_is_replaced(start: Start, script: Script) -> None:

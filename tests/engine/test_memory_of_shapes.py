@@ -71,7 +71,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def growth(path: Path, kind: str, **properties: object) -> float:
     command = [sys.executable, "-c", CHILD, str(path), kind, json.dumps(properties)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr
     return float(json.loads(done.stdout.splitlines()[-1]))
 

@@ -29,7 +29,7 @@ CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
 @pytest.fixture(scope="module")
 def server(short_model: Path) -> Iterator[Server]:
     flags = ("--model_name", "m", "--engine", "paged", "--plugin_config", EXACT)
-    server = start_process(str(short_model), *flags, timeout=120)
+    server = start_process(str(short_model), *flags, timeout=230)
     yield server
     server.stop()
 
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_have_paged_attention_is_served_by_genai(
     with pytest.raises(LoadError, match="no output layer is found") as caught:
         PagedEngine(PagedTextSpec(str(directory)))
     assert caught.value.field == "engine"
-    server = start_process(str(directory), "--model_name", "m", "--plugin_config", EXACT, timeout=120)
+    server = start_process(str(directory), "--model_name", "m", "--plugin_config", EXACT, timeout=230)
     try:
         [row] = httpx.get(f"{server.v3}/capabilities").json()["data"]
         with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as client:
@@ -165,7 +165,7 @@ def test_an_id_outside_of_the_vocabulary_is_a_400(server: Server) -> None:
     assert error["message"] == "logit_bias: token id 49152 is not in the vocabulary of 49152"
     body["logit_bias"] = {"49151": 1}
     assert (
-        httpx.post(f"{server.v3}/completions", json=body | {"max_tokens": 1}, timeout=60).status_code == 200
+        httpx.post(f"{server.v3}/completions", json=body | {"max_tokens": 1}, timeout=230).status_code == 200
     )
 
 
@@ -193,7 +193,7 @@ def test_responses_and_ollama_have_them_too(client: openai.OpenAI, server: Serve
         "model": "m", "messages": CAPITAL, "logprobs": True, "top_logprobs": 6, "stream": False,
         "options": {"temperature": 0, "num_predict": 4},
     }  # fmt: skip
-    line = httpx.post(f"{server.url}/api/chat", json=body, timeout=60).json()
+    line = httpx.post(f"{server.url}/api/chat", json=body, timeout=230).json()
     shown = [[one["token"] for one in token["top_logprobs"]] for token in line["logprobs"]]
     assert shown == [[one.token for one in token.top_logprobs] for token in part.logprobs]
     assert all(len(tops) == 6 for tops in shown)

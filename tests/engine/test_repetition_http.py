@@ -24,7 +24,7 @@ NAME = "smollm2"
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny model, whose answers no rounding changes, in either engine."""
     model = tiny.write_openvino(tmp_path_factory.mktemp("tiny") / "model", tiny.table(ROUND))
-    started = start_process(model, "--model_name", NAME, "--engine", request.param, timeout=120)
+    started = start_process(model, "--model_name", NAME, "--engine", request.param, timeout=230)
     yield started
     started.stop()
 

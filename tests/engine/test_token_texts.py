@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
         return
     model = request.getfixturevalue("model").parent
     flags = ("--engine", "genai", "--enable_prefix_caching", "false")  # which excludes logprobs with echo
-    running = start_process(str(model), "--model_name", NAME, *flags, timeout=120)
+    running = start_process(str(model), "--model_name", NAME, *flags, timeout=230)
     yield request.param, running
     running.stop()
 
@@ -199,8 +199,8 @@ def test_a_penalty_between_groups_without_groups_is_reported(
         "max_tokens": 4,
         "temperature": 0,
     }
-    plain = httpx.post(f"{engine[1].v3}/completions", json=body, timeout=60)
-    answer = httpx.post(f"{engine[1].v3}/completions", json=body | {"diversity_penalty": 0.5}, timeout=60)
+    plain = httpx.post(f"{engine[1].v3}/completions", json=body, timeout=230)
+    answer = httpx.post(f"{engine[1].v3}/completions", json=body | {"diversity_penalty": 0.5}, timeout=230)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == plain.json()["choices"]
     assert answer.headers["x-ovserve-ignored-params"] == "diversity_penalty"

@@ -252,7 +252,7 @@ assert handle.get_status() == g.GenerationStatus.FINISHED and tokens
 def test_the_library_still_dies_of_them(vision_model: Path, what: str) -> None:
     """Else the refusals above have lost their reason."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLERS, str(vision_model), what], capture_output=True, timeout=110
+        [sys.executable, "-c", KILLERS, str(vision_model), what], capture_output=True, timeout=230
     )
     assert done.returncode != 0
 

@@ -66,7 +66,7 @@ class Hurt:
         """ "whole" for a complete and right answer, else the error's code; anything else fails the test."""
         body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": word}], **more}
         began = time.monotonic()
-        answer = await self.http.post("/v3/chat/completions", json=body, timeout=60)
+        answer = await self.http.post("/v3/chat/completions", json=body, timeout=230)
         self.chat_seconds = max(self.chat_seconds, time.monotonic() - began)
         end = told(answer)
         self.ends[end] += 1

@@ -52,7 +52,7 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
 
 
 def _remove(path: Path, above: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 230
     while True:
         for pid in _read(path / "cgroup.procs").split():
             with suppress(OSError):  # it has just ended

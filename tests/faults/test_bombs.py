@@ -83,7 +83,7 @@ EBNF = [
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Server]:
-    server = start_server(ROOT / "graphs/smollm2", timeout=120)
+    server = start_server(ROOT / "graphs/smollm2", timeout=230)
     yield server
     server.stop()
 
@@ -138,7 +138,7 @@ def test_ebnf_that_explodes(real: Server, capsys: pytest.CaptureFixture[str]) ->
 def test_grammar_process_sigstop(real: Server) -> None:
     """It is found by its CPU time, which stands still, and the grammar is tried again in another."""
     assert ask(real, guided_regex="[a-f]{3}").status_code == 200
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 230
     while len(found := grammar_processes(real)) > 1:  # one still tries a grammar of a test before
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -152,11 +152,11 @@ def test_grammar_process_sigstop(real: Server) -> None:
 
 def test_real_engine_sigstop() -> None:
     """Streams end with the reason, what has no word so far is answered by the next engine."""
-    server = start_server(ROOT / "graphs/smollm2", "--stall_timeout", "5", timeout=120)
+    server = start_server(ROOT / "graphs/smollm2", "--stall_timeout", "5", timeout=230)
     try:
         body = {"model": "smollm2", "prompt": "Once", "max_tokens": 400, "stream": True, "ignore_eos": True}
         with (
-            httpx.stream("POST", f"{server.v3}/completions", json=body, timeout=120) as stream,
+            httpx.stream("POST", f"{server.v3}/completions", json=body, timeout=230) as stream,
             ThreadPoolExecutor(4) as pool,
         ):
             lines = (line for line in stream.iter_lines() if line.startswith("data: "))

@@ -40,7 +40,7 @@ def watched(server: Server, model: str) -> Iterator[Figures]:
     figures, over, faults = Figures(), threading.Event(), []
 
     def watching(look: object) -> None:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=230) as http:
             while not over.is_set():
                 try:
                     look(http)  # type: ignore[operator]

@@ -56,7 +56,7 @@ def test_the_javascript_clients(tmp_path: Path) -> None:
             [runtime, str(script), server.url, "talk"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=230,
             check=False,
             env={**os.environ, "NODE_EXTRA_CA_CERTS": str(tmp_path / "ca.pem")},
         )
@@ -83,7 +83,7 @@ def test_the_javascript_client_in_a_browser(tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(PACKAGES.resolve())
     bundle = tmp_path / "bundle.js"
     esbuild = [str(PACKAGES / ".bin/esbuild"), script, "--bundle", f"--outfile={bundle}"]
-    subprocess.run(esbuild, check=True, capture_output=True, timeout=120)
+    subprocess.run(esbuild, check=True, capture_output=True, timeout=230)
     with served(tmp_path) as server, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         page = browser.new_context(ignore_https_errors=True).new_page()

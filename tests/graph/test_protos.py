@@ -36,7 +36,7 @@ def ours():
 @pytest.mark.parametrize("order", ["foreign(); ours()", "ours(); foreign(); ours()"])
 def test_no_clash_with_another_mediapipe(order: str) -> None:
     script = [sys.executable, "-W", "error", "-c", CLASH + order]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -97,9 +97,9 @@ def ask(channel: grpc.Channel, message: bytes, *, stream: bool = False) -> str:
     """The status, or the error of the first answer of a stream."""
     try:
         if not stream:
-            channel.unary_unary(METHOD)(message, timeout=120)
+            channel.unary_unary(METHOD)(message, timeout=230)
             return "OK"
-        answers = list(channel.stream_stream(STREAM)(iter([message]), timeout=120))
+        answers = list(channel.stream_stream(STREAM)(iter([message]), timeout=230))
         return service_pb2.ModelStreamInferResponse.FromString(answers[0]).error_message or "OK"
     except grpc.RpcError as error:
         return str(error.code())

@@ -67,7 +67,7 @@ def test_a_running_stream_finishes_while_the_server_stops(tmp_path: Path) -> Non
 def test_what_is_refused_at_start(flags: list[str], code: int, text: str) -> None:
     graph = str(ROOT / "examples/04_tensor_graph")
     command = [sys.executable, "-m", "ovserve", "serve", "--model_name", "m", "--model_path", graph, *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == code
     assert text in done.stderr
 

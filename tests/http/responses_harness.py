@@ -60,7 +60,7 @@ class Serving:
     async def post(self, text: Any, **more: Any) -> httpx.Response:
         headers = more.pop("headers", None)
         body = {"model": "m", "input": text} | more
-        return await self.http.post("/v3/responses", json=body, headers=headers, timeout=60)
+        return await self.http.post("/v3/responses", json=body, headers=headers, timeout=230)
 
 
 @asynccontextmanager

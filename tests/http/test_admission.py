@@ -54,7 +54,7 @@ def limited(tmp_path: Path) -> Limited:
 
 async def post(client: httpx.AsyncClient, word: str, **more: object) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": word}], **more}
-    return await client.post("/v3/chat/completions", json=body, timeout=60)
+    return await client.post("/v3/chat/completions", json=body, timeout=230)
 
 
 def client_of(server: Running) -> httpx.AsyncClient:
@@ -280,7 +280,7 @@ async def test_one_user_does_not_starve_another(limited: Limited, path: str) -> 
         async def ask(user: str) -> None:
             body: dict[str, object] = {"model": "m", "user": user}
             body |= {text[path]: "hi"} if path in text else {"messages": [{"role": "user", "content": "hi"}]}
-            answer = await client.post(path, json=body, timeout=60)
+            answer = await client.post(path, json=body, timeout=230)
             assert (answer.status_code, answer.headers.get("x-ovserve-ignored-params")) == (200, None)
             done.append(user)
 

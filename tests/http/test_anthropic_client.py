@@ -180,7 +180,7 @@ def test_more_than_fits_is_clamped_and_told(client: anthropic.Anthropic) -> None
         messages=FRANCE,
         extra_body=GREEDY,
         stop_sequences=["."],
-        timeout=60,
+        timeout=230,
     )
     usage = raw.parse().usage
     room = 8192 - usage.input_tokens - (usage.cache_read_input_tokens or 0)

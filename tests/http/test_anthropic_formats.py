@@ -53,7 +53,7 @@ def check(text: str) -> None:
 @pytest.mark.parametrize("temperature", [0, 2])
 def test_the_format_is_enforced(server: Server, fields: dict[str, Any], temperature: float) -> None:
     answer = httpx.post(
-        f"{server.v3}/messages", json=BODY | fields | {"temperature": temperature}, timeout=60
+        f"{server.v3}/messages", json=BODY | fields | {"temperature": temperature}, timeout=230
     )
     assert answer.status_code == 200, answer.text
     check(answer.json()["content"][0]["text"])

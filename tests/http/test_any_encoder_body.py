@@ -98,7 +98,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.v3, timeout=60) as made:
+    with httpx.Client(base_url=server.v3, timeout=230) as made:
         yield made
 
 

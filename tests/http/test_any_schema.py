@@ -24,7 +24,7 @@ def ask(server: Server, schema: Any, seed: int) -> httpx.Response:
         "model": "smollm2", "prompt": "{", "max_tokens": 25, "temperature": 1.5, "seed": seed,
         "guided_json": schema,
     }  # fmt: skip
-    return httpx.post(f"{server.v3}/completions", content=json.dumps(body).encode(), timeout=60)
+    return httpx.post(f"{server.v3}/completions", content=json.dumps(body).encode(), timeout=230)
 
 
 @pytest.mark.timeout(3600)

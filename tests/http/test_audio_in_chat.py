@@ -79,7 +79,7 @@ def heard(server: Server, data: bytes = SHORT) -> str:
         f"{server.v3}/audio/transcriptions",
         files={"file": ("a.wav", data)},
         data={"model": "ear"},
-        timeout=60,
+        timeout=230,
     )
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["text"]
@@ -187,7 +187,7 @@ def test_a_graph_without_ears_and_a_count_say_so(server: Server, client: openai.
     counted = httpx.post(
         f"{server.v3}/responses/input_tokens",
         json={"model": "five", "input": [{"role": "user", "content": [part()]}]},
-        timeout=60,
+        timeout=230,
     )
     assert counted.status_code == 400
     assert "speech-to-text" in counted.json()["error"]["message"]

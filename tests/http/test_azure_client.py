@@ -228,7 +228,7 @@ async def test_two_models(scripted: Scripted, tmp_path: Path) -> None:
 
 
 async def test_the_engine_fails(scripted: Scripted) -> None:
-    async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
 
         def ask(word: str, **more: object) -> Any:
             return client.post(CHAT, json={"messages": [{"role": "user", "content": word}], **more})

@@ -80,7 +80,7 @@ def create(client: openai.OpenAI, lines: list[Any], endpoint: str = CHAT, **more
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)  # type: ignore[call-overload, no-any-return]
 
 
-def ended(client: openai.OpenAI, id_: str, seconds: float = 60) -> Batch:
+def ended(client: openai.OpenAI, id_: str, seconds: float = 230) -> Batch:
     deadline = time.monotonic() + seconds
     while (batch := client.batches.retrieve(id_)).status in (
         "validating",
@@ -168,7 +168,7 @@ def test_every_kind_of_endpoint_is_answered_as_a_live_request(tmp_path: Path) ->
             lines = [{"custom_id": str(i), "method": "POST", "url": url, "body": body} for i in range(10)]
             batch = ended(client, create(client, lines, url).id)
             assert (batch.status, batch.request_counts.completed) == ("completed", 10)  # type: ignore[union-attr]
-            live = httpx.post(server.url + url, json=body, timeout=60)
+            live = httpx.post(server.url + url, json=body, timeout=230)
             assert live.status_code == 200
             for one in results(client, batch).values():
                 assert without_ids(one["response"]["body"]) == without_ids(live.json())
@@ -503,7 +503,7 @@ def counts(client: openai.OpenAI, id_: str) -> tuple[int, int, int]:
     return found.total, found.completed, found.failed
 
 
-def wait_for(condition: Any, seconds: float = 60) -> None:
+def wait_for(condition: Any, seconds: float = 230) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

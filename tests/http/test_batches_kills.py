@@ -167,7 +167,7 @@ def test_the_command_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert sorted(one["custom_id"] for one in found) == sorted(one["custom_id"] for one in LINES)
     assert not state.exists()
     again = command(tmp_path)
-    assert "exists" in again.communicate(timeout=60)[1]
+    assert "exists" in again.communicate(timeout=230)[1]
     assert again.returncode == 1
 
 
@@ -177,7 +177,7 @@ def test_the_command_says_what_is_wrong_with_the_input(tmp_path: Path) -> None:
         jsonl([line("a", "b"), line("a", "c"), line("d", "e", temperature=9)])
     )
     done = command(tmp_path)
-    _, errors = done.communicate(timeout=100)
+    _, errors = done.communicate(timeout=230)
     assert done.returncode == 1
     assert "line 2: custom_id: line 1 has 'a' too" in errors
     assert "line 3: body.temperature" in errors

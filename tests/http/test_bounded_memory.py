@@ -34,7 +34,7 @@ def bounded(model: object) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(bounded: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=bounded.v3, timeout=60) as client:
+    with httpx.Client(base_url=bounded.v3, timeout=230) as client:
         pid = bounded.engine_pid()
         yield client
         assert bounded.engine_pid() == pid  # the same engine answered all of it

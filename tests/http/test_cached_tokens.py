@@ -78,7 +78,7 @@ def test_the_same_prompt_twice_on_the_real_engine(short_graph: Path) -> None:
         story = " ".join(f"Item {i} of the list is number {i * 7}." for i in range(40))
         body = {"model": "smollm2", "max_tokens": 4, "messages": [{"role": "user", "content": story}]}
         first, second = (
-            httpx.post(f"{server.v3}/chat/completions", json=body, timeout=60).json()["usage"] for _ in "ab"
+            httpx.post(f"{server.v3}/chat/completions", json=body, timeout=230).json()["usage"] for _ in "ab"
         )
         metrics = httpx.get(f"{server.url}/metrics").text
     finally:

@@ -65,7 +65,7 @@ def clients(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     listed = [{"name": name, "base_path": str(path)} for name, path in graphs.items()]
     config = directory / "config.json"
     config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": listed}))
-    running = start_process("--config_path", str(config), timeout=120)
+    running = start_process("--config_path", str(config), timeout=230)
     yield running
     running.stop()
 

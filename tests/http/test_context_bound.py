@@ -25,7 +25,7 @@ LONG: list[Any] = [{"role": "user", "content": "word " * BOUND}]
 @pytest.fixture(scope="module", params=["paged", "genai"])
 def server(short_model: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     flags = ("--model_name", "m", "--engine", request.param, "--max_model_len", str(BOUND))
-    server = start_process(str(short_model), *flags, timeout=120)
+    server = start_process(str(short_model), *flags, timeout=230)
     yield server
     server.stop()
 
@@ -64,7 +64,7 @@ def test_ollamas_num_ctx_bounds_one_request(server: Server) -> None:
         with pytest.raises(ollama.ResponseError, match="options.num_ctx"):
             client.generate("m", "x", options={"num_ctx": -1})
     over = {"model": "m", "messages": STORY, "stream": False, "options": {"num_ctx": 4096, "num_predict": 1}}
-    answered = httpx.post(f"{server.url}/api/chat", json=over, timeout=60)
+    answered = httpx.post(f"{server.url}/api/chat", json=over, timeout=230)
     assert answered.headers["x-ovserve-ignored-params"] == "options.num_ctx"
 
 

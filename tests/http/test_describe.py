@@ -135,7 +135,7 @@ async def test_models_show_an_engine_that_restarts(scripted: Scripted, tmp_path:
 
 async def test_null_is_as_good_as_absent_for_every_optional_parameter(scripted: Scripted) -> None:
     """docs/api.md promises it; the rows are those of that document."""
-    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+    async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url, timeout=230) as client:
         for operation in ASKED:
             if operation.declared or not operation.of_models or operation.path.endswith(":predict"):
                 continue

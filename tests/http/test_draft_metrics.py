@@ -20,7 +20,7 @@ def test_usage_and_metrics_tell_the_same(tmp_path: Path) -> None:
     server = start_server(tmp_path)
     try:
         body = {"model": "smollm2", "prompt": tiny.ENDLESS, "max_tokens": 24, "temperature": 0}
-        answer = httpx.post(f"{server.v3}/completions", json=body | {"ignore_eos": True}, timeout=60)
+        answer = httpx.post(f"{server.v3}/completions", json=body | {"ignore_eos": True}, timeout=230)
         usage = answer.json()["usage"]
         metrics = httpx.get(f"{server.url}/metrics").text
     finally:

@@ -108,7 +108,7 @@ def test_ollama_embeds_with_a_graph_of_embeddings(server: Server) -> None:
 
 
 def post(server: Server, input_: Any, model: str = "exact", **more: Any) -> httpx.Response:
-    return httpx.post(f"{server.v3}/embeddings", json={"model": model, "input": input_, **more}, timeout=60)
+    return httpx.post(f"{server.v3}/embeddings", json={"model": model, "input": input_, **more}, timeout=230)
 
 
 def vectors(response: httpx.Response) -> np.ndarray:
@@ -175,7 +175,7 @@ def test_every_prefix_serves_it(server: Server, prefix: str) -> None:
 def test_bad_input_is_a_400_that_names_it(
     server: Server, body: dict[str, Any], param: str, message: str
 ) -> None:
-    answer = httpx.post(f"{server.v3}/embeddings", json={"model": "exact", **body}, timeout=60)
+    answer = httpx.post(f"{server.v3}/embeddings", json={"model": "exact", **body}, timeout=230)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param, error
@@ -262,7 +262,7 @@ async def test_a_short_request_is_not_behind_all_of_10000_texts(server: Server) 
     def ask(client: httpx.AsyncClient, texts: object) -> asyncio.Task[httpx.Response]:
         return asyncio.create_task(client.post("/embeddings", json={"model": "exact", "input": texts}))
 
-    async with httpx.AsyncClient(base_url=server.v3, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.v3, timeout=230) as client:
         for _ in range(5):  # on a busy machine both answers may be there when this process looks
             tell(signal.SIGSTOP)
             try:

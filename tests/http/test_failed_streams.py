@@ -48,7 +48,7 @@ async def test_what_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
             os.kill(pid := server.engine.pid, signal.SIGSTOP)  # so that a ping begins each
             try:
                 async with (
-                    httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+                    httpx.AsyncClient(base_url=server.url, timeout=230) as client,
                     client.stream("POST", f"/v3/{path}", json=body(path, word)) as answer,
                 ):
                     assert answer.status_code == 200

@@ -33,7 +33,7 @@ def body(word: str, **more: object) -> dict[str, object]:
 
 
 async def post(client: httpx.AsyncClient, word: str, **more: object) -> httpx.Response:
-    return await client.post("/v3/chat/completions", json=body(word, **more), timeout=60)
+    return await client.post("/v3/chat/completions", json=body(word, **more), timeout=230)
 
 
 def events(text: str) -> list[str]:

@@ -38,7 +38,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 async def test_chat_reads_files_where_they_stand(scripted: Scripted) -> None:
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         parts = [
             text("First"),
             chat_part(filename="a b.pdf"),
@@ -103,7 +103,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 
 async def test_refusals(scripted: Scripted, subtests: pytest.Subtests) -> None:
     cases = [(path, *row) for path in (CHAT, RESPONSES) for row in REFUSALS]
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         for path, fields, field, says in cases:
             if path == CHAT and field == "file_url":
                 continue
@@ -120,7 +120,7 @@ async def test_refusals(scripted: Scripted, subtests: pytest.Subtests) -> None:
 
 async def test_a_file_that_is_too_long_says_so(scripted: Scripted) -> None:
     long = base64.b64encode(b"word " * 400).decode()
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         answer = await client.post("/v3/chat/completions", json=chat_body(chat_part(long)))
         assert answer.status_code == 400
         error = answer.json()["error"]
@@ -157,7 +157,7 @@ def document(data: str | None = DATA, kind: str = "base64", **more: Any) -> dict
 
 
 async def test_anthropic_s_documents(scripted: Scripted) -> None:
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         result = {"type": "tool_result", "tool_use_id": "t", "content": [document(PLAIN)]}
         parts = [document(title="a b.pdf"), document("as it is", "text"), text("Code?")]
         for content, wanted in (
@@ -185,7 +185,7 @@ BAD_DOCUMENTS = [
 
 
 async def test_bad_documents(scripted: Scripted, subtests: pytest.Subtests) -> None:
-    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(ECHO) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         for part, says in BAD_DOCUMENTS:
             body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": [part]}]}
             for path in ("messages", "messages/count_tokens"):

@@ -20,7 +20,7 @@ PROMPT = "<|fim_prefix|>def add<|fim_suffix|>return c<|fim_middle|>"
 async def mirror(scripted: Scripted) -> AsyncIterator[httpx.AsyncClient]:
     """A model that answers with its prompt; every word is a token of its vocabulary."""
     script = json.dumps({"replies": [{"match": "", "echo": True}], "step_seconds": 0.001})
-    async with scripted(script) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+    async with scripted(script) as running, httpx.AsyncClient(base_url=running.url, timeout=230) as client:
         yield client
 
 
@@ -69,7 +69,7 @@ async def test_mistral_s_form_is_answered_as_a_chat(mirror: httpx.AsyncClient) -
 
 
 def test_a_model_without_the_tokens_says_so(server: Server) -> None:
-    answer = httpx.post(f"{server.v3}/completions", json=FIELDS | {"model": "smollm2"}, timeout=60)
+    answer = httpx.post(f"{server.v3}/completions", json=FIELDS | {"model": "smollm2"}, timeout=230)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "unsupported_parameter"
     assert "no tokens to fill in the middle" in answer.json()["error"]["message"]

@@ -28,12 +28,12 @@ def client(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         f"{server.url}/openapi.json",
     ]
     command += ["--meta", "none", "--output-path", str(place / NAME), "--config", str(_config(place))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stdout, f"some operations are missing:\n{done.stdout}"
     sys.path.insert(0, str(place))
     try:
-        with importlib.import_module(NAME).Client(base_url=server.url, timeout=60) as made:
+        with importlib.import_module(NAME).Client(base_url=server.url, timeout=230) as made:
             yield made
     finally:
         sys.path.remove(str(place))

@@ -62,7 +62,7 @@ def url(data: bytes) -> str:
 
 def post(server: Server, **body: Any) -> httpx.Response:
     body = {"model": "tiny", "prompt": "a cat", "seed": 1, "num_inference_steps": 5, **body}
-    return httpx.post(f"{server.v3}/images/edits", json=body, timeout=60)
+    return httpx.post(f"{server.v3}/images/edits", json=body, timeout=230)
 
 
 def drawn(server: Server, **body: Any) -> Any:
@@ -161,7 +161,7 @@ def test_a_mask(server: Server, mode: str) -> None:
 
 def of(server: Server, model: str, **body: Any) -> Any:
     asked = {"model": model, "prompt": "a cat", "seed": 1, "num_inference_steps": 5, **body}
-    response = httpx.post(f"{server.v3}/images/generations", json=asked, timeout=60)
+    response = httpx.post(f"{server.v3}/images/generations", json=asked, timeout=230)
     assert response.status_code == 200, response.text
     return pixels(response.json()["data"][0]["b64_json"])
 
@@ -192,7 +192,7 @@ def test_fused_adapters_answer_to_their_name_alone(server: Server) -> None:
 
 def test_a_pipeline_of_one_shape(server: Server) -> None:
     asked = {"model": "fixed", "prompt": "a cat", "seed": 1, "num_inference_steps": 5}
-    answer = httpx.post(f"{server.v3}/images/generations", json=asked, timeout=60).json()
+    answer = httpx.post(f"{server.v3}/images/generations", json=asked, timeout=230).json()
     assert [opened(data["b64_json"]).size for data in answer["data"]] == [(72, 64)] * 2
     expected = of(server, "tiny", size="72x64", guidance_scale=3)
     assert np.abs(pixels(answer["data"][0]["b64_json"]) - expected).mean() < 3

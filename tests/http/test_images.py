@@ -55,7 +55,7 @@ def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 async def post(url: str, path: str, body: dict[str, Any]) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=230) as client:
         return await client.post(f"{url}/v3/{path}", json=body)
 
 

@@ -51,7 +51,7 @@ async def guarded(tmp_path: Path) -> Any:
 
 @pytest.fixture
 async def http(guarded: Running) -> Any:
-    async with httpx.AsyncClient(base_url=guarded.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=guarded.url, timeout=230) as client:
         yield client
 
 

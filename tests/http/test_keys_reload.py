@@ -23,7 +23,7 @@ async def test_a_new_file_under_load_lets_in_whom_it_names_and_keeps_what_was_us
     guard = Guard("", keys)
     async with (
         running(script_graph(tmp_path / "m", SCRIPT), guard) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+        httpx.AsyncClient(base_url=server.url, timeout=230) as http,
     ):
         stop = asyncio.Event()
 

@@ -98,7 +98,7 @@ async def test_the_one_node_graph_says_the_same(tmp_path: Path) -> None:
 async def test_an_engine_that_dies_while_it_counts(scripted: Scripted) -> None:
     """The refusal is true without the numbers."""
     script = json.dumps({"max_length": 20, "tokenize_seconds": 4})
-    async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted(script) as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         asked = asyncio.create_task(ask(client, [turn("user", 30)]))
         await eventually(lambda: len(server.engine._pending) == 1)
         os.kill(server.engine.pid, signal.SIGKILL)

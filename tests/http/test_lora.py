@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(place: Path) -> Iterator[Server]:
-    server = start_process("--graphs_dir", str(place), timeout=120)
+    server = start_process("--graphs_dir", str(place), timeout=230)
     yield server
     server.stop()
 
@@ -60,13 +60,13 @@ def server(place: Path) -> Iterator[Server]:
 # A random model is chaotic: rounding tells two equal ones apart after a dozen tokens.
 def text(server: Server, model: str) -> str:
     body = {"model": model, "prompt": "hello world", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-    response = httpx.post(f"{server.v3}/completions", json=body, timeout=60)
+    response = httpx.post(f"{server.v3}/completions", json=body, timeout=230)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
 
 
 def call(server: Server, what: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/{what}_lora_adapter", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/{what}_lora_adapter", json=body, timeout=230)
 
 
 def models(server: Server) -> dict[str, str | None]:

@@ -91,7 +91,7 @@ async def scrape(client: httpx.AsyncClient) -> Scrape:
 
 async def post(client: httpx.AsyncClient, word: str, **more: object) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": word}], **more}
-    return await client.post("/v3/chat/completions", json=body, timeout=60)
+    return await client.post("/v3/chat/completions", json=body, timeout=230)
 
 
 UNARY = {"api": "V3", "interface": "REST", "method": "Unary", "name": "m"}
@@ -298,7 +298,7 @@ async def test_what_is_not_listed_is_not_shown(scripted: Scripted) -> None:
 
 
 def test_the_real_engine_tells_of_its_cache(server: Server) -> None:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=230) as client:
         before = Scrape(client.get("/metrics").text)
         # The engine reports ten times a second, and 12 tokens take less.
         body = {"model": "smollm2", "prompt": "The capital of France is " * 40, "max_tokens": 200}

@@ -188,10 +188,10 @@ def test_a_request_without_a_prompt_looks_the_model_up(client: ollama.Client) ->
 def test_a_request_without_a_prompt_is_checked_like_others(
     path: str, fields: dict[str, Any], message: str, server: Server
 ) -> None:
-    answer = httpx.post(f"{server.url}/api/{path}", json={"model": "smollm2"} | fields, timeout=60)
+    answer = httpx.post(f"{server.url}/api/{path}", json={"model": "smollm2"} | fields, timeout=230)
     assert answer.status_code == 400
     assert message in answer.json()["error"]
-    fine = httpx.post(f"{server.url}/api/{path}", json={"model": "smollm2", "keep_alive": "5m"}, timeout=60)
+    fine = httpx.post(f"{server.url}/api/{path}", json={"model": "smollm2", "keep_alive": "5m"}, timeout=230)
     assert fine.json()["done_reason"] == "load"
     assert fine.headers["x-ovserve-ignored-params"] == "keep_alive"
 
@@ -228,7 +228,7 @@ def test_a_request_without_a_prompt_is_checked_like_others(
 def test_errors_are_told_as_ollama_tells_them(
     body: dict[str, Any], status: int, message: str, server: Server
 ) -> None:
-    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=230)
     assert answer.status_code == status
     assert message in answer.json()["error"]
 
@@ -240,7 +240,7 @@ def test_what_has_no_effect_is_reported(server: Server) -> None:
         "options": {"num_gpu": 9, "num_predict": 1},
         "keep_alive": "5m",
     }
-    answer = httpx.post(f"{server.url}/api/chat", json=body | {"unknown": 1}, timeout=60)
+    answer = httpx.post(f"{server.url}/api/chat", json=body | {"unknown": 1}, timeout=230)
     assert answer.headers["x-ovserve-ignored-params"] == "keep_alive,options.num_gpu,unknown"
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert json.loads(answer.text.splitlines()[-1])["done"] is True
@@ -302,7 +302,7 @@ async def test_a_large_conversation_is_decoded_beside_the_loop(script: Running) 
         "model": "m",
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 4000,
     }
-    async with httpx.AsyncClient(base_url=script.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=script.url, timeout=230) as client:
         answer = await client.post("/api/chat", json=body | {"stream": False})
         assert answer.status_code == 400
         assert "400" in answer.json()["error"], answer.text

@@ -36,7 +36,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 
 @pytest.fixture
 async def client(server: Running) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         yield client
 
 

@@ -100,7 +100,7 @@ class Server(RuleBasedStateMachine):
 
     async def _connect(self, body: dict[str, Any]) -> None:
         before = sum(self.metrics.accepted.values())
-        task = asyncio.create_task(self.client.post("/v3/chat/completions", json=body, timeout=60))
+        task = asyncio.create_task(self.client.post("/v3/chat/completions", json=body, timeout=230))
         self.pending.append(task)
         await eventually(lambda: sum(self.metrics.accepted.values()) > before or task.done())
 
@@ -241,7 +241,7 @@ class Server(RuleBasedStateMachine):
         assert (meter.queued, meter.queued_tokens, meter.in_engine, self.engine.in_flight) == (0, 0, 0, 0)
         assert not self.engine.on_room
         for _ in range(5):  # an engine that a busy machine holds up for 1 s is replaced
-            last = await self.client.post("/v3/completions", json={"model": "m", "prompt": "hi"}, timeout=60)
+            last = await self.client.post("/v3/completions", json={"model": "m", "prompt": "hi"}, timeout=230)
             if last.status_code == 200:
                 break
         assert last.json()["choices"][0]["text"] == "one two"

@@ -50,7 +50,7 @@ def pinging(tmp_path: Path) -> Pinging:
 async def post(server: Running, word: str, *, stream: bool = True) -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": word}], "stream": stream}
     async with httpx.AsyncClient(base_url=server.url) as client:
-        return await client.post("/v3/chat/completions", json=body, timeout=60)
+        return await client.post("/v3/chat/completions", json=body, timeout=230)
 
 
 def said(text: str) -> str:
@@ -121,7 +121,7 @@ async def test_the_first_ping_begins_an_answer_that_waits(pinging: Pinging) -> N
         try:
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
             async with (
-                httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+                httpx.AsyncClient(base_url=server.url, timeout=230) as client,
                 client.stream("POST", "/v3/chat/completions", json=body) as answer,
             ):
                 assert answer.status_code == 200
@@ -145,7 +145,7 @@ async def test_an_error_after_a_ping_is_an_event(pinging: Pinging, path: str) ->
             if path == "/v1/messages":
                 body["max_tokens"] = 5
             async with httpx.AsyncClient(base_url=server.url) as client:
-                answer = await client.post(path, json=body, timeout=60)
+                answer = await client.post(path, json=body, timeout=230)
         finally:
             os.kill(server.engine.pid, signal.SIGCONT)
         assert answer.status_code == 200

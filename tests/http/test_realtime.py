@@ -99,7 +99,7 @@ class Talker:
         await self.ws.send_str(json.dumps({"type": type_, **fields}))
 
     async def next(self) -> dict[str, Any]:
-        message = await self.ws.receive(timeout=60)
+        message = await self.ws.receive(timeout=230)
         assert message.type is aiohttp.WSMsgType.TEXT, message
         event: dict[str, Any] = json.loads(message.data)
         check_event(event)
@@ -424,7 +424,7 @@ async def test_a_session_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(realtime, "SESSION_SECONDS", 0.0)
     async with talking(tmp_path) as server, talker(server) as talk:
         assert (await talk.next())["error"]["code"] == "session_expired"
-        message = await talk.ws.receive(timeout=60)
+        message = await talk.ws.receive(timeout=230)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1001)
         assert "60" not in message.extra
         assert "maximum duration" in message.extra
@@ -446,7 +446,7 @@ async def test_one_session_too_many_is_a_503_and_a_large_message_ends_its_own(tm
             assert "Retry-After" in error.value.headers
             with suppress(ConnectionError):  # the server closes as soon as it has read the size
                 await talk.ws.send_str("x" * (realtime.MAX_MESSAGE + 1))
-            message = await talk.ws.receive(timeout=60)
+            message = await talk.ws.receive(timeout=230)
             ended = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
             assert message.type in ended
         await eventually(lambda: not servable_running(server))

@@ -38,7 +38,7 @@ def server(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         listed.append({"name": name, "base_path": str(made)})
     config = directory / "config.json"
     config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": listed}))
-    running = start_process("--config_path", str(config), timeout=120)
+    running = start_process("--config_path", str(config), timeout=230)
     yield running
     running.stop()
 

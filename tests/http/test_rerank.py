@@ -30,7 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def post(server: Server, documents: Any, model: str = "bert", **more: Any) -> httpx.Response:
     body = {"model": model, "query": QUERY, "documents": documents, **more}
-    return httpx.post(f"{server.v3}/rerank", json={k: v for k, v in body.items() if v is not ...}, timeout=60)
+    return httpx.post(
+        f"{server.v3}/rerank", json={k: v for k, v in body.items() if v is not ...}, timeout=230
+    )
 
 
 def scores(response: httpx.Response) -> dict[int, float]:

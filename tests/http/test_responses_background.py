@@ -34,7 +34,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Serving]:
 
 async def replay(server: Serving, id_: str, after: int | None = None) -> list[dict[str, Any]]:
     query = "" if after is None else f"&starting_after={after}"
-    answer = await server.http.get(f"/v3/responses/{id_}?stream=true{query}", timeout=60)
+    answer = await server.http.get(f"/v3/responses/{id_}?stream=true{query}", timeout=230)
     assert answer.status_code == 200, answer.text
     return events(answer.content)
 

@@ -36,7 +36,7 @@ def create(of: openai.OpenAI, text: Any, **more: Any) -> Any:
 
 def written_down(path: Path, *ids: str) -> None:
     """Wait until some events of these are in the file."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 230
     missing = set(ids)
     while missing and time.monotonic() < deadline:
         with contextlib.closing(sqlite3.connect(path)) as db:

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def post(server: Server, endpoint: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.v3}/{endpoint}", json=body, timeout=60)
+    return httpx.post(f"{server.v3}/{endpoint}", json=body, timeout=230)
 
 
 def scores(response: Any) -> list[float]:
@@ -57,7 +57,7 @@ def test_vllm_s_example_of_scores(server: Server, path: str) -> None:
     def ask(text_1: Any, text_2: Any) -> Any:
         body = {"model": "bert", "text_1": text_1, "text_2": text_2}
         return requests.post(
-            server.url + path + "score", headers={"User-Agent": "Test"}, json=body, timeout=60
+            server.url + path + "score", headers={"User-Agent": "Test"}, json=body, timeout=230
         )
 
     assert scores(ask(queries[0], documents[0])) == pytest.approx(expected[:1], abs=1e-5)
@@ -78,7 +78,7 @@ def test_vllm_s_example_of_scores(server: Server, path: str) -> None:
 def test_vllm_s_example_of_classes(server: Server, path: str) -> None:
     known = answers("bert-labels")
     body = {"model": "bert-labels", "input": [k["text"] for k in known]}
-    answer = requests.post(server.url + path + "classify", json=body, timeout=60).json()
+    answer = requests.post(server.url + path + "classify", json=body, timeout=230).json()
     assert answer.keys() == {"id", "object", "created", "model", "data", "usage"}
     assert answer["object"] == "list"
     labels = ["harbour", "engine", "Café ☕"]
@@ -87,9 +87,9 @@ def test_vllm_s_example_of_classes(server: Server, path: str) -> None:
         assert one["probs"] == pytest.approx(expected["scores"], abs=1e-5)
         assert one["label"] == labels[int(np.argmax(expected["scores"]))]
     tokens = requests.post(
-        server.url + path + "tokenize", json={"model": "bert-labels", "prompt": known[0]["text"]}, timeout=60
+        server.url + path + "tokenize", json={"model": "bert-labels", "prompt": known[0]["text"]}, timeout=230
     ).json()["tokens"]
-    of_ids = requests.post(server.url + path + "classify", json=body | {"input": tokens}, timeout=60).json()
+    of_ids = requests.post(server.url + path + "classify", json=body | {"input": tokens}, timeout=230).json()
     assert of_ids["data"][0]["probs"] == pytest.approx(known[0]["scores"], abs=1e-5)
     assert of_ids["usage"]["total_tokens"] == len(tokens)
 
@@ -275,13 +275,13 @@ def test_keys_and_their_tokens_count(tmp_path: Path) -> None:
             ("key-of-b-0123", "classify", {"model": "bert-labels", "input": "the ship"}),
         ):
             url = f"{server.v3}/{endpoint}"
-            assert httpx.post(url, json=body, timeout=60).status_code == 401
+            assert httpx.post(url, json=body, timeout=230).status_code == 401
             spent = 0
             while spent < 12:
-                answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+                answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=230)
                 assert answer.status_code == 200, answer.text
                 spent += answer.json()["usage"]["total_tokens"]
-            answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+            answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=230)
             assert answer.status_code == 429, answer.text
             assert "tokens" in answer.json()["error"]["message"]
     finally:

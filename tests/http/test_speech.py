@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def post(server: Server, text: Any = TEXT, model: str = "voice", **more: Any) -> httpx.Response:
     body = {"model": model, "input": text, **more}
     return httpx.post(
-        f"{server.v3}/audio/speech", json={k: v for k, v in body.items() if v is not ...}, timeout=60
+        f"{server.v3}/audio/speech", json={k: v for k, v in body.items() if v is not ...}, timeout=230
     )
 
 
@@ -71,7 +71,7 @@ def test_a_long_wav_is_not_kept_in_memory(server: Server) -> None:
     before = resident(server.process.pid)
     body = {"model": "voice", "input": numbers, "speed": 0.5}
     most = size = 0
-    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=100) as answer:
+    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=230) as answer:
         assert answer.headers["content-type"] == "audio/wav"
         for piece in answer.iter_bytes():
             size, most = size + len(piece), max(most, resident(server.process.pid))
@@ -89,7 +89,7 @@ def test_a_long_wav_is_one_tensor_over_kserve(server: Server) -> None:
     given = {"name": "input", "shape": [1], "datatype": "BYTES", "data": [json.dumps(body)]}
     outputs = [{"name": "output", "parameters": {"binary_data": True}}]
     asked = {"inputs": [given], "outputs": outputs, "parameters": {"endpoint": "audio/speech"}}
-    answer = httpx.post(f"{server.url}/v2/models/voice/infer", json=asked, timeout=60)
+    answer = httpx.post(f"{server.url}/v2/models/voice/infer", json=asked, timeout=230)
     assert answer.status_code == 200, answer.text
     assert answer.content.endswith(whole)
 
@@ -135,7 +135,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 def test_the_first_audio_comes_before_the_second_sentence_is_spoken(server: Server, name: str) -> None:
     body = {"model": "slow", "input": TEXT, "response_format": name, "stream_format": "sse"}
     count, audio = 0, b""
-    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=230) as response:
         assert response.headers["content-type"] == "text/event-stream"
         for event in events(response):
             count += 1
@@ -146,7 +146,7 @@ def test_the_first_audio_comes_before_the_second_sentence_is_spoken(server: Serv
     assert count >= SENTENCES
     assert seconds(audio) == pytest.approx(event["usage"]["output_tokens"] / 10, abs=0.2)
     with httpx.stream(
-        "POST", f"{server.v3}/audio/speech", json=body | {"input": LONG}, timeout=60
+        "POST", f"{server.v3}/audio/speech", json=body | {"input": LONG}, timeout=230
     ) as response:
         assert next(events(response))["type"] == "speech.audio.delta"
 
@@ -161,7 +161,7 @@ def test_openai_s_client_streams_and_saves(server: Server, tmp_path: Any) -> Non
     ) as streamed:
         assert streamed.headers["x-ovserve-ignored-params"] == "instructions"
         assert sum(map(len, streamed.iter_bytes())) == len(whole_pcm(server))
-    with client.with_options(timeout=60).audio.speech.with_streaming_response.create(
+    with client.with_options(timeout=230).audio.speech.with_streaming_response.create(
         model="slow", voice="af_one", input=LONG, response_format="pcm"
     ) as streamed:
         assert next(iter(streamed.iter_bytes())), "it comes long before the last is spoken"
@@ -173,7 +173,7 @@ def whole_pcm(server: Server) -> bytes:
 
 def test_two_at_once_take_turns_and_a_caller_who_leaves_frees_the_engine(server: Server) -> None:
     body = {"model": "slow", "input": LONG, "stream_format": "sse"}
-    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=230) as response:
         assert next(events(response))
         assert post(server, model="slow").status_code == 200, "it does not wait for all of the other"
     pids = server.children("ovserve.engine.worker")
@@ -264,7 +264,7 @@ def test_metrics_count_what_was_spoken(server: Server) -> None:
 
 def test_a_killed_engine_ends_a_stream_and_the_next_request_is_answered(server: Server) -> None:
     body = {"model": "slow", "input": " ".join([TEXT] * 5), "response_format": "pcm"}
-    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.v3}/audio/speech", json=body, timeout=230) as response:
         parts = response.iter_bytes()
         assert next(parts)
         for pid in server.children("ovserve.engine.worker"):

@@ -31,7 +31,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 def ask(server: Server, **fields: Any) -> httpx.Response:
     body = {"model": "smollm2", "messages": ANN, "temperature": 0, "max_tokens": 200, **PENALTY, **fields}
-    return httpx.post(f"{server.v3}/chat/completions", json=body, timeout=110)
+    return httpx.post(f"{server.v3}/chat/completions", json=body, timeout=230)
 
 
 def content(answer: httpx.Response) -> str:
@@ -150,7 +150,7 @@ def test_a_cut_answer_says_so(server: Server) -> None:
         "max_output_tokens": 6,
         "text": {"format": {"type": "regex", "pattern": "[0-9]{50}"}},
     }
-    response = httpx.post(f"{server.v3}/responses", json=body, timeout=60).json()
+    response = httpx.post(f"{server.v3}/responses", json=body, timeout=230).json()
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["text"]["format"]["pattern"] == "[0-9]{50}"
@@ -221,18 +221,18 @@ def called(path: str, schema: dict[str, Any], *, strict: bool, required: bool = 
 def test_a_strict_function_may_ask_only_for_what_is_enforced(server: Server, path: str) -> None:
     url = f"{server.v3}/{path}"
     for required in (True, False):
-        answer = httpx.post(url, json=called(path, NOT_HELD, strict=True, required=required), timeout=110)
+        answer = httpx.post(url, json=called(path, NOT_HELD, strict=True, required=required), timeout=230)
         assert answer.status_code == 400, answer.text
         assert "parameters of f: with strict: true" in answer.text
         assert "properties.n.not" in answer.text
-    assert httpx.post(url, json=called(path, NOT_HELD, strict=False), timeout=110).status_code == 200
+    assert httpx.post(url, json=called(path, NOT_HELD, strict=False), timeout=230).status_code == 200
 
 
 def test_keywords_that_are_null_in_a_function(server: Server) -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": None}
     body = called("chat/completions", schema, strict=False, required=True)
     body |= {"max_tokens": 40, "parallel_tool_calls": False}
-    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=110)
+    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=230)
     assert answer.status_code == 200, answer.text
     [call] = answer.json()["choices"][0]["message"]["tool_calls"]
     assert jsonschema_rs.is_valid({**schema, "required": []}, json.loads(call["function"]["arguments"]))

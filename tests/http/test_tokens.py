@@ -21,7 +21,7 @@ PREFIXES = ["", "/v1", "/v3", "/v3/v1", "/v3/completions", "/v3/chat/completions
 
 @pytest.fixture
 def post(server: Server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=230) as client:
         yield lambda path, body: client.post(path, json=body)
 
 
@@ -153,7 +153,7 @@ async def test_the_model_must_be_named_when_there_are_two(scripted: Scripted, tm
 
 
 async def test_the_engine_dies_under_it(scripted: Scripted) -> None:
-    async with scripted("{}") as server, httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with scripted("{}") as server, httpx.AsyncClient(base_url=server.url, timeout=230) as client:
         os.kill(server.engine.pid, signal.SIGSTOP)
         asked = asyncio.create_task(client.post("/tokenize", json={"prompt": "a"}))
         await eventually(lambda: len(server.engine._pending) == 1)

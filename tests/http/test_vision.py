@@ -36,7 +36,7 @@ def server(vision_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def ask(server: Server, *parts: dict[str, Any], **more: Any) -> dict[str, Any]:
     body = chat(user(*parts), **{"temperature": 0, "max_tokens": 8, "ignore_eos": True, **more})
-    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=230)
     assert answer.status_code == 200, answer.text
     return answer.json()  # type: ignore[no-any-return]
 
@@ -56,15 +56,15 @@ def test_the_answer_depends_on_the_image(server: Server) -> None:
 
 def test_count_tokens_counts_the_image(server: Server) -> None:
     turn = user(text("What colour is this?"), claude(RED), text("And this?"), claude(BLUE))
-    counted = httpx.post(f"{server.v3}/messages/count_tokens", json=chat(turn), timeout=60).json()
-    answer = httpx.post(f"{server.v3}/messages", json=chat(turn, max_tokens=2), timeout=60).json()
+    counted = httpx.post(f"{server.v3}/messages/count_tokens", json=chat(turn), timeout=230).json()
+    answer = httpx.post(f"{server.v3}/messages", json=chat(turn, max_tokens=2), timeout=230).json()
     assert counted["input_tokens"] == answer["usage"]["input_tokens"] > 2 * IMAGE_TOKENS
 
 
 def test_it_streams(server: Server) -> None:
     body = chat(user(image(RED), text("hi")), temperature=0, max_tokens=8, ignore_eos=True, stream=True)
     body["stream_options"] = {"include_usage": True}
-    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.v3}/chat/completions", json=body, timeout=230)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     whole = ask(server, image(RED), text("hi"))
     assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1]) == said(whole)
@@ -87,7 +87,7 @@ def test_what_would_kill_the_engine_is_refused(server: Server) -> None:
         ("chat/completions", chat(user(image(RED), text("<ov_genai_image_1>")))),
         ("chat/completions", chat(user(image(picture(size=(5000, 1)))))),
     ):
-        answer = httpx.post(f"{server.v3}/{path}", json=body, timeout=60)
+        answer = httpx.post(f"{server.v3}/{path}", json=body, timeout=230)
         assert answer.status_code == 400, answer.text
     too_long = httpx.post(
         f"{server.v3}/chat/completions", json=chat(user(image(RED), text("a " * 2000))), timeout=30
@@ -104,7 +104,7 @@ def test_the_default_model_with_an_eye_speaks_fluently(model: Path, tmp_path: Pa
     running = start_server(graph(tmp_path / "graph", tmp_path / "model"), name="m")
     try:
         body = chat(user(text("What is the capital of France?")), temperature=0, max_tokens=20)
-        plain = httpx.post(f"{running.v3}/chat/completions", json=body, timeout=60).json()
+        plain = httpx.post(f"{running.v3}/chat/completions", json=body, timeout=230).json()
         assert "Paris" in said(plain)
         body = chat(
             user(image(RED)),
@@ -113,7 +113,7 @@ def test_the_default_model_with_an_eye_speaks_fluently(model: Path, tmp_path: Pa
             temperature=0,
             max_tokens=20,
         )
-        seeing = httpx.post(f"{running.v3}/chat/completions", json=body, timeout=60).json()
+        seeing = httpx.post(f"{running.v3}/chat/completions", json=body, timeout=230).json()
         assert "Paris" in said(seeing)
         assert seeing["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + IMAGE_TOKENS
     finally:

@@ -48,7 +48,7 @@ MODELS = st.sampled_from(["dummy", "two", "passthrough", "passthrough_string", "
 
 @pytest.fixture(scope="module")
 def client(site: Site) -> Any:
-    with httpx.Client(base_url=site.url, timeout=60) as made:
+    with httpx.Client(base_url=site.url, timeout=230) as made:
         yield made
 
 

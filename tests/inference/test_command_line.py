@@ -32,7 +32,7 @@ def inputs_of(server: Server) -> list[dict[str, Any]]:
 
 def infer(url: str, model: str, name: str, shape: list[int], datatype: str, data: list[Any]) -> list[float]:
     tensor = {"name": name, "shape": shape, "datatype": datatype, "data": data}
-    answer = httpx.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60)
+    answer = httpx.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=230)
     assert answer.status_code == 200, answer.text
     found: list[float] = answer.json()["outputs"][0]["data"]
     return found

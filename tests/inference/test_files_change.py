@@ -54,7 +54,7 @@ def answer(site: Site, model: str, width: int = WIDTH) -> float | str:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "it never came true") -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 230
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.05)

@@ -63,14 +63,14 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("path", "body"), CASES)
 def test_keys(server: Server, path: str, body: object) -> None:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=230) as client:
         assert client.post(path, json=body).status_code == 401
         assert client.post(path, json=body, headers=bearer(OTHER)).status_code == 404
         assert client.post(path, json=body, headers=bearer(KEY)).status_code == 200
 
 
 async def test_the_queue_is_bounded_and_calls_have_deadlines(server: Server, engine: int) -> None:
-    async with httpx.AsyncClient(base_url=server.url, headers=bearer(KEY), timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=bearer(KEY), timeout=230) as client:
         asked = RUNNING + QUEUE + 4
         embedding = asyncio.create_task(
             client.post("/v3/embeddings", json=EMBED)
@@ -94,7 +94,7 @@ async def test_the_queue_is_bounded_and_calls_have_deadlines(server: Server, eng
 
 
 async def test_a_key_may_have_its_own_concurrency(server: Server, engine: int) -> None:
-    async with httpx.AsyncClient(base_url=server.url, headers=bearer(ONE), timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=bearer(ONE), timeout=230) as client:
         both = {asyncio.create_task(client.post(path, json=body)) for path, body in CASES}
         done, running = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         (second,), (first,) = done, running

@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_picture_is_said(server: Server) -> None:
     def sent(shape: list[int], datatype: str = "UINT8") -> httpx.Response:
         count = shape[0] * shape[1] * shape[2]
         tensor = {"name": "image", "datatype": datatype, "shape": shape, "data": [0] * count}
-        return httpx.post(f"{server.url}/v2/models/ocr/infer", json={"inputs": [tensor]}, timeout=60)
+        return httpx.post(f"{server.url}/v2/models/ocr/infer", json={"inputs": [tensor]}, timeout=230)
 
     for shape, datatype in (
         ([4, 4, 1], "UINT8"),

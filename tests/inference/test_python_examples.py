@@ -45,7 +45,7 @@ def test_06_reads_whether_a_line_is_upside_down(shipped: Server) -> None:
     for picture, turned in ((line, False), (line.rotate(180), True)):
         file = io.BytesIO()
         picture.save(file, "PNG")
-        answer = httpx.post(f"{shipped.v3}/upside_down", content=file.getvalue(), timeout=60).json()
+        answer = httpx.post(f"{shipped.v3}/upside_down", content=file.getvalue(), timeout=230).json()
         assert answer["upside_down"] is turned
         assert answer["score"] > 0.9
     wrong = httpx.post(f"{shipped.v3}/upside_down", content=b"no picture")

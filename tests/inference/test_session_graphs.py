@@ -130,6 +130,6 @@ def test_many_requests_of_one_stream(graphs: Site) -> None:
             client.async_stream_infer(
                 "two_models", [tensor(triton_grpc, i, array, "FP32") for i in ("in1", "in2")]
             )
-        got = [found.get(timeout=60) for _ in range(20)]
+        got = [found.get(timeout=230) for _ in range(20)]
         client.stop_stream()
     assert [(float(r.as_numpy("out")[0, 0]), e) for r, e in got] == [(2.0 * n + 1, None) for n in range(20)]

@@ -16,7 +16,7 @@ MORE = [n + 1.0 for n in TEN]
 
 
 def predict(site: Site, model: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{site.url}/v1/models/{model}:predict", json=body, timeout=60)
+    return httpx.post(f"{site.url}/v1/models/{model}:predict", json=body, timeout=230)
 
 
 @pytest.mark.parametrize(

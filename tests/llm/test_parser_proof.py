@@ -59,7 +59,7 @@ def command(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
     return subprocess.run(
         [sys.executable, "-m", "ovserve", "test-parser", *map(str, arguments)],
-        env=environment, capture_output=True, text=True, timeout=110, check=False,
+        env=environment, capture_output=True, text=True, timeout=230, check=False,
     )  # fmt: skip
 
 

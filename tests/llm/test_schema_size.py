@@ -48,7 +48,7 @@ def run(schema: str, *tools: str) -> list[str]:
     """Return a line for each tool parser; "" is the schema alone."""
     code = textwrap.dedent(RUN).format(memory=MEMORY, cpu=CPU, schema=schema, tools=tools)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=230, check=False
     )
     assert done.returncode == 0, done.stderr[-500:]
     lines = done.stdout.splitlines()

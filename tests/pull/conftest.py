@@ -80,7 +80,7 @@ def run(tmp_path: Path) -> Run:
             env=env,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=230,
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr

@@ -24,7 +24,7 @@ def test_what_is_pulled_is_loaded_and_listed(run: Run, tmp_path: Path) -> None:
     printed = re.search(rf"^serve it: (.+) serve {tmp_path}/r/some/m$", done.stdout, re.MULTILINE)
     assert printed is not None, done.stdout
     checked = [*shlex.split(printed[1]), "check", str(tmp_path / "r/some/m")]
-    assert subprocess.run(checked, cwd=ROOT, timeout=60, check=False).returncode == 0, "it is a command here"
+    assert subprocess.run(checked, cwd=ROOT, timeout=230, check=False).returncode == 0, "it is a command here"
     listed = run("models", tmp_path / "r").stdout
     line = next(line for line in listed.splitlines() if line.startswith("graph"))
     assert line.split()[:8] == ["graph", "some/m", "1", "MB", "LlamaForCausalLM", "512", "none", "none"]

@@ -117,7 +117,7 @@ def test_an_interrupted_command_goes_on_in_the_middle_of_a_file(
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert "the same command resumes" in process.communicate(timeout=60)[0]
+    assert "the same command resumes" in process.communicate(timeout=230)[0]
     assert process.returncode == 130
     hub.stall.set()
     hub.cut = 0
@@ -231,7 +231,7 @@ def test_a_disk_that_refuses_to_write(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=230,
         check=False,
     )
     assert done.returncode == 1

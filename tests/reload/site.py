@@ -138,7 +138,7 @@ class Site:
 
     def client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self.server.url, timeout=60, limits=limits)
+        return httpx.AsyncClient(base_url=self.server.url, timeout=230, limits=limits)
 
     async def hang_up(self) -> None:
         """Close the connections that are kept; the next request makes one."""
@@ -165,7 +165,7 @@ class Site:
             await self.until_version(name, version)
         await self.until_engines(len(folders))
 
-    async def until_version(self, name: str, version: str, seconds: float = 60) -> None:
+    async def until_version(self, name: str, version: str, seconds: float = 230) -> None:
         deadline = time.monotonic() + seconds
         while (got := (await self.ask(name, stream=False)).version) != version:
             assert time.monotonic() < deadline, f"{name} still answers {got}"
@@ -192,7 +192,7 @@ class Site:
             found[name] = (version["state"], *version["status"].values())
         return found
 
-    async def until(self, name: str, state: str, code: str = "OK", seconds: float = 60) -> str:
+    async def until(self, name: str, state: str, code: str = "OK", seconds: float = 230) -> str:
         """Wait for a state; its message."""
         deadline = time.monotonic() + seconds
         while True:
@@ -209,7 +209,7 @@ class Site:
     def engines(self) -> set[int]:
         return set(self.server.children("ovserve.engine.worker.main"))
 
-    async def until_engines(self, count: int, seconds: float = 60) -> set[int]:
+    async def until_engines(self, count: int, seconds: float = 230) -> set[int]:
         deadline = time.monotonic() + seconds
         while len(pids := self.engines()) != count:
             assert time.monotonic() < deadline, f"expected {count} engines, got {pids}"
@@ -271,7 +271,7 @@ class Clients:
     async def round(self) -> None:
         """Until each client has one more answer that it asked for after now, and is in the next one."""
         before = dict(self.turns)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 230
         while not self.turns or any(self.turns[me] < before.get(me, 0) + 2 for me in self.turns):
             assert time.monotonic() < deadline, self.turns
             await asyncio.sleep(0.02)

@@ -55,7 +55,7 @@ async def test_graph_options_keep_the_engine_and_engine_options_replace_it(
     flags = ("--config_path", str(tmp_path / "config.json"), "--file_system_poll_wait_seconds", "0")
     server = await asyncio.to_thread(start_process, *flags)
     try:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=230) as client:
             engine = server.engine_pid()
             expected = await streamed(client)
             for more, same in (("max_tokens_limit: 64", True), ("max_num_seqs: 7", False)):

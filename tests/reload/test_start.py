@@ -162,7 +162,7 @@ def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixt
 )
 def test_a_start_that_cannot_be(arguments: list[str], says: str) -> None:
     command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
 
@@ -205,7 +205,7 @@ async def test_the_section_on_metrics_counts(
 def test_a_metric_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
     flags = monitoring(tmp_path, metrics_list=["ovms_respones"])
     command = [sys.executable, "-m", "ovserve", "serve", "--rest_port", "0", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 1
     assert "'ovms_respones' is not a known metric family (did you mean ovms_responses?)" in done.stderr
     assert "Traceback" not in done.stderr

@@ -121,7 +121,7 @@ async def test_a_stream_goes_on_while_a_template_hangs(
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000, "stream": True}
     async with (
         running(script_graph(tmp_path / "g", json.dumps(script))) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+        httpx.AsyncClient(base_url=server.url, timeout=230) as http,
         http.stream("POST", "/v3/chat/completions", json=body) as stream,
     ):
         pieces = stream.aiter_bytes()

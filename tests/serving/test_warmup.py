@@ -23,7 +23,7 @@ BATCH = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "bod
 
 
 @asynccontextmanager
-async def managing(seconds: float = 60) -> AsyncIterator[Manager]:
+async def managing(seconds: float = 230) -> AsyncIterator[Manager]:
     manager = Manager(Registry(MODULES), ServingSettings(EngineSettings(ready_timeout=seconds)))
     try:
         yield manager

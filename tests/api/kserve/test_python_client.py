@@ -23,7 +23,7 @@ def run(module: str, *arguments: str) -> None:
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON} is missing; `make kserve` makes it")
     command = [str(PYTHON), "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -55,7 +55,7 @@ class Load:
         return [one for one in list(self.ended) if one.how != DONE]
 
     def _run(self, number: int) -> None:
-        with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=1)) as client:
+        with httpx.Client(timeout=230, limits=httpx.Limits(max_keepalive_connections=1)) as client:
             while not self._stop.is_set():
                 self.ended.append(ask(client, self.url, {"user": f"client {number}", **self.body}))
                 if self.ended[-1].how != DONE:

@@ -58,7 +58,7 @@ def converse(url: str, headers: bool) -> tuple[float, dict[str, int]]:
             messages.append({"role": "user", "content": f"{topic} {turn} " * 40 + "?"})
             body = {"model": "talk", "messages": messages, "max_tokens": 16, "temperature": 0}
             given = {"x-session-id": topic} if headers else {}
-            answer = httpx.post(f"{url}/v3/chat/completions", json=body, headers=given, timeout=120).json()
+            answer = httpx.post(f"{url}/v3/chat/completions", json=body, headers=given, timeout=230).json()
             tokens += answer["usage"]["prompt_tokens"]
             cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             messages.append(answer["choices"][0]["message"])

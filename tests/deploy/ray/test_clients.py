@@ -108,7 +108,7 @@ def test_a_slow_reader_gets_all_of_its_answer_and_delays_no_other(server: Simple
     assert answer.status == 200
     got = bytearray()
     others = []
-    with httpx.Client(timeout=60) as beside:
+    with httpx.Client(timeout=230) as beside:
         while piece := answer.read1(8192):
             got += piece
             time.sleep(0.02)

@@ -26,7 +26,7 @@ def file(ray: Ray, tmp_path: Path) -> Iterator[Path]:
     written = tmp_path / "app.yaml"
     command = [sys.executable, "-m", "ovserve", "deploy", "ray", "--model_path", str(graph)]
     command += ["--api_keys_file", str(tmp_path / "keys.toml"), "--data_plane", DATA_PLANE]
-    subprocess.run([*command, "--write_yaml", str(written)], check=True, timeout=60)
+    subprocess.run([*command, "--write_yaml", str(written)], check=True, timeout=230)
     yield written
     ray.delete()
     until(lambda: not ray.servers())
@@ -42,14 +42,14 @@ def test_serve_run_takes_the_file_and_keys_hold(file: Path, ray: Ray) -> None:
         ray.cluster.address,
     ]
     subprocess.run(
-        [*serve, str(file)], check=True, timeout=120, env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+        [*serve, str(file)], check=True, timeout=230, env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     )
     until(lambda: ray.replicas() == 1, 90)
     until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200, 90)
     body = {"model": "words", "messages": [{"role": "user", "content": "go"}]}
     assert httpx.post(f"{ray.url}/v3/chat/completions", json=body).status_code == 401
     key = {"authorization": f"Bearer {KEY}"}
-    answer = httpx.post(f"{ray.url}/v3/chat/completions", json=body, headers=key, timeout=60)
+    answer = httpx.post(f"{ray.url}/v3/chat/completions", json=body, headers=key, timeout=230)
     assert answer.json()["choices"][0]["message"]["content"].strip() == "hello"
     assert httpx.get(f"{ray.url}/metrics").status_code == 401
     assert 'replica="' in httpx.get(f"{ray.url}/metrics", headers=key).text

@@ -44,7 +44,7 @@ def test_mixed_traffic_loses_only_what_a_killed_replica_had_begun(app: Ray) -> N
 
     def repeat(name: str, once: Callable[[httpx.Client], None]) -> threading.Thread:
         def run() -> None:
-            with httpx.Client(base_url=app.url, timeout=60) as client:
+            with httpx.Client(base_url=app.url, timeout=230) as client:
                 while not stop.wait(0.2):
                     try:
                         once(client)

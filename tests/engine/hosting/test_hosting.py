@@ -70,7 +70,7 @@ async def rest(stream: CallStream) -> list[Any]:
     return found
 
 
-async def until(what: Callable[[], object], seconds: float = 60) -> None:
+async def until(what: Callable[[], object], seconds: float = 230) -> None:
     async with asyncio.timeout(seconds):
         while not what():  # noqa: ASYNC110  a process ends, which no event tells
             await asyncio.sleep(0.01)

@@ -77,7 +77,7 @@ def write(
 
 
 def wait_for(store: PrefixStore, block: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 230
     while not store.has(digest(block)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -179,7 +179,7 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
                 table.append(block)
                 before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
                 right[before] = [one[block].copy() for one in arrays]
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 230
                 while not store.has(before):
                     assert time.monotonic() < deadline
                     time.sleep(0.001)
@@ -206,7 +206,7 @@ def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> N
                     block, digests[-1] if at else ROOT, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]
                 )
             )
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 230
             while not store.has(digests[-1]):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)

@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def ask(server: Server, audio: Any, to: str = "transcriptions", **fields: Any) -> Any:
     files = {"file": ("a.wav", wav(audio))}
     data = {"model": "whisper", "response_format": "verbose_json", **fields}
-    answer = httpx.post(f"{server.v3}/audio/{to}", files=files, data=data, timeout=110)
+    answer = httpx.post(f"{server.v3}/audio/{to}", files=files, data=data, timeout=230)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

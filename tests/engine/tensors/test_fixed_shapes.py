@@ -32,7 +32,7 @@ from ovserve.kinds.tensors.worker.engine import (
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 230
     while not condition():
         if time.monotonic() > until:
             pytest.fail("it did not happen within 60 s")

@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def heard(server: Server, text: str) -> str:
     body = {"model": "voice", "input": text, "voice": "af_heart"}
-    answer = httpx.post(f"{server.v3}/audio/speech", json=body, timeout=110)
+    answer = httpx.post(f"{server.v3}/audio/speech", json=body, timeout=230)
     assert answer.status_code == 200, answer.text
     with wave.open(io.BytesIO(answer.content)) as audio:
         samples = np.frombuffer(audio.readframes(audio.getnframes()), "<i2")
@@ -45,7 +45,7 @@ def heard(server: Server, text: str) -> str:
     resampled = np.interp(at, np.arange(len(samples)), samples).astype("<i2")
     files = {"file": ("a.wav", wav(resampled))}
     made = httpx.post(
-        f"{server.v3}/audio/transcriptions", files=files, data={"model": "ear", "language": "en"}, timeout=110
+        f"{server.v3}/audio/transcriptions", files=files, data={"model": "ear", "language": "en"}, timeout=230
     )
     assert made.status_code == 200, made.text
     return str(made.json()["text"])

@@ -79,7 +79,7 @@ def test_without_pypdf_it_says_what_is_missing() -> None:
         "except Undecodable as exc: print(exc)"
     )
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=230, check=True
     )
     assert "the package pypdf (extra pdf) is not installed" in told.stdout
 

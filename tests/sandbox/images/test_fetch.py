@@ -68,7 +68,7 @@ def _app(answer: Callable[[web.Request], Any]) -> web.Application:
     return app
 
 
-async def fetch(url: str, domains: str = "127.0.0.1", seconds: float = 60.0) -> bytes:
+async def fetch(url: str, domains: str = "127.0.0.1", seconds: float = 230.0) -> bytes:
     fetcher = Fetcher(parse_policy(domains, ""), max_bytes=LIMIT, seconds=seconds)
     try:
         return await fetcher.fetch(url, "x.url")
@@ -76,7 +76,7 @@ async def fetch(url: str, domains: str = "127.0.0.1", seconds: float = 60.0) -> 
         await fetcher.stop()
 
 
-async def refusal(url: str, domains: str = "127.0.0.1", seconds: float = 60.0) -> str:
+async def refusal(url: str, domains: str = "127.0.0.1", seconds: float = 230.0) -> str:
     with pytest.raises(InvalidArgument, match=r"^x\.url: ") as raised:
         await fetch(url, domains, seconds)
     assert raised.value.param == "x.url"
