@@ -87,8 +87,9 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
     const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
     const BlockFunction unpacked = tokens < UNPACKING_TOKENS ? nullptr : m.unpacked;
     const size_t unpacked_bytes = ROWS * m.columns;
-    // Blocks of a task: four tasks a thread even out what else runs on a core; more tokens read them again.
-    size_t grain = std::max<size_t>(1, m.blocks / (4 * threads));
+    // Blocks of a task. All threads wait for the one that has the last: with 16 tasks a thread a step of 3 B parameters
+    // takes 0.95 to 0.96 of what it takes with 4, and one of SmolLM2 as long. More tokens read the blocks again.
+    size_t grain = std::max<size_t>(1, m.blocks / (16 * threads));
     if (tokens > most) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
     isolated_for(m.blocks, grain, [&](const tbb::blocked_range<size_t>& range) {
         thread_local std::vector<uint8_t> wide;
