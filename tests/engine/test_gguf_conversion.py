@@ -184,15 +184,9 @@ def test_logits_of_decodes_too(case: tuple[str, Path]) -> None:
     wanted, count = np.load(LOGITS)[name], len(IDS)
     core, blocks = openvino.Core(), -(-len(IDS) // BLOCK_TOKENS)
     model = read_paged(core, directory / "openvino_model.xml")
-    assert replace_attention(model, open_library(), BLOCK_TOKENS)
-    caches = {
-        port.any_name: openvino.Tensor(
-            np.zeros((blocks, *(size.get_length() for size in list(port.partial_shape)[1:])), np.uint8),
-            shared_memory=True,
-        )
-        for port in model.inputs
-        if "_cache." in port.any_name
-    }
+    shapes = replace_attention(model, open_library(), BLOCK_TOKENS)
+    zeros = {name: np.zeros((blocks, *shape), np.uint8) for name, shape in shapes.items()}
+    caches = {name: openvino.Tensor(array, shared_memory=True) for name, array in zeros.items()}
     exact = {key: value for key, value in EXACT.items() if key != "KV_CACHE_PRECISION"}
     runner = Runner(core.compile_model(model, "CPU", exact), caches)
     runner.bind("input_ids", np.array(IDS))

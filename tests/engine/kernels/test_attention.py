@@ -14,6 +14,7 @@ from openvino import opset13 as ops
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.protocol.messages import StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec
+from ovserve.kinds.text.worker.kernels.attention import ADDRESS_BYTES
 from ovserve.kinds.text.worker.kernels.library import Library, open_library
 from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
@@ -48,13 +49,13 @@ class Operation:
 
     def __init__(self, library: Library, heads: int, kv_heads: int, size: int, window: int = 0) -> None:
         self._heads, self._size = heads, size
-        cache = [-1, kv_heads, BLOCK_TOKENS, 2 * size]
         inputs = [
             *(ops.parameter([-1, count * size], np.float32) for count in (heads, kv_heads, kv_heads)),
-            *(ops.parameter(cache, np.uint8) for _ in range(2)),
+            ops.parameter([4 * ADDRESS_BYTES], np.uint8),
             *(ops.parameter([-1], np.int32) for _ in range(4)),
         ]
-        node = library.attention([each.output(0) for each in inputs], scale=size**-0.5, window=window)
+        attributes = {"scale": size**-0.5, "window": window, "kv_heads": kv_heads, "layer": 1}
+        node = library.attention([each.output(0) for each in inputs], **attributes)
         model = openvino.Model([ops.result(node)], inputs)
         hint = {"INFERENCE_PRECISION_HINT": "f32"}
         self._request = openvino.Core().compile_model(model, "CPU", hint).create_infer_request()
@@ -62,9 +63,8 @@ class Operation:
     def __call__(self, rows: list[Floats], caches: list[Bits], places: list[Integers]) -> Floats:
         """`rows`: queries, keys and values, [tokens, heads, size]. `places`: past_lens, subsequence_begins,
         block_indices, block_indices_begins."""
-        given = (
-            [row.reshape(len(row), -1) for row in rows] + [cache.view(np.uint8) for cache in caches] + places
-        )
+        addresses = np.array([0, 0, *(cache.ctypes.data for cache in caches)], np.int64)  # of two layers
+        given = [*(row.reshape(len(row), -1) for row in rows), addresses.view(np.uint8), *places]
         for at, array in enumerate(given):
             tensor = openvino.Tensor(np.ascontiguousarray(array), shared_memory=True)
             self._request.set_input_tensor(at, tensor)

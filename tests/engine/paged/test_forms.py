@@ -51,7 +51,7 @@ def forms(directory: str | Path, properties: dict[str, str], *, tiles: bool) -> 
     model.allocate(4)
     model.start_forms()
     model.wait()
-    return model.few is not None, model.single is not None
+    return model.few is not None, 1 in model.decode_forms
 
 
 def test_steps_of_few_tokens_compute_in_f32_with_tiles(
@@ -87,9 +87,8 @@ def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pyt
 
     monkeypatch.setattr(Runner, "run", counted)
     assert model.few is not None
-    assert model.single is not None
     assert "Paris" in generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text
-    assert set(ran) == {model.few, model.single}  # the short prompt, then one token at a time
+    assert set(ran) == {model.few, model.decode_forms[1]}  # the short prompt, then one token at a time
     for count, runner in (FEW_TOKENS, model.few), (FEW_TOKENS + 1, model.runner):
         ran.clear()
         for id_ in range(count):
@@ -197,6 +196,66 @@ def test_a_large_model_is_measured_at_load(tiny_model: str, monkeypatch: pytest.
     engine = PagedEngine(spec)
     assert tuple(engine._costs._curve) == MEASURED_TOKENS
     assert generate(engine, "a", max_tokens=8).text == "bcdefghi"
+
+
+@pytest.mark.skipif(not processor().has_kernels, reason="attention of ours computes with our kernels")
+@pytest.mark.parametrize("requests", [1, 3])
+def test_decodes_in_a_form_of_their_own_are_rounded_the_same_way(
+    short_model: Path, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    monkeypatch.setattr(paged_model, "DECODES_BEFORE_FORM", 4)
+    engine = PagedEngine(PagedTextSpec(str(short_model)))
+    model, ran = engine._model, collections.Counter[Runner]()
+    run_step = Runner.run
+
+    def counted(self: Runner, longest: int) -> object:
+        ran[self] += 1
+        return run_step(self, longest)
+
+    monkeypatch.setattr(Runner, "run", counted)
+
+    def answers(drafts: int) -> list[object]:
+        for id_ in range(requests):
+            prompt = FACTS if id_ else STORY
+            add(
+                engine,
+                id_,
+                prompt,
+                max_tokens=40,
+                ignore_eos=True,
+                logprobs=True,
+                num_assistant_tokens=drafts,
+            )
+        done = run(engine)
+        return [(done[id_].text, *done[id_].logprobs) for id_ in range(requests)]
+
+    expected = answers(0)
+    engine.wait_for_forms()
+    form = model.decode_forms[requests]
+    ran.clear()
+    assert answers(0) == expected
+    assert ran[form] >= 32
+    assert answers(3) == expected  # steps of other counts get forms meanwhile
+    engine.wait_for_forms()
+    assert answers(3) == expected
+    assert len(model.decode_forms) <= paged_model.MOST_DECODE_FORMS
+
+
+def test_without_a_form_for_decodes_the_one_for_all_goes_on(
+    short_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no memory for it")
+
+    monkeypatch.setattr(paged_model, "DECODES_BEFORE_FORM", 4)
+    monkeypatch.setattr(PagedModel, "_form", failing)
+    engine = PagedEngine(PagedTextSpec(str(short_model)))
+    has_template = engine._model._template is not None
+    text = generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text
+    engine.wait_for_forms()
+    said = "steps of decodes use the form for all: no memory for it"
+    assert (said in capfd.readouterr().err) == has_template
+    assert generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text == text
 
 
 FACTS = CHAT.format(" ".join(f"{i} times {i} is {i * i}." for i in range(42)) + " List these squares.")

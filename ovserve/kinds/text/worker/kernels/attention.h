@@ -153,22 +153,24 @@ inline void compute(const Step& step) {
     } while (next != step.sequences.end());
 }
 
-// Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, both caches as bytes
-// [blocks, kv_heads, 32, 2 * size], then past_lens, subsequence_begins, block_indices and block_indices_begins, as of
-// OpenVINO's PagedAttention.
+// Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, the addresses of the caches
+// of keys and of values as bytes, because the plugin makes i32 of i64, layer by layer, each [blocks, kv_heads, 32, size] in bf16, then past_lens, subsequence_begins,
+// block_indices and block_indices_begins, as of OpenVINO's PagedAttention.
 class PagedAttention : public ov::op::Op {
 public:
     OPENVINO_OP("PagedAttention", "ovserve");
 
     PagedAttention() = default;
-    PagedAttention(const ov::OutputVector& inputs, float scale, int64_t window)
-        : Op(inputs), m_scale(scale), m_window(window) {
+    PagedAttention(const ov::OutputVector& inputs, float scale, int64_t window, int64_t kv_heads, int64_t layer)
+        : Op(inputs), m_scale(scale), m_window(window), m_kv_heads(kv_heads), m_layer(layer) {
         constructor_validate_and_infer_types();
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("window", m_window);
+        visitor.on_attribute("kv_heads", m_kv_heads);
+        visitor.on_attribute("layer", m_layer);
         return true;
     }
 
@@ -177,24 +179,23 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<PagedAttention>(inputs, m_scale, m_window);
+        return std::make_shared<PagedAttention>(inputs, m_scale, m_window, m_kv_heads, m_layer);
     }
 
     bool has_evaluate() const override { return true; }
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const ov::Shape queries = inputs[0].get_shape(), cache = inputs[3].get_shape();
+        const ov::Shape queries = inputs[0].get_shape();
         outputs[0].set_shape(queries);
-        const size_t size = cache[3] / sizeof(uint16_t);
+        const size_t kv_heads = static_cast<size_t>(m_kv_heads), size = inputs[1].get_shape()[1] / kv_heads;
         const auto numbers = [&](size_t at) { return inputs[at].data<const float>(); };
         const auto places = [&](size_t at) { return inputs[at].data<const int32_t>(); };
-        const auto bytes = [&](size_t at) {
-            return reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(inputs[at].data<const uint8_t>()));
-        };
-        Step step{{queries[1] / size, cache[1], size, m_scale, static_cast<size_t>(m_window)},
-                  numbers(0), numbers(1), numbers(2), bytes(3), bytes(4), outputs[0].data<float>(), {}};
-        const int32_t *past = places(5), *begins = places(6), *blocks = places(7), *first_blocks = places(8);
-        for (size_t i = 0; i < inputs[5].get_size(); ++i) {
+        uint16_t* caches[2];
+        std::memcpy(caches, inputs[3].data<const uint8_t>() + m_layer * sizeof caches, sizeof caches);
+        Step step{{queries[1] / size, kv_heads, size, m_scale, static_cast<size_t>(m_window)},
+                  numbers(0), numbers(1), numbers(2), caches[0], caches[1], outputs[0].data<float>(), {}};
+        const int32_t *past = places(4), *begins = places(5), *blocks = places(6), *first_blocks = places(7);
+        for (size_t i = 0; i < inputs[4].get_size(); ++i) {
             const bool is_lone = past[i] < 0;
             step.sequences.push_back({static_cast<size_t>(begins[i]), static_cast<size_t>(begins[i + 1]),
                                       static_cast<size_t>(is_lone ? ~past[i] : past[i]), blocks + first_blocks[i],
@@ -206,7 +207,7 @@ public:
 
 private:
     float m_scale = 1;
-    int64_t m_window = 0;
+    int64_t m_window = 0, m_kv_heads = 1, m_layer = 0;
 };
 
 }  // namespace attention

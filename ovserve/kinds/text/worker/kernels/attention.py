@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import openvino
 from openvino import opset13 as ops
 
 from ovserve.kinds.text.worker.kernels.library import Library
 
+ADDRESSES, ADDRESS_BYTES = "cache_addresses", 8
 PAGED_ATTENTION = "PagedAttentionExtension"
 MAX_SIZE, SIZE_UNIT = 256, 32  # numbers of a head
 CACHE_AT = 3, 4  # inputs of the operation: keys, values
@@ -19,33 +21,34 @@ MAX_CONTEXT_AT, FIRST_OPTION_AT = 12, 11
 HEADS = {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}  # what the transformation says of them
 
 
-def replace_attention(model: openvino.Model, library: Library, block_tokens: int) -> bool:
-    """Return False, and change nothing, if the kernels cannot compute the model's attention.
+def replace_attention(model: openvino.Model, library: Library, block_tokens: int) -> dict[str, list[int]]:
+    """Return the shapes of a block of each cache, in bytes: [kv_heads, block_tokens, 2 * size] in bf16.
 
-    Its caches become bytes, [blocks, kv_heads, block_tokens, 2 * size], of numbers in bf16.
+    An input of addresses, in their order, replaces the caches: an inference binds and checks one input and
+    not 60, and no shape depends on their size. If there are none, nothing changes: the kernels cannot compute
+    the model's attention.
     """
     layers = [node for node in model.get_ordered_ops() if node.get_type_name() == PAGED_ATTENTION]
     if not layers or not all(map(_is_plain, layers)):
-        return False
-    bytes_of: dict[str, Any] = {}
-    for node in layers:
-        ports = [node.input_value(at) for at in CACHE_AT]
-        for port, letter in zip(ports, "kv", strict=True):
-            heads, size = _shape(node, letter)
-            name = port.get_any_name()
-            bytes_of[name] = ops.parameter([-1, heads, block_tokens, 2 * size], openvino.Type.u8, name=name)
-            bytes_of[name].output(0).get_tensor().set_names({name})
+        return {}
+    shapes: dict[str, list[int]] = {}
+    addresses = ops.parameter([ADDRESS_BYTES * 2 * len(layers)], np.uint8, name=ADDRESSES)
+    addresses.output(0).get_tensor().set_names({ADDRESSES})
+    for layer, node in enumerate(layers):
+        heads, size = _shape(node, "k")
+        for port in [node.input_value(at) for at in CACHE_AT]:
+            shapes[port.get_any_name()] = [heads, block_tokens, 2 * size]
             model.remove_parameter(port.get_node())
-        inputs = [node.input_value(at) for at in range(3)]
-        inputs += [bytes_of[port.get_any_name()].output(0) for port in ports]
+        inputs = [*(node.input_value(at) for at in range(3)), addresses.output(0)]
         inputs += [node.input_value(at) for at in PLACES_AT]
         scale, window = (_number(node.input_value(at).get_node()) for at in (SCALE_AT, WINDOW_AT))
-        attention = library.attention(inputs, scale=scale or 0.0, window=int(window or 0))
+        attributes = {"scale": scale or 0.0, "window": int(window or 0), "kv_heads": heads, "layer": layer}
+        attention = library.attention(inputs, **attributes)
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(attention.output(0))
-    model.add_parameters(list(bytes_of.values()))
+    model.add_parameters([addresses])
     model.validate_nodes_and_infer_types()
-    return True
+    return shapes
 
 
 def _shape(node: Any, letter: str) -> tuple[int, int]:

@@ -126,12 +126,13 @@ class Library:
         """Return an operation: rows of the matrix by their numbers, [..., columns] in f32."""
         return self._nodes.create("PackedLookup", [rows], {"handle": matrix})
 
-    def attention(self, inputs: list[openvino.Output], *, scale: float, window: int) -> openvino.Node:
+    def attention(self, inputs: list[openvino.Output], **attributes: float) -> openvino.Node:
         """Return the attention of sequences, [tokens, heads * size] in f32.
 
-        `inputs` are described in `attention.h`. `window`: tokens that one sees; 0: all.
+        `inputs` are described in `attention.h`. Attributes: `scale`, `window`, the tokens that one sees, or 0
+        for all, `kv_heads`, and `layer`, whose caches are used.
         """
-        return self._nodes.create("PagedAttention", inputs, {"scale": scale, "window": window})
+        return self._nodes.create("PagedAttention", inputs, attributes)
 
 
 def _address(array: NDArray[Any] | None) -> ctypes.c_void_p | None:

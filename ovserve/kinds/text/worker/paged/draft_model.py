@@ -89,5 +89,9 @@ class DraftModel:
         return StepTokens(tokens, running.num_draft_computed_tokens, rows, running.block_table)
 
     def _run(self, parts: list[StepTokens]) -> Floats:
-        bind_tokens(self._model.runner, parts)
-        return self._model.runner.run(max(part.start + len(part.ids) for part in parts))
+        tokens = sum(len(part.ids) for part in parts)
+        runner = self._model.runner_for(
+            tokens, are_decodes=tokens == len(parts) == sum(part.rows for part in parts)
+        )
+        bind_tokens(runner, parts)
+        return runner.run(max(part.start + len(part.ids) for part in parts))

@@ -41,12 +41,12 @@ from ovserve.kinds.text.worker.paged.drafts import (
 from ovserve.kinds.text.worker.paged.grammars import Grammars
 from ovserve.kinds.text.worker.paged.model import (
     BLOCK_TOKENS,
-    FEW_TOKENS,
     FILE,
     GIGABYTE,
     MAX_CACHE_SHARE,
     Floats,
     PagedModel,
+    Runner,
 )
 from ovserve.kinds.text.worker.paged.prefix_store import open_store
 from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
@@ -127,9 +127,7 @@ class PagedEngine:
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
         self._arriving: set[int] = set()  # requests whose prompts were encoded, and that were not added yet
-        self._inputs = Inputs(self._model.runner, own_attention=self._model.own_attention)
-        self._few: Inputs | None = None
-        self._single: Inputs | None = None
+        self._inputs: dict[Runner, Inputs] = {}
         self._costs = StepCosts(model.step_seconds())
         self._scheduled = 0  # requests in the last step
         self._failed: list[Failed] = []
@@ -175,18 +173,6 @@ class PagedEngine:
         print(f"the KV cache holds {room} tokens in {types}{of_model}", file=sys.stderr)  # noqa: T201  this process's log
         limit = room if limit is None else min(limit, room)
         self.facts = msgspec.structs.replace(self.facts, max_length=limit)
-
-    def _inputs_for(self, tokens: int, *, alone: bool) -> Inputs:
-        """Return the inputs of the form for a step of `tokens`. `alone`: of one token of one request."""
-        if alone and self._model.single is not None:
-            if self._single is None:
-                self._single = Inputs(self._model.single)
-            return self._single
-        if tokens <= FEW_TOKENS and self._model.few is not None:
-            if self._few is None:
-                self._few = Inputs(self._model.few)
-            return self._few
-        return self._inputs
 
     def wait_for_forms(self) -> None:
         """Wait until the forms for steps of few tokens are compiled."""
@@ -265,9 +251,14 @@ class PagedEngine:
             self._fail_without_memory()
             return
         tokens, depth = sum(item.tokens for item in scheduled), self._scheduler.depth
-        alone = tokens == 1 == scheduled[0].rows
+        own = self._model.own_attention  # for which draft tokens are sequences of their own
+        are_decodes = all(
+            item.rows == item.tokens and (item.tokens == 1 or (own and item.drafted)) for item in scheduled
+        )
         prefilled = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
-        inputs = self._inputs_for(tokens, alone=alone)
+        runner = self._model.runner_for(tokens, are_decodes=are_decodes)
+        if (inputs := self._inputs.get(runner)) is None:
+            inputs = self._inputs[runner] = Inputs(runner, own_attention=own)
         logits = inputs.run(scheduled, self._scheduler.version)
         seconds = time.perf_counter() - began
         self._draft_cost = 0.0
