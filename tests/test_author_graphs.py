@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tests.conftest import MODEL, ROOT, Server, start_process
+from tests.short_model import EXACT
 
 pytestmark = pytest.mark.long
 
@@ -62,7 +63,7 @@ class Asking(PromptInsertion):
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, short_model: Path) -> Path:
     """The graphs, one of them with parsers for tools and reasoning: the default model's template has none.
 
     The default model takes the place of the larger one, which is not there by default.
@@ -89,16 +90,19 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = graph.replace("PARSED:cited", "PARSED:parsed")
     (root / "asking/graph.pbtxt").write_text(graph)
     for file in root.glob("*/graph.pbtxt"):
-        # OpenVINO's form, so that all but one graph share an engine: one loads in 3 s of CPU time.
+        # OpenVINO's form, and no sizes of an engine, so that all but one graph share one: it loads in 5 s of CPU time.
         models = r'models_path: "../../models/(?:smollm2|qwen2.5-coder-0.5b)\b[^"]*"'
         path, options = f'models_path: "{MODEL.parent}"', ""
         if file.parent.name == "pii_tools":
             options = ' generic_tool_prompt: true reasoning_parser: "qwen3"'
         if file.parent.name == "two_models":  # its answers are compared, also those from the prefix cache
-            options = " deterministic: true"
+            path, options = f'models_path: "{short_model}"', f" plugin_config: '{EXACT}'"
         text, count = re.subn(models, path + options, file.read_text())
         assert count
         text = text.replace("max_tokens: 100", "max_tokens: 40")  # of each answer that is merged
+        text = re.sub(
+            r"^ *(max_num_seqs|max_num_batched_tokens|enable_prefix_caching): \w+\n", "", text, flags=re.M
+        )
         file.write_text(text)
     return root
 
@@ -134,7 +138,7 @@ def said(answer: dict) -> str:
 
 
 def every_api(
-    client: openai.OpenAI, server: Server, name: str, text: str, stream: bool
+    client: openai.OpenAI, server: Server, name: str, text: str, stream: bool, most: int = 30
 ) -> dict[str, tuple[str, int]]:
     """What each API answers, with the tokens of the prompt."""
     found: dict[str, tuple[str, int]] = {}
@@ -143,25 +147,29 @@ def every_api(
     if stream:
         chunks = list(
             client.chat.completions.create(
-                messages=messages, max_tokens=30, stream=True, stream_options={"include_usage": True}, **asked
+                messages=messages,
+                max_tokens=most,
+                stream=True,
+                stream_options={"include_usage": True},
+                **asked,
             )
         )  # type: ignore[call-overload]
         found["chat"] = (
             "".join(c.choices[0].delta.content or "" for c in chunks if c.choices),
             chunks[-1].usage.prompt_tokens,
         )
-        events = list(client.responses.create(input=text, max_output_tokens=30, stream=True, **asked))  # type: ignore[call-overload]
+        events = list(client.responses.create(input=text, max_output_tokens=most, stream=True, **asked))  # type: ignore[call-overload]
         assert (
             "".join(e.delta for e in events if e.type == "response.output_text.delta")
             == events[-1].response.output_text
         )
         found["responses"] = events[-1].response.output_text, events[-1].response.usage.input_tokens
     else:
-        answer = client.chat.completions.create(messages=messages, max_tokens=30, **asked)  # type: ignore[call-overload]
+        answer = client.chat.completions.create(messages=messages, max_tokens=most, **asked)  # type: ignore[call-overload]
         found["chat"] = answer.choices[0].message.content, answer.usage.prompt_tokens
-        response = client.responses.create(input=text, max_output_tokens=30, **asked)  # type: ignore[call-overload]
+        response = client.responses.create(input=text, max_output_tokens=most, **asked)  # type: ignore[call-overload]
         found["responses"] = response.output_text, response.usage.input_tokens
-    body = asked | {"messages": messages, "max_tokens": 30, "stream": stream}
+    body = asked | {"messages": messages, "max_tokens": most, "stream": stream}
     reply = httpx.post(f"{server.url}/v1/messages", json=body, timeout=230)
     assert reply.status_code == 200, reply.text
     if stream:
@@ -303,9 +311,9 @@ def test_a_cascade_hands_on_what_is_unsure_and_counts_both(
 ) -> None:
     """The two models are the same here, so what both wrote costs twice the prompt."""
     sure = every_api(client, server, "cascade", ECHO, stream)
-    unsure = every_api(client, server, "cascade", "Tell a surprising story about a whale", stream)
+    unsure = every_api(client, server, "cascade", "Tell a surprising story about a whale", stream, 12)
     plain = chat(server, "router", ECHO)["usage"]["prompt_tokens"]
-    told = chat(server, "router", "Tell a surprising story about a whale")
+    told = chat(server, "router", "Tell a surprising story about a whale", max_tokens=12)
     assert {n for _, n in sure.values()} == {plain}
     assert {n for _, n in unsure.values()} == {2 * told["usage"]["prompt_tokens"]}
     assert {text for text, _ in unsure.values()} == {said(told)}
@@ -357,7 +365,7 @@ def test_capabilities_say_what_two_models_mean(server: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_a_node_generates_is_in_the_usage(client: openai.OpenAI, server: Server, stream: bool) -> None:
     before = events(server).get(("Retrieval", "asked"), 0)
-    (told,) = {n for _, n in every_api(client, server, "asking", "Say hello", stream).values()}
+    (told,) = {n for _, n in every_api(client, server, "asking", "Say hello", stream, 4).values()}
     spent = (events(server)["Retrieval", "asked"] - before) // 3
     plain = chat(server, "router", "Say hello")["usage"]["prompt_tokens"]
     raw = len(["Say", "hello"])  # of the stream that was left
@@ -400,7 +408,7 @@ def test_each_exchange_is_written_down(client: openai.OpenAI, server: Server, di
     told = [
         text
         for stream in (False, True)
-        for text, _ in every_api(client, server, "chat_log", "Say hello", stream).values()
+        for text, _ in every_api(client, server, "chat_log", "Say hello", stream, 8).values()
     ]
     body = {"model": "chat_log", "prompt": "One, two,", "max_tokens": 900, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.v3}/completions", json=body, timeout=230) as answer:
@@ -418,12 +426,14 @@ def test_each_exchange_is_written_down(client: openai.OpenAI, server: Server, di
 
 
 def test_two_models_are_asked_and_merged(client: openai.OpenAI, server: Server) -> None:
-    whole = every_api(client, server, "two_models", "Say hello", False)
-    streamed = every_api(client, server, "two_models", "Say hello", True)
+    whole = every_api(client, server, "two_models", "Say hello", False, 8)
+    streamed = every_api(client, server, "two_models", "Say hello", True, 8)
     assert whole == streamed
     ((text, prompt_tokens),) = set(whole.values())
     assert text
-    assert prompt_tokens > 100, "both answers are in the last prompt"
+    plain = chat(server, "router", "Say hello", max_tokens=1)["usage"]["prompt_tokens"]
+    # All three prompts have the question; one answer of 40 tokens and the instruction would be 65.
+    assert prompt_tokens > 3 * plain + 75, "both answers are in the last prompt"
     chunks = list(
         client.chat.completions.create(
             model="two_models", messages=[{"role": "user", "content": "Hi"}], max_tokens=5, stream=True

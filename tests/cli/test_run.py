@@ -157,9 +157,9 @@ def test_a_server_of_its_own_ends_with_it(model: Path, tmp_path: Path) -> None:
     assert not (ROOT / "models/only-here").exists()
 
 
-def test_a_server_of_its_own_ends_when_it_is_killed(model: Path, tmp_path: Path) -> None:
-    link = tmp_path / "killed-one.gguf"
-    link.symlink_to(model)
+def test_a_server_of_its_own_ends_when_it_is_killed(short_model: Path, tmp_path: Path) -> None:
+    link = tmp_path / "killed-one"
+    link.symlink_to(short_model)
     with Terminal(str(link)) as terminal:
         terminal.expect(">>> ")
         os.kill(terminal.pid, signal.SIGKILL)

@@ -94,9 +94,9 @@ async def test_long_prompt_of_a_neighbour(tmp_path: Path, model: Path) -> None:
         assert server.engine.stats().failed == 0
 
 
-async def test_text_that_cannot_fit(tmp_path: Path, model: Path) -> None:
+async def test_text_that_cannot_fit(tmp_path: Path, short_model: Path) -> None:
     """It is rejected by its size: no process is started to tokenise it, and the engine never sees it."""
-    async with serving(graph_of(tmp_path / "graph", model)) as (server, http):
+    async with serving(graph_of(tmp_path / "graph", short_model)) as (server, http):
         engine = server.engine
         assert (engine.facts.longest_token, engine.facts.max_length) == (81, 8192)
         asked = engine.stats().requests
@@ -122,9 +122,9 @@ async def test_text_that_cannot_fit(tmp_path: Path, model: Path) -> None:
         assert (engine.texts.process.pid, engine.stats().requests) == (0, asked)
 
 
-async def test_long_text_that_may_fit(tmp_path: Path, model: Path) -> None:
+async def test_long_text_that_may_fit(tmp_path: Path, short_model: Path) -> None:
     """It is tokenised by a process of its own, which may die of it, as the engine would have."""
-    async with serving(graph_of(tmp_path / "graph", model)) as (server, http):
+    async with serving(graph_of(tmp_path / "graph", short_model)) as (server, http):
         engine = server.engine
         short, spaces = " Once upon a time." * 100, " " * 60_000 + "Hello"
         counted = (await http.post("/v3/tokenize", json={"prompt": short})).json()

@@ -39,9 +39,17 @@ async def one_end(talk: Talker) -> str:
     return status
 
 
-@pytest.mark.parametrize("packet", ["llm", "t2s_servable"])
-async def test_an_engine_killed_in_an_answer_ends_it_and_not_the_session(graph: Path, packet: str) -> None:
-    async with running(graph) as server, talker(server) as talk:
+async def test_an_engine_killed_in_an_answer_ends_it_and_not_the_session(
+    graph: Path, subtests: pytest.Subtests
+) -> None:
+    async with running(graph) as server:
+        for packet in ("llm", "t2s_servable"):
+            with subtests.test(packet):
+                await kill_in_an_answer(server, packet)
+
+
+async def kill_in_an_answer(server: Running, packet: str) -> None:
+    async with talker(server) as talk:
         # A call of which nothing has been read is repeated, so a voice may go on with the next sentence.
         most: Any = "inf" if packet == "llm" else 60
         await talk.send("session.update", session={"instructions": STORY, "max_output_tokens": most})
@@ -58,13 +66,21 @@ async def test_an_engine_killed_in_an_answer_ends_it_and_not_the_session(graph: 
         assert response["usage"]["output_token_details"]["audio_tokens"] > 0
 
 
-@pytest.mark.parametrize("packet", ["s2t_servable", "t2s_servable"])
-async def test_an_engine_killed_before_it_answers_costs_one_turn_at_most(graph: Path, packet: str) -> None:
+async def test_an_engine_killed_before_it_answers_costs_one_turn_at_most(
+    graph: Path, subtests: pytest.Subtests
+) -> None:
+    async with running(graph) as server:
+        for packet in ("s2t_servable", "t2s_servable"):
+            with subtests.test(packet):
+                await kill_before_it_answers(server, packet)
+
+
+async def kill_before_it_answers(server: Running, packet: str) -> None:
     config = {
         "type": "realtime",
         "audio": {"input": {"turn_detection": None, "transcription": {"model": "x"}}},
     }
-    async with running(graph) as server, talker(server) as talk:
+    async with talker(server) as talk:
         await talk.send("session.update", session=config)
         await talk.until("session.updated")
         for kill in (True, False):
@@ -215,7 +231,7 @@ async def test_a_hundred_sessions_open_and_close(tmp_path: Path) -> None:
 async def test_an_answer_that_only_repeats_itself_says_so(model: Path, tmp_path: Path) -> None:
     """The real model goes on with what was said."""
     place = text_graph(tmp_path / "graph", str(model.parent))
-    loop = "Again and again. " * 150
+    loop = "Again and again. " * 40
     async with running(place) as server, talker(server) as talk:
         for _ in range(2):
             await talk.say(loop)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.conftest import ROOT, start_process
+from tests.conftest import graph_of, start_process
 
 pytestmark = pytest.mark.long
 
@@ -38,12 +37,10 @@ async def streamed(client: httpx.AsyncClient, *, reloading: bool = False) -> str
 
 
 async def test_graph_options_keep_the_engine_and_engine_options_replace_it(
-    model: Path, tmp_path: Path
+    short_model: Path, tmp_path: Path
 ) -> None:
-    graph = tmp_path / "m/graph.pbtxt"
-    graph.parent.mkdir()
-    text = (ROOT / "graphs/smollm2/graph.pbtxt").read_text()
-    text = re.sub(r'models_path: "[^"]*"', f'models_path: "{model}"', text)
+    graph = graph_of(tmp_path / "m", short_model) / "graph.pbtxt"
+    text = graph.read_text()
 
     def write(more: str) -> None:
         graph.write_text(text.replace("models_path:", f"{more} models_path:"))
@@ -57,7 +54,7 @@ async def test_graph_options_keep_the_engine_and_engine_options_replace_it(
     try:
         async with httpx.AsyncClient(base_url=server.url, timeout=230) as client:
             engine = server.engine_pid()
-            expected = await streamed(client)
+            assert (expected := await streamed(client))
             for more, same in (("max_tokens_limit: 64", True), ("max_num_seqs: 7", False)):
                 write(more)
                 assert await streamed(client, reloading=True) == expected

@@ -222,19 +222,22 @@ def test_rounding_as_ml_dtypes_rounds(library: Library) -> None:
 
 
 @pytest.mark.long
-def test_neither_drafts_nor_company_change_a_text(model_path: str) -> None:
-    """Each token of an answer is computed as if it were alone, also next to a prompt."""
-    spec = PagedTextSpec(model_path, properties='{"KV_CACHE_PRECISION": "bf16"}')
+def test_neither_drafts_nor_company_change_a_text(short_model: Path) -> None:
+    """Each token of an answer is computed as if it were alone, also next to a prompt. Log-probabilities would show
+    what is too small to change a text."""
+    spec = PagedTextSpec(str(short_model), properties='{"KV_CACHE_PRECISION": "bf16"}')
     engine = PagedEngine(spec)
     engine.wait_for_forms()
     assert engine._model.own_attention
     for prompt in (LIST, STORY):
-        plain = generate(engine, prompt, max_tokens=80, num_assistant_tokens=0)
-        drafted = generate(engine, prompt, max_tokens=80, num_assistant_tokens=8)
-        assert drafted.text == plain.text
+        plain = generate(engine, prompt, max_tokens=80, num_assistant_tokens=0, logprobs=True)
+        drafted = generate(engine, prompt, max_tokens=80, num_assistant_tokens=8, logprobs=True)
+        assert drafted.drafted
+        assert (drafted.text, drafted.logprobs) == (plain.text, plain.logprobs)
         for id_ in range(5):
-            add(engine, id_, prompt, max_tokens=80, num_assistant_tokens=0)
-        assert {result.text for result in run(engine).values()} == {plain.text}
+            add(engine, id_, prompt, max_tokens=80, num_assistant_tokens=0, logprobs=True)
+        for result in run(engine).values():
+            assert (result.text, result.logprobs) == (plain.text, plain.logprobs)
         add(engine, 0, prompt, max_tokens=80, num_assistant_tokens=0)
         text = ""
         for step in range(40):

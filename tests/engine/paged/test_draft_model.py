@@ -179,9 +179,9 @@ def test_a_model_as_its_own_draft(short_model: Path) -> None:
         assert result.accepted == result.drafted > 0
 
 
-def test_a_draft_of_another_tokenizer_is_a_load_error(pair: tuple[str, DraftSpec], model_path: str) -> None:
+def test_a_draft_of_another_tokenizer_is_a_load_error(pair: tuple[str, DraftSpec], short_model: Path) -> None:
     with pytest.raises(LoadError, match="tokenizers of the draft model and of the model differ") as caught:
-        PagedEngine(PagedTextSpec(pair[0], draft=DraftSpec(model_path)))
+        PagedEngine(PagedTextSpec(pair[0], draft=DraftSpec(str(short_model))))
     assert caught.value.field == "draft_models_path"
 
 

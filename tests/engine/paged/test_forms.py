@@ -30,11 +30,12 @@ from ovserve.kinds.text.worker.paged.model import (
 )
 from ovserve.pull.run import Wanted, pull
 from tests.engine import tiny
-from tests.engine.real import CHAT, FRANCE, STORY, add, generate, run
+from tests.engine.real import CHAT, STORY, add, generate, run
 from tests.pull import tiny_gguf
 
 pytestmark = pytest.mark.long
 
+CAPITAL = "The capital of France is"  # five tokens
 TILES = Processor(flags=frozenset({"amx_bf16"}))
 
 
@@ -87,15 +88,15 @@ def test_the_form_follows_the_number_of_tokens(model_path: str, monkeypatch: pyt
 
     monkeypatch.setattr(Runner, "run", counted)
     assert model.few is not None
-    assert "Paris" in generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text
+    assert "Paris" in generate(engine, CAPITAL, max_tokens=7, num_assistant_tokens=0).text
     assert set(ran) == {model.few, model.decode_forms[1]}  # the short prompt, then one token at a time
     for count, runner in (FEW_TOKENS, model.few), (FEW_TOKENS + 1, model.runner):
         ran.clear()
         for id_ in range(count):
-            add(engine, id_, FRANCE, max_tokens=12, ignore_eos=True, num_assistant_tokens=0)
+            add(engine, id_, CAPITAL, max_tokens=7, ignore_eos=True, num_assistant_tokens=0)
         texts = {result.text for result in run(engine).values()}
         assert all("Paris" in text for text in texts)
-        assert ran[runner] >= 11
+        assert ran[runner] >= 6
 
 
 def test_without_a_form_the_one_for_many_goes_on(
@@ -108,7 +109,7 @@ def test_without_a_form_the_one_for_many_goes_on(
     monkeypatch.setattr(paged_model, "find_library", lambda: None)
     engine = PagedEngine(PagedTextSpec(model_path))
     engine.wait_for_forms()
-    assert "Paris" in generate(engine, FRANCE, max_tokens=12).text
+    assert "Paris" in generate(engine, CAPITAL, max_tokens=7).text
     assert "steps of few tokens use the form for many: no memory for it" in capfd.readouterr().err
 
 
@@ -178,14 +179,14 @@ def test_no_request_gets_the_block_that_a_first_token_is_computed_in(tiny_model:
 
 
 def test_no_copy_of_the_weights_where_memory_is_short(
-    model_path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    short_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(paged_model, "memory", lambda: Memory(200 << 20, "container"))
-    assert forms(Path(model_path), {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
+    monkeypatch.setattr(paged_model, "memory", lambda: Memory(40 << 20, "container"))
+    assert forms(short_model, {"KV_CACHE_PRECISION": "u8"}, tiles=True) == (False, False)
     said = capfd.readouterr().err  # which form is laid depends on the processor, so the size does
-    found = re.search(r"another copy of the weights takes (\d+) MB, of 200 MB of memory left", said)
+    found = re.search(r"another copy of the weights takes (\d+) MB, of 40 MB of memory left", said)
     assert found is not None, said
-    assert 80 < int(found[1]) < 160
+    assert 20 < int(found[1]) < 60
 
 
 def test_a_large_model_is_measured_at_load(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,23 +332,29 @@ def test_activations_share_a_scale_where_weights_do(
     assert takes_wide_groups(weights(kind, *shapes)) is wide
 
 
+@pytest.fixture(scope="module")
+def int8_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model's directory."""
+    place = tmp_path_factory.mktemp("int8")
+    source = tiny_gguf.write(place / "floats.gguf", gguf.GGMLQuantizationType.F16)
+    return pull(Wanted(str(source), place / "r", weight_format="int8"), print)
+
+
 @pytest.mark.parametrize(
     ("properties", "tiles", "group"),
     [({}, False, 64), ({}, True, None), ({"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}, False, 0)],
 )
 def test_the_group_of_activations(
-    tmp_path: Path,
+    int8_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     properties: dict[str, str],
     *,
     tiles: bool,
     group: int | None,
 ) -> None:
-    """A real model in int8, without kernels of ours; an operator's own choice stays."""
+    """In int8, without kernels of ours; an operator's own choice stays."""
     monkeypatch.setattr(paged_model, "find_library", lambda: None)
-    source = tiny_gguf.write(tmp_path / "floats.gguf", gguf.GGMLQuantizationType.F16)
-    directory = pull(Wanted(str(source), tmp_path / "r", weight_format="int8"), print)
-    model = PagedModel(directory / FILE, "CPU", properties, tiles)
+    model = PagedModel(int8_model / FILE, "CPU", properties, tiles)
     model.compile()
     default = openvino.Core().get_property("CPU", ACTIVATION_GROUP)
     assert model.compiled.get_property(ACTIVATION_GROUP) == (default if group is None else group)
