@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import re
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving import rollout
-from ovserve.serving.config.file import GraphsDirectory
+from ovserve.serving.config.file import ConfigFile, GraphsDirectory
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES
 from ovserve.serving.settings import ServableSpec, ServingSettings
-from tests.conftest import eventually, script_graph
+from tests.conftest import eventually, refuse, script_graph
 
 AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
 
@@ -375,3 +376,26 @@ async def test_a_version_that_would_not_fit_alone_leaves_the_old_one_serving(tmp
         result = await manager.reload()
         assert "would take about 128 MB" in result.failed["a"]
         assert states(manager) == {"a": AVAILABLE}
+
+
+async def test_polls_survive_storage_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher has one task, which an error would end for good."""
+    file = ConfigFile(tmp_path / "config.json")
+    graph(tmp_path, "a")
+    file.path.write_text('{"mediapipe_config_list": [{"name": "a"}]}')
+    manager = Manager(Registry(MODULES), ServingSettings(), repository=file)
+    try:
+        await manager.reload()
+        for number in (errno.ESTALE, errno.EACCES):
+            with monkeypatch.context() as patch:
+                refuse(patch, tmp_path / "a", number)
+                for _ in range(3):
+                    with suppress(LoadError):
+                        await manager.poll()
+                assert manager.get("a"), "it answers from memory"
+        await manager.reload()
+        assert states(manager) == {"a": AVAILABLE}
+    finally:
+        await manager.stop()

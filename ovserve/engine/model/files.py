@@ -6,6 +6,7 @@ by hand often lack half of the files.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -33,6 +34,7 @@ VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embedding
 
 LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 LONGEST_POINTER = 1024  # bytes, by the specification of Git LFS
+REFUSALS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 SAFETENSORS_HEADER_LIMIT = 100 << 20  # bytes, the format's own
 
 
@@ -271,6 +273,16 @@ _CLOUDS = {
 }  # fmt: skip
 # A path of the operating system has one slash where the URL has two.
 _CLOUD_URL = re.compile(rf"(?:^|/)({'|'.join(_CLOUDS)})://?([^/].*|$)", re.IGNORECASE)
+
+
+def refusal(error: OSError) -> str:
+    """Return why one path cannot be looked at; it concerns no other.
+
+    Raises the error of storage that has gone.
+    """
+    if error.errno not in REFUSALS:
+        raise error
+    return f"{error.filename} cannot be read: {error.strerror}"
 
 
 def cloud_fault(path: str | Path) -> str:
