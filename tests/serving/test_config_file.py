@@ -253,6 +253,34 @@ def test_a_directory_of_graphs(tmp_path: Path) -> None:
         GraphsDirectory(tmp_path / "nowhere").read()
 
 
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_text_of_a_json_file_is_what_json_says(tmp_path: Path, ascii_only: bool) -> None:
+    """As in rasa #1564: json.dump writes a character beyond U+FFFF as two halves, which YAML keeps apart."""
+    rest = {chr(code) for code in (0x7F, 0x80, 0x85, 0x9F, 0xA0, 0x2028, 0x2029, 0xFEFF, 0xFFFE, 0xFFFF)}
+    for text in ("m\N{GRINNING FACE}", "\U00020000 \U0010ffff", *(f"a{char}b" for char in rest), "a/b\\"):
+        entry = {"name": text, "base_path": text}
+        content = json.dumps(
+            {"mediapipe_config_list": [entry, {"name": "second"}]}, indent=1, ensure_ascii=ascii_only
+        )
+        first, second = config(tmp_path, content).read().specs
+        assert (first.name, first.base) == (text, tmp_path / text)
+        assert second.origin.endswith(f":{content[: content.index('second')].count(chr(10))}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "config.yaml"])
+def test_what_no_path_can_hold_is_no_text(tmp_path: Path, name: str) -> None:
+    """Half a character, and the null character."""
+    text = '{"mediapipe_config_list": [\n{"name": "m", "base_path": "a\\u0000b"}]}'
+    with pytest.raises(LoadError, match=rf"{name}:2: not (JSON|YAML): text with the null character"):
+        config(tmp_path, text, name).read()
+    for text in (
+        '{"mediapipe_config_list": [\n{"name": "\\ud800"}]}',
+        '{"mediapipe_config_list":\n {"\\udfff": 1}}',
+    ):
+        with pytest.raises(LoadError, match=rf"{name}:2: not (JSON|YAML): .*surrogates"):
+            config(tmp_path, text, name).read()
+
+
 # ---- paths that the system refuses
 
 
