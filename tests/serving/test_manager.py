@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ovserve.serving import rollout
 from ovserve.serving.config.file import ConfigFile, GraphsDirectory
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES
-from ovserve.serving.settings import ServableSpec, ServingSettings
+from ovserve.serving.settings import AdapterOf, ServableSpec, ServingSettings
 from tests.conftest import eventually, refuse, script_graph
 
 AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
@@ -399,3 +400,19 @@ async def test_polls_survive_storage_that_does_not_answer(
         assert states(manager) == {"a": AVAILABLE}
     finally:
         await manager.stop()
+
+
+async def test_polls_survive_paths_that_are_none(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Of a graph file, of a list of models by gRPC, and of `load_lora_adapter`."""
+    base = ServableSpec.of_directory("a", graph(tmp_path, "a"))
+    script = graph(tmp_path, "b") / "graph.pbtxt"
+    script.write_text(re.sub('models_path: "[^"]*"', r'models_path: "x\\000y"', script.read_text()))
+    adapter = replace(base, name="c", adapter=AdapterOf("a", tmp_path / "x\0y"))
+    async with managing(tmp_path) as manager:
+        result = await manager.reload()
+        assert (result.loaded, [*result.failed]) == (("a",), ["b"])
+        for where in (adapter, tmp_path / "x\0y", tmp_path / ("x" * 300)):
+            with subtests.test(repr(where)):
+                with pytest.raises(LoadError, match="does not exist|File name too long"):
+                    await manager.load("c", where)
+                assert [await manager.poll() for _ in range(3)] == [None, None, None]
