@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -30,7 +31,7 @@ from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving import rollout
 from ovserve.serving.config.file import ConfigFile, GraphsDirectory
-from ovserve.serving.manager import Manager
+from ovserve.serving.manager import Manager, Reloads
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES
 from ovserve.serving.settings import AdapterOf, ServableSpec, ServingSettings
 from tests.conftest import eventually, refuse, script_graph
@@ -416,3 +417,21 @@ async def test_polls_survive_paths_that_are_none(tmp_path: Path, subtests: pytes
                 with pytest.raises(LoadError, match="does not exist|File name too long"):
                     await manager.load("c", where)
                 assert [await manager.poll() for _ in range(3)] == [None, None, None]
+
+
+async def test_the_watcher_goes_on_after_a_poll_that_fails_unexpectedly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph(tmp_path, "a")
+    async with managing(tmp_path) as manager:
+        reloads, poll = Reloads(manager), manager.poll
+        fail = AsyncMock(side_effect=RuntimeError("odd"))
+        monkeypatch.setattr(manager, "poll", fail)
+        reloads.start(0.01)
+        try:
+            await eventually(lambda: fail.await_count >= 2)
+            monkeypatch.setattr(manager, "poll", poll)
+            await eventually(lambda: states(manager) == {"a": AVAILABLE})
+        finally:
+            await reloads.stop()
+    assert "a reload by watcher or SIGHUP failed unexpectedly" in caplog.text
