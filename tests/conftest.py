@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import faulthandler
 import gc
 import importlib
@@ -19,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -320,6 +322,19 @@ def script_graph(directory: Path, script: str, options: str = "") -> Path:
     text = re.sub(r'models_path: "[^"]*"(\n *\w+: \w+)+', lambda _: model, text)
     (directory / "graph.pbtxt").write_text(text)
     return directory
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, path: Path, number: int = errno.EACCES) -> None:
+    """Have the system answer so for all below a path: the user of the tests may be root."""
+    for name in ("stat", "listdir", "scandir"):
+        real = getattr(os, name)
+
+        def answer(where: Any, *more: Any, name: str = name, real: Any = real, **options: Any) -> Any:
+            if Path(where).is_relative_to(path) and (name != "stat" or Path(where) != path):
+                raise OSError(number, os.strerror(number), str(where))
+            return real(where, *more, **options)
+
+        monkeypatch.setattr(os, name, answer)
 
 
 async def eventually(condition: object, seconds: float = 230, pause: float = 0.02) -> None:

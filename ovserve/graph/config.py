@@ -140,8 +140,9 @@ def load_graph(path: Path, base: Path | None = None) -> GraphConfig:
     file."""
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise LoadError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
+    except (OSError, ValueError) as error:  # ValueError: no path, because of a null character
+        why = getattr(error, "strerror", None) or error
+        raise LoadError(f"cannot be read: {why}", file=str(path)) from error
     return parse_graph(text, str(path), base)
 
 

@@ -59,7 +59,8 @@ ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/\s,]+")
 MAX_AGE = 600  # seconds a browser may remember a preflight
 # Headers that scripts may read, in addition to those that are always readable.
 EXPOSED = (
-    "x-request-id, retry-after, retry-after-ms, x-ovserve-ignored-params, x-ovserve-clamped, "
+    "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, "
+    "inference-header-content-length, x-ovserve-ignored-params, x-ovserve-clamped, "
     "x-ovserve-adapted, x-ovserve-truncated, x-ovserve-repetition, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens"

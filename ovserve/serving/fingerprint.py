@@ -82,15 +82,15 @@ class Fingerprints:
                 return cached[1]
         except (FileNotFoundError, NotADirectoryError):
             return "absent"
-        except OSError as error:
-            return f"unreadable: {error.strerror}"
+        except (OSError, ValueError) as error:  # ValueError: no path, because of a null character
+            return f"unreadable: {error}"
 
 
 def _own(directory: Path) -> list[Path]:
     """Return the authors' files; none of a directory that does not exist or cannot be read."""
     try:
         return author_files(directory)
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 
@@ -98,7 +98,7 @@ def _beside(directory: Path) -> list[Path]:
     """Return the modules of a directory and of the packages in it; none of one that cannot be read."""
     try:
         return modules(directory)[:MAX_FILES]
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 

@@ -30,6 +30,7 @@ from ovserve.api.kserve.json_body import decode_infer
 from ovserve.engine.admission.calls import CallAdmission
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.admission.text import TextAdmission
+from ovserve.engine.model.files import refusal
 from ovserve.engine.model.lora import adapter_file, scaling
 from ovserve.engine.protocol.specs import LoraAdapter, Spec, TextSpec
 from ovserve.errors import LoadError, OvserveError
@@ -211,6 +212,18 @@ def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[st
     return {**nodes, packet: replace(engine_node, spec=spec, fallback=None)}
 
 
+def _graph_fault(spec: ServableSpec) -> str:
+    """Return why the file of a graph cannot be read; "" if it can."""
+    try:
+        if spec.graph.is_file():
+            return ""
+        why = nothing_served(spec.base) if spec.base.is_dir() else absent(spec.base)
+    except OSError as error:
+        return refusal(error)
+    servable = f"a servable is a directory with a {GRAPH_FILE}, or a plain model"
+    return f"{spec.graph} does not exist; {servable}: {why}"
+
+
 @dataclass(frozen=True)
 class Checked:
     """A graph that is valid as far as can be known without its engines; close its graph if it is not served.
@@ -256,12 +269,8 @@ def check(spec: ServableSpec, registry: Registry, *, models: bool = True) -> Che
         raise LoadError(fault, file=spec.origin)
     if spec.model is not None:
         return _checked_model(spec, spec.model, registry)
-    if not spec.text and not spec.graph.is_file():
-        raise LoadError(
-            f"{spec.graph} does not exist; a servable is a directory with a {GRAPH_FILE}, or a plain model: "
-            f"{nothing_served(spec.base) if spec.base.is_dir() else absent(spec.base)}",
-            file=spec.origin,
-        )
+    if fault := "" if spec.text else _graph_fault(spec):
+        raise LoadError(fault, file=spec.origin)
     if spec.subconfig is not None and spec.subconfig.is_file():
         for warning in check_subconfig(spec.subconfig):
             log.warning("%s", warning)
@@ -304,7 +313,7 @@ def _may_list_adapters(spec: ServableSpec) -> bool:
     """Look for the field's name first: to parse each graph takes 3 ms, and all are looked at each second."""
     try:
         return b"lora_adapters" in (spec.text.encode(errors="replace") or spec.graph.read_bytes())
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

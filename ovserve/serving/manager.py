@@ -345,14 +345,16 @@ class Reloads:
         self._begin(_logged(self._manager.reload()))
 
     async def _watch(self, seconds: float) -> None:
+        """Each poll is a task of its own: one that fails unexpectedly is logged, and the next one follows."""
         while True:
             await asyncio.sleep(seconds)
-            await _logged(self._manager.poll())
+            await asyncio.wait({self._begin(_logged(self._manager.poll()))})
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -86,7 +86,7 @@ class Rollout:
         """
         expanded = []
         for spec in specs:
-            gone = not (spec.model or spec.text or spec.graph.is_file() or looks_plain(spec.base))
+            gone = _has_gone(spec)
             served = [e.active[0] for e in self._entries.of(spec.name) if gone and e.active and e.servable]
             there = [s for s in served if s.plain and spec.base in (s.base, s.base.parent)]
             expanded += there or [spec]
@@ -321,6 +321,14 @@ class Rollout:
                 old.name, old.running, self._settings.drain_seconds,
             )  # fmt: skip
         await old.stop()
+
+
+def _has_gone(spec: ServableSpec) -> bool:
+    """Return whether there is nothing to serve at its path, or its storage does not answer."""
+    try:
+        return not (spec.model or spec.text or spec.graph.is_file() or looks_plain(spec.base))
+    except OSError:
+        return True
 
 
 @dataclass(frozen=True)

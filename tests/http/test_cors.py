@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
+import tritonclient.http
 
 from ovserve.access import Guard
 from ovserve.http.middleware import Cors
@@ -53,6 +57,18 @@ async def test_of_a_list_only_the_one_that_asks_is_told(
     assert told.get("Access-Control-Allow-Origin") == (origin if allowed else None)
     assert told.get("Access-Control-Allow-Credentials") == ("true" if allowed else None)
     assert told["Vary"] == "Origin", "a cache must not give it to another origin"
+
+
+async def test_pages_may_read_what_clients_read(tmp_path: Path) -> None:
+    """The clients run in browsers too; without x-should-retry they repeat what is hopeless."""
+    packages = (Path(module.__file__).parent for module in (openai, anthropic, tritonclient.http))
+    sources = "".join(file.read_text() for package in packages for file in package.glob("_*.py"))
+    read = set(
+        re.findall(r'"(x-should-retry|retry-after-ms|(?:x-)?request-id|inference-h[\w-]+)"', sources.lower())
+    )
+    assert len(read) == 5, "what these clients read of the headers that this server sends"
+    exposed = (await ask(tmp_path, None, PAGE))["Access-Control-Expose-Headers"].split(", ")
+    assert read <= {*exposed}
 
 
 async def test_empty_allows_none(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from ovserve.errors import LoadError
 from ovserve.serving.config.file import ConfigFile, GraphsDirectory, Monitoring, check_subconfig
 from ovserve.serving.settings import ServableSpec
+from tests.conftest import refuse
 
 
 def config(directory: Path, text: str, name: str = "config.json") -> ConfigFile:
@@ -248,6 +251,95 @@ def test_a_directory_of_graphs(tmp_path: Path) -> None:
     assert repository.digest() != before
     with pytest.raises(LoadError, match="nowhere: cannot be read"):
         GraphsDirectory(tmp_path / "nowhere").read()
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_text_of_a_json_file_is_what_json_says(tmp_path: Path, ascii_only: bool) -> None:
+    """As in rasa #1564: json.dump writes a character beyond U+FFFF as two halves, which YAML keeps apart."""
+    rest = {chr(code) for code in (0x7F, 0x80, 0x85, 0x9F, 0xA0, 0x2028, 0x2029, 0xFEFF, 0xFFFE, 0xFFFF)}
+    for text in ("m\N{GRINNING FACE}", "\U00020000 \U0010ffff", *(f"a{char}b" for char in rest), "a/b\\"):
+        entry = {"name": text, "base_path": text}
+        content = json.dumps(
+            {"mediapipe_config_list": [entry, {"name": "second"}]}, indent=1, ensure_ascii=ascii_only
+        )
+        first, second = config(tmp_path, content).read().specs
+        assert (first.name, first.base) == (text, tmp_path / text)
+        assert second.origin.endswith(f":{content[: content.index('second')].count(chr(10))}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "config.yaml"])
+def test_what_no_path_can_hold_is_no_text(tmp_path: Path, name: str) -> None:
+    """Half a character, and the null character."""
+    text = '{"mediapipe_config_list": [\n{"name": "m", "base_path": "a\\u0000b"}]}'
+    with pytest.raises(LoadError, match=rf"{name}:2: not (JSON|YAML): text with the null character"):
+        config(tmp_path, text, name).read()
+    for text in (
+        '{"mediapipe_config_list": [\n{"name": "\\ud800"}]}',
+        '{"mediapipe_config_list":\n {"\\udfff": 1}}',
+    ):
+        with pytest.raises(LoadError, match=rf"{name}:2: not (JSON|YAML): .*surrogates"):
+            config(tmp_path, text, name).read()
+
+
+# ---- paths that the system refuses
+
+
+def test_what_one_entry_may_not_read_leaves_the_others(
+    tmp_path: Path, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in kserve #1607: files of a volume belong to another user than the server's."""
+    graph(tmp_path / "a")
+    (tmp_path / "b/1").mkdir(parents=True)
+    refuse(monkeypatch, tmp_path / "b")
+    for keys in (
+        {},
+        {"graph_path": "g.pbtxt"},
+        {"shape": "auto"},
+        {"base_path": "b/1"},
+        {"base_path": "x" * 300},
+    ):
+        for section in ("model_config_list", "mediapipe_config_list"):
+            with subtests.test(section, keys=keys):
+                if "shape" in keys and section == "mediapipe_config_list":
+                    continue
+                listed = [{"name": "a"}, {"name": "b", **keys}]
+                entries = (
+                    [{"config": entry} for entry in listed] if section == "model_config_list" else listed
+                )
+                file = config(tmp_path, json.dumps({section: entries}))
+                faults = {spec.name: spec.fault for spec in file.read().specs}
+                assert faults["a"] == ""
+                assert re.search("cannot be read: (Permission denied|File name too long)", faults["b"]), (
+                    faults
+                )
+                assert file.digest() == file.digest()
+
+
+def test_a_folder_that_may_not_be_read_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And lost+found, at the root of each volume of Kubernetes, is no servable."""
+    for name in ("a", "b", "lost+found"):
+        graph(tmp_path / name)
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/2").mkdir(parents=True)
+    (tmp_path / "m/1/m.onnx").touch()
+    for name in ("b", "lost+found", "m/2"):
+        refuse(monkeypatch, tmp_path / name)
+    content = GraphsDirectory(tmp_path).read()
+    faults = [(spec.name, spec.version, spec.fault.rpartition(": ")[2]) for spec in content.specs]
+    denied = "Permission denied"
+    assert faults == [("a", 1, ""), ("b", 1, denied), ("m", 1, ""), ("m", 2, denied)]
+    assert content.warnings == ()
+
+
+def test_storage_that_has_gone_is_no_fault_of_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph(tmp_path / "a")
+    refuse(monkeypatch, tmp_path / "a", errno.ESTALE)
+    with pytest.raises(OSError, match="Stale file handle"):
+        GraphsDirectory(tmp_path).read()
 
 
 # ---- plain models

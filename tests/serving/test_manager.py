@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import re
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -27,11 +30,11 @@ from ovserve.errors import LoadError, ModelNotFound, Unavailable
 from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
 from ovserve.serving import rollout
-from ovserve.serving.config.file import GraphsDirectory
-from ovserve.serving.manager import Manager
+from ovserve.serving.config.file import ConfigFile, GraphsDirectory
+from ovserve.serving.manager import Manager, Reloads
 from ovserve.serving.model_size import PROCESS_BYTES, RESERVE_BYTES
-from ovserve.serving.settings import ServableSpec, ServingSettings
-from tests.conftest import eventually, script_graph
+from ovserve.serving.settings import AdapterOf, ServableSpec, ServingSettings
+from tests.conftest import eventually, refuse, script_graph
 
 AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
 
@@ -375,3 +378,60 @@ async def test_a_version_that_would_not_fit_alone_leaves_the_old_one_serving(tmp
         result = await manager.reload()
         assert "would take about 128 MB" in result.failed["a"]
         assert states(manager) == {"a": AVAILABLE}
+
+
+async def test_polls_survive_storage_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher has one task, which an error would end for good."""
+    file = ConfigFile(tmp_path / "config.json")
+    graph(tmp_path, "a")
+    file.path.write_text('{"mediapipe_config_list": [{"name": "a"}]}')
+    manager = Manager(Registry(MODULES), ServingSettings(), repository=file)
+    try:
+        await manager.reload()
+        for number in (errno.ESTALE, errno.EACCES):
+            with monkeypatch.context() as patch:
+                refuse(patch, tmp_path / "a", number)
+                for _ in range(3):
+                    with suppress(LoadError):
+                        await manager.poll()
+                assert manager.get("a"), "it answers from memory"
+        await manager.reload()
+        assert states(manager) == {"a": AVAILABLE}
+    finally:
+        await manager.stop()
+
+
+async def test_polls_survive_paths_that_are_none(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Of a graph file, of a list of models by gRPC, and of `load_lora_adapter`."""
+    base = ServableSpec.of_directory("a", graph(tmp_path, "a"))
+    script = graph(tmp_path, "b") / "graph.pbtxt"
+    script.write_text(re.sub('models_path: "[^"]*"', r'models_path: "x\\000y"', script.read_text()))
+    adapter = replace(base, name="c", adapter=AdapterOf("a", tmp_path / "x\0y"))
+    async with managing(tmp_path) as manager:
+        result = await manager.reload()
+        assert (result.loaded, [*result.failed]) == (("a",), ["b"])
+        for where in (adapter, tmp_path / "x\0y", tmp_path / ("x" * 300)):
+            with subtests.test(repr(where)):
+                with pytest.raises(LoadError, match="does not exist|File name too long"):
+                    await manager.load("c", where)
+                assert [await manager.poll() for _ in range(3)] == [None, None, None]
+
+
+async def test_the_watcher_goes_on_after_a_poll_that_fails_unexpectedly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph(tmp_path, "a")
+    async with managing(tmp_path) as manager:
+        reloads, poll = Reloads(manager), manager.poll
+        fail = AsyncMock(side_effect=RuntimeError("odd"))
+        monkeypatch.setattr(manager, "poll", fail)
+        reloads.start(0.01)
+        try:
+            await eventually(lambda: fail.await_count >= 2)
+            monkeypatch.setattr(manager, "poll", poll)
+            await eventually(lambda: states(manager) == {"a": AVAILABLE})
+        finally:
+            await reloads.stop()
+    assert "a reload by watcher or SIGHUP failed unexpectedly" in caplog.text

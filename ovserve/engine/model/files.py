@@ -6,11 +6,13 @@ by hand often lack half of the files.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import struct
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -32,6 +34,8 @@ VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embedding
 
 LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 LONGEST_POINTER = 1024  # bytes, by the specification of Git LFS
+REFUSALS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+SAFETENSORS_HEADER_LIMIT = 100 << 20  # bytes, the format's own
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
@@ -85,7 +89,7 @@ def json_object(file: Path, *, needed: bool = False) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"not a JSON object: {error}", file=str(file)) from error
     if not isinstance(content, dict):
         raise LoadError(f"not a JSON object: {type(content).__name__}", file=str(file))
@@ -96,9 +100,41 @@ def json_or_empty(file: Path, type_: type[T]) -> T:
     """Return the JSON value of a file, an empty one if it cannot be read or has another type."""
     try:
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return type_()
     return content if isinstance(content, type_) else type_()
+
+
+class TensorEntry(msgspec.Struct):
+    """A tensor of a .safetensors file. Offsets count from the end of the header."""
+
+    dtype: str
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
+    data_offsets: tuple[int, int]
+
+
+def safetensors_header(file: Path) -> tuple[dict[str, TensorEntry], int]:
+    """Return the tensors of a .safetensors file, and where their values begin. Raises LoadError.
+
+    A file of which the end is missing is refused: OpenVINO GenAI reads what is behind it in memory.
+    Source: https://huggingface.co/docs/safetensors/index, read 2026-11-22
+    """
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            data_size = os.fstat(opened.fileno()).st_size - 8 - length
+            if length > SAFETENSORS_HEADER_LIMIT or data_size < 0:
+                raise ValueError(f"a header of {length} bytes")
+            header = msgspec.json.decode(opened.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=TensorEntry) for name, raw in header.items()}
+        for name, entry in entries.items():
+            begin, end = entry.data_offsets
+            if not 0 <= begin <= end <= data_size:
+                raise ValueError(f"{name!r} is at {begin} to {end} of {data_size} bytes of values")
+    except (OSError, struct.error, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise LoadError(f"not a .safetensors file: {error}", file=str(file)) from error
+    return entries, 8 + length
 
 
 def pulled(directory: Path) -> dict[str, Any]:
@@ -237,6 +273,16 @@ _CLOUDS = {
 }  # fmt: skip
 # A path of the operating system has one slash where the URL has two.
 _CLOUD_URL = re.compile(rf"(?:^|/)({'|'.join(_CLOUDS)})://?([^/].*|$)", re.IGNORECASE)
+
+
+def refusal(error: OSError) -> str:
+    """Return why one path cannot be looked at; it concerns no other.
+
+    Raises the error of storage that has gone.
+    """
+    if error.errno not in REFUSALS:
+        raise error
+    return f"{error.filename} cannot be read: {error.strerror}"
 
 
 def cloud_fault(path: str | Path) -> str:

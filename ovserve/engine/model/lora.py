@@ -5,17 +5,17 @@ Source: https://huggingface.co/docs/peft/developer_guides/checkpoint, read 2026-
 
 from __future__ import annotations
 
-import json
+import math
 import re
-import struct
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ovserve.engine.model.files import LANGUAGE_MODELS, json_object
+import msgspec
+
+from ovserve.engine.model.files import LANGUAGE_MODELS, json_object, safetensors_header
 from ovserve.errors import LoadError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-MOST_HEAD = 100 << 20  # bytes, the format's own limit
 _LOW_BITS = re.compile(r'element_type="(?:[ui][2348]|nf4|f4e2m1|f8e\w+)"')
 _PREFIX, _SUFFIX = "base_model.model.", re.compile(r"\.lora_[AB](\.default)?\.weight$")
 
@@ -28,36 +28,70 @@ def adapter_file(path: Path) -> Path:
     return file
 
 
+class _Config(msgspec.Struct):
+    """The scale in PEFT's configuration, with PEFT's defaults."""
+
+    r: Annotated[int, msgspec.Meta(ge=1)] = 8
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    rank_pattern: dict[str, Any] | None = None
+    alpha_pattern: dict[str, Any] | None = None
+
+
 def scaling(file: Path) -> float:
     """Return the factor of the product of its matrices, from the configuration next to it; 1.0 without one.
 
-    Raises LoadError.
+    Raises LoadError, also for layers with scales of their own: the library takes one for all.
     """
-    config = json_object(file.parent / CONFIG)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+    path = file.parent / CONFIG
+    if not path.exists():
         return 1.0
-    return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+    try:
+        config = msgspec.convert(json_object(path), _Config)
+        scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
+        if not math.isfinite(scale):
+            raise ValueError(f"lora_alpha: expected a number, got {config.lora_alpha}")
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        raise LoadError(f"not a configuration of LoRA: {error}", file=str(path)) from error
+    if config.rank_pattern or config.alpha_pattern:
+        field = "rank_pattern" if config.rank_pattern else "alpha_pattern"
+        raise LoadError(f"{field}: layers with scales of their own are not supported", file=str(path))
+    return scale
 
 
 def unusable(file: str, model: str) -> str:
-    """Return why the adapter changes nothing in a model; "" if it does."""
-    targets = sorted({_SUFFIX.sub("", name.removeprefix(_PREFIX)) for name in _head(Path(file))})
+    """Return why a model cannot have all that the adapter changes; "" if it can. Raises LoadError.
+
+    The library applies the rest without a word, and answers with another model than was trained.
+    """
+    tensors, _ = safetensors_header(Path(file))
     if not Path(model).is_dir():
         return "adapters need a model in OpenVINO's form that optimum-cli exported, not a .gguf file"
     layers = _networks(model)
-    merged = [name for name in targets if f".{name}/" not in layers and _merged(name).search(layers)]
+    targets = sorted({_SUFFIX.sub("", name.removeprefix(_PREFIX)) for name in tensors})
+    missing = [name for name in targets if f".{name}/" not in layers]
+    merged = [name for name in missing if _merged(name).search(layers)]
     if merged:
         return (
             f"query, key and value of the model are merged, and the adapter changes {merged[0]}; repeat its "
             "`ovserve pull` with --merge_qkv false"
         )
-    if any(f".{name}/" in layers for name in targets):
-        return ""
-    return (
-        f"no layer of the model has a name of the adapter, such as {targets[0] if targets else 'none'!r}; "
-        "optimum-cli exports models with names, and models converted from .gguf have none"
-    )
+    if len(missing) == len(targets):
+        return (
+            f"no layer of the model has a name of the adapter, such as {(targets or ['none'])[0]!r}; "
+            "optimum-cli exports models with names, and models converted from .gguf have none"
+        )
+    if odd := [name for name, tensor in tensors.items() if not _is_matrix(name, tensor.shape)]:
+        return f"the adapter has {odd[0]!r}, and the library applies only the matrices A and B of layers"
+    if missing:
+        return (
+            f"the model lacks {len(missing)} of {len(targets)} layers of the adapter, such as {missing[0]!r}"
+        )
+    return ""
+
+
+def _is_matrix(name: str, shape: list[int]) -> bool:
+    return _SUFFIX.search(name) is not None and len(shape) == 2
 
 
 def compressed(model: str) -> bool:
@@ -73,16 +107,3 @@ def _merged(name: str) -> re.Pattern[str]:
 def _networks(model: str) -> str:
     files = [Path(model) / name for name in LANGUAGE_MODELS if (Path(model) / name).is_file()]
     return "".join(file.read_text("utf-8", "replace") for file in files)
-
-
-def _head(file: Path) -> dict[str, Any]:
-    """Return the tensors that a .safetensors file lists. Raises LoadError."""
-    try:
-        with file.open("rb") as opened:
-            (size,) = struct.unpack("<Q", opened.read(8))
-            if size > MOST_HEAD:
-                raise ValueError("its head is too long")
-            head = json.loads(opened.read(size))
-    except (OSError, ValueError, struct.error) as error:
-        raise LoadError(f"{file} is not a .safetensors file: {error}", field="lora_adapters") from error
-    return {name: value for name, value in head.items() if name != "__metadata__"}

@@ -1,47 +1,29 @@
-"""Tensors of a safetensors file: an 8-byte header length, a JSON header, then raw little-endian values.
+"""Tensors of a .safetensors file: a length of 8 bytes, a JSON header, then raw little-endian values.
 
 The format is small enough that reading it needs no library.
-Source: https://huggingface.co/docs/safetensors/index, read 2026-11-22
 """
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ovserve.engine.model.files import safetensors_header
 from ovserve.errors import LoadError
 
-HEADER_LIMIT = 100 << 20  # bytes; the format's own bound
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 
 
-class _Entry(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
-
-
 class Tensors:
-    """The tensors of one file by name, mapped into memory and read as float32."""
+    """The tensors of one file by name, mapped into memory and read as float32. Raises LoadError."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._entries, self._start = safetensors_header(file)
         self._raw = np.memmap(file, np.uint8, mode="r")
-        try:
-            (length,) = struct.unpack("<Q", bytes(self._raw[:8]))
-            if length > min(HEADER_LIMIT, self._raw.size - 8):
-                raise ValueError(f"a header of {length} bytes")
-            header = msgspec.json.decode(bytes(self._raw[8 : 8 + length]), type=dict[str, msgspec.Raw])
-            header.pop("__metadata__", None)
-            self._entries = {n: msgspec.json.decode(raw, type=_Entry) for n, raw in header.items()}
-        except (struct.error, ValueError, msgspec.MsgspecError) as error:
-            raise LoadError(f"not a safetensors file: {error}", file=str(file)) from error
-        self._start = 8 + length
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from ovserve.engine.model.files import refusal
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
@@ -188,14 +189,13 @@ def unfinished(path: Path) -> str:
     """Return what a model in OpenVINO IR form lacks to be whole; "" for one that is, and for other forms."""
     try:
         file = model_file(path)
+        return weights_fault(file, file.with_suffix(".bin")) if file.suffix == ".xml" else ""
     except LoadError as error:
         return error.reason
-    if file.suffix != ".xml":
-        return ""
-    try:
-        return weights_fault(file, file.with_suffix(".bin"))
-    except FileNotFoundError:
-        return f"{file} has gone"
+    except FileNotFoundError as error:
+        return f"{error.filename} has gone"
+    except OSError as error:
+        return refusal(error)
 
 
 def weights_fault(xml: Path, weights: Path) -> str:

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-from ovserve.engine.model.files import cloud_fault
+from ovserve.engine.model.files import cloud_fault, refusal
 from ovserve.errors import LoadError
 from ovserve.kinds.tensors.spec import SUFFIXES
 from ovserve.serving.config.models import FLAGS, looks_plain, model_specs, nothing_served, option_fault
@@ -27,6 +27,7 @@ from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 
 MESH_FOLDER, MESH_SUBCONFIG = "1", "config.json"  # the other one with this name is of the model on the hub
 MODEL_KEYS = frozenset(FLAGS)
+LOST = "lost+found"  # at the root of a volume, for root alone
 TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
 
 
@@ -162,13 +163,16 @@ class ConfigFile:
         base = self.path.parent / fields.get("base_path", fields["name"])
         graph = base / fields.get("graph_path", GRAPH_FILE)
         subconfig = base / fields.get("subconfig", SUBCONFIG_FILE)
-        if mesh and not graph.is_file() and (base / MESH_FOLDER / GRAPH_FILE).is_file():
-            base = base / MESH_FOLDER
-            graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
-            if not subconfig.is_file() and _lists_models(base / MESH_SUBCONFIG):
-                subconfig = base / MESH_SUBCONFIG
-        has_subconfig = "subconfig" in fields or subconfig.is_file()
         fault = cloud_fault(fields.get("base_path", "")) or cloud_fault(fields.get("graph_path", ""))
+        try:
+            if mesh and not graph.is_file() and (base / MESH_FOLDER / GRAPH_FILE).is_file():
+                base = base / MESH_FOLDER
+                graph, subconfig = base / GRAPH_FILE, base / SUBCONFIG_FILE
+                if not subconfig.is_file() and _lists_models(base / MESH_SUBCONFIG):
+                    subconfig = base / MESH_SUBCONFIG
+            has_subconfig = "subconfig" in fields or subconfig.is_file()
+        except OSError as error:
+            fault, has_subconfig = fault or refusal(error), False
         return ServableSpec(
             fields["name"],
             base,
@@ -187,7 +191,7 @@ class ConfigFile:
 
 def is_plain(spec: ServableSpec, entry: Value) -> bool:
     """Return whether an entry is a plain model: it names no graph, none is there, and a model may be."""
-    if spec.graph.is_file() or {"graph_path", "subconfig"} & entry.data.keys():
+    if os.path.isfile(spec.graph) or {"graph_path", "subconfig"} & entry.data.keys():
         return False
     return looks_plain(spec.base) or bool(MODEL_KEYS & entry.data.keys()) or spec.base.suffix in SUFFIXES
 
@@ -329,22 +333,31 @@ class SingleGraph:
 
 @dataclass(frozen=True)
 class GraphsDirectory:
-    """The graphs and plain models of --graphs_dir: one folder per servable, with its name."""
+    """The graphs and plain models of --graphs_dir: one folder per servable, with its name.
+
+    A folder that cannot be read is a servable with a fault, but for the one of a file system's own.
+    """
 
     path: Path
 
     def read(self) -> RepositoryContent:
         root = self.path.absolute()
         try:
-            folders = sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
+            folders = sorted(f for f in root.iterdir() if f.is_dir() and f.name[0] != "." and f.name != LOST)
         except OSError as error:
             raise LoadError(f"cannot be read: {error.strerror}", file=str(root)) from error
-        graphs = [f for f in folders if (f / GRAPH_FILE).is_file()]
-        plain = [f for f in folders if f not in graphs and looks_plain(f)]
-        others = [f for f in folders if f not in graphs and f not in plain]
-        entries = [[graph_spec(f.name, f, str(f))] for f in graphs]
-        entries += [model_specs(f.name, f, {}, str(f)) for f in plain]
-        return with_models(entries, [f"not served: {nothing_served(f)}" for f in others])
+        entries = {folder: self._of_folder(folder) for folder in folders}
+        others = [f"not served: {nothing_served(folder)}" for folder in folders if not entries[folder]]
+        return with_models(entries.values(), others)
+
+    def _of_folder(self, folder: Path) -> list[ServableSpec]:
+        try:
+            if (folder / GRAPH_FILE).is_file():
+                return [graph_spec(folder.name, folder, str(folder))]
+            return model_specs(folder.name, folder, {}, str(folder)) if looks_plain(folder) else []
+        except OSError as error:
+            fault = refusal(error)
+            return [replace(ServableSpec.of_directory(folder.name, folder, origin=str(folder)), fault=fault)]
 
     def digest(self) -> str:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault
+from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, refusal
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.tensors.spec import KSERVE_TYPES, TensorSpec, is_model_file, model_file, unfinished
 from ovserve.serving.settings import GRAPH_FILE, ServableSpec
@@ -73,14 +74,17 @@ class Policy:
 
 def looks_plain(base: Path) -> bool:
     """Return whether a path holds a model and no graph."""
-    if base.is_file():
-        return is_model_file(base)
-    if not base.is_dir() or (base / GRAPH_FILE).is_file():
-        return False
-    versions, _ = _versions(base)
-    if any((folder / GRAPH_FILE).is_file() for folder in versions.values()):
-        return False
-    return bool(versions) or _has_model(base)
+    try:
+        if base.is_file():
+            return is_model_file(base)
+        if not base.is_dir() or (base / GRAPH_FILE).is_file():
+            return False
+        versions, _ = _versions(base)
+        if any(os.path.isfile(folder / GRAPH_FILE) for folder in versions.values()):
+            return False
+        return bool(versions) or _has_model(base)
+    except OSError as error:
+        return not refusal(error)
 
 
 def model_specs(name: str, base: Path, fields: Mapping[str, Any], origin: str) -> list[ServableSpec]:
@@ -93,6 +97,8 @@ def model_specs(name: str, base: Path, fields: Mapping[str, Any], origin: str) -
         places, warnings = _places(base)
     except LoadError as error:
         return [_spec(name, base, GRAPH_VERSION, None, origin, error.reason)]
+    except OSError as error:
+        return [_spec(name, base, GRAPH_VERSION, None, origin, refusal(error))]
     faults = {version: fault for version, path in places.items() if (fault := unfinished(path))}
     versions = {*policy.of([version for version in places if version not in faults])}
     versions |= {version for version in policy.of(list(places)) if version in faults}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from ovserve.errors import LoadError
 
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_DEPTH = 64
+# What may stand in strings of JSON, and not in YAML or only as the end of a line.
+_NOT_YAML = re.compile("[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Value:
 
 
 def parse(text: bytes, file: str) -> Value:
-    """Parse a text with PyYAML, which keeps positions: JSON is YAML except for tabs, which cannot stand in
-    its strings. A file named .json is parsed as JSON first, so that only JSON is accepted.
+    """Parse a text with PyYAML, which keeps positions. A file named .json is parsed as JSON first, so that
+    only JSON is accepted, and its values are JSON's: PyYAML leaves the two halves of an escaped character
+    apart, which is how json.dump writes one beyond U+FFFF.
 
     Raises LoadError with file and line: not UTF-8, JSON or YAML, or a key that is not text or
     occurs twice."""
@@ -55,14 +59,15 @@ def parse(text: bytes, file: str) -> Value:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise LoadError(f"not UTF-8 text: {error.reason}", file=file, line=line) from error
-    as_json = not file.endswith(YAML_SUFFIXES)
-    if as_json:
-        decoded = _checked_json(decoded, file)
+    json_text = "" if file.endswith(YAML_SUFFIXES) else decoded
+    if not file.endswith(YAML_SUFFIXES):
+        _check_json(decoded, file)
+        decoded = _NOT_YAML.sub(" ", decoded)
     try:
         root = yaml.compose(decoded, Loader=yaml.SafeLoader)
         if root is None:
             raise LoadError("the file is empty", file=file)
-        return _Tree(file, as_json).value(root, "", 0)
+        return _Tree(file, json_text).value(root, "", 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 0
@@ -71,7 +76,7 @@ def parse(text: bytes, file: str) -> Value:
         raise LoadError(f"not YAML: {error}", file=file) from error
 
 
-def _checked_json(text: str, file: str) -> str:
+def _check_json(text: str, file: str) -> None:
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -80,12 +85,12 @@ def _checked_json(text: str, file: str) -> str:
         ) from error
     except RecursionError as error:
         raise LoadError("nested too deeply", file=file) from error
-    return text.replace("\t", " ")
 
 
 class _Tree:
-    def __init__(self, file: str, as_json: bool) -> None:
-        self._file, self._as_json = file, as_json
+    def __init__(self, file: str, json_text: str) -> None:
+        """`json_text` is the file itself, of the same length as what was parsed; "" for YAML."""
+        self._file, self._json_text = file, json_text
         self._scalars = yaml.SafeLoader("")
 
     def value(self, node: yaml.Node, path: str, depth: int) -> Value:
@@ -119,13 +124,18 @@ class _Tree:
         return Value(data, node.start_mark.line + 1, path, keys)
 
     def _scalar(self, node: yaml.Node) -> Any:
-        if self._as_json and getattr(node, "style", None) is None:
-            return json.loads(node.value)  # YAML reads 1e3 as text, JSON as a number
         try:
-            return self._scalars.construct_object(node)
+            if self._json_text:
+                value = json.loads(self._json_text[node.start_mark.index : node.end_mark.index])
+            else:
+                value = self._scalars.construct_object(node)
+            if isinstance(value, str) and b"\0" in value.encode():
+                raise ValueError("text with the null character, which no name and no path can have")
         except (yaml.YAMLError, ValueError) as error:
             line = node.start_mark.line + 1
-            raise LoadError(f"not YAML: {error}", file=self._file, line=line) from error
+            kind = "JSON" if self._json_text else "YAML"
+            raise LoadError(f"not {kind}: {error}", file=self._file, line=line) from error
+        return value
 
 
 _WORDS: dict[type, str] = {str: "text", bool: "true or false", int: "a whole number", dict: "an object"}

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from ovserve.engine.host.cpu import device_properties
-from ovserve.engine.model.files import json_object
+from ovserve.engine.model.files import json_object, safetensors_header
 from ovserve.engine.protocol.call_backend import Invocation, Result
 from ovserve.errors import Internal, InvalidArgument, LoadError, sentences_of
 from ovserve.kinds.images.spec import (
@@ -297,6 +297,7 @@ class Adapters:
         self._reversed = False
         self._dynamic = spec.adapter_mode == "DYNAMIC"
         for adapter in spec.adapters:
+            safetensors_header(Path(adapter.path))
             try:
                 self._read[adapter.alias] = ov_genai.Adapter(adapter.path)
             except RuntimeError as error:
