@@ -30,6 +30,9 @@ from ovserve.errors import InvalidArgument, LoadError
 from ovserve.llm.chat_template import ChatTemplate, Conversation, Expectations, SystemPlace
 
 NEEDLE = "ovserve-probe"
+# Rendered behind the text of a message that the model goes on writing: that text alone may also stand in what
+# the template adds. The space shows whether the template trims.
+_END_OF_PREFILL = f"{NEEDLE}-end "
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -264,7 +267,10 @@ class CompiledTemplate:
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt. Raises InvalidArgument with the template's own message."""
-        messages = [adapt(message, self.expects) for message in conversation.messages]
+        messages, last = [*conversation.messages], conversation.messages[-1].get("content") or ""
+        if conversation.continue_final_message:
+            messages[-1] = {**messages[-1], "content": last + _END_OF_PREFILL}
+        messages = [adapt(message, self.expects) for message in messages]
         template, tools = self._plain, None
         if conversation.tools:
             template, tools = self._tools, conversation.tools
@@ -279,7 +285,6 @@ class CompiledTemplate:
             ) from exc
         if not text:
             raise InvalidArgument("the chat template rendered an empty prompt", param=conversation.param)
-        last = conversation.messages[-1].get("content") or ""
         return _cut_after(text, last) if conversation.continue_final_message else text
 
     def _try(self, messages: Messages, tools: Messages | None = None) -> str | None:
@@ -304,15 +309,21 @@ def _environment() -> jinja2.Environment:
 
 
 def _cut_after(text: str, content: str) -> str:
-    """Return the prompt up to the end of the last message's content, as transformers cuts it."""
-    at = text.rfind(content.strip())
-    if at < 0 or not content.strip():
+    """Return the prompt up to the mark behind the last message's content, as transformers cuts it."""
+    prompt, mark, rest = text.rpartition(_END_OF_PREFILL.strip())
+    if not rest.startswith(" "):
+        prompt = prompt.rstrip()  # the template trims
+    words = _without_space(content)  # which a template may set differently around tags
+    if not (mark and words and _without_space(prompt).endswith(words)):
         raise InvalidArgument(
             "continue_final_message: the last message is empty, or the chat template changed it",
             param="continue_final_message",
         )
-    whole = text[at:].startswith(content)
-    return text[: at + len(content if whole else content.strip())]
+    return prompt
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())
 
 
 def _raise_exception(message: str) -> NoReturn:

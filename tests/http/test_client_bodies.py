@@ -610,6 +610,25 @@ def test_a_choice_may_name_a_function_of_a_namespace(http: httpx.Client, choice:
     assert [(i["name"], i["namespace"]) for i in output if i["type"] == "function_call"] == [("js", "mcp__x")]
 
 
+def test_tools_of_an_input_item_are_kept_with_it(oai: openai.OpenAI) -> None:
+    tools: Any = {"type": "additional_tools", "role": "developer", "tools": [NAMESPACE]}
+    turns: Any = [tools, {"role": "user", "content": "call it"}]
+    answer = oai.responses.create(**FORCED | {"input": turns}, parallel_tool_calls=False)
+    (call,) = (item for item in answer.output if item.type == "function_call")
+    assert (call.name, call.namespace) == ("js", "mcp__x")
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "1"}]
+    more: dict[str, Any] = {"tool_choice": "required", "max_output_tokens": 64, "parallel_tool_calls": False}
+    again = oai.responses.create(model="tools", input=output, previous_response_id=answer.id, **more)
+    (second,) = (item for item in again.output if item.type == "function_call")
+    assert (second.name, second.namespace) == ("js", "mcp__x")
+    kept = oai.responses.input_items.list(answer.id, order="asc").data
+    assert [item.type for item in kept] == ["additional_tools", "message"]
+    resent = oai.responses.create(model="tools", input=[*turns, call.to_dict(), *output], **more)
+    assert resent.usage is not None
+    assert again.usage is not None
+    assert resent.usage.input_tokens == again.usage.input_tokens
+
+
 def test_a_custom_tool_of_responses_has_text_as_input(oai: openai.OpenAI) -> None:
     whole = oai.responses.create(**FORCED, tools=[PATCH], parallel_tool_calls=False)
     (call,) = (item for item in whole.output if item.type == "custom_tool_call")

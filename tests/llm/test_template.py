@@ -139,6 +139,39 @@ def test_a_template_that_reads_parts_gets_parts() -> None:
     assert compiled.render(going_on) == "USER: <ov_genai_image_0>look ASSISTANT: I see"
 
 
+ENDED = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+# As of Qwen3: reasoning in the content is set anew, with newlines of the template's own.
+THOUGHTS = (
+    "{% for m in messages %}{% set parts = m.content.split('</think>') %}<|{{ m.role }}|>"
+    "{% if parts | length > 1 %}{{ parts[0] + '\n</think>\n\n' }}{% endif %}{{ parts[-1] }}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "prefill", "end"),
+    [
+        (ENDED, "<", "<"),
+        (ENDED, "end", "end"),
+        (ENDED, ">\n", ">\n"),
+        (ENDED, "I am ", "I am "),
+        (ENDED.replace("content", "content | trim"), "|> ", "|>"),
+        (THOUGHTS, "<think>hm</think>So ", "<think>hm\n</think>\n\nSo "),
+    ],
+)
+def test_the_answer_goes_on_behind_the_last_message(source: str, prefill: str, end: str) -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": prefill}]
+    going_on = Conversation(turns, {"add_generation_prompt": False}, continue_final_message=True)
+    prompt = CompiledTemplate(ChatTemplate(source)).render(going_on)
+    assert prompt.partition("<|assistant|>")[2] == end
+
+
+def test_a_last_message_that_a_template_cuts_is_refused() -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>hm</think>So"}]
+    template = ChatTemplate("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}")
+    with pytest.raises(InvalidArgument, match="continue_final_message: .* the chat template changed it"):
+        CompiledTemplate(template).render(Conversation(turns, {}, continue_final_message=True))
+
+
 @pytest.mark.parametrize("source", [BOTH, "{{ messages[0]['content'] }}", "{{ messages[0]['role'] }} type"])
 def test_other_templates_get_text(source: str) -> None:
     assert not CompiledTemplate(ChatTemplate(source)).expects.content_parts

@@ -234,8 +234,9 @@ class ClientTool(NamedTuple):
 
 
 def shown_name(namespace: str | None, name: str) -> str:
-    """Return the name under which the model is offered a tool."""
-    if not namespace:
+    """Return the name under which the model is offered a tool. `functions` is where OpenAI's models see
+    functions without a namespace, so clients take both for one."""
+    if not namespace or namespace == "functions":
         return name
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 

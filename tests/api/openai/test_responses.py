@@ -296,6 +296,58 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "
 NESTED = {"type": "function", "function": {"name": "g", "description": "d"}}
 
 
+EXEC: dict[str, Any] = {"type": "custom", "name": "exec", "description": "Run JavaScript"}
+# As of Codex 0.144 and later, which sends no `tools`.
+ADDITIONAL = {
+    "type": "additional_tools",
+    "role": "developer",
+    "tools": [
+        {"type": "namespace", "name": "functions", "tools": [EXEC, FUNCTION]},
+        {"type": "namespace", "name": "mcp__x", "tools": [FUNCTION]},
+        {"type": "web_search"},
+    ],
+}
+
+
+def test_tools_of_an_input_item_can_be_called() -> None:
+    decoded = decode(input=[ADDITIONAL, {"role": "user", "content": "x"}], tool_choice="required")
+    policy = decoded.tools.policy
+    assert policy is not None
+    assert policy.names == ("exec", "f", "mcp__x__f")
+    assert decoded.tools.names["exec"] == ("exec", "functions", True, "", False)
+    assert decoded.tools.names["mcp__x__f"][:2] == ("f", "mcp__x")
+    assert decoded.tools.listed == ()  # those of the request's own field
+    assert decoded.ignored == ("input[0].tools[2].type=web_search",)
+    item = json.loads(decoded.stored_input.json)[0]
+    assert item == ADDITIONAL | {"id": item["id"]}
+
+
+def test_a_tool_of_an_input_item_replaces_one_of_its_name() -> None:
+    newer = {"type": "function", "name": "exec", "description": "new"}
+    items = [ADDITIONAL, {"role": "user", "content": "x"}, {"type": "additional_tools", "tools": [newer]}]
+    decoded = decode(input=items, tools=[FUNCTION | {"description": "old"}, NESTED | {"name": "g"}])
+    policy = decoded.tools.policy
+    assert policy is not None
+    assert [t["function"]["name"] for t in policy.tools] == ["g", "exec", "f", "mcp__x__f"]
+    assert policy.tools[1]["function"]["description"] == "new"
+    assert "exec" not in decoded.tools.names  # no longer a custom tool
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({}, "input[0].tools"),
+        ({"tools": 5}, "input[0].tools"),
+        ({"tools": [{"type": "function"}]}, "input[0].tools[0].name"),
+        ({"tools": [{}]}, "input[0].tools[0].type"),
+    ],
+)
+def test_wrong_tools_of_an_input_item_are_named(item: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        decode(input=[{"type": "additional_tools", "role": "developer", **item}])
+    assert caught.value.param == param
+
+
 def test_tools_reach_the_template() -> None:
     source = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}"
     model = ModelContext(template=probed(source), parsers=ParserChoice("hermes3"))

@@ -80,6 +80,8 @@ BARE = [
     ("xlam", '[{"name": "%s", "arguments": {}}]'),
     ("xlam", '```json\n[{"name": "%s", "arguments": {}}]\n```'),
     ("pythonic", "[%s(a=1)]"),
+    ("lfm2", "[%s(a=1)]"),
+    ("lfm2", "[%s(a=1), %s()]"),
     ("qwen25coder", '{"name": "%s", "arguments": {}}'),
 ]
 

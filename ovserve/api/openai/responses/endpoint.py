@@ -25,7 +25,13 @@ from ovserve.api.openai.common import (
     stop_reason,
 )
 from ovserve.api.openai.logprobs import MISSING, pictures_of, top_of
-from ovserve.api.openai.responses.items import as_items, check_items, loosen_items, to_messages
+from ovserve.api.openai.responses.items import (
+    additional_tools,
+    as_items,
+    check_items,
+    loosen_items,
+    to_messages,
+)
 from ovserve.api.openai.responses.objects import (
     GenerationStarted,
     Incomplete,
@@ -317,7 +323,12 @@ class Responses:
         check_response(request)
         items = as_items(request.input)
         ignored = [*unknown, *unused_fields(request), *check_items(items), *without_effect(request)]
-        tools = clean_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+        tools = clean_tools(
+            request.tools,
+            request.tool_choice if request.previous_response_id is None else None,  # it may have the tool
+            request.parallel_tool_calls,
+            additional=additional_tools(items),
+        )
         return DecodedResponses(request, tuple(items), tools, (*sorted(ignored), *tools.ignored))
 
     def to_request(self, decoded: DecodedResponses, model: ModelContext) -> GenerateRequest:

@@ -31,12 +31,14 @@ OUTPUT_PARTS = (
     chat.AUDIO_PART,
 )  # an output with others is any JSON
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
+ADDITIONAL_TOOLS = "additional_tools"  # where Codex has all of its tools
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-    "reasoning", "item_reference", "mcp_list_tools", "mcp_call", "mcp_approval_request",
+    "reasoning", "item_reference", ADDITIONAL_TOOLS, "mcp_list_tools", "mcp_call", "mcp_approval_request",
     "mcp_approval_response",
 )  # fmt: skip
-MCP_FIELDS = {  # that items of MCP servers need
+NEEDED_FIELDS = {  # of items that are kept as they are
+    ADDITIONAL_TOOLS: ("tools",),
     "mcp_list_tools": ("server_label",),
     "mcp_call": ("server_label", "name", "arguments"),
     "mcp_approval_request": ("server_label", "name", "arguments"),
@@ -70,7 +72,8 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: Annotated[
         str | None,
         doc(
-            "message, reasoning, a call or the output of one, or an item of an MCP server; others are dropped"
+            "message, reasoning, a call or the output of one, additional_tools, or an item of an MCP server; "
+            "others are dropped"
         ),
     ] = None
     id: Annotated[str | None, doc("kept")] = None
@@ -89,7 +92,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     output: Annotated[Any, doc("text, parts of text, or any JSON")] = None
     summary: Annotated[list[ContentPart] | None, doc("of reasoning without content")] = None
     server_label: Annotated[str | None, doc("of an MCP item")] = None
-    tools: Annotated[list[dict[str, Any]] | None, doc("of mcp_list_tools")] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("of additional_tools and mcp_list_tools")] = None
     error: Annotated[Any, doc("of mcp_call and mcp_list_tools")] = None
     approval_request_id: Annotated[str | None, doc("of an mcp_approval_response, and of the call")] = None
     approve: Annotated[bool | None, doc("of an mcp_approval_response")] = None
@@ -126,17 +129,27 @@ def check_items(items: Sequence[Item]) -> list[str]:
             _output(item.output, f"{where}.output", Pictures())
         elif kind == "reasoning":
             _text(item.content, f"{where}.content", Pictures(TEXT_ONLY_HERE))
-        elif kind in MCP_FIELDS and not _is_dropped(item):
-            _need(item, where, *MCP_FIELDS[kind])
+        elif kind in NEEDED_FIELDS and not _is_dropped(item):
+            _need(item, where, *NEEDED_FIELDS[kind])
         elif kind == "item_reference":
             raise InvalidArgument(f"{where}.id: item {item.id!r} is not stored here", param=f"{where}.id")
         elif kind and (
-            item.role is None or kind in MCP_FIELDS
+            item.role is None or kind in NEEDED_FIELDS
         ):  # made by a tool that runs at OpenAI: nothing for this model
             dropped.append(f"{where}.type={kind}")
         else:
             raise _wrong(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
     return dropped
+
+
+def additional_tools(items: Sequence[Item], past: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """Return the tools that checked items give to the model, each with its place in the request."""
+    return [
+        (PAST if past else f"input[{i}].tools[{j}]", tool)
+        for i, item in enumerate(items)
+        if item.kind == ADDITIONAL_TOOLS
+        for j, tool in enumerate(item.tools or ())
+    ]
 
 
 def listed(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -168,7 +181,7 @@ def _is_foreign(item: Any) -> bool:
 
 def _listed(item: Item) -> dict[str, Any]:
     status = item.status or "completed"
-    if item.kind.startswith("mcp_"):
+    if item.kind in NEEDED_FIELDS:
         fields: dict[str, Any] = msgspec.to_builtins(item)
         return fields | {"id": item.id or new_id(f"{item.kind}_")}
     if item.kind == "message":

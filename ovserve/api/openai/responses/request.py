@@ -15,7 +15,7 @@ from msgspec import Meta
 from ovserve.api.openai.common import ReasoningOptions, encode, narrow_budget, narrow_effort, new_id
 from ovserve.api.openai.operation import Operation, Override, Refused, doc
 from ovserve.api.openai.responses.encoder import Event
-from ovserve.api.openai.responses.items import Item, listed
+from ovserve.api.openai.responses.items import ADDITIONAL_TOOLS, Item, additional_tools, listed
 from ovserve.api.openai.responses.objects import Response, StoredInput
 from ovserve.api.openai.responses.tools import McpOffer, Tools, clean_tools
 from ovserve.api.openai.sampling import (
@@ -173,6 +173,7 @@ def unused_fields(body: ResponseRequest) -> list[str]:
 
 
 _item = msgspec.json.Decoder(Item)
+_TOOLS_ITEM = ADDITIONAL_TOOLS.encode()
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,17 @@ class DecodedResponses:
 
     def within(self, context: ResponseContext) -> DecodedResponses:
         """The same with what the service knows of it. Raises InvalidArgument."""
-        if context.mcp is None:
-            return replace(self, context=context)
         body = self.body
-        tools = clean_tools(body.tools, body.tool_choice, body.parallel_tool_calls, context.mcp)
+        if context.mcp is None and body.previous_response_id is None:
+            return replace(self, context=context)
+        past = [_item.decode(raw) for raw in context.history if _TOOLS_ITEM in bytes(raw)]
+        tools = clean_tools(
+            body.tools,
+            body.tool_choice,
+            body.parallel_tool_calls,
+            context.mcp,
+            additional=[*additional_tools(past, past=True), *additional_tools(self.items)],
+        )
         ignored = tuple(name for name in self.ignored if name not in self.tools.ignored)
         return replace(self, context=context, tools=tools, ignored=(*ignored, *tools.ignored))
 

@@ -8,7 +8,7 @@ namespace are the client's own (`api/openai/tools.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -261,6 +261,7 @@ class _Found:
         if about and not function.get("description"):
             function["description"] = about
         function["name"] = visible_name
+        self.names.pop(visible_name, None)
         if namespace or custom:
             self.names[visible_name] = own
         self.functions.append(definition)
@@ -272,20 +273,31 @@ def clean_tools(
     choice: str | dict[str, Any] | None,
     parallel: bool | None = None,
     mcp: tuple[McpOffer, ...] | None = None,
+    *,
+    additional: Sequence[tuple[str, dict[str, Any]]] = (),
 ) -> Tools:
-    """`mcp` are the tools of the graph's servers, if it has servers.
+    """`mcp` are the tools of the graph's servers, if it has servers. `additional` are those of input items,
+    each with its place; one replaces an earlier one of its name.
 
     Raises InvalidArgument for a malformed tool of the client or choice.
     """
     collected = _Found(serves_mcp=mcp is not None)
     for i, tool in enumerate(tools or ()):
         collected.add(tool, f"tools[{i}]")
+    listed, count = tuple(collected.listed), len(collected.functions)
+    collected.serves_mcp = False
+    for where, tool in additional:
+        collected.add(tool, where)
+    later = {function["function"]["name"]: function for function in collected.functions[count:]}
+    earlier = [one for one in collected.functions[:count] if one["function"]["name"] not in later]
+    collected.functions = [*earlier, *later.values()]
     collected.ignored += add_offers(mcp or (), collected.functions, collected.names)
     own = OWN if mcp is None else (*OWN, MCP)
-    requested, dropped = _without_hosted(choice, own, only_hosted=bool(tools) and not collected.functions)
+    only_hosted = bool(tools or additional) and not collected.functions
+    requested, dropped = _without_hosted(choice, own, only_hosted=only_hosted)
     policy = tool_policy(collected.functions, _shown_choice(requested, collected.names), parallel)
     ignored = (*collected.ignored, *dropped, *(policy.unenforced if policy is not None else ()))
-    return Tools(tuple(collected.listed), _echo(requested), policy, ignored, collected.names)
+    return Tools(listed, _echo(requested), policy, ignored, collected.names)
 
 
 def _type_of(tool: Any, where: str) -> str:

@@ -1,12 +1,18 @@
 """gemma4: `<|tool_call>call:f{k:<|"|>text<|"|>,n:2}<tool_call|>`. Google Gemma 4.
 
 Keys are bare words, strings stand between delimiters of their own and hold raw text, everything else is as in
-JSON. Without the token, `call:f{...}` is text.
+JSON. Without the token, `call:f{...}` is text. In long conversations models also write `call:f(k='text')`, in
+part or all of it, and leave delimiters out.
 
-Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gemma4/gemma4_tool_parser.cpp
+Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gemma4/gemma4_tool_parser.cpp;
+the other forms: read 2026-11-29, https://github.com/vllm-project/vllm/issues/53642, 53431, 51284,
+https://github.com/ollama/ollama/issues/15315, 17882
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, call, good_name, header
@@ -110,11 +116,15 @@ class Mistral(ToolDialect):
 
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_NAME_END = Markers(("{", _CLOSE, _OPEN))
-_KEY_END = Markers((":", "}", _CLOSE, _OPEN))
-_WORD_END = Markers((",", "}", "]", _CLOSE, _OPEN, _QUOTE))
-_STRING_END = Markers((_QUOTE,))
+_BRACKETS = {"{": "}", "(": ")"}
+_NAME_END = Markers((*_BRACKETS, _CLOSE, _OPEN))
+_KEY_END = Markers((":", "=", "}", ")", _CLOSE, _OPEN))
+_WORD_END = {close: Markers((",", "}", "]", close, _CLOSE, _OPEN, _QUOTE)) for close in _BRACKETS.values()}
+_DELIMITER = Markers((_QUOTE,))
+_STRING_END = Markers((_QUOTE, _CLOSE))
+_CALL_END = Markers((_CLOSE, _OPEN))
 _MAX_DEPTH = 60
+_MAX_LOOK_AHEADS = 16  # per call, for the end of a string in quotes that has none
 
 
 class Gemma4(ToolDialect):
@@ -135,14 +145,17 @@ class Gemma4(ToolDialect):
         if (yield from cur.close(_CLOSE)):
             return
         yield from cur.space()
-        yield from cur.expect("call:")
+        if not (yield from cur.literal(":")):
+            yield from cur.expect("call:")
         while True:
             name = (yield from header(cur, _NAME_END))[0].strip()
-            if not good_name(name):
+            bracket = yield from cur.either(_BRACKETS)
+            if not bracket or not good_name(name):
                 raise NotACall
-            yield from cur.expect("{")
+            if tools.lacks(name) and (last := re.split("[:.]", name)[-1]) in tools:
+                name = last  # after the names of servers
             out.start_call(name)
-            out.arguments((yield from _mapping(cur, 0)))
+            out.arguments((yield from _Arguments(cur, tools, name, _BRACKETS[bracket]).read()))
             out.end_call()
             yield from cur.close(",")
             if not (yield from cur.close("call:")):
@@ -150,75 +163,159 @@ class Gemma4(ToolDialect):
         yield from cur.close(_CLOSE)
 
 
-def _mapping(cur: Cursor, depth: int) -> Steps[str]:
-    """Parse from after the brace; return its JSON text."""
-    items: dict[str, str] = {}
-    while True:
+class _Arguments:
+    """The arguments of one call, which a bracket closes, as JSON text."""
+
+    def __init__(self, cur: Cursor, tools: Tools, name: str, close: str) -> None:
+        self._cur, self._tools, self._name, self._close = cur, tools, name, close
+        self._look_aheads = _MAX_LOOK_AHEADS
+
+    def read(self) -> Steps[str]:
+        cur = self._cur
         yield from cur.space()
-        if (yield from cur.literal("}")) or (yield from _ended(cur)):
-            return "{" + ", ".join(f"{quote(key)}: {item}" for key, item in items.items()) + "}"
-        if (yield from cur.literal(_QUOTE)):
-            key = yield from _text(cur)
-            yield from cur.space()
-        elif (yield from cur.peek()) == '"':
-            key = yield from string(cur)
-            yield from cur.space()
-        else:
-            key = (yield from header(cur, _KEY_END))[0].strip()
-        yield from cur.expect(":")
-        items[key] = yield from _item(cur, depth + 1)
-        yield from _comma(cur, "}")
+        if self._close == ")" and (yield from cur.literal("{")):
+            arguments = yield from self._mapping(0, "}")
+            yield from cur.close(")")
+            return arguments
+        return (yield from self._mapping(0, self._close))
 
-
-def _item(cur: Cursor, depth: int) -> Steps[str]:
-    if depth > _MAX_DEPTH:
-        raise NotACall
-    yield from cur.space()
-    if (yield from cur.literal(_QUOTE)):
-        return quote((yield from _text(cur)))
-    if (yield from cur.literal("{")):
-        return (yield from _mapping(cur, depth))
-    if (yield from cur.literal("[")):
-        items: list[str] = []
+    def _mapping(self, depth: int, close: str) -> Steps[str]:
+        cur = self._cur
+        items: dict[str, str] = {}
         while True:
             yield from cur.space()
-            if (yield from cur.literal("]")) or (yield from _ended(cur)):
-                return f"[{', '.join(items)}]"
-            items.append((yield from _item(cur, depth + 1)))
-            yield from _comma(cur, "]")
-    if (yield from cur.peek()) == '"':
-        parts: list[str] = []
-        yield from value(cur, parts.append)
-        return "".join(parts)
-    return (yield from _word(cur))
+            if (yield from cur.literal(close)) or (yield from _ended(cur)):
+                return "{" + ", ".join(f"{quote(key)}: {item}" for key, item in items.items()) + "}"
+            if (yield from cur.literal(_QUOTE)):
+                key = yield from self._text(0)
+                yield from cur.space()
+            elif (yield from cur.peek()) in ("'", '"'):
+                key = yield from string(cur)
+                yield from cur.space()
+            else:
+                key = (yield from header(cur, _KEY_END))[0].strip()
+            if not (yield from cur.literal("=")):
+                yield from cur.expect(":")
+            types = self._tools.types(self._name, key) if depth == 0 else frozenset()
+            if "string" in types <= {"string", "null"}:
+                items[key] = yield from self._string({*self._tools.parameters(self._name)} - {*items, key})
+            else:
+                items[key] = yield from self._item(depth + 1)
+            yield from _comma(cur, close)
 
-
-def _word(cur: Cursor) -> Steps[str]:
-    """A number, true, false, null; other bare words are text that lost its delimiters."""
-    parts: list[str] = []
-    if not (yield from cur.until(_WORD_END, parts.append)):
-        raise EndOfText
-    word = "".join(parts).strip()
-    if word in ("None", "True", "False"):
-        return {"None": "null", "True": "true", "False": "false"}[word]
-    return as_json(word) or quote(word)
-
-
-def _text(cur: Cursor) -> Steps[str]:
-    """Read the rest of a string. A delimiter ends it only before something that may follow a value."""
-    parts: list[str] = []
-    while (yield from cur.until(_STRING_END, parts.append)):
-        mark = cur.mark()
-        cur.advance(len(_QUOTE))
+    def _item(self, depth: int) -> Steps[str]:
+        cur = self._cur
+        if depth > _MAX_DEPTH:
+            raise NotACall
         yield from cur.space()
-        char = yield from cur.peek()
-        ends = not char or char in ",:}]" or (yield from _ended(cur))
+        if (yield from cur.literal(_QUOTE)):
+            return quote((yield from self._text(depth)))
+        if (yield from cur.literal("{")):
+            return (yield from self._mapping(depth, "}"))
+        if (yield from cur.literal("[")):
+            items: list[str] = []
+            while True:
+                yield from cur.space()
+                if (yield from cur.literal("]")) or (yield from _ended(cur)):
+                    return f"[{', '.join(items)}]"
+                items.append((yield from self._item(depth + 1)))
+                yield from _comma(cur, "]")
+        if (yield from cur.peek()) in ("'", '"'):
+            return (yield from self._quoted(depth))
+        return (yield from self._word())
+
+    def _word(self) -> Steps[str]:
+        """A number, true, false, null; other bare words are text that lost its delimiters."""
+        parts: list[str] = []
+        if not (yield from self._cur.until(_WORD_END[self._close], parts.append)):
+            raise EndOfText
+        word = "".join(parts).strip()
+        if word in ("None", "True", "False"):
+            return {"None": "null", "True": "true", "False": "false"}[word]
+        return as_json(word) or quote(word)
+
+    def _string(self, following_keys: Iterable[str]) -> Steps[str]:
+        """Read what can only be a string. Without delimiters, another parameter or the call's end ends it."""
+        cur = self._cur
+        yield from cur.space()
+        if (yield from cur.literal(_QUOTE)):
+            return quote((yield from self._text(1)))
+        if (yield from cur.peek()) in ("'", '"', "{", "["):
+            return (yield from self._item(1))
+        mark = cur.mark()
+        parts: list[str] = []
+        if not (yield from cur.until(_CALL_END, parts.append)) and cur.cut:
+            raise EndOfText
+        text = "".join(parts)
+        keys = "|".join(re.escape(key) for key in following_keys)
+        end = re.search(rf",\s*(?:{keys})\s*[:=]" if keys else r"(?!)", text)
+        end = end or re.search(rf"{re.escape(self._close)}[\s,]*call:", text)
+        size = end.start() if end else len(_without(self._close, text, 1))
         cur.rollback(mark)
-        text = cur.advance(len(_QUOTE))
-        if ends:
-            return "".join(parts)
-        parts.append(text)
-    raise EndOfText
+        word = cur.advance(size).strip()
+        return "null" if word in ("null", "None") else quote(word)
+
+    def _quoted(self, depth: int) -> Steps[str]:
+        """Read a string in quotes of JSON or Python; one that only the delimiter ends is text up to it."""
+        cur, parts = self._cur, list[str]()
+        mark = cur.mark()
+        try:
+            yield from value(cur, parts.append, _CALL_END, outer=depth)
+            yield from cur.space()
+            follows = yield from cur.peek()
+            ends = follows in (",", "}", "]", self._close, "") or (yield from _ended(cur))
+            if not ends or quote(_QUOTE)[1:-1] in "".join(parts):
+                raise NotACall
+        except NotACall as failure:
+            self._look_aheads -= 1
+            if (isinstance(failure, EndOfText) and cur.cut) or not self._look_aheads:
+                raise
+            cur.rollback(mark)
+            cur.advance(1)
+            return quote((yield from self._text(depth)))
+        cur.release(mark)
+        return "".join(parts)
+
+    def _text(self, depth: int) -> Steps[str]:
+        """Read the rest of a string. A delimiter ends it only before something that may follow a value; the
+        call's end does if the delimiter is missing."""
+        cur, parts, stops = self._cur, list[str](), _STRING_END
+        while stop := (yield from cur.until(stops, parts.append)):
+            mark = cur.mark()
+            cur.advance(len(stop))
+            if stop == _CLOSE:
+                ends = yield from self._is_open()
+                cur.rollback(mark)
+                if ends:
+                    return _without("}])", "".join(parts), depth)
+                stops = _DELIMITER
+                continue
+            stops = _STRING_END
+            yield from cur.space()
+            char = yield from cur.peek()
+            ends = not char or char in ",:}]" or char == self._close or (yield from _ended(cur))
+            cur.rollback(mark)
+            text = cur.advance(len(stop))
+            if ends:
+                return "".join(parts)
+            parts.append(text)
+        raise EndOfText
+
+    def _is_open(self) -> Steps[bool]:
+        """Return whether the next delimiter, if any, begins a string of another call."""
+        parts: list[str] = []
+        if not (yield from self._cur.until(_DELIMITER, parts.append)):
+            return True
+        between = "".join(parts)
+        return _OPEN in between and between.rstrip().endswith((":", "=", "[", ","))
+
+
+def _without(brackets: str, text: str, count: int) -> str:
+    """Return the text without white space and so many closing brackets at its end."""
+    text = text.rstrip()
+    for _ in range(count):
+        text = text[:-1].rstrip() if text and text[-1] in brackets else text
+    return text
 
 
 def _comma(cur: Cursor, close: str) -> Steps[None]:

@@ -214,7 +214,8 @@ _LFM_OPEN, _LFM_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 class Lfm2(ToolDialect):
     """`<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>`. Liquid LFM2 and LFM2.5.
 
-    Some fine-tunes leave the brackets out or write JSON between the tokens.
+    Some fine-tunes leave the brackets out or write JSON between the tokens. LFM2.5 also leaves out the tokens
+    (https://github.com/ggml-org/llama.cpp/pull/24071): then a call must name a tool of the request.
 
     Source: read 2026-11-22,
     https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/lfm2/lfm2_tool_parser.cpp
@@ -222,6 +223,7 @@ class Lfm2(ToolDialect):
 
     name = "lfm2"
     markers = (_LFM_OPEN,)
+    bare = "["
     erase = ("<|im_end|>",)
     guide = Guide(
         "NAME(",
@@ -236,7 +238,9 @@ class Lfm2(ToolDialect):
         return any(text in template for text in ("<|assistant_tool_call|>", _LFM_OPEN, "keep_past_thinking"))
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from cur.expect(_LFM_OPEN)
+        if not (yield from cur.literal(_LFM_OPEN)):
+            yield from bracketed(cur, out, tools)
+            return
         if (yield from cur.close(_LFM_CLOSE)):
             return
         yield from cur.space()
