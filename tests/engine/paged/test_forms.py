@@ -252,11 +252,11 @@ def test_without_a_form_for_decodes_the_one_for_all_goes_on(
     monkeypatch.setattr(PagedModel, "_form", failing)
     engine = PagedEngine(PagedTextSpec(str(short_model)))
     has_template = engine._model._template is not None
-    text = generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text
+    text = generate(engine, CAPITAL, max_tokens=12, num_assistant_tokens=0).text
     engine.wait_for_forms()
     said = "steps of decodes use the form for all: no memory for it"
     assert (said in capfd.readouterr().err) == has_template
-    assert generate(engine, FRANCE, max_tokens=12, num_assistant_tokens=0).text == text
+    assert generate(engine, CAPITAL, max_tokens=12, num_assistant_tokens=0).text == text
 
 
 FACTS = CHAT.format(" ".join(f"{i} times {i} is {i * i}." for i in range(42)) + " List these squares.")

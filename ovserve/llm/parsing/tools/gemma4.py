@@ -155,7 +155,7 @@ class Gemma4(ToolDialect):
             if tools.lacks(name) and (last := re.split("[:.]", name)[-1]) in tools:
                 name = last  # after the names of servers
             out.start_call(name)
-            out.arguments((yield from _Arguments(cur, tools, name, _BRACKETS[bracket]).read()))
+            out.arguments((yield from _Arguments(cur, tools, name, _BRACKETS[bracket]).parse()))
             out.end_call()
             yield from cur.close(",")
             if not (yield from cur.close("call:")):
@@ -170,7 +170,7 @@ class _Arguments:
         self._cur, self._tools, self._name, self._close = cur, tools, name, close
         self._look_aheads = _MAX_LOOK_AHEADS
 
-    def read(self) -> Steps[str]:
+    def parse(self) -> Steps[str]:
         cur = self._cur
         yield from cur.space()
         if self._close == ")" and (yield from cur.literal("{")):

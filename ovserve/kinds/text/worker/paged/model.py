@@ -327,7 +327,7 @@ class PagedModel:
             self._start(self._compile_forms)
 
     def _start(self, compile_forms: Callable[..., None], *arguments: object) -> None:
-        """On a thread of less priority than the steps."""
+        """Compile in a thread of less priority than the steps."""
 
         def compile_below_the_steps() -> None:
             below_the_steps()
