@@ -1,10 +1,11 @@
 """Compares forms of a model by the time of a step with few tokens, without an engine around it.
 
-    python -m benchmarks.few_tokens NAME=MODEL.xml[,PROPERTY=VALUE,...] ... [--tokens 1,8,32] [--before 150]
-        [--rounds 8] [--prompt]
+    python -m benchmarks.few_tokens NAME=MODEL.xml[,fixed][,PROPERTY=VALUE,...] ... [--tokens 1,8,32]
+        [--before 150] [--rounds 8] [--prompt]
 
 Each side is the model with paged attention, as the paged engine compiles it; OpenVINO's attention computes with
-the properties `KV_CACHE_PRECISION=bf16,INFERENCE_PRECISION_HINT=bf16`. A step computes one token of each
+the properties `KV_CACHE_PRECISION=bf16,INFERENCE_PRECISION_HINT=bf16`. With `fixed`, each count of decodes has
+the form with fixed shapes that the engine compiles on demand. A step computes one token of each
 of as many sequences, with `--prompt` as many tokens of one, after `--before` tokens. Sides take turns every four steps; the table has medians in milliseconds
 and the speed against the first side. The first of all to run gets slower clocks: name one twice.
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -29,16 +32,19 @@ STEPS = 4
 LATENCY = {"PERFORMANCE_HINT": "LATENCY"}
 
 
-def side(told: str, blocks: int) -> tuple[str, Runner]:
+def side(told: str, blocks: int, decodes: Iterable[int] = ()) -> tuple[str, Mapping[int, Runner]]:
+    """Return a name, and the runners by tokens."""
     name, _, rest = told.partition("=")
     path, *given = rest.split(",")
-    properties = LATENCY | dict(text.split("=", 1) for text in given)
+    properties = LATENCY | dict(text.split("=", 1) for text in given if text != "fixed")
     model = PagedModel(Path(path), "CPU", properties)
     model.compile()
     model.allocate(blocks)
     model.start_forms()
     model.wait()
-    return name, model.runner
+    for tokens in decodes if "fixed" in given else ():
+        model.compile_decodes(tokens)
+    return name, defaultdict(lambda: model.runner, model.decode_forms)
 
 
 def bind(runner: Runner, sequences: int, tokens: int, before: int) -> None:
@@ -74,16 +80,17 @@ def main() -> None:
     counts = [int(text) for text in told.tokens.split(",")]
     shapes = [(1, count) if told.prompt else (count, 1) for count in counts]  # sequences, tokens of each
     most = max(sequences * blocks_of(told.before + tokens) for sequences, tokens in shapes)
-    sides = [side(text, most) for text in told.sides]
+    sides = [side(text, most, () if told.prompt else counts) for text in told.sides]
     print(f"OpenVINO {openvino.get_version()}\n\n| form |" + "".join(f" {count} |" for count in counts))
     print("|---|" + "--:|" * len(counts))
     rows: list[list[float]] = [[] for _ in sides]
     for sequences, tokens in shapes:
         times: list[list[float]] = [[] for _ in sides]
-        for _, runner in sides:
+        runners = [runners[sequences * tokens] for _, runners in sides]
+        for runner in runners:
             bind(runner, sequences, tokens, told.before)
         for _ in range(told.rounds):
-            for (_, runner), measured in zip(sides, times, strict=True):
+            for runner, measured in zip(runners, times, strict=True):
                 measured.append(milliseconds(runner, told.before + tokens))
         for row, measured in zip(rows, times, strict=True):
             row.append(median(measured))

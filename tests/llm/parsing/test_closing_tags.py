@@ -207,6 +207,20 @@ def test_faults_are_repaired_in_linear_time(name: str) -> None:
         assert calls(fault, 2000) < 12 * calls(fault, 250) + 20_000, fault
 
 
+def test_of_strings_without_delimiters_there_is_a_bound() -> None:
+    """The end of each is looked for in the rest of the call: that of 1,600 took 41 s."""
+    names = [f"p{i}" for i in range(1600)]
+    tools = [tool("f", **{name: {"type": "string"} for name in names})]
+
+    def calls(count: int) -> list[Call]:
+        text = ",".join(f"{name}:x" for name in names[:count])
+        found = result([f"<|tool_call>call:f{{{text}}}<tool_call|>"], "gemma4", None, tools)[2]
+        return [(name, json.loads(arguments)) for name, arguments in found]
+
+    assert calls(60) == [("f", dict.fromkeys(names[:60], "x"))]
+    assert calls(1600) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text", "arguments"),
     [

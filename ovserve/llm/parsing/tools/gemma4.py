@@ -12,7 +12,7 @@ https://github.com/ollama/ollama/issues/15315, 17882
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, call, good_name, header
@@ -124,6 +124,9 @@ _DELIMITER = Markers((_QUOTE,))
 _STRING_END = Markers((_QUOTE, _CLOSE))
 _CALL_END = Markers((_CLOSE, _OPEN))
 _MAX_DEPTH = 60
+_NEXT_KEY = re.compile(r",\s*([^\s,:=]+)\s*[:=]")
+_NEXT_CALL = {close: re.compile(rf"{re.escape(close)}[\s,]*call:") for close in _BRACKETS.values()}
+_MAX_BARE_STRINGS = 64  # per call; the end of each is looked for in the rest of the call
 _MAX_LOOK_AHEADS = 16  # per call, for the end of a string in quotes that has none
 
 
@@ -168,7 +171,7 @@ class _Arguments:
 
     def __init__(self, cur: Cursor, tools: Tools, name: str, close: str) -> None:
         self._cur, self._tools, self._name, self._close = cur, tools, name, close
-        self._look_aheads = _MAX_LOOK_AHEADS
+        self._look_aheads, self._bare_strings = _MAX_LOOK_AHEADS, _MAX_BARE_STRINGS
 
     def parse(self) -> Steps[str]:
         cur = self._cur
@@ -198,7 +201,7 @@ class _Arguments:
                 yield from cur.expect(":")
             types = self._tools.types(self._name, key) if depth == 0 else frozenset()
             if "string" in types <= {"string", "null"}:
-                items[key] = yield from self._string({*self._tools.parameters(self._name)} - {*items, key})
+                items[key] = yield from self._string(items, key)
             else:
                 items[key] = yield from self._item(depth + 1)
             yield from _comma(cur, close)
@@ -234,22 +237,26 @@ class _Arguments:
             return {"None": "null", "True": "true", "False": "false"}[word]
         return as_json(word) or quote(word)
 
-    def _string(self, following_keys: Iterable[str]) -> Steps[str]:
-        """Read what can only be a string. Without delimiters, another parameter or the call's end ends it."""
+    def _string(self, items: Container[str], key: str) -> Steps[str]:
+        """Read what can only be a string. Without delimiters, a parameter that is not in `items` ends it, or
+        the call's end."""
         cur = self._cur
         yield from cur.space()
         if (yield from cur.literal(_QUOTE)):
             return quote((yield from self._text(1)))
         if (yield from cur.peek()) in ("'", '"', "{", "["):
             return (yield from self._item(1))
+        self._bare_strings -= 1
+        if not self._bare_strings:
+            raise NotACall
         mark = cur.mark()
         parts: list[str] = []
         if not (yield from cur.until(_CALL_END, parts.append)) and cur.cut:
             raise EndOfText
-        text = "".join(parts)
-        keys = "|".join(re.escape(key) for key in following_keys)
-        end = re.search(rf",\s*(?:{keys})\s*[:=]" if keys else r"(?!)", text)
-        end = end or re.search(rf"{re.escape(self._close)}[\s,]*call:", text)
+        text, parameters = "".join(parts), self._tools.parameters(self._name)
+        keys = (match for match in _NEXT_KEY.finditer(text) if match[1] in parameters)
+        end = next((match for match in keys if match[1] != key and match[1] not in items), None)
+        end = end or _NEXT_CALL[self._close].search(text)
         size = end.start() if end else len(_without(self._close, text, 1))
         cur.rollback(mark)
         word = cur.advance(size).strip()

@@ -178,10 +178,6 @@ class PagedEngine:
         """Wait until the forms for steps of few tokens are compiled."""
         self._model.wait()
 
-    # ---- the verbs of an engine that need no step
-
-    # ---- the verbs of an engine
-
     @property
     def busy(self) -> bool:
         return bool(self._scheduler.running)

@@ -338,20 +338,23 @@ class PagedModel:
 
     def runner_for(self, tokens: int, *, are_decodes: bool) -> Runner:
         """Return the form for a step. `are_decodes`: it has one token of each sequence, and their logits."""
-        if are_decodes and (form := self.decode_forms.get(tokens)) is not None:
-            return form
-        may_have = tokens <= FEW_TOKENS and len(self.decode_forms) < MOST_DECODE_FORMS
-        may_have = may_have and tokens * self.blocks <= MOST_BLOCKS
-        if are_decodes and may_have and self._template is not None:
+        few = self.few if tokens <= FEW_TOKENS and self.few is not None else self.runner
+        if not are_decodes or tokens in self.decode_forms:
+            return self.decode_forms[tokens] if are_decodes else few
+        may_have = tokens <= FEW_TOKENS and tokens * self.blocks <= MOST_BLOCKS
+        if self._template is not None and may_have and len(self.decode_forms) < MOST_DECODE_FORMS:
             self._decode_steps[tokens] += 1
             is_free = self._compiling is None or not self._compiling.is_alive()
             if self._decode_steps[tokens] > DECODES_BEFORE_FORM and is_free:
-                self._start(self._compile_decodes, tokens, self._template)
-        return self.few if tokens <= FEW_TOKENS and self.few is not None else self.runner
+                self._start(self.compile_decodes, tokens)
+        return few
 
-    def _compile_decodes(self, tokens: int, template: openvino.Model) -> None:
+    def compile_decodes(self, tokens: int) -> None:
+        """Compile the form for steps of so many decodes, if attention is our own."""
+        if self._template is None:
+            return
         try:
-            model = _for_decodes(template.clone(), tokens, tokens * (self.blocks + 1))
+            model = _for_decodes(self._template.clone(), tokens, tokens * (self.blocks + 1))
             if (form := self._form(model, self._properties, tokens)) is not None:
                 self.decode_forms[tokens] = form
         except RuntimeError as error:
