@@ -48,7 +48,7 @@ OF_TOKENS = "input_ids", "position_ids", "rows", "past_lens"  # a number for eac
 BOUNDARIES = "subsequence_begins", "block_indices_begins"  # one more
 SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
 FEW_TOKENS = 16  # tokens of a step
-DECODES_BEFORE_FORM = 64  # steps of as many decodes; compiling takes 2 s of a core
+DECODES_BEFORE_FORM = 128  # steps of as many decodes; compiling takes 2 s of a core
 MOST_DECODE_FORMS = 6  # each takes 7 MB (SmolLM2) to 17 (3 B parameters)
 MOST_BLOCKS = 4 << 20  # in the tables of a form, of 4 bytes each
 MOST_SHARED_CONSTANTS = 64 << 20  # bytes of a model's constants, of which each form might have a copy
@@ -214,8 +214,8 @@ class PagedModel:
     Where our kernels compute and the cache is in bf16, so does attention of our own. A decode is rounded the
     same way in any company, so drafts change no text. Steps of as many decodes as there often are get a form
     with fixed shapes, on demand: else the plugin infers the output shape of each operation of ours before it
-    runs, 180 times a step. One, 4 and 8 streams of SmolLM2 are 1.55, 1.26 and 1.16 times as fast, one of 3 B
-    parameters 1.04 times (AMD, AVX2). The results are the same, bit by bit.
+    runs, 180 times a step. One stream of SmolLM2 is 1.44 times as fast, 16 are 1.18, four of 3 B 1.11
+    (`benchmarks.few_tokens`, AMD, AVX2). The results are the same, bit by bit.
     """
 
     def __init__(
