@@ -242,11 +242,15 @@ def test_decodes_in_a_form_of_their_own_are_rounded_the_same_way(
     assert len(model.decode_forms) <= paged_model.MOST_DECODE_FORMS
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
 def test_without_a_form_for_decodes_the_one_for_all_goes_on(
-    short_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    short_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    kind: type[Exception],
 ) -> None:
     def failing(*_: object) -> None:
-        raise RuntimeError("no memory for it")
+        raise kind("no memory for it")
 
     monkeypatch.setattr(paged_model, "DECODES_BEFORE_FORM", 4)
     monkeypatch.setattr(PagedModel, "_form", failing)

@@ -338,16 +338,15 @@ class PagedModel:
 
     def runner_for(self, tokens: int, *, are_decodes: bool) -> Runner:
         """Return the form for a step. `are_decodes`: it has one token of each sequence, and their logits."""
-        few = self.few if tokens <= FEW_TOKENS and self.few is not None else self.runner
-        if not are_decodes or tokens in self.decode_forms:
-            return self.decode_forms[tokens] if are_decodes else few
-        may_have = tokens <= FEW_TOKENS and tokens * self.blocks <= MOST_BLOCKS
-        if self._template is not None and may_have and len(self.decode_forms) < MOST_DECODE_FORMS:
+        if are_decodes and tokens in self.decode_forms:
+            return self.decode_forms[tokens]
+        may_have = are_decodes and tokens <= FEW_TOKENS and tokens * self.blocks <= MOST_BLOCKS
+        if may_have and self._template is not None and len(self.decode_forms) < MOST_DECODE_FORMS:
             self._decode_steps[tokens] += 1
             is_free = self._compiling is None or not self._compiling.is_alive()
             if self._decode_steps[tokens] > DECODES_BEFORE_FORM and is_free:
                 self._start(self.compile_decodes, tokens)
-        return few
+        return self.few if tokens <= FEW_TOKENS and self.few is not None else self.runner
 
     def compile_decodes(self, tokens: int) -> None:
         """Compile the form for steps of so many decodes, if attention is our own."""
@@ -357,7 +356,7 @@ class PagedModel:
             model = _for_decodes(self._template.clone(), tokens, tokens * (self.blocks + 1))
             if (form := self._form(model, self._properties, tokens)) is not None:
                 self.decode_forms[tokens] = form
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:  # else each further step would try again
             self._template = None
             print(f"steps of decodes use the form for all: {error}", file=sys.stderr)  # noqa: T201  this process's log
 
