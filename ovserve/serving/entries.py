@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, ItemsView, Iterator, ValuesView
+from collections.abc import Awaitable, Callable, ItemsView, Iterator, ValuesView
 from contextvars import Context
 from dataclasses import dataclass, field
 from enum import Enum
@@ -252,7 +252,7 @@ class Changes:
         self._stopping = stopping
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, work: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
         """Start a change as the server, in a context of its own.
 
         Half a change would remain if its caller, a client, went away; and what it starts, such as engines,
@@ -277,6 +277,6 @@ class Changes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _by_the_server(work: Coroutine[Any, Any, T]) -> T:
+async def _by_the_server(work: Callable[[], Awaitable[T]]) -> T:
     with as_system():
-        return await work
+        return await work()

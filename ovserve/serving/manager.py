@@ -18,7 +18,7 @@ import asyncio
 import logging
 import signal
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,12 +159,13 @@ class Manager:
         current_request().caller.require_admin()
         if self._reloading is None:
             log.info("reloading")
-            self._reloading = self._changes.start(self._reload())
+            self._reloading = self._changes.start(self._reload)
         return await self._changes.result(self._reloading)
 
     async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
         current_request().caller.require_admin()
-        return await self._changes.result(self._changes.start(self._replace(list(specs))))
+        wanted = list(specs)
+        return await self._changes.result(self._changes.start(lambda: self._replace(wanted)))
 
     async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
         """`where`: a specification, a graph directory, or None for what the configuration says of the name.
@@ -173,7 +174,7 @@ class Manager:
         unchanged, is left alone.
         """
         current_request().caller.require_admin()
-        return await self._changes.result(self._changes.start(self._load(name, where)))
+        return await self._changes.result(self._changes.start(lambda: self._load(name, where)))
 
     async def unload(self, name: str) -> None:
         """Returns when new requests no longer get it. Raises ModelNotFound."""
@@ -193,7 +194,7 @@ class Manager:
         """
         if self._lock.locked():
             return None
-        return await self._changes.result(self._changes.start(self._poll()))
+        return await self._changes.result(self._changes.start(self._poll))
 
     # -- the end
 
@@ -342,13 +343,13 @@ class Reloads:
 
     def _on_hangup(self) -> None:
         log.info("reloading: SIGHUP")
-        self._begin(_logged(self._manager.reload()))
+        self._begin(_logged(self._manager.reload))
 
     async def _watch(self, seconds: float) -> None:
         """Each poll is a task of its own: one that fails unexpectedly is logged, and the next one follows."""
         while True:
             await asyncio.sleep(seconds)
-            await asyncio.wait({self._begin(_logged(self._manager.poll()))})
+            await asyncio.wait({self._begin(_logged(self._manager.poll))})
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -362,10 +363,13 @@ class Reloads:
             log.error("a reload by watcher or SIGHUP failed unexpectedly", exc_info=error)
 
 
-async def _logged(reload: Coroutine[Any, Any, ReloadResult | None]) -> None:
-    """Run a reload; its errors are already in the log and in the states."""
+async def _logged(reload: Callable[[], Awaitable[ReloadResult | None]]) -> None:
+    """Run a reload; its errors are already in the log and in the states.
+
+    Called here, because a task cancelled before its first step never awaits a coroutine it was given.
+    """
     try:
         with as_system():
-            await reload
+            await reload()
     except LoadError:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -435,3 +436,16 @@ async def test_the_watcher_goes_on_after_a_poll_that_fails_unexpectedly(
         finally:
             await reloads.stop()
     assert "a reload by watcher or SIGHUP failed unexpectedly" in caplog.text
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_reload_stopped_at_any_step_leaves_no_warning(tmp_path: Path, steps: int) -> None:
+    """Its task may be cancelled before its first step, when a coroutine given to it would never be awaited."""
+    graph(tmp_path, "a")
+    async with managing(tmp_path) as manager:
+        reloads = Reloads(manager)
+        signal.raise_signal(signal.SIGHUP)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await reloads.stop()
+    gc.collect()
