@@ -164,8 +164,8 @@ class Manager:
 
     async def replace(self, specs: Iterable[ServableSpec]) -> ReloadResult:
         current_request().caller.require_admin()
-        wanted = list(specs)
-        return await self._changes.result(self._changes.start(lambda: self._replace(wanted)))
+        every = list(specs)
+        return await self._changes.result(self._changes.start(lambda: self._replace(every)))
 
     async def load(self, name: str, where: ServableSpec | Path | None = None) -> Servable:
         """`where`: a specification, a graph directory, or None for what the configuration says of the name.
