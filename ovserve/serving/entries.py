@@ -238,15 +238,14 @@ def _other_versions(name: str, entries: list[Entry], version: str) -> str:
     return f"model {name!r} has versions {', '.join(map(str, listed)) or 'none'}, not {version!r}"
 
 
-# Changes of what is served, each a task of its own that outlives the client that asked for it.
-
-
 RETRY_AFTER = 1.0  # seconds a client is asked to wait for a servable that is loading
 
 T = TypeVar("T")
 
 
 class Changes:
+    """Changes of what is served, each a task of its own that outlives the client that asked for it."""
+
     def __init__(self, stopping: Callable[[], bool]) -> None:
         """`stopping`: whether the server stops, which ends changes under way."""
         self._stopping = stopping

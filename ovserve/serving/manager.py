@@ -314,15 +314,11 @@ class Manager:
         return list(filter(current_request().caller.may_use, self._entries.all_names()))
 
 
-# Reloads without a network call: by the watcher, every --file_system_poll_wait_seconds, and by SIGHUP.
-
-
-log = logging.getLogger(__name__)
-
-
 class Reloads:
-    """Runs reloads. SIGHUP is handled from the start, because it would end the process; a reload waits for
-    the first load."""
+    """Reloads without a network call: by the watcher, every --file_system_poll_wait_seconds, and by SIGHUP.
+
+    That is handled from the start, because it would end the process; a reload waits for the first load.
+    """
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager

@@ -21,7 +21,7 @@ ARRAYS_PER_MATRIX = 7  # of a matrix in the arena
 BITS = {"u4": 4, "i4": 4, "u6": 6, "u8": 8, "i8": 8}
 FLIP = {"i4": 0x88888888, "i8": 0x80808080}  # makes signed values unsigned, by adding half their range
 UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract", "Add")  # operations
-SHORTEST_GROUP = 16  # of six bits; of others 32
+K_QUANT_GROUP = 16  # of six bits; of others 32
 MIN_OFFSET_UNIT = 2.0**-100
 MAX_SCALE_ERROR = 2.0**-11  # of a scale in f16, as a share: half of its last bit
 
@@ -52,10 +52,11 @@ class Weights(NamedTuple):
         divergence) from those with exact activations, and by 64 0.0091; with OpenVINO's kernels they are
         0.0079.
         """
-        if self.bits in (5, 6) and (self.zeros is not None or self.group % SHORTEST_GROUP):
+        if self.bits in (5, 6) and self.zeros is not None:
             return 0
-        if self.bits == 6 and self.group < min(CHUNKS):
-            return 0 if self.columns % min(CHUNKS) else min(CHUNKS)
+        if self.bits == 6:  # of llama.cpp's K-quants alone
+            is_k_quant = self.group == K_QUANT_GROUP and self.factors is not None
+            return min(CHUNKS) if is_k_quant and self.columns % min(CHUNKS) == 0 else 0
         return next((chunk for chunk in CHUNKS if self.group % chunk == 0), 0)
 
     @property

@@ -100,7 +100,9 @@ struct Matrix {
     int8_t *factors, *offsets;
     float* row_scales;
     Functions functions;       // of as many tokens as their place, from 1 on
-    BlockFunction unpacked = nullptr;  // of 5 or 6 bits that were made 8 for many tokens
+    // Of 5 or 6 bits that `unpack` made 8 for many tokens.
+    BlockFunction unpacked = nullptr;
+    void (*unpack)(const Matrix&, const uint8_t* weights, uint8_t* to) = nullptr;
 
     size_t groups() const { return columns / group; }
     size_t chunks() const { return columns / chunk; }
@@ -161,7 +163,7 @@ constexpr size_t quads_of(int bits) { return bits == 6 ? 4 : 8; }
 constexpr size_t bytes_of_quads(int bits) { return quads_of(bits) * LINE * bits / 8; }
 
 // Functions of each kind of matrix, with `Of::functions<BITS, KIND>`. None for what no model has: zero points of groups
-// in 5 and 6 bits, and offsets in 8.
+// in 5 and 6 bits, 6 bits but in groups of 16 with factors, and offsets in 8.
 template <typename Of>
 Functions functions_of(const Matrix& m) {
     if (m.bits == 4)
@@ -173,9 +175,9 @@ Functions functions_of(const Matrix& m) {
                : m.offsets ? Of::template functions<5, OFFSETS>()
                            : Of::template functions<5, CONSTANT>();
     if (m.bits == 6)
-        return m.zeros     ? Functions{}
-               : m.offsets ? Of::template functions<6, OFFSETS>()
-                           : Of::template functions<6, CONSTANT>();
+        return m.zeros || !m.factors || m.group != 16 ? Functions{}
+               : m.offsets                            ? Of::template functions<6, OFFSETS>()
+                                                      : Of::template functions<6, CONSTANT>();
     return m.offsets ? Functions{}
            : m.zeros ? Of::template functions<8, ZEROS>()
                      : Of::template functions<8, CONSTANT>();
@@ -184,9 +186,12 @@ Functions functions_of(const Matrix& m) {
 // products_avx512.cpp. Of 5 and 6 bits `unpacked` computes many tokens, with blocks that `unpack_block` made 8 bits.
 Functions functions_avx512(const Matrix& m);
 BlockFunction unpacked_avx512(const Matrix& m);
-void unpack_block(const Matrix& m, const uint8_t* weights, uint8_t* to);
+void unpack_block_avx512(const Matrix& m, const uint8_t* weights, uint8_t* to);
 
-Functions functions_avx2(const Matrix& m);      // products_avx2.cpp
+// products_avx2.cpp, the same.
+Functions functions_avx2(const Matrix& m);
+BlockFunction unpacked_avx2(const Matrix& m);
+void unpack_block_avx2(const Matrix& m, const uint8_t* weights, uint8_t* to);
 Functions functions_avx_vnni(const Matrix& m);  // products_avx_vnni.cpp
 
 }  // namespace ovserve

@@ -86,17 +86,17 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
     }
     const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
     const BlockFunction unpacked = tokens < UNPACKING_TOKENS ? nullptr : m.unpacked;
-    const size_t unpacked_bytes = ROWS * m.columns;
+    const size_t unpacked_bytes = ROWS * m.columns, block_bytes = unpacked ? unpacked_bytes : m.block_bytes();
     // Blocks of a task. All threads wait for the one that has the last: with 16 tasks a thread a step of 3 B parameters
     // takes 0.95 to 0.96 of what it takes with 4, and one of SmolLM2 as long. More tokens read the blocks again.
     size_t grain = std::max<size_t>(1, m.blocks / (16 * threads));
-    if (tokens > most) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / m.block_bytes()));
+    if (tokens > most) grain = std::min(grain, std::max<size_t>(1, CACHED_WEIGHTS / block_bytes));
     isolated_for(m.blocks, grain, [&](const tbb::blocked_range<size_t>& range) {
         thread_local std::vector<uint8_t> wide;
         const auto weights = [&](size_t block) { return m.values + block * m.block_bytes(); };
         if (unpacked) wide.resize((range.end() - range.begin()) * unpacked_bytes);
         for (size_t block = range.begin(); unpacked && block < range.end(); ++block)
-            unpack_block(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
+            m.unpack(m, weights(block), wide.data() + (block - range.begin()) * unpacked_bytes);
         for (size_t token = 0, count; token < tokens; token += count) {
             count = std::min(most, tokens - token);
             for (size_t block = range.begin(); block < range.end(); ++block) {
@@ -392,7 +392,10 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     if ((m.bits == 5) != (source.high != nullptr)) return 0;
     const Instructions best = best_instructions();
     m.functions = best >= AVX512_VNNI ? functions_avx512(m) : best == AVX_VNNI ? functions_avx_vnni(m) : functions_avx2(m);
-    if (best >= AVX512_VNNI) m.unpacked = unpacked_avx512(m);
+    if (best >= AVX512_VNNI)
+        m.unpacked = unpacked_avx512(m), m.unpack = unpack_block_avx512;
+    else if (best == AVX2_ALONE)
+        m.unpacked = unpacked_avx2(m), m.unpack = unpack_block_avx2;
     if (!fits || !m.values || m.functions.empty()) return 0;
     const size_t step = source.is_file ? std::max<size_t>(1, PACKED_AT_ONCE / m.block_bytes()) : m.blocks;
     for (size_t block = 0; block < m.blocks; block += step)

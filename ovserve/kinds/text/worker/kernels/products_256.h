@@ -26,8 +26,8 @@ __attribute__((target("avx2,f16c,fma"))) INLINE void add_here(__m256i& sum, __m2
 }
 
 // TOKENS rows of activations, from `token` on, times one block. Without VNNI, eight products of 4 bits by 8 fit into
-// 16 bits: 8 * 2 * 15 * 127 = 30,480; of 5 bits four: 4 * 2 * 31 * 127 = 31,496; of 6 bits two: 2 * 2 * 63 * 127 =
-// 32,004; eight bits are computed as two numbers of four.
+// 16 bits: 8 * 2 * 15 * 127 = 30,480; of 5 bits four: 4 * 2 * 31 * 127 = 31,496; eight bits are computed as
+// two numbers of four. 6 bits come here with VNNI.
 //
 // Both halves of a block's rows are computed at once if there are registers, else one after the other, which reads
 // from memory only during the first.
@@ -106,14 +106,8 @@ AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t bloc
                                 for (int i = 0; i < 4; i += 2) {
                                     const __m256i first = _mm256_set1_epi32(four(sixteen + 4 * i * TOKENS));
                                     const __m256i second = _mm256_set1_epi32(four(sixteen + 4 * (i + 1) * TOKENS));
-                                    if constexpr (VNNI) {
-                                        add_products(sum[h][t], quad[i], first);
-                                        add_products(sum[h][t], quad[i + 1], second);
-                                    } else {
-                                        const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(quad[i], first),
-                                                                              _mm256_maddubs_epi16(quad[i + 1], second));
-                                        sum[h][t] = _mm256_add_epi32(sum[h][t], _mm256_madd_epi16(both, ones));
-                                    }
+                                    add_products(sum[h][t], quad[i], first);
+                                    add_products(sum[h][t], quad[i + 1], second);
                                 }
                             }
                         }
@@ -237,6 +231,7 @@ template <bool VNNI>
 struct Products256 {
     template <int BITS, Kind KIND>
     static Functions functions() {
+        if constexpr (BITS == 6 && !VNNI) return {};  // all are K-quants
         Functions all = {block_256<1, BITS, KIND, VNNI>, block_256<2, BITS, KIND, VNNI>, block_256<3, BITS, KIND, VNNI>,
                          block_256<4, BITS, KIND, VNNI>};
         if constexpr (BITS != 4)

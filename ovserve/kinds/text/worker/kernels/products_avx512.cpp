@@ -167,7 +167,7 @@ BlockFunction unpacked_avx512(const Matrix& m) {
     return nullptr;
 }
 
-void unpack_block(const Matrix& m, const uint8_t* weights, uint8_t* to) {
+void unpack_block_avx512(const Matrix& m, const uint8_t* weights, uint8_t* to) {
     (m.bits == 5 ? unpack_block_of<5> : unpack_block_of<6>)(m, weights, to);
 }
 
