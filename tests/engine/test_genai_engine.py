@@ -252,9 +252,9 @@ def test_what_could_raise_in_a_step_is_refused(
 
 
 class TestSampling:
-    def test_a_seed_repeats_and_another_differs(self, engine: GenAIEngine) -> None:
+    def test_a_seed_repeats_and_another_differs(self, short: GenAIEngine) -> None:
         one, same, other = (
-            generate(engine, STORY, temperature=1.0, seed=seed, max_tokens=24).text for seed in (7, 7, 8)
+            generate(short, STORY, temperature=1.0, seed=seed, max_tokens=24).text for seed in (7, 7, 8)
         )
         assert one == same
         assert one != other
@@ -267,11 +267,11 @@ class TestSampling:
     @pytest.mark.parametrize(
         "penalty", [{"repetition_penalty": 1.8}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0}]
     )
-    def test_penalties_change_the_text(self, engine: GenAIEngine, penalty: dict[str, Any]) -> None:
+    def test_penalties_change_the_text(self, short: GenAIEngine, penalty: dict[str, Any]) -> None:
         prompt = "one two one two one two one two one two"
         assert (
-            generate(engine, prompt, max_tokens=20, **penalty).text
-            != generate(engine, prompt, max_tokens=20).text
+            generate(short, prompt, max_tokens=20, **penalty).text
+            != generate(short, prompt, max_tokens=20).text
         )
 
 
