@@ -65,8 +65,8 @@ WORST = {
 
 
 @pytest.fixture(scope="module")
-def compiler(model: Path) -> GrammarCompiler:
-    tokenizer = ov_genai.Tokenizer(str(model))
+def compiler(short_model: Path) -> GrammarCompiler:
+    tokenizer = ov_genai.Tokenizer(short_model)
     compiler = GrammarCompiler(tokenizer, len(tokenizer.get_vocab()))
     compiler.compile(TRIVIAL)
     return compiler
@@ -116,9 +116,9 @@ async def ask(client: TextClient, form: c.Format) -> str:
     return text
 
 
-async def test_a_cheap_grammar_is_compiled_once(start: Start, model: Path) -> None:
+async def test_a_cheap_grammar_is_compiled_once(start: Start, short_model: Path) -> None:
     """By the engine, which says so if it does not compile, to this request alone."""
-    client = await start(str(model))
+    client = await start(str(short_model))
     assert await ask(client, c.json_schema({"type": "boolean"})) in ("true", "false")
     bad = c.json_schema({"$ref": "#/$defs/none"})
     assert cheap(bad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -91,8 +92,8 @@ async def test_stop_ends_questions(start: Start, script: Script) -> None:
         await client.tokenize(["a"], add_special_tokens=True)
 
 
-async def test_the_real_tokenizer(model_path: str) -> None:
-    client = await TextClient.start(text_spec(model_path))
+async def test_the_real_tokenizer(short_model: Path) -> None:
+    client = await TextClient.start(text_spec(str(short_model)))
     try:
         texts = ["Hello world", "", "🙂 naïve 中文", "<|im_start|>user\nhi<|im_end|>"]
         ids = await client.tokenize(texts, add_special_tokens=True)

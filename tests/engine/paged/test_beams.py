@@ -1,5 +1,5 @@
-"""Beam search of the paged engine, held against OpenVINO GenAI's: on the default model what ends, stops and is shown,
-on two layers of it the searches. Both compute in f32."""
+"""Beam search of the paged engine, held against OpenVINO GenAI's: on the default model what its own ends decide, on two
+layers of it the searches. Both compute in f32."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ def short_library(short_model: Path) -> GenAIEngine:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(engine: PagedEngine) -> Iterator[None]:
+def nothing_is_left_behind(engine: PagedEngine, short_engine: PagedEngine) -> Iterator[None]:
     yield
-    check_empty(engine)
+    for each in (engine, short_engine):
+        check_empty(each)
 
 
 def check_empty(engine: PagedEngine) -> None:
@@ -104,7 +105,6 @@ def test_searches_find_what_those_of_the_library_find(
 ) -> None:
     ours, its = (search(each, PROMPTS[prompt], **options) for each in (short_engine, short_library))
     assert shown(ours) == shown(its)
-    check_empty(short_engine)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,23 @@ def test_searches_find_what_those_of_the_library_find(
     ],
 )
 def test_answers_are_the_library_s(
-    engine: PagedEngine, library: GenAIEngine, sampling: dict[str, Any]
+    engine: PagedEngine,
+    library: GenAIEngine,
+    short_engine: PagedEngine,
+    short_library: GenAIEngine,
+    sampling: dict[str, Any],
 ) -> None:
-    for prompt in (FRANCE, STORY):
-        ours, its = (search(each, prompt, **sampling) for each in (engine, library))
+    """The default model's answer ends by itself; a story would not, of any model."""
+    for prompt, pair in (FRANCE, (engine, library)), (STORY, (short_engine, short_library)):
+        ours, its = (search(each, prompt, **sampling) for each in pair)
         assert shown(ours) == shown(its)
         assert [item.index for item in ours] == [0, 1, 2, 3][: len(ours)] + [4] * (len(ours) > 4)
         assert [item.last for item in ours] == [False] * (len(ours) - 1) + [True]
 
 
-def test_log_probabilities_are_the_library_s(engine: PagedEngine, library: GenAIEngine) -> None:
+def test_log_probabilities_are_the_library_s(short_engine: PagedEngine, short_library: GenAIEngine) -> None:
     for more in ({}, {"echo": True}):
-        ours, its = (search(each, FRANCE, logprobs=True, **more) for each in (engine, library))
+        ours, its = (search(each, FRANCE, logprobs=True, **more) for each in (short_engine, short_library))
         for one, other in zip(ours, its, strict=True):
             assert one.logprobs
             assert other.logprobs
@@ -142,9 +147,9 @@ def test_log_probabilities_are_the_library_s(engine: PagedEngine, library: GenAI
             )
 
 
-def test_log_probabilities_are_those_of_the_model(engine: PagedEngine) -> None:
+def test_log_probabilities_are_those_of_the_model(short_engine: PagedEngine) -> None:
     """The diversity penalty chooses tokens and is not part of what the model thinks of them."""
-    items = search(engine, STORY, logprobs=True, top_logprobs=20, beam_groups=4, diversity_penalty=3.0)
+    items = search(short_engine, STORY, logprobs=True, top_logprobs=20, beam_groups=4, diversity_penalty=3.0)
     assert len({item.text for item in items}) == 4
     for item in items:
         for token in item.logprobs or ():
@@ -219,7 +224,6 @@ def test_searches_and_answers_next_to_each_other_change_nothing(short_engine: Pa
             assert shown(together[id_]) == shown(items)
         else:
             assert "".join(i.text for i in together[id_]) == "".join(i.text for i in items)
-    check_empty(short_engine)
 
 
 def test_a_cancelled_search_gives_back_all_it_had(short_engine: PagedEngine) -> None:
@@ -237,13 +241,15 @@ def test_a_cancelled_search_gives_back_all_it_had(short_engine: PagedEngine) -> 
         assert not short_engine.busy
 
 
-def test_the_next_turn_finds_what_the_best_beam_wrote(engine: PagedEngine, library: GenAIEngine) -> None:
-    best = search(engine, STORY, max_tokens=80, **FOUR)[0]
+def test_the_next_turn_finds_what_the_best_beam_wrote(
+    short_engine: PagedEngine, short_library: GenAIEngine
+) -> None:
+    best = search(short_engine, STORY, max_tokens=80, **FOUR)[0]
     turn = STORY + best.text + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
-    accepted = add(engine, 2, turn, max_tokens=8, **FOUR)
+    accepted = add(short_engine, 2, turn, max_tokens=8, **FOUR)
     assert accepted.cached_tokens is not None
     assert accepted.cached_tokens >= 64
-    assert shown(collect(engine)[2]) == shown(search(library, turn, max_tokens=8))
+    assert shown(collect(short_engine)[2]) == shown(search(short_library, turn, max_tokens=8))
 
 
 @pytest.fixture(scope="module")
@@ -274,9 +280,9 @@ class TestFullCache:
         assert tiny._scheduler.pool.available == 6
 
 
-def test_a_search_counts_as_one_request(engine: PagedEngine) -> None:
-    add(engine, 1, STORY, max_tokens=8, **FOUR)
+def test_a_search_counts_as_one_request(short_engine: PagedEngine) -> None:
+    add(short_engine, 1, STORY, max_tokens=8, **FOUR)
     for _ in range(3):
-        engine.step()
-    usage = engine.usage()
+        short_engine.step()
+    usage = short_engine.usage()
     assert (usage.requests, usage.scheduled, usage.to_prefill) == (1, 1, ())
