@@ -37,7 +37,16 @@ class TextFormatter(logging.Formatter):
             record.request_id, record.short = id_, short
             return super().format(record)
         # The same line as that of the format above, in a third of the time.
-        return f"{self.formatTime(record)} {record.levelname:7} {short} [{id_}] {record.getMessage()}"
+        text = _on_one_line(record.getMessage())
+        return f"{self.formatTime(record)} {record.levelname:7} {short} [{id_}] {text}"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _on_one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Indent it, so that a line of a client's text in an error does not look like a record."""
+        return "  " + "\n  ".join(super().formatException(ei).splitlines())
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Format like the standard library, but each second once."""
@@ -48,6 +57,14 @@ class TextFormatter(logging.Formatter):
                 time.strftime(self.default_time_format, time.localtime(second)),
             )
         return f"{self._shown},{int(record.msecs):03}"
+
+
+def _on_one_line(text: str) -> str:
+    """Return a message with its control characters escaped: what a client sent begins no line of its own, and
+    does nothing to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
-from ovserve.log import ACCESS, _Lines
+from ovserve.log import ACCESS, TextFormatter, _Lines
 
 
 def test_a_line_that_is_not_unicode_does_not_lose_its_neighbours(tmp_path: Path) -> None:
@@ -23,3 +24,21 @@ def test_a_line_that_is_not_unicode_does_not_lose_its_neighbours(tmp_path: Path)
     asyncio.run(three())
     handler.close()
     assert file.read_text().splitlines() == ["before", "half a pair: \\ud800", "after"]
+
+
+def test_the_text_of_a_client_begins_no_line() -> None:
+    hostile = "m\n2026-11-30 01:00:00,000 ERROR   server [-] forged\r\x1b[2J\u2028"
+    record = logging.LogRecord("ovserve.x", logging.INFO, "", 0, "no model %s", (hostile,), None)
+    assert (
+        TextFormatter()
+        .format(record)
+        .endswith("no model m\\n2026-11-30 01:00:00,000 ERROR   server [-] forged\\r\\x1b[2J\\u2028")
+    )
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    first, *rest = TextFormatter().format(record).splitlines()
+    assert "no model m\\n2026" in first
+    assert "forged" in rest[-2]
+    assert all(line.startswith("  ") for line in rest)

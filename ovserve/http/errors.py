@@ -34,7 +34,7 @@ MAX_PATHS = 256  # whose style is remembered
 OLLAMA_PREFIX = "/api/"
 PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
-_TENSORFLOW = re.compile(r"/v1/models/.+(:predict|/metadata|/(versions|labels)/[^/]+)")
+_TENSORFLOW = re.compile(r"/v1/models/.+(:(predict|classify|regress)|/metadata|/(versions|labels)/[^/]+)")
 _MODELS = re.compile(r"(/openai)?(/v3)?(/v1)?/models(/.+)?")
 
 

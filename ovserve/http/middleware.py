@@ -142,6 +142,10 @@ _ABSENT = (
         "this server embeds text, and has no embeddings of images",
     ),
     (
+        re.compile(r"/v1/models/.+:(?:classify|regress)"),
+        "of TensorFlow Serving's methods, only :predict is served",
+    ),
+    (
         re.compile(r"/(?:.+/)?responses/compact"),
         "conversations are not compacted here; truncation: auto of responses leaves the oldest turns out",
     ),

@@ -280,7 +280,8 @@ class Pool:
         if isinstance(answer, Raised):
             raise answer.error
         if isinstance(answer, Failed):
-            log.error("%s failed in a %s:\n%s", label or name, self._title, answer.traceback)
+            fault = Internal(answer.traceback)
+            log.error("%s failed in a %s", label or name, self._title, exc_info=fault)
             raise Internal(INTERNAL_MESSAGE)
         try:
             return cast(T, _value(answer, returns, (label or name).partition(".")[0]))

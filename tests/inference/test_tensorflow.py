@@ -85,5 +85,9 @@ def test_status_and_metadata(site: Site) -> None:
     for path in ("none:predict", "dummy/versions/7:predict", "dummy/labels/stable:predict"):
         missing = httpx.post(f"{site.url}/v1/models/{path}", json={"instances": [TEN]})
         assert (missing.status_code, isinstance(missing.json()["error"], str)) == (404, True)
+    for path in ("dummy:classify", "dummy/versions/1:regress"):
+        absent = httpx.post(f"{site.url}/v1/models/{path}", json={"examples": [{"x": 1}]})
+        assert absent.status_code == 404
+        assert "only :predict is served" in absent.json()["error"]
     for path in ("dummy/versions/7", "none/metadata", "dummy/labels/x"):
         assert httpx.get(f"{site.url}/v1/models/{path}").status_code == 404

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -171,15 +172,14 @@ async def test_a_truncated_file_gives_what_it_has(loader: AudioLoader, tmp_path:
     assert 0.3 < len(got) / len(samples()) < 0.7
 
 
-async def test_no_file_stays_and_two_are_decoded_at_once(loader: AudioLoader, tmp_path: Path) -> None:
-    import tempfile
-
-    def left() -> set[str]:
-        return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ovserve-file-")}
-
-    before = left()
+async def test_no_file_stays_and_two_are_decoded_at_once(
+    loader: AudioLoader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # tests of other processes use the usual one
+    began = os.stat(tmp_path).st_mtime_ns
     two: list[Recording] = await asyncio.gather(*(loader.load(RECORDING, "file") for _ in range(2)))
-    assert left() == before
+    assert os.stat(tmp_path).st_mtime_ns > began, "there was a file"
+    assert not os.listdir(tmp_path)
     assert two[0].read(100, 50) == two[1].read(100, 50)
     for recording in (*two, *two):
         recording.close()

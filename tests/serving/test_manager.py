@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import json
 import logging
 import os
@@ -448,4 +447,3 @@ async def test_a_reload_stopped_at_any_step_leaves_no_warning(tmp_path: Path, st
         for _ in range(steps):
             await asyncio.sleep(0)
         await reloads.stop()
-    gc.collect()

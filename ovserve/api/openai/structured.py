@@ -1,13 +1,14 @@
 """The fields that constrain an answer's text, in OpenAI's and vLLM's spelling; shared by all endpoints.
 
-`response_format` (or what the API style has in its place, see `formats`), `structured_outputs` and the older
-`guided_*`: each gives one format of llm/grammar/constraint.py, and a request may have one of them. What a
-schema asks beyond the compiler is rejected with `strict`, otherwise reported like an unknown field.
+`response_format` (or what the API style has in its place, see `formats`), `structured_outputs`, the older
+`guided_*`, and the names of SGLang and llama.cpp (`FIELDS`): each gives one format of
+llm/grammar/constraint.py, and a request may have one of them. What a schema asks beyond the compiler is
+rejected with `strict`, otherwise reported like an unknown field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -70,6 +71,12 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
     guided_regex: Annotated[str | None, doc("the same of structured_outputs.regex")] = None
     guided_choice: Annotated[Choices | None, doc("the same of structured_outputs.choice")] = None
     guided_grammar: Annotated[str | None, doc("the same of structured_outputs.grammar")] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | None, doc("SGLang's and llama.cpp's name of structured_outputs.json")
+    ] = None
+    regex: Annotated[str | None, doc("SGLang's name of structured_outputs.regex")] = None
+    ebnf: Annotated[str | None, doc("SGLang's name of structured_outputs.grammar")] = None
+    grammar: Annotated[str | None, doc("llama.cpp's name of structured_outputs.grammar; empty: none")] = None
 
     @property
     def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
@@ -129,21 +136,17 @@ def _constraints(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
             yield where, form
     if fields.structured_outputs is not None:
         yield from _structured_outputs(fields.structured_outputs)
-    if fields.guided_json is not None:
-        yield "guided_json", json_schema(_schema(fields.guided_json, "guided_json"))
-    if fields.guided_regex is not None:
-        yield "guided_regex", _regex(fields.guided_regex, "guided_regex")
-    if fields.guided_choice is not None:
-        yield "guided_choice", _choice(fields.guided_choice, "guided_choice")
-    if fields.guided_grammar is not None:
-        yield "guided_grammar", _grammar(fields.guided_grammar, "guided_grammar")
+    for where, format_of in FIELDS.items():
+        value = getattr(fields, where)
+        if value is not None and (where, value) != ("grammar", ""):  # llama.cpp's default
+            yield where, format_of(value, where)
 
 
 def _structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Format]]:
     at = "structured_outputs"
     constraints: list[tuple[str, Format]] = []
     if options.json is not None:
-        constraints.append((f"{at}.json", json_schema(_schema(options.json, f"{at}.json"))))
+        constraints.append((f"{at}.json", _json(options.json, f"{at}.json")))
     if options.regex is not None:
         constraints.append((f"{at}.regex", _regex(options.regex, f"{at}.regex")))
     if options.choice is not None:
@@ -249,6 +252,22 @@ def _text(value: Any, where: str) -> str:
 
 def _choice(texts: list[str], where: str) -> Format:
     return either(literal(text) for text in texts)
+
+
+def _json(value: Any, where: str) -> Format:
+    return json_schema(_schema(value, where))
+
+
+FIELDS: dict[str, Callable[[Any, str], Format]] = {
+    "guided_json": _json,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+    "json_schema": _json,
+    "regex": _regex,
+    "ebnf": _grammar,
+    "grammar": _grammar,
+}
 
 
 def _structural_tag(value: dict[str, Any], where: str) -> Format:

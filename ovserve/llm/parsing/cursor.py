@@ -35,14 +35,14 @@ class EndOfText(NotACall):
 class Markers:
     """A set of strings to search for; it knows how much of a text's end may begin one."""
 
-    __slots__ = ("_any", "_first", "_longest", "_prefixes", "strings")
+    __slots__ = ("_any", "_first", "_prefixes", "longest", "strings")
 
     def __init__(self, strings: Iterable[str]) -> None:
         self.strings = tuple(sorted({s for s in strings if s}, key=lambda s: (-len(s), s)))
         self._any = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
         firsts = re.escape("".join(sorted({s[0] for s in self.strings})))
         self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
-        self._longest = max(map(len, self.strings), default=0)
+        self.longest = max(map(len, self.strings), default=0)
         self._prefixes = {s[:n] for s in self.strings for n in range(1, len(s))}
 
     def absent(self, text: str) -> bool:
@@ -61,7 +61,7 @@ class Markers:
         return safe, None
 
     def _safe(self, text: str, start: int) -> int:
-        at = max(start, len(text) - self._longest + 1)
+        at = max(start, len(text) - self.longest + 1)
         while match := self._first.search(text, at):
             at = match.start()
             if text[at:] in self._prefixes:
@@ -221,7 +221,12 @@ class Cursor:
         NotACall when there are more than `limit` characters before it.
         """
         while True:
-            at, marker = markers.find(self.buf, self.pos, ended=self.ended)
+            if len(self.buf) - self.pos > limit + markers.longest:  # what is too far away is not searched
+                near = self.buf[self.pos : self.pos + limit + markers.longest]
+                at, marker = markers.find(near, 0, ended=False)
+                at += self.pos
+            else:
+                at, marker = markers.find(self.buf, self.pos, ended=self.ended)
             if at - self.pos > limit:
                 self.advance(limit)
                 raise NotACall
@@ -238,7 +243,7 @@ class Cursor:
         """Read while the pattern (of a single character, repeated) matches, at most `limit` characters."""
         parts: list[str] = []
         while True:
-            match = pattern.match(self.buf, self.pos)
+            match = pattern.match(self.buf, self.pos, self.pos + limit + 1)
             size = match.end() - self.pos if match else 0
             if size > limit:
                 self.advance(limit)

@@ -6,13 +6,13 @@ Dialects differ in tags and key names. A call is announced when its name is cert
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import msgspec
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import attempt
-from ovserve.llm.parsing.json_scan import as_json, unquote
+from ovserve.llm.parsing.json_scan import as_json, quote, unquote
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import repaired, string, value
 from ovserve.llm.parsing.output import Output
@@ -36,7 +36,9 @@ class Keys(msgspec.Struct, frozen=True):
     marked: bool = True
     # Even with a marker an object without arguments is not a call (other JSON may follow the marker).
     needs_arguments: bool = False
-    closers: Markers | None = None  # tags that end the block of calls
+    closers: Markers | None = None  # tags that end the block of calls, or begin the next one
+    # The parameters of a tool. Models write them next to the name, too, and leave `arguments` out.
+    parameters: Callable[[str], Container[str]] = lambda name: ()
     outer: int = 1  # braces around the arguments
 
     @property
@@ -51,6 +53,10 @@ MARKED: Keys = Keys()
 Read = Callable[[Cursor, Output, Keys], Steps[None]]
 
 
+def marked_keys(tools: Tools) -> Keys:
+    return Keys(parameters=tools.parameters)
+
+
 def unmarked(tools: Tools, good_id: Callable[[str], bool] = bool) -> Keys:
     """Return keys for JSON without a marker: only an object that names a tool of the request is a call."""
     return Keys(marked=False, good_name=tools.__contains__, good_id=good_id)
@@ -61,7 +67,8 @@ def block(
 ) -> Steps[None]:
     """Read the text after an opening tag: objects or a list, then perhaps the closing tag. A code fence
     around them, which models write within their tags too, is not part of them."""
-    keys = msgspec.structs.replace(keys, closers=markers_of(frozenset(closers))) if closers else keys
+    if closers and keys.closers is None:
+        keys = msgspec.structs.replace(keys, closers=markers_of(frozenset(closers)))
     yield from cur.space()
     fence = (yield from cur.either(FENCES)) if keys.marked and closers else ""
     yield from cur.space()
@@ -195,6 +202,7 @@ class _Call:
         self._has_arguments = False
         self.complete = False  # name and arguments have come
         self._held: list[str] = []  # arguments that came before the name
+        self._others: dict[str, list[str]] = {}  # keys outside of the call, and their values
 
     @property
     def begun(self) -> bool:
@@ -207,6 +215,14 @@ class _Call:
         self._name = name.strip()
         if self.keys.announced_by_name or self._has_arguments:
             self._start()
+
+    def declares(self, key: str) -> bool:
+        return bool(self._name) and key in self.keys.parameters(self._name)
+
+    def other(self, key: str) -> Callable[[str], object]:
+        """Return where the value of a key goes that does not belong to a call."""
+        self._others[key] = []
+        return self._others[key].append
 
     def identified(self, id: str) -> None:
         if self.keys.good_id(id):
@@ -240,7 +256,12 @@ class _Call:
             raise NotACall
         self._start()
         if not self._has_arguments:
-            self._out.arguments("{}")
+            values = {key: "".join(parts) for key, parts in self._others.items() if self.declares(key)}
+            if values.get("type") == '"function"':  # the type of the call
+                del values["type"]
+            self._out.arguments(
+                "{" + ", ".join(f"{quote(key)}: {text}" for key, text in values.items()) + "}"
+            )
         self._out.end_call()
 
 
@@ -261,14 +282,14 @@ def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
         if key in keys.name or (key == "function" and char in ('"', "'")):
             call.set_name((yield from string(cur)))
             cur.sure = True
-        elif key in keys.arguments:
+        elif key in keys.arguments and (char == "{" or not call.declares(key)):
             yield from _arguments(cur, call, char, keys.outer + nested)
         elif key == "function" and char == "{" and not nested:
             yield from _object(cur, call, nested=True)
-        elif key in keys.id and char in ('"', "'"):
+        elif key in keys.id and char in ('"', "'") and not call.declares(key):
             call.identified((yield from string(cur)))
         else:
-            yield from value(cur, _nowhere, keys.closers)
+            yield from value(cur, call.other(key), keys.closers)
         yield from cur.space()
         if (yield from cur.peek()) != "}":
             yield from cur.expect(",")
@@ -307,7 +328,3 @@ def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:
         # A stream has announced the call, so it stays one; the client can answer with an error.
         call.arguments(text_of_parts if decoded is None else decoded)
     call.arguments_end()
-
-
-def _nowhere(text: str) -> None:
-    """Discard an unused value."""

@@ -31,7 +31,7 @@ _CDATA = "<![CDATA["
 _GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
 _GAP = re.compile(f"[{_GAP_CHARACTERS}]*")
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1""", re.DOTALL)
-_ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*')
+_ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*(/?)')
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -41,7 +41,8 @@ class Form(msgspec.Struct, frozen=True):
     call_end: str
     parameter: str
     parameter_end: str
-    closers: tuple[str, ...] = ()  # of the block around the calls
+    openers: tuple[str, ...] = ()  # of the block around the calls
+    closers: tuple[str, ...] = ()
     quoted: bool = True
     trim: bool = True  # one newline next to each tag belongs to the format
     cdata: bool = False
@@ -65,7 +66,7 @@ class Form(msgspec.Struct, frozen=True):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return (*self.inner, self.parameter_end, self.call)
+        return (*self.inner, self.parameter_end, self.call, *self.openers)
 
 
 def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
@@ -73,8 +74,16 @@ def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
     yield from cur.space()
     yield from cur.expect(form.call)
     while True:
-        name, _ = yield from _tag(cur, form)
-        closed = yield from body(cur, out, tools, form, name)
+        name, attribute = yield from _tag(cur, form)
+        closed = False
+        if attribute != "/":
+            closed = yield from body(cur, out, tools, form, name)
+        elif not good_name(name) or tools.lacks(name):
+            raise NotACall
+        else:
+            out.start_call(name)
+            out.arguments("{}")
+            out.end_call()
         if closed or (yield from cur.close(*form.closers)):
             return
         if not (yield from cur.close(form.call)):
@@ -145,13 +154,13 @@ class _Call:
     def read(self) -> Steps[None]:
         """Read parameters up to the end of the call, or of the text if the model ended it."""
         cur, form = self._cur, self._form
-        tags = markers_of(frozenset((*form.inner, form.call)))
+        tags = markers_of(frozenset((*form.inner, form.call, *form.openers)))
         while True:
             yield from cur.space()
             stop = yield from cur.until(tags, self.text.append)
             if stop == "" and cur.cut:
                 raise EndOfText
-            if stop in ("", form.call):
+            if stop in ("", form.call, *form.openers):
                 return
             if stop != form.parameter:
                 self.ended_by = cur.advance(len(stop))
@@ -159,7 +168,9 @@ class _Call:
             mark = cur.mark()
             cur.advance(len(stop))
             try:
-                self._key, is_string = yield from _tag(cur, form)
+                self._key, attribute = yield from _tag(cur, form)
+                if not self._key:
+                    raise NotACall
                 cur.release(mark)
             except EndOfText:
                 if cur.cut:
@@ -171,9 +182,10 @@ class _Call:
                 cur.rollback(mark)
                 self.text.append(cur.advance(len(stop)))
                 continue
-            yield from self._value()
+            if attribute != "/":
+                yield from self._value()
             value = "".join(self._parts)
-            self.arguments[self._key] = _typed(value, self._tools, self._name, self._key, is_string)
+            self.arguments[self._key] = _typed(value, self._tools, self._name, self._key, attribute)
             self._parts.clear()
             self._key = ""
 
@@ -260,6 +272,8 @@ class _Call:
         while True:
             yield from cur.space(_GAP)
             tag = yield from cur.either(form.tags)
+            if tag in form.openers:
+                continue
             if tag in form.ends:
                 closed, last = closed or tag != end, tag
                 continue
@@ -356,10 +370,14 @@ def _items(arguments: dict[str, str]) -> list[str]:
 
 
 def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
-    """Read the rest of an opening tag; return its name, and DeepSeek's attribute for strings."""
+    """Read the rest of an opening tag; return its name, and DeepSeek's attribute for strings, or "/" if the
+    tag closes itself. Models leave out a ">" at the end of a line."""
     parts: list[str] = []
-    ends = markers_of(frozenset((form.tag_end, form.value)))
-    stop = yield from cur.until(ends, parts.append, _MAX_TAG)
+    ends = (form.tag_end, form.value)
+    line = "\n" if form.tag_end == ">" else ""
+    stop = yield from cur.until(markers_of(frozenset((*ends, line))), parts.append, _MAX_TAG)
+    if line and stop == line and (yield from _goes_on_in_next_line(cur)):
+        stop = yield from cur.until(markers_of(frozenset(ends)), parts.append, _MAX_TAG)
     if not stop:
         raise EndOfText
     text = "".join(parts)
@@ -375,15 +393,24 @@ def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
             raise EndOfText
     if not form.quoted:
         match = _QUOTED.match(text)  # what follows are attributes
-        return (match[2] if match else text).strip().strip("\"'"), ""
+        name = match[2] if match else text.strip().removesuffix("/")
+        return name.strip().strip("\"'"), "/" if text.rstrip().endswith("/") else ""
     match = _ATTRIBUTE.fullmatch(text)
     if match is None:
         raise NotACall
-    return match[1].strip(), match[2] or ""
+    return match[1].strip(), match[3] or match[2] or ""
 
 
-def _typed(text: str, tools: Tools, tool: str, key: str, is_string: str) -> str:
-    if is_string == "true":
+def _goes_on_in_next_line(cur: Cursor) -> Steps[bool]:
+    mark = cur.mark()
+    yield from cur.space()
+    part = yield from cur.either((">", "/>", "string="))
+    cur.rollback(mark)
+    return bool(part)
+
+
+def _typed(text: str, tools: Tools, tool: str, key: str, attribute: str) -> str:
+    if attribute in ("true", "/"):
         return quote(text)
     types = tools.types(tool, key)
-    return to_json(text, types - {"string"} if is_string else types)
+    return to_json(text, types - {"string"} if attribute else types)

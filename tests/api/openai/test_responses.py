@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ovserve.api.openai.responses import Responses, tools
-from ovserve.api.openai.responses.endpoint import DecodedResponses
+from ovserve.api.openai.responses.request import DecodedResponses
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
@@ -53,7 +53,8 @@ OPTIONAL = [
 
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_null_is_absent(name: str) -> None:
-    with_null, without = request(**{name: None}), request()
+    absent: dict[str, Any] = {name: None}
+    with_null, without = request(**absent), request()
     assert with_null.prompts == without.prompts
     assert name not in with_null.presentation.ignored_params or name in ("conversation", "prompt")
 
@@ -183,7 +184,7 @@ def test_refused_items_name_their_index(items: Any, param: str | None) -> None:
 
 
 def test_listed_items_have_ids_and_give_the_same_prompt_again() -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"role": "user", "content": "q"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]},
         call(),

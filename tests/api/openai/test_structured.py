@@ -9,7 +9,8 @@ import pytest
 
 from ovserve.api.openai import ENDPOINTS
 from ovserve.errors import InvalidArgument
-from ovserve.llm.grammar.constraint import MAX_BYTES, Constraint, json_object
+from ovserve.llm.grammar.constraint import Constraint, json_object
+from ovserve.llm.grammar.rules import MAX_BYTES
 from ovserve.llm.grammar.writer import compact
 from ovserve.llm.model import ModelContext
 from ovserve.llm.template import ChatTemplate
@@ -86,7 +87,13 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"type": "or", "elements": [{"type": "const_string", "value": "a"}, {"type": "const_string", "value": "b"}]},
         "guided_choice",
     ),
-    ({"guided_grammar": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}, "guided_grammar"),
+    *[
+        ({name: 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}, name)
+        for name in ("guided_grammar", "ebnf", "grammar")
+    ],
+    ({"json_schema": SCHEMA}, in_one_line(SCHEMA), "json_schema"),
+    ({"json_schema": json.dumps(SCHEMA)}, in_one_line(SCHEMA), "json_schema"),
+    ({"regex": "a+"}, HELD, "regex"),
 ]  # fmt: skip
 
 
@@ -115,7 +122,12 @@ def test_the_order_of_properties_is_kept() -> None:
 
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_none_asked(endpoint: str) -> None:
-    for fields in ({}, {"response_format": {"type": "text"}}, {"response_format": None, "guided_json": None}):
+    for fields in (
+        {},
+        {"response_format": {"type": "text"}},
+        {"response_format": None, "guided_json": None},
+        {"grammar": ""},
+    ):
         assert sent(endpoint, **fields) == (None, ())
 
 
@@ -149,6 +161,8 @@ REFUSALS = [
     ({"guided_choice": [1]}, "guided_choice[0]", "1"),
     ({"guided_regex": ""}, "guided_regex", '""'),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+    ({"regex": "a", "grammar": 'root ::= "b"'}, "grammar", "regex"),
+    ({"ebnf": 5}, "ebnf", "5"),
     ({"guided_regex": "a" * MAX_BYTES}, "guided_regex", "400000 steps"),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import re
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.json_call import MARKED, block
+from ovserve.llm.parsing.json_call import block, marked_keys
 from ovserve.llm.parsing.json_scan import quote
 from ovserve.llm.parsing.literal import Tools, literal
 from ovserve.llm.parsing.output import Output
@@ -251,7 +251,7 @@ class Lfm2(ToolDialect):
         is_json = (yield from cur.peek()) == "{"
         cur.rollback(mark)
         if is_json:
-            yield from block(cur, out, MARKED, closers=(_LFM_CLOSE,))
+            yield from block(cur, out, marked_keys(tools), closers=(_LFM_CLOSE,))
         elif char == "[":
             yield from bracketed(cur, out)
             yield from cur.close(_LFM_CLOSE)

@@ -11,7 +11,16 @@ import msgspec
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.guide import Guide
-from ovserve.llm.parsing.json_call import FENCES, MARKED, Keys, block, call_list, call_object, unmarked
+from ovserve.llm.parsing.json_call import (
+    FENCES,
+    MARKED,
+    Keys,
+    block,
+    call_list,
+    call_object,
+    marked_keys,
+    unmarked,
+)
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import string, value
 from ovserve.llm.parsing.output import Output
@@ -31,7 +40,15 @@ class TaggedJson(ToolDialect):
         tag = yield from cur.either(self.markers)
         if not tag:
             raise NotACall
-        yield from block(cur, out, self.keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
+        yield from cur.close(tag)  # models open a block twice now and then
+        ends = self.tags[tag]
+        stops = markers_of(frozenset((*ends, tag) if ends else ()))
+        keys = msgspec.structs.replace(self.keys, closers=stops, parameters=tools.parameters)
+        yield from self.block(cur, out, keys, tag)
+
+    def block(self, cur: Cursor, out: Output, keys: Keys, tag: str) -> Steps[None]:
+        """Read what follows an opening tag."""
+        yield from block(cur, out, keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
 
 
 class ToolCallsList(TaggedJson):
@@ -229,10 +246,8 @@ class Hermes3(ToolCallTag):
     erase = ("<|im_end|>",)
     template_marks = ("<tool_call>", "</tool_call>")
 
-    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        if not (yield from cur.either(self.markers)):
-            raise NotACall
-        yield from braced(cur, out, MARKED, self.tags["<tool_call>"])
+    def block(self, cur: Cursor, out: Output, keys: Keys, tag: str) -> Steps[None]:
+        yield from braced(cur, out, keys, self.tags[tag])
 
 
 def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Steps[None]:
@@ -243,7 +258,7 @@ def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Step
     cur.rollback(mark)
     if doubled:
         cur.advance(1)
-        ends = markers_of(frozenset(closers))
+        ends = keys.closers or markers_of(frozenset(closers))
         yield from block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
         yield from cur.close("}")
         yield from cur.close(*closers)
@@ -389,7 +404,7 @@ class Xlam(ToolDialect):
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tag = yield from cur.either(_TAGS)
         if tag:
-            yield from block(cur, out, MARKED, closers=_TAGS[tag])
+            yield from block(cur, out, marked_keys(tools), closers=_TAGS[tag])
             return
         thought = yield from cur.literal(_THOUGHT)
         fence = yield from cur.either(FENCES)

@@ -9,7 +9,7 @@ import msgspec
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, call, header
 from ovserve.llm.parsing.guide import Guide, tagged
-from ovserve.llm.parsing.json_call import MARKED, block
+from ovserve.llm.parsing.json_call import block, marked_keys
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.xmlcall import Form, body, calls
@@ -25,8 +25,8 @@ class TaggedXml(ToolDialect):
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         # The marker is the block's opening tag, or the call itself where models leave the block out.
-        blocks = [marker for marker in self.markers if marker != self.form.call]
-        if blocks and (yield from cur.either(blocks)):
+        if self.form.openers and (yield from cur.either(self.form.openers)):
+            yield from cur.close(*self.form.openers)  # models open a block twice now and then
             if (yield from cur.close(*self.form.closers)):
                 return
             if (yield from _begins_json(cur)):
@@ -42,7 +42,7 @@ def _begins_json(cur: Cursor) -> Steps[bool]:
 
 def _json(cur: Cursor, out: Output, tools: Tools, closers: tuple[str, ...]) -> Steps[None]:
     """Read calls in the JSON of hermes3, which models fall back to, of tools of the request."""
-    keys = msgspec.structs.replace(MARKED, good_name=lambda name: not tools.lacks(name))
+    keys = msgspec.structs.replace(marked_keys(tools), good_name=lambda name: not tools.lacks(name))
     yield from block(cur, out, keys, closers=closers)
 
 
@@ -63,6 +63,7 @@ class Qwen3Coder(TaggedXml):
         call_end="</function>",
         parameter="<parameter=",
         parameter_end="</parameter>",
+        openers=("<tool_call>",),
         closers=("</tool_call>",),
         quoted=False,
     )
@@ -86,7 +87,7 @@ class SeedOss(TaggedXml):
     name = "seed_oss"
     markers = ("<seed:tool_call>",)
     erase = ("<seed:eos>",)
-    form = msgspec.structs.replace(Qwen3Coder.form, closers=("</seed:tool_call>",))
+    form = msgspec.structs.replace(Qwen3Coder.form, openers=markers, closers=("</seed:tool_call>",))
     guide = Guide(
         "<seed:tool_call>\n<function=NAME>\n",
         "</function>\n</seed:tool_call>",
@@ -100,21 +101,23 @@ class SeedOss(TaggedXml):
 class DeepseekV32(TaggedXml):
     """deepseek_v32: `<｜DSML｜invoke name="f">` with an attribute on each parameter that marks strings.
 
-    DeepSeek V3.2; V4 calls the block `tool_calls`.
+    DeepSeek V3.2; V4 calls the block `tool_calls`, or leaves it out.
 
     Source: read 2026-11-22,
     https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py
     """
 
     name = "deepseek_v32"
-    markers = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+    blocks = ("function_calls>", "tool_calls>", "toolcalls>")
+    markers = (*("<｜DSML｜" + block for block in blocks), '<｜DSML｜invoke name="')
     erase = ("<｜end▁of▁sentence｜>",)
     form = Form(
         call='<｜DSML｜invoke name="',
         call_end="</｜DSML｜invoke>",
         parameter='<｜DSML｜parameter name="',
         parameter_end="</｜DSML｜parameter>",
-        closers=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        openers=markers[:-1],
+        closers=tuple("</｜DSML｜" + block for block in blocks),
         trim=False,
     )
     guide = Guide(
@@ -173,6 +176,7 @@ class MiniMaxM2(TaggedXml):
         call_end="</invoke>",
         parameter="<parameter name=",
         parameter_end="</parameter>",
+        openers=markers,
         closers=("</minimax:tool_call>",),
         quoted=False,
     )
@@ -237,7 +241,7 @@ class Step3(TaggedXml):
 
 
 _OPEN, _CLOSE = "<function=", "</function>"
-_NAME_END = Markers((">",))
+_NAME_END = Markers((">", "\n"))
 _CLOSERS = Markers((_CLOSE,))
 
 
@@ -255,7 +259,7 @@ class FunctionaryV31(ToolDialect):
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_OPEN)
         name, _ = yield from header(cur, _NAME_END)
-        cur.advance(1)
+        yield from cur.close(">")  # left out at the end of a line now and then
         yield from cur.space()
         if (yield from cur.peek()) not in ("{", "<"):
             raise cur.failure()
@@ -303,6 +307,7 @@ class Glm45(ToolDialect):
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_GLM_FORM.call)
+        yield from cur.close(_GLM_FORM.call)
         if (yield from _begins_json(cur)):
             yield from _json(cur, out, tools, (_GLM_FORM.call_end,))
             return
