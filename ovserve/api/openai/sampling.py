@@ -63,7 +63,7 @@ def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
 MAX_TOKENS = (
     "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400"
 )
-MAX_STOP = 16
+MAX_STOP = 64  # role-play clients send the names of all speakers
 MAX_CHOICES = 128
 SEED_RANGE = (-(2**63), 2**64 - 1)  # OpenAI's is a signed 64-bit integer, the engine's an unsigned one
 NO_SAMPLER = "only the paged engine has this sampler"

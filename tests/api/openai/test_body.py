@@ -54,7 +54,7 @@ REFUSED = [
     ("stop", 5, "stop", "5"),
     ("stop", [""], "stop", '""'),
     ("stop", "", "stop", '""'),
-    ("stop", ["a"] * 17, "stop", "a"),
+    ("stop", ["a"] * 65, "stop", "a"),
     ("stop", ["a", None], "stop[1]", "null"),
     ("stream", "yes", "stream", '"yes"'),
     ("stream_options", {"include_usage": True}, "stream_options", "stream: true"),
