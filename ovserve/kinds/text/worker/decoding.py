@@ -43,8 +43,8 @@ class StopMatcher:
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that may go out now, and whether a stop string ended it."""
         text = self._held + text
-        if self._firsts.isdisjoint(text):  # 0.8 us a token; a search takes 2 us for each stop string
-            self._held = ""
+        # What is held begins a stop string. This takes 0.8 us a token; a search takes 2 us for each string.
+        if self._firsts.isdisjoint(text):
             return text, False
         if match := self._first_match(text):
             end, start = match
