@@ -15,6 +15,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from ovserve.api.openai.sampling import MAX_STOP
 from tests.conftest import Server, eventually
 from tests.http.conftest import Running, Scripted
 
@@ -254,7 +255,7 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
         ({"system": [{"type": "search_result", "source": 3, "text": "a"}]}, 'system[0].type: expected one of text, got "search_result"'),
         ({"system": [{"type": "text"}]}, "system[0].text: required"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
-        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * (MAX_STOP + 1)}, "stop_sequences"),
         ({"top_k": -1}, "top_k"),
         ({"thinking": {}}, "thinking.type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema: required"),
