@@ -190,6 +190,35 @@ def test_an_answer_that_markdown_cannot_bear_is_shown_as_it_is(tab: Tab, text: s
     assert page.evaluate("window.longest") < 2000
 
 
+def test_a_loop_is_not_called_the_token_limit(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    choice = {"index": 0, "delta": {"content": "Ha! "}, "finish_reason": "length"}
+    chunk = {"id": "c", "choices": [choice | {"stop_reason": "repetition_detected"}]}
+    page.route(
+        "**/v3/chat/completions",
+        lambda route: route.fulfill(
+            content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        ),
+    )
+    answer = say(page, "hello")
+    finished(answer)
+    assert "it only repeated itself" in answer.inner_text()
+    assert "token limit" not in answer.inner_text()
+
+
+def test_a_window_made_narrow_has_room_for_the_chat(tab: Tab) -> None:
+    page = tab.open()
+    pick(page, "scripted")
+    panel = page.get_by_label("Settings of the chat").and_(page.locator("aside"))
+    panel.wait_for()
+    page.set_viewport_size({"width": 360, "height": 740})
+    panel.wait_for(state="detached")
+    assert page.get_by_label("Message", exact=True).bounding_box()["width"] > 200
+    page.set_viewport_size({"width": 1280, "height": 860})
+    panel.wait_for()
+
+
 def test_each_paragraph_runs_in_the_direction_of_its_script(tab: Tab) -> None:
     page = tab.open()
     pick(page, "scripted")

@@ -153,3 +153,6 @@ export function follow(path, on, onError = () => {}) {
     aborter?.abort();
   };
 }
+
+/** Why a choice ended: its finish_reason, or what the server says in more detail. */
+export const endOf = ({ finish_reason, stop_reason }) => (stop_reason === "repetition_detected" ? stop_reason : finish_reason);

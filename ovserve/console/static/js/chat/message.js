@@ -140,7 +140,7 @@ function Results({ answer, onSend }) {
   </form>`;
 }
 
-const FINISH = { stop: "finished", length: "reached the token limit", tool_calls: "calls tools", content_filter: "filtered", abort: "aborted" };
+const FINISH = { stop: "finished", length: "reached the token limit", repetition_detected: "ended, as it only repeated itself", tool_calls: "calls tools", content_filter: "filtered", abort: "aborted" };
 
 const PATIENCE = 0.5; // seconds without a token, after which the progress of the prompt is asked for
 

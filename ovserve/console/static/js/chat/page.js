@@ -72,6 +72,11 @@ export default function ChatPage() {
   const version = useRef(0);
   const [panel, setPanel] = useState(saved("ovserve.panel", true) && WIDE.matches);
   const [listOpen, setListOpen] = useState(false);
+  useEffect(() => {
+    const resized = () => setPanel(WIDE.matches && saved("ovserve.panel", true)); // a narrow window has room for the chat alone
+    WIDE.addEventListener("change", resized);
+    return () => WIDE.removeEventListener("change", resized);
+  }, []);
   const [problem, setProblem] = useState("");
   const [editLast, setEditLast] = useState(0);
 
@@ -189,7 +194,7 @@ export default function ChatPage() {
     return begun;
   };
   const togglePanel = () => {
-    localStorage.setItem("ovserve.panel", panel ? "no" : "yes");
+    if (WIDE.matches) localStorage.setItem("ovserve.panel", panel ? "no" : "yes");
     setPanel(!panel);
   };
   const side = html`<${SidePanel} chat=${chat} ...${about} version=${version.current} onChange=${set} />`;

@@ -57,7 +57,7 @@ export function chunkOf(event, calls) {
   }
   if (type !== "response.completed" && type !== "response.incomplete") return null;
   const { usage } = response;
-  const finish = type === "response.incomplete" ? "length" : calls ? "tool_calls" : "stop";
+  const finish = type === "response.incomplete" ? (response.incomplete_details?.stop_reason ?? "length") : calls ? "tool_calls" : "stop";
   return {
     ...delta({}, finish),
     usage: usage && { prompt_tokens: usage.input_tokens, completion_tokens: usage.output_tokens, prompt_tokens_details: usage.input_tokens_details },

@@ -1,7 +1,7 @@
 // Ask for an answer and take it in as it streams. An answer is a plain object that grows; whoever shows it
 // listens to it and is called at most once a frame.
 
-import { ApiError, call, events } from "../api.js";
+import { ApiError, call, endOf, events } from "../api.js";
 import * as db from "./db.js";
 import { chunkOf, responsesBody } from "./responses.js";
 import { addNode, body, streaming } from "./tree.js";
@@ -226,7 +226,7 @@ function part(answer, choice, now) {
       sample(meta, now);
     }
   }
-  if (choice.finish_reason) meta.finish = choice.finish_reason;
+  meta.finish = endOf(choice) ?? meta.finish;
   changed(answer);
 }
 

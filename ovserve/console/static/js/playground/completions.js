@@ -1,7 +1,7 @@
 // Completions: a text that the model goes on with, as it streams.
 
 import { html, useState } from "../../vendor/ui.js";
-import { ApiError, events } from "../api.js";
+import { ApiError, endOf, events } from "../api.js";
 import { count, rate } from "../format.js";
 import { Card, curlJson, Field, given, post, RunForm, useRun } from "./parts.js";
 
@@ -27,7 +27,7 @@ export function Completions({ model }) {
         made.first ||= made.last;
         show({ ...made });
       }
-      if (choice?.finish_reason) made.finish = choice.finish_reason;
+      if (choice) made.finish = endOf(choice) ?? made.finish;
     }
     return made;
   };

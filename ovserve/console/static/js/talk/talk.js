@@ -298,7 +298,8 @@ const ON = {
     const { status, status_details: details } = response;
     for (const item of response.output) talk.change(item.id, { status });
     if (status === "failed") talk.problem(`The answer failed: ${details.error.message}`);
-    if (status === "incomplete") talk.add({ role: "note", text: "The answer was cut off: it has as many tokens as a response may have." });
+    const why = details?.error?.code === "repetition_detected" ? "it only repeated itself." : "it has as many tokens as a response may have.";
+    if (status === "incomplete") talk.add({ role: "note", text: `The answer was cut off: ${why}` });
   },
   error: (talk, { error }) => {
     if (error.code === NO_TURN) talk.awaited = false;
