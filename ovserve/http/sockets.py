@@ -35,6 +35,18 @@ LOOK_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
+class _Handshake(ssl.SSLObject):
+    """Logs why the handshake of a client fails: its connection just closes, and event loops say nothing."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLError as exc:
+            if not isinstance(exc, ssl.SSLWantReadError):
+                log.info("a TLS handshake failed: %s", exc.strerror or exc)
+            raise
+
+
 class Certificate:
     """A certificate from PEM files; `certificate` holds the whole chain. Raises LoadError that names the
     file."""
@@ -44,6 +56,7 @@ class Certificate:
         self._looked = time.monotonic()
         self._seen = self._stamps()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.sslobject_class = _Handshake
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
         self._load(self.context)

@@ -95,6 +95,10 @@ def test_clients_need_a_certificate_if_so_configured(tmp_path: Path, ca: trustme
         ca.issue_cert("a-client.example").configure_cert(known)
         with httpx.Client(verify=known) as http:
             assert http.get(server.v3 + "/models").status_code == 200
+        failures = [line for line in server.errors if "a TLS handshake failed" in line]
+        assert [line.partition("failed: ")[2][:39] for line in failures] == [
+            "[SSL: PEER_DID_NOT_RETURN_A_CERTIFICATE"
+        ]
     finally:
         server.stop()
 
