@@ -9,11 +9,11 @@ import pytest
 
 from ovserve.api.openai import ENDPOINTS
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.grammar.constraint import Constraint, json_object
 from ovserve.llm.grammar.rules import MAX_BYTES
 from ovserve.llm.grammar.writer import compact
 from ovserve.llm.model import ModelContext
-from ovserve.llm.template import ChatTemplate
 
 MODEL = ModelContext(template=ChatTemplate("{{ messages[0].content }}"))
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
@@ -139,7 +139,7 @@ def test_the_format_of_responses() -> None:
     assert sent("responses", text={"format": {"type": "text"}})[0] is None
 
 
-REFUSALS = [
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": "json"}, "response_format", '"json"'),
     ({"response_format": {}}, "response_format.type", "null"),
     ({"response_format": {"type": "banana"}}, "response_format.type", '"banana"'),
