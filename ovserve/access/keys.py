@@ -182,7 +182,7 @@ class Guard:
         self._looked = 0.0
         self._entries: dict[str, Entry] = dict(self._single)
         if keys_file is not None:
-            self._seen = _stamp(keys_file)
+            self._seen = stamp(keys_file)
             self._entries |= load_keys(keys_file)
         self._looked = time.monotonic()
         self._secrets: dict[str, _Secret] = {}  # by the digests of their values
@@ -268,10 +268,9 @@ class Guard:
         if self._file is None or now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        stamp = _stamp(self._file)
-        if stamp == self._seen:
+        if (identity := stamp(self._file)) == self._seen:
             return
-        self._seen = stamp
+        self._seen = identity
         callers = {e.caller.name: e.caller for e in self._entries.values()}
         try:
             self._entries = load_keys(self._file, callers) | self._single
@@ -299,7 +298,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     return next((one.removeprefix(PROTOCOL_KEY) for one in offered if one.startswith(PROTOCOL_KEY)), None)
 
 
-def _stamp(path: Path) -> object:
+def stamp(path: Path) -> object:
     """Return a value that differs after every change the file system can detect; None without a file."""
     try:
         status = path.stat()

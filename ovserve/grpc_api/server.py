@@ -35,6 +35,7 @@ from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 from grpc_reflection.v1alpha.reflection import aio
 
 from ovserve.access import NOBODY, AccessLog, Guard, RequestContext, calling, current_request
+from ovserve.access.keys import stamp
 from ovserve.errors import (
     InvalidArgument,
     LoadError,
@@ -60,7 +61,7 @@ def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.Se
     """Read PEM files, whose content `http/sockets.py` has checked. Before each handshake the
     library asks for newer ones, from its own thread. Raises LoadError for an unreadable one."""
     files = [path for path in (certificate, key, client_ca) if path is not None]
-    seen = _stamps(files)
+    seen = [stamp(path) for path in files]
 
     def read() -> grpc.ServerCertificateConfiguration:
         pair = (key.read_bytes(), certificate.read_bytes())
@@ -70,7 +71,7 @@ def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.Se
     def newer() -> grpc.ServerCertificateConfiguration | None:
         nonlocal seen
         try:
-            now = _stamps(files)
+            now = [stamp(path) for path in files]
             if now == seen:
                 return None
             seen = now
@@ -84,10 +85,6 @@ def credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.Se
         return grpc.dynamic_ssl_server_credentials(read(), newer, client_ca is not None)  # type: ignore[arg-type]
     except OSError as exc:
         raise LoadError(f"cannot be read: {exc.strerror}", file=str(exc.filename)) from exc
-
-
-def _stamps(files: list[Path]) -> list[tuple[int, int, int]]:
-    return [(s.st_mtime_ns, s.st_size, s.st_ino) for s in (path.stat() for path in files)]
 
 
 _FILE: Any = reflection_pb.DESCRIPTOR  # its stub has its own types

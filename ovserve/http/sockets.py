@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ovserve.access.keys import stamp
 from ovserve.errors import LoadError
 
 # TLS of the server: a certificate with its key, and an optional CA for client certificates.
@@ -54,7 +55,7 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self._files = [certificate, key]
         self._looked = time.monotonic()
-        self._seen = self._stamps()
+        self._seen = [stamp(path) for path in self._files]
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.sslobject_class = _Handshake
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -72,7 +73,7 @@ class Certificate:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        stamps = self._stamps()
+        stamps = [stamp(path) for path in self._files]
         if stamps == self._seen:
             return
         self._seen = stamps
@@ -97,16 +98,6 @@ class Certificate:
                 f"this certificate and the key {key} cannot be used: {exc.strerror or exc}",
                 file=str(certificate),
             ) from exc
-
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        stamps: list[tuple[int, int, int] | None] = []
-        for path in self._files:
-            try:
-                status = path.stat()
-                stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
-            except OSError:
-                stamps.append(None)
-        return stamps
 
 
 UNIX = "unix:"
