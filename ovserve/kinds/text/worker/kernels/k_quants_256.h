@@ -125,8 +125,7 @@ AVX2 void block_of_k_quants(const Matrix& m, const Rounded& a, size_t token, siz
                 for (int h = 0; h < 2; ++h)
                     scaled[h][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h][t]), scale, scaled[h][t]);
             }
-            for (size_t at = 0; at < BYTES; at += LINE)
-                _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
+            for (size_t at = 0; at < BYTES; at += LINE) prefetch<TOKENS>(w + at);
             w += BYTES, k += K_CHUNK * TOKENS, activation_scales += TOKENS;
         }
         add_span(from.scales, 1);

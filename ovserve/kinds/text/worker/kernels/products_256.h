@@ -187,8 +187,7 @@ AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t bloc
                             }
                         }
                     }
-                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE)
-                        _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
+                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE) prefetch<TOKENS>(w + at);
                     w += bytes_of_quads(BITS);
                 }
                 for (int t = 0; t < TOKENS; ++t) {

@@ -89,8 +89,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                 if constexpr ((BITS == 5 || BITS == 6) && !UNPACKED) {
                     __m512i quad[QUADS];
                     unpack_quads<BITS>(w, quad);
-                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE)
-                        _mm_prefetch(reinterpret_cast<const char*>(w + at + PREFETCH), _MM_HINT_T0);
+                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE) prefetch<TOKENS>(w + at);
                     w += bytes_of_quads(BITS);
 #pragma GCC unroll 8
                     for (size_t i = 0; i < QUADS; ++i)
@@ -103,7 +102,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
 #pragma GCC unroll 8
                 for (size_t i = 0; i < (BITS == 4 ? QUADS / 2 : QUADS); ++i) {
                     const __m512i packed = _mm512_loadu_si512(w);
-                    _mm_prefetch(reinterpret_cast<const char*>(w + PREFETCH), _MM_HINT_T0);
+                    prefetch<TOKENS>(w);
                     w += 64;
                     if constexpr (BITS == 4) {
                         const __m512i low = _mm512_and_si512(packed, nibble);
