@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, count, groupby
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -34,15 +35,22 @@ class Expectations:
 
     tools: bool = False  # it shows tools to the model
     bare_tools: bool = False  # as functions, without the {"type": "function", "function": ...} around them
+    whole_tools: bool = False  # it refuses tools without a description or parameters
     shows_calls: bool = True  # of the history
     shows_results: bool = True  # of these calls
     object_arguments: bool = False  # tool call arguments as an object rather than JSON text
+    only_objects: bool = False  # it refuses or drops all others, such as broken JSON
+    nine_ids: bool = False  # calls need ids of nine letters and digits
+    null_content: bool = False  # it shows calls only of messages without content
+    text_apart: bool = False  # of a message with text and calls it drops one
+    one_call: bool = False  # of a message; it refuses or drops others
     reasoning_field: str = "reasoning_content"
     developer: bool = False  # it supports the role
     content_parts: bool = False  # content as a list of parts; it would drop plain text
     system: SystemPlace = "any"
     user_first: bool = False  # the first turn is the user's
     needs_user: bool = False  # at least one turn is
+    empty_answers: bool = True  # it takes messages of the assistant without text and calls
     merged_roles: tuple[str, ...] = ()  # of which two messages may not follow one another
     tools_before_assistant: bool = False  # after a tool's result it takes no turn of the user
 
@@ -54,6 +62,8 @@ SYSTEM_MERGED = "system-merged"  # into one message, at the beginning
 SYSTEM_IN_USER = "system-in-user"  # in front of the first user message
 TURNS_MERGED = "turns-merged"
 CALLS_IN_TEXT = "calls-in-text"  # calls of the history and their results
+CALLS_APART = "calls-apart"  # a message for each call, or for the text before calls
+CALL_IDS = "call-ids"  # others for calls and their results
 USER_ADDED = "user-added"  # an empty message of the user before all others
 
 Message = Mapping[str, Any]
@@ -70,10 +80,14 @@ def arrange(messages: Sequence[Message], expects: Expectations) -> Arranged:
     if expects.user_first or expects.needs_user:
         arranged, added = _with_user(arranged, expects)
         changes += added
-    if expects.merged_roles or expects.tools_before_assistant:
-        merged = _turns_merged(arranged, expects)
-        changes += [TURNS_MERGED] if len(merged) < len(arranged) else []
-        arranged = merged
+    merges = expects.merged_roles or expects.tools_before_assistant or not expects.empty_answers
+    for applies, change, step in (
+        (merges, TURNS_MERGED, _turns_merged),
+        (expects.text_apart or expects.one_call, CALLS_APART, _calls_apart),
+        (expects.nine_ids, CALL_IDS, _with_ids),
+    ):
+        before, arranged = arranged, step(arranged, expects) if applies else arranged
+        changes += [change] if arranged != before else []
     return Arranged(arranged if changes else messages, tuple(changes))
 
 
@@ -110,6 +124,13 @@ def _with_user(messages: list[Message], expects: Expectations) -> tuple[list[Mes
 def _turns_merged(messages: list[Message], expects: Expectations) -> list[Message]:
     groups: list[list[Message]] = []
     for message in messages:
+        calls, role = message.get("tool_calls"), message["role"]
+        if role == "assistant" and not (expects.empty_answers or calls or message.get("content")):
+            continue
+        if role == "user" and expects.tools_before_assistant and groups:
+            # Calls that the client gave up have no results, and only a result may stand behind a call.
+            lost = groups[-1][-1].get("tool_calls") or ()
+            groups += [[{"role": "tool", "content": "", "tool_call_id": call.get("id")}] for call in lost]
         if groups and _continues(groups[-1], message, expects):
             groups[-1].append(message)
         else:
@@ -135,6 +156,57 @@ def _one(group: list[Message]) -> Message:
     if calls := [call for message in group for call in message.get("tool_calls") or ()]:
         merged["tool_calls"] = calls
     return merged
+
+
+def _calls_apart(messages: list[Message], expects: Expectations) -> list[Message]:
+    """Return the messages with text, or calls, in messages of their own; the results of each follow it."""
+    groups: list[list[Message]] = []
+    for message in messages:
+        if message["role"] == "tool" and groups:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    return [one for message, *results in groups for one in _apart(message, results, expects)]
+
+
+def _apart(message: Message, results: list[Message], expects: Expectations) -> Iterable[Message]:
+    calls = message.get("tool_calls") or []
+    bare = {"role": message["role"], "content": ""}
+    if calls and expects.text_apart and message.get("content"):
+        yield {**message, "tool_calls": None}
+        message = {**bare, "tool_calls": calls}
+    parts: list[list[Message]] = [[message]]
+    if expects.one_call and calls:
+        parts = [[{**(bare if k else message), "tool_calls": [call]}] for k, call in enumerate(calls)]
+    by_id = {call.get("id"): part for call, part in zip(calls, parts, strict=False) if call.get("id")}
+    waiting = (part for part in parts if len(part) == 1)
+    for result in results:
+        (by_id.get(result.get("tool_call_id")) or next(waiting, parts[-1])).append(result)
+    yield from chain.from_iterable(parts)
+
+
+def _with_ids(messages: list[Message], expects: Expectations) -> list[Message]:
+    """Return the messages with other ids of calls in place of those that the template refuses."""
+    numbers = count(1)
+    new: dict[Any, str] = {}
+    waiting: deque[str] = deque()
+
+    def fitting(id_: str | None) -> str:
+        return id_ if id_ and re.fullmatch("[A-Za-z0-9]{9}", id_) else f"call{next(numbers):05d}"
+
+    messages_with_ids: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            others = [{**call, "id": fitting(call.get("id"))} for call in calls]
+            new |= {call.get("id"): other["id"] for call, other in zip(calls, others, strict=True)}
+            waiting += [call["id"] for call in others]
+            message = {**message, "tool_calls": others}
+        elif message["role"] == "tool":
+            id_ = message.get("tool_call_id")
+            first = waiting.popleft() if waiting else None
+            message = {**message, "tool_call_id": (id_ and new.get(id_)) or first or fitting(id_)}
+        messages_with_ids.append(message)
+    return messages_with_ids
 
 
 def _joined(messages: Sequence[Message]) -> str:

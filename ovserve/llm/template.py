@@ -52,8 +52,20 @@ def probe(source: str, render: Render) -> Expectations:
         def render(messages: Messages, tools: Messages | None = None) -> str | None:
             return plain([{**m, "content": _as_parts(m["content"])} for m in messages], tools)
 
-    tools, bare = _shows_tools(render) if _reads(source, "tools") else (False, False)
+    null_content = not _shows_turns(render, "{}", ("", 1)) and _shows_turns(render, "{}", (None, 1))
+    if null_content:
+        with_text = render
+
+        def render(messages: Messages, tools: Messages | None = None) -> str | None:
+            return with_text([_without_content(m) for m in messages], tools)
+
+    tools, bare, whole = _shows_tools(render) if _reads(source, "tools") else (False, False, False)
     objects = _reads(source, "tool_calls") and _wants_objects(render)
+    arguments: Any = {} if objects else "{}"
+
+    def needs(*turns: tuple[str, int], instead: tuple[str, int]) -> bool:
+        return not _shows_turns(render, arguments, instead) and _shows_turns(render, arguments, *turns)
+
     dropped = _shows(render, "system", "user") and not _shows(render, "developer", "user")
     developer = _reads(source, "developer") and not dropped
     system = _system_place(render, ("system", "developer") if developer else ("system",))
@@ -61,15 +73,21 @@ def probe(source: str, render: Render) -> Expectations:
     return Expectations(
         tools=tools,
         bare_tools=bare,
+        whole_tools=whole,
         shows_calls=_reads(source, "tool_calls"),
         shows_results=_shows_results(render),
         object_arguments=objects,
+        only_objects=objects and NEEDLE not in (render(_exchange(NEEDLE)[:-1]) or ""),
+        nine_ids=_wants_nine(render, arguments),
+        null_content=null_content,
+        text_apart=needs(("first", 0), ("", 1), ("last", 0), instead=("first", 1)),
+        one_call=needs(("", 1), ("", 1), instead=("", 2)),
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
         developer=developer,
         content_parts=parts,
         system=system,
         needs_user=needs_user,
-        **_turns(render, {} if objects else "{}"),
+        **_turns(render, arguments),
     )
 
 
@@ -81,6 +99,8 @@ def adapt(message: Mapping[str, Any], expects: Expectations) -> dict[str, Any]:
         adapted["content"] = ""
     if expects.content_parts:
         adapted["content"] = _as_parts(adapted["content"])
+    if expects.null_content:
+        adapted = _without_content(adapted)
     if adapted.get("role") == "developer" and not expects.developer:
         adapted["role"] = "system"
     if "reasoning_content" in adapted and expects.reasoning_field != "reasoning_content":
@@ -96,7 +116,10 @@ def _adapt_call(call: Mapping[str, Any], expects: Expectations) -> dict[str, Any
     function = dict(call["function"])
     arguments = function.get("arguments")
     if expects.object_arguments:
-        function["arguments"] = _parsed(arguments) if isinstance(arguments, str) else arguments or {}
+        arguments = _parsed(arguments) if isinstance(arguments, str) else arguments or {}
+        if expects.only_objects and not isinstance(arguments, dict):
+            arguments = {"arguments": arguments} if arguments else {}
+        function["arguments"] = arguments
     elif arguments is None:
         function["arguments"] = "{}"
     elif not isinstance(arguments, str):
@@ -114,6 +137,11 @@ def _parsed(arguments: str) -> Any:
 def _as_parts(content: str) -> list[dict[str, str]]:
     """Return the content as one text part: images are tags in the text."""
     return [{"type": "text", "text": content}] if content else []
+
+
+def _without_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message without content if it has only calls."""
+    return {**message, "content": message["content"] or (None if message.get("tool_calls") else "")}
 
 
 def _wants_parts(render: Render) -> bool:
@@ -150,8 +178,29 @@ def _system_place(render: Render, roles: Sequence[str]) -> SystemPlace:
     return "any"
 
 
-class _Turns(TypedDict):
+def _shows_turns(render: Render, arguments: Any, *turns: tuple[str | None, int]) -> bool:
+    """Return whether it renders all of these answers: a text and a number of calls, whose results follow."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+    needles: list[str] = []
+    for text, number in turns:
+        names = [f"{NEEDLE}-{len(messages)}-{k}." for k in range(number)]
+        calls = [_call_of(name, arguments, f"call{len(messages)}000{k}") for k, name in enumerate(names)]
+        content = text and f"{NEEDLE}-{text}."
+        needles += [*names, content or ""]
+        messages += [_answer(content, calls), *map(_result, calls)]
+    prompt = render(messages)
+    return prompt is not None and all(needle in prompt for needle in needles)
+
+
+def _wants_nine(render: Render, arguments: Any) -> bool:
+    """Return whether it refuses ids of calls but those of nine letters and digits, as Mistral's templates."""
+    nine, short, none = (render(_exchange(arguments, id_)) for id_ in ("call00001", "c", None))
+    return nine is not None and (short is None or none is None)
+
+
+class _Turns(TypedDict, total=False):
     user_first: bool
+    empty_answers: bool
     merged_roles: tuple[str, ...]
     tools_before_assistant: bool
 
@@ -159,33 +208,41 @@ class _Turns(TypedDict):
 def _turns(render: Render, arguments: Any) -> _Turns:
     """Return which orders of turns it refuses, as fields of Expectations."""
     if not _shows(render, "user", "assistant", "user"):
-        return {"user_first": False, "merged_roles": (), "tools_before_assistant": False}
+        return {}
     repeated = {"user": ("user", "user"), "assistant": ("user", "assistant", "assistant", "user")}
-    called = [*_call(arguments), {"role": "tool", "content": "x", "tool_call_id": "call00001"}]
+    exchange = _exchange(arguments)
     user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
     return {
         "user_first": not _shows(render, "assistant", "user"),
+        "empty_answers": render([user, {**assistant, "content": ""}, user]) is not None,
         "merged_roles": tuple(role for role, turns in repeated.items() if not _shows(render, *turns)),
-        "tools_before_assistant": render([*called, user]) is None
-        and render([*called, assistant, user]) is not None,
+        "tools_before_assistant": render([*exchange, user]) is None
+        and render([*exchange, assistant, user]) is not None,
     }
 
 
-def _shows_tools(render: Render) -> tuple[bool, bool]:
-    """Return whether it renders a tool's name, and whether only that of a bare function.
+def _shows_tools(render: Render) -> tuple[bool, bool, bool]:
+    """Return whether it renders a tool's name, whether only that of a bare function, and whether it refuses
+    one that is only a name.
 
     A template that raises on both supports tools, but rejects the probe.
     """
-    function = {"name": NEEDLE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    name: dict[str, Any] = {"name": NEEDLE}
+    function = {**name, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    short = {**name, "description": None, "parameters": {"type": "object"}}
     turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
     raised = False
-    for bare, tool in ((False, {"type": "function", "function": function}), (True, function)):
+    for bare in (False, True):
         for messages in (turns, turns[1:]):  # some reject a system message
-            text = render(messages, [tool])
+
+            def prompt(tool: Any, messages: Messages = messages, bare: bool = bare) -> str | None:
+                return render(messages, [tool if bare else {"type": "function", "function": tool}])
+
+            text = prompt(function)
             if text is not None and NEEDLE in text:
-                return True, bare
+                return True, bare, prompt(name) is None or prompt(short) is None
             raised |= text is None
-    return raised, False
+    return raised, False, False
 
 
 def _wants_objects(render: Render) -> bool:
@@ -193,22 +250,31 @@ def _wants_objects(render: Render) -> bool:
 
     Objects are better even where text would work, because spaces are then those of the training.
     """
-    text = render(_call({NEEDLE: 1}))
+    text = render(_exchange({NEEDLE: 1})[:-1])
     return text is not None and NEEDLE in text and f"'{NEEDLE}'" not in text
 
 
 def _shows_results(render: Render) -> bool:
     """Return whether it shows results of calls, as some do although they show no calls."""
-    result = {"role": "tool", "content": NEEDLE, "tool_call_id": "call00001"}
-    return NEEDLE in (render([*_call("{}"), result]) or "")
+    return NEEDLE in (render(_exchange("{}")) or "")
 
 
-def _call(arguments: Any) -> list[dict[str, Any]]:
-    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
+def _exchange(arguments: Any, id_: str | None = "call00001") -> list[dict[str, Any]]:
+    """Return a message of the user, a call and its result."""
+    call = _call_of("probe", arguments, id_)
+    return [{"role": "user", "content": "x"}, _answer("", [call]), _result(call)]
+
+
+def _call_of(name: str, arguments: Any, id_: str | None) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _answer(text: str | None, calls: Messages) -> dict[str, Any]:
+    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+
+
+def _result(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "content": NEEDLE, "tool_call_id": call["id"]}
 
 
 def _reads(source: str, name: str) -> bool:
@@ -274,6 +340,8 @@ class CompiledTemplate:
         template, tools = self._plain, None
         if conversation.tools:
             template, tools = self._tools, conversation.tools
+            if self.expects.whole_tools:
+                tools = [_whole(tool) for tool in tools]
             if self.expects.bare_tools:
                 tools = [tool.get("function", tool) for tool in tools]
         try:
@@ -295,6 +363,15 @@ class CompiledTemplate:
             )
         except (*REFUSALS, MemoryError):
             return None
+
+
+def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tool with all that it may lack."""
+    function = tool["function"]
+    present = {key: value for key, value in (function.get("parameters") or {}).items() if value is not None}
+    parameters = {"type": "object", "properties": {}, **present}
+    complete = {**function, "description": function.get("description") or "", "parameters": parameters}
+    return {**tool, "function": complete}
 
 
 def _environment() -> jinja2.Environment:

@@ -187,3 +187,65 @@ def test_the_tools_of_a_generic_prompt_join_the_system_message() -> None:
     assert prompt.startswith("<user># Tools")
     assert "n\n\nx</user><assistant><tool_call>" in prompt
     assert prompt.endswith("<user><tool_response>\nfound\n</tool_response>\n\nz</user>")
+
+
+# Forms of calls that templates refuse, as public reports have them.
+ROLES = "{% for m in messages %}<{{ m.role }}>"
+NAMES = "{% for c in m.tool_calls or [] %} {{ c.function.name }}{% endfor %}"
+# As in Llama 3.1: one call of a message, without its text.
+ONE_CALL = ROLES + (
+    "{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}{{ raise_exception('one at once') }}{% endif %}"
+    + NAMES + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)  # fmt: skip
+NULL_CONTENT = (
+    ROLES + "{% if m.content is none %}" + NAMES + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+NINE = ROLES + (
+    "{{ m.content }}{% for c in m.tool_calls or [m] %}{% set id = c.id or c.tool_call_id %}"
+    "{% if c is not mapping or c.function or m.role == 'tool' %}"
+    "{% if id | length != 9 %}{{ raise_exception('nine') }}{% endif %} {{ id }}{% endif %}{% endfor %}{% endfor %}"
+)
+NO_EMPTY = ALTERNATING.replace("<{{", "{% if not m.content %}{{ raise_exception('empty') }}{% endif %}<{{")
+
+
+def calls(*names: str, text: str = "", ids: bool = True) -> dict[str, Any]:
+    made = [
+        {
+            "id": f"call_{name}" if ids else None,
+            "type": "function",
+            "function": {"name": name, "arguments": "{}"},
+        }
+        for name in names
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": made}
+
+
+def result(name: str, text: str, ids: bool = True) -> dict[str, Any]:
+    return {"role": "tool", "content": text} | ({"tool_call_id": f"call_{name}"} if ids else {})
+
+
+@pytest.mark.parametrize(
+    ("source", "turns", "prompt", "changes"),
+    [
+        (ONE_CALL, [*said("user:x"), calls("f", "g", text="t"), result("g", "two"), result("f", "one")],
+         "<user>x<assistant>t<assistant> f<tool>one<assistant> g<tool>two", ("calls-apart",)),
+        (ONE_CALL, [*said("user:x"), calls("f", "g", ids=False), result("", "one", False), result("", "two", False)],
+         "<user>x<assistant> f<tool>one<assistant> g<tool>two", ("calls-apart",)),
+        (ONE_CALL, [*said("user:x"), calls("f"), result("f", "one")], "<user>x<assistant> f<tool>one", ()),
+        (NULL_CONTENT, [*said("user:x"), calls("f", "g", text="t"), result("f", "one")],
+         "<user>x<assistant>t<assistant> f g<tool>one", ("calls-apart",)),
+        (NINE, [*said("user:x"), calls("f", "g"), result("g", "two"), result("f", "one")],
+         "<user>x<assistant> call00001 call00002<tool>two call00002<tool>one call00001", ("call-ids",)),
+        (NINE, [*said("user:x"), calls("f", ids=False), result("", "one", False), calls("g"), result("lost", "two")],
+         "<user>x<assistant> call00001<tool>one call00001<assistant> call00002<tool>two call00002", ("call-ids",)),
+        (NO_EMPTY, said("user:x", "assistant:", "user:y"), "<user>x\n\ny</user>", ("turns-merged",)),
+        (UNCOUNTED, [*said("user:x"), calls("f"), *said("user:stop")],
+         "<user>x</user><assistant> calls f</assistant><tool>stop</tool>", ("turns-merged",)),
+    ],
+)  # fmt: skip
+def test_calls_get_the_form_that_a_template_takes(
+    source: str, turns: list[dict[str, Any]], prompt: str, changes: tuple[str, ...]
+) -> None:
+    template = probed(source)
+    conversation = template.conversation(turns)
+    assert (CompiledTemplate(template).render(conversation), conversation.adapted) == (prompt, changes)

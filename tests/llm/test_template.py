@@ -113,6 +113,28 @@ def test_arguments_are_text_or_object_as_the_template_needs(source: str, rendere
     assert render(source, CALLS) == rendered
 
 
+@pytest.mark.parametrize("arguments", ['{"n": [1', "[1]", "null", ""])
+def test_arguments_that_are_no_object_reach_a_template_that_lists_them(arguments: str) -> None:
+    """As Qwen3-Coder's: after an answer cut within a call, it refused all further requests."""
+    source = "{% for k, v in m.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+    source = "{% for m in messages[1].tool_calls %}call " + source + "{% endfor %}"
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    shown = {"null": "", "": ""}.get(arguments, f"arguments={arguments}")
+    assert (
+        render(source, [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]) == f"call {shown}"
+    )
+
+
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "description": None, "parameters": None}])
+def test_tools_without_a_description_reach_a_template_that_reads_it(function: dict[str, Any]) -> None:
+    """As gpt-oss's does."""
+    tool = "{{ t.function.name + t.function.description }}{{ t.function.parameters.properties | length }}"
+    source = "{% for t in tools or [] %}" + tool + "{% endfor %}"
+    assert render(source, USER, tools=[{"type": "function", "function": function}]) == "f0"
+    kept = "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
+    assert json.loads(render(kept, USER, tools=[{"type": "function", "function": function}])) == function
+
+
 def test_tools_choose_the_tool_variant() -> None:
     template = ChatTemplate("plain", "tools: {{ tools[0].name }}")
     assert CompiledTemplate(template).expects.tools
