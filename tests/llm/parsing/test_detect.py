@@ -39,6 +39,7 @@ def test_implicit_vectors(vector: dict[str, Any]) -> None:
         ("<tool_call> </tool_call> <function= <parameter= </parameter> <think>", ("qwen3coder", "qwen3")),
         ('<param name="', ("minicpm5", "minicpm5")),
         ("<|tool_call_start|>", ("lfm2", None)),
+        ("<|tool_list_start|>[ <|tool_response_start|>", ("lfm2", None)),
         ("keep_past_thinking message.thinking", ("lfm2", "lfm2")),
         ("functools[", ("phi4", None)),
         ("[TOOL_CALLS] [ARGS]", ("devstral", None)),

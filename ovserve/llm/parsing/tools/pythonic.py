@@ -235,7 +235,9 @@ class Lfm2(ToolDialect):
     )
 
     def matches(self, template: str) -> bool:
-        return any(text in template for text in ("<|assistant_tool_call|>", _LFM_OPEN, "keep_past_thinking"))
+        lists = ("<|tool_list_start|>", "<|tool_response_start|>")  # LFM2's own template has no calls
+        others = ("<|assistant_tool_call|>", _LFM_OPEN, "keep_past_thinking")
+        return any(text in template for text in lists + others)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         if not (yield from cur.literal(_LFM_OPEN)):
