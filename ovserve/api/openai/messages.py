@@ -104,6 +104,9 @@ class Message(msgspec.Struct):
         str | None, doc("thoughts of an earlier turn, if the template shows them")
     ] = None
     reasoning: Annotated[str | None, doc("another name of reasoning_content")] = None
+    reasoning_details: Annotated[Any, doc("the same in blocks, as OpenRouter and MiniMax have it")] = None
+    thinking_blocks: Annotated[Any, doc("the same as LiteLLM has it")] = None
+    refusal: Annotated[str | None, doc("text of an answer without content")] = None
     function_call: Annotated[
         FunctionCall | None, doc("the older form of tool_calls: the one call of an assistant's message")
     ] = None
@@ -160,6 +163,8 @@ def check_messages(messages: list[Message]) -> list[str]:
         own, _, foreign = _split(message)
         text_of(own, f"messages[{i}].content", Pictures())
         dropped += [f"messages[{i}].content.type={type_}" for type_ in foreign]
+        if (blocks := message.reasoning_details or message.thinking_blocks) and not readable(blocks):
+            dropped.append(f"messages[{i}].reasoning_details")
     return dropped
 
 
@@ -240,15 +245,14 @@ def data_url(data: str | None) -> str | None:
 def template_message(message: Message, index: int, images: Pictures) -> dict[str, Any]:
     """A message as templates expect it: content is one string, with tags for its images."""
     content, thoughts, _ = _split(message)
-    plain: dict[str, Any] = {
-        "role": message.role,
-        "content": text_of(content, f"messages[{index}].content", images),
-    }
+    text = text_of(content, f"messages[{index}].content", images)
+    plain: dict[str, Any] = {"role": message.role, "content": text or message.refusal or ""}
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
-    if reasoning := message.reasoning_content or message.reasoning or "\n".join(thoughts):
+    reasoning = message.reasoning_content or message.reasoning or "\n".join(thoughts)
+    if reasoning := reasoning or readable(message.reasoning_details or message.thinking_blocks):
         plain["reasoning_content"] = reasoning
     if message.tool_calls:
         plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]

@@ -365,6 +365,35 @@ def test_reasoning_effort_reaches_a_template_that_reads_it_and_is_reported_other
     assert request(thinking, reasoning_effort="low").prompts == ("True",)
 
 
+@pytest.mark.parametrize(
+    ("fields", "thoughts", "text"),
+    [
+        ({"content": "a", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, "hm", "a"),
+        ({"content": "a", "reasoning_details": [{"type": "reasoning.summary", "summary": "hm"}]}, "hm", "a"),
+        ({"content": "a", "thinking_blocks": [{"type": "thinking", "thinking": "hm"}]}, "hm", "a"),
+        ({"content": "a", "reasoning_content": "hm", "reasoning_details": [{"text": "hm"}]}, "hm", "a"),
+        ({"content": "a", "reasoning_details": [], "thinking_blocks": None, "refusal": None}, "", "a"),
+        ({"content": None, "refusal": "no"}, "", "no"),
+        ({"content": "a", "refusal": "no"}, "", "a"),
+    ],
+)
+def test_thoughts_and_refusals_of_other_servers_answers_reach_the_template(
+    fields: dict[str, Any], thoughts: str, text: str
+) -> None:
+    """An answer of OpenRouter, MiniMax, LiteLLM or OpenAI, sent back as it came."""
+    model = ModelContext(
+        template=ChatTemplate("{{ messages[0].reasoning_content }}|{{ messages[0].content }}")
+    )
+    answer = request(model, messages=[{"role": "assistant"} | fields])
+    assert (answer.prompts, answer.presentation.ignored_params) == ((f"{thoughts}|{text}",), ())
+
+
+def test_thoughts_that_only_another_server_can_read_are_reported() -> None:
+    blocks = [{"type": "reasoning.encrypted", "data": "eA=="}]
+    answer = request(messages=[{"role": "assistant", "content": "a", "reasoning_details": blocks}])
+    assert answer.presentation.ignored_params == ("messages[0].reasoning_details",)
+
+
 def test_tool_calls_and_results_in_history_reach_the_template() -> None:
     messages = [
         {
