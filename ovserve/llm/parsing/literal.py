@@ -195,6 +195,8 @@ _JSON_TYPES = {
     str: "string",
     type(None): "null",
 }
+# Names that clients give to strings in schemas that are none, also in capitals, as Gemini has all types.
+_STRINGS = dict.fromkeys(("str", "text", "char", "varchar", "enum"), "string")
 
 
 class Tools:
@@ -253,10 +255,9 @@ def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
     """Return the types that it names; branches of its unions go to `todo`."""
     types: set[str] = set()
     kind = schema.get("type")
-    if isinstance(kind, str):
-        types.add(kind)
-    elif isinstance(kind, list):
-        types.update(k for k in kind if isinstance(k, str))
+    if isinstance(kind, str | list):
+        names = [kind] if isinstance(kind, str) else [one for one in kind if isinstance(one, str)]
+        types.update(_STRINGS.get(name.lower(), name.lower()) for name in names)
     elif isinstance(schema.get("enum"), list):
         types.update(_JSON_TYPES.get(type(v), "") for v in schema["enum"])
     elif "const" in schema:
