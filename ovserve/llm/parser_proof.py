@@ -77,11 +77,11 @@ def validate(
             if vector.parser not in (None, name):
                 continue
             run += 1
-            cases, difference = _check(name, vector)
+            cases, error = difference(name, vector)
             cuts += cases
-            if difference:
+            if error:
                 failed += 1
-                say(f"{file.name}: {vector.name}: {difference}")
+                say(f"{file.name}: {vector.name}: {error}")
     if not run:
         raise LoadError(f"no vector for parser {name!r}")
     say(f"{name}: {run - failed} of {run} vectors hold, in {cuts} cuts")
@@ -97,7 +97,7 @@ def _load(file: Path) -> list[Vector]:
         raise LoadError(f"not a file of vectors: {exc}", file=str(file)) from exc
 
 
-def _check(name: str, vector: Vector) -> tuple[int, str]:
+def difference(name: str, vector: Vector) -> tuple[int, str]:
     """Return how many cuts were tried, and the first difference."""
     whole = _whole(_parse(name, vector, [vector.model_output]))
     if not _accepted(whole, vector):

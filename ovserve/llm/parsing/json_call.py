@@ -12,7 +12,7 @@ import msgspec
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import attempt
-from ovserve.llm.parsing.json_scan import as_json, quote, unquote
+from ovserve.llm.parsing.json_text import as_json, quote, unquote
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import repaired, string, value
 from ovserve.llm.parsing.output import Output
@@ -87,10 +87,10 @@ def block(
     if fence:
         yield from cur.close("```")
     if not (yield from cur.close(*closers)):
-        yield from attempt(cur, out, _stray(cur, closers))
+        yield from attempt(cur, out, stray(cur, closers))
 
 
-def _stray(cur: Cursor, closers: tuple[str, ...]) -> Steps[None]:
+def stray(cur: Cursor, closers: tuple[str, ...]) -> Steps[None]:
     """Read an extra bracket before the closing tag, which models write quite often."""
     yield from cur.space()
     if not (yield from cur.matching(_BRACKETS)) or not (yield from cur.close(*closers)):
@@ -108,69 +108,66 @@ def _another(cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
 
 
 def call_list(cur: Cursor, out: Output, keys: Keys, item: Read | None = None) -> Steps[None]:
-    """Read `[{...}, {...}]`. A broken item does not affect the good ones; without a good one it is not a list
-    of calls."""
+    """Read `[{...}, {...}]`."""
     read_item = item or call_object
-    good = 0
+    yield from read_list(cur, out, lambda: read_item(cur, out, keys), strict=not keys.marked)
+
+
+def read_list(cur: Cursor, out: Output, begin: Callable[[], Steps[None]], *, strict: bool) -> Steps[None]:
+    """Read `[call, call]`. A broken call does not affect the good ones, but no list begins with one if
+    `strict`. Without a good one it is not a list of calls."""
+    good, faulty = 0, strict
     yield from cur.expect("[")
     try:
-        yield from cur.space()
-        if (yield from cur.literal("]")):
-            if not keys.marked:
-                raise NotACall
-            return
         while True:
-            good += yield from _item(cur, out, keys, read_item)
             yield from cur.space()
             if (yield from cur.literal("]")):
                 break
-            if (yield from cur.peek()) != "{":
+            if (yield from attempt(cur, out, begin())):
+                good += 1
+            elif strict and not good:
+                raise NotACall
+            else:
+                faulty = True
+                yield from _skip(cur)
+            yield from cur.space()
+            if (yield from cur.peek()) not in ("]", "{"):
                 yield from cur.expect(",")
     except EndOfText:
         if not good:
             raise
-        cur.advance_all()  # a truncated item after good ones
+        cur.advance_all()  # a truncated call after good ones
     except NotACall:
         if not good:
             raise
-    if not good:
+    if faulty and not good:
         raise NotACall
-
-
-def _item(cur: Cursor, out: Output, keys: Keys, read_item: Read) -> Steps[bool]:
-    """Read one item of a list; False for a broken one, which is skipped if a marker announced it."""
-    yield from cur.space()
-    if (yield from cur.peek()) not in ("{", ""):
-        raise NotACall
-    if (yield from attempt(cur, out, read_item(cur, out, keys))):
-        return True
-    if not keys.marked:
-        raise NotACall
-    yield from _skip(cur)
-    return False
 
 
 def _skip(cur: Cursor) -> Steps[None]:
-    """Skip a broken item, to its closing bracket, aware of strings."""
-    depth, quoted = 0, False
+    """Skip a broken call, to its closing bracket or what parts it from the next one, aware of strings."""
+    depth, quoted, start = 0, "", cur.offset
     while True:
         char = yield from cur.peek()
         if not char:
             yield from cur.more()
+        if not depth and not quoted and char in ",]":
+            if cur.offset == start:
+                raise NotACall
+            return
         cur.advance(1)
-        if quoted:
-            if char == "\\":
-                if not (yield from cur.peek()):
-                    yield from cur.more()
-                cur.advance(1)
-            quoted = char != '"'
-        elif char == '"':
-            quoted = True
-        elif char in "{[":
+        if quoted and char == "\\":
+            yield from cur.peek()
+            cur.advance(1)
+        elif quoted:
+            quoted = "" if char == quoted else quoted
+        elif char in "'\"":
+            quoted = char
+        elif char in "([{":
             depth += 1
-        elif char in "}]":
+        elif char in ")]}":
             depth -= 1
-            if depth == 0:
+            if depth <= 0:
                 return
 
 

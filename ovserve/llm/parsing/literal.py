@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps, run_to_end
-from ovserve.llm.parsing.json_scan import as_json, quote
+from ovserve.llm.parsing.json_text import as_json, quote
 
 _MAX_DEPTH = 60
 _WORD_CHARS = re.compile(r"[A-Za-z_]+")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Mark, Markers, NotACall, Steps, run_to_end
-from ovserve.llm.parsing.json_scan import JSON_NUMBER, quote
+from ovserve.llm.parsing.json_text import JSON_NUMBER, quote
 from ovserve.llm.parsing.literal import number
 
 MAX_AHEAD = 256

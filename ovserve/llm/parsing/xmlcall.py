@@ -18,7 +18,7 @@ import msgspec
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import good_name
-from ovserve.llm.parsing.json_scan import as_json, quote
+from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools, to_json
 from ovserve.llm.parsing.loose_json import repaired
 from ovserve.llm.parsing.output import Output

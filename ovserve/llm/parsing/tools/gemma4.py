@@ -18,7 +18,7 @@ from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Ste
 from ovserve.llm.parsing.dialect import ToolDialect, call, good_name, header
 from ovserve.llm.parsing.guide import Guide, listed
 from ovserve.llm.parsing.json_call import Keys, call_list, call_object, unmarked
-from ovserve.llm.parsing.json_scan import as_json, quote
+from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import string, value
 from ovserve.llm.parsing.output import Output

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
+from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.json_call import block, marked_keys
-from ovserve.llm.parsing.json_scan import quote
+from ovserve.llm.parsing.json_call import block, marked_keys, read_list
+from ovserve.llm.parsing.json_text import quote
 from ovserve.llm.parsing.literal import Tools, literal
 from ovserve.llm.parsing.output import Output
 
@@ -55,34 +55,7 @@ def call(cur: Cursor, out: Output, tools: Tools | None = None, method: str = "")
 
 def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[None]:
     """Read `[call, call]`. `unmarked`: without a marker, anything but a call of these tools makes it text."""
-    good = 0
-    strict = unmarked is not None
-    skipped = False
-    yield from cur.expect("[")
-    try:
-        while True:
-            yield from cur.space()
-            if (yield from cur.literal("]")):
-                break
-            if (yield from attempt(cur, out, call(cur, out, unmarked))):
-                good += 1
-            elif strict and not good:
-                raise NotACall
-            else:
-                skipped = True
-                yield from _skip(cur)
-            yield from cur.space()
-            if (yield from cur.peek()) != "]":
-                yield from cur.expect(",")
-    except EndOfText:
-        if not good:
-            raise
-        cur.advance_all()  # truncated after good ones
-    except NotACall:
-        if not good:
-            raise
-    if not good and (strict or skipped):
-        raise NotACall
+    yield from read_list(cur, out, lambda: call(cur, out, unmarked), strict=unmarked is not None)
 
 
 def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
@@ -108,34 +81,6 @@ def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
             return
     if not good:
         raise NotACall
-
-
-def _skip(cur: Cursor) -> Steps[None]:
-    """Skip a broken call, to the comma or bracket after it, aware of brackets and strings."""
-    depth = 0
-    quoted = ""
-    moved = False
-    while True:
-        char = yield from cur.peek()
-        if not char:
-            raise EndOfText
-        if not depth and not quoted and char in ",]":
-            if not moved:
-                raise NotACall
-            return
-        moved = True
-        cur.advance(1)
-        if char == "\\" and quoted:
-            yield from cur.peek()
-            cur.advance(1)
-        elif quoted:
-            quoted = "" if char == quoted else quoted
-        elif char in "'\"":
-            quoted = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
 
 
 _OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
