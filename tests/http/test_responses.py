@@ -331,7 +331,8 @@ async def test_everything_belongs_to_its_owner(server: Serving) -> None:
 
 async def test_truncation_auto_leaves_out_the_oldest_turns_and_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path, script={"max_length": 120}) as server:
-        items: Any = [{"role": "system", "content": "rules"}]
+        lasting: Any = [{"role": "system", "content": "rules"}, {"type": "additional_tools", "tools": []}]
+        items = [*lasting]
         for i in range(12):
             items += [
                 {"role": "user", "content": f"question {i} " + "w " * 10},
@@ -345,9 +346,9 @@ async def test_truncation_auto_leaves_out_the_oldest_turns_and_says_so(tmp_path:
         dropped = int(answer.headers["x-ovserve-truncated"].removeprefix("items="))
         assert dropped % 2 == 0
         # as few as possible: with one turn more it does not fit
-        kept = [items[0], *items[1 + dropped :]]
-        assert (await server.post(kept)).status_code == 200
-        assert (await server.post([items[0], *items[dropped - 1 :]])).status_code == 400
+        kept = await server.post([*lasting, *items[2 + dropped :]], max_output_tokens=3)
+        assert kept.json()["usage"] == answer.json()["usage"]
+        assert (await server.post([*lasting, *items[dropped:]])).status_code == 400
         assert (await server.post("w " * 500, truncation="auto")).status_code == 400
         fits = await server.post("say", truncation="auto")
         assert "x-ovserve-truncated" not in fits.headers

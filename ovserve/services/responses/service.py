@@ -16,8 +16,8 @@ Queries of the Responses service that run no graph: a page of input items, and t
 truncation: "auto": the oldest turns are left out until the conversation fits.
 
 Only the engine can count tokens, so the fit is found by asking: a request that is too long is rejected before
-any work, and a binary search over whole turns takes few of them. System and developer messages stay, and so
-does the last turn; a call and its output are in one turn, so neither is left without the other.
+any work, and a binary search over whole turns takes few of them. System and developer messages and tools
+stay, and so does the last turn; a call and its output are in one turn, so neither is left without the other.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from msgspec import UNSET, Raw
 
 from ovserve.api.openai.body import decode_fields, named_once, peek_optional_model
 from ovserve.api.openai.common import encode
+from ovserve.api.openai.responses.items import ADDITIONAL_TOOLS
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.api.openai.responses.replay import replay
 from ovserve.api.openai.responses.request import Deleted, ItemPage
@@ -68,18 +69,19 @@ Answer = GraphResponse | McpAnswer
 Start = Callable[[Items | None, Items | None], Answer]
 
 
-class _Role(msgspec.Struct):
+class _Kind(msgspec.Struct):
+    type: str | None = None
     role: str | None = None
 
 
 def _turns(items: list[Raw]) -> list[list[int]]:
-    """Indices of what may go, by turns: each begins with a user's message."""
+    """Indices of what may go, by turns: each begins with a user's message. Instructions and tools stay."""
     turns: list[list[int]] = []
     for i, item in enumerate(items):
-        role = msgspec.json.decode(item, type=_Role).role
-        if role in ("system", "developer"):
+        kind = msgspec.json.decode(item, type=_Kind)
+        if kind.role in ("system", "developer") or kind.type == ADDITIONAL_TOOLS:
             continue
-        if role == "user" or not turns:
+        if kind.role == "user" or not turns:
             turns.append([])
         turns[-1].append(i)
     return turns
