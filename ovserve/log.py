@@ -22,6 +22,7 @@ TRACE_LEVEL = 5  # OVMS's finest level; below DEBUG
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 FORMATS = ("text", "json")
 WRITE_SECONDS = 0.01
+MAX_CHARACTERS = 10_000  # of a message, and of a traceback
 ACCESS = "ovserve.access"  # the logger of requests that have ended
 
 
@@ -37,16 +38,16 @@ class TextFormatter(logging.Formatter):
             record.request_id, record.short = id_, short
             return super().format(record)
         # The same line as that of the format above, in a third of the time.
-        text = _on_one_line(record.getMessage())
+        text = _on_one_line(_within_bounds(record.getMessage()))
         return f"{self.formatTime(record)} {record.levelname:7} {short} [{id_}] {text}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _on_one_line(record.message)
+        record.message = _on_one_line(_within_bounds(record.message))
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
         """Indent it, so that a line of a client's text in an error does not look like a record."""
-        return "  " + "\n  ".join(super().formatException(ei).splitlines())
+        return "  " + "\n  ".join(_within_bounds(super().formatException(ei)).splitlines())
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Format like the standard library, but each second once."""
@@ -57,6 +58,12 @@ class TextFormatter(logging.Formatter):
                 time.strftime(self.default_time_format, time.localtime(second)),
             )
         return f"{self._shown},{int(record.msecs):03}"
+
+
+def _within_bounds(text: str) -> str:
+    """Return a text without its middle if it is too long: a client or a calculator may have written it."""
+    more, half = len(text) - MAX_CHARACTERS, MAX_CHARACTERS // 2
+    return text if more <= 0 else f"{text[:half]} [{more} characters left out] {text[-half:]}"
 
 
 def _on_one_line(text: str) -> str:
@@ -78,11 +85,11 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name.removeprefix("ovserve."),
             "request_id": request_id.get(),
-            "message": record.getMessage(),
+            "message": _within_bounds(record.getMessage()),
             **getattr(record, "fields", dict)(),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _within_bounds(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 
