@@ -9,6 +9,7 @@ The values of --rest_bind_address: addresses, names and unix:/path, separated by
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -32,19 +33,38 @@ from ovserve.errors import LoadError
 
 
 LOOK_SECONDS = 1.0
+FAILURE_SECONDS = 60.0  # in which the failures of one cause are two lines of the log, however many they are
 
 log = logging.getLogger(__name__)
 
 
-class _Handshake(ssl.SSLObject):
-    """Logs why the handshake of a client fails: its connection just closes, and event loops say nothing."""
+class _Context(ssl.SSLContext):
+    """Logs why handshakes of clients fail: their connections just close, and event loops say nothing."""
 
+    def __init__(self, *_: Any) -> None:
+        self.sslobject_class = _Handshake
+        self._repeats: dict[str, int] = {}  # by the cause, which is a text of OpenSSL
+
+    def report(self, cause: str) -> None:
+        if cause in self._repeats:
+            self._repeats[cause] += 1
+            return
+        self._repeats[cause] = 0
+        log.info("a TLS handshake failed: %s", cause)
+        asyncio.get_running_loop().call_later(FAILURE_SECONDS, self._sum_up, cause)
+
+    def _sum_up(self, cause: str) -> None:
+        if more := self._repeats.pop(cause):
+            log.info("%d more TLS handshakes failed within %g s: %s", more, FAILURE_SECONDS, cause)
+
+
+class _Handshake(ssl.SSLObject):
     def do_handshake(self) -> None:
         try:
             super().do_handshake()
         except ssl.SSLError as exc:
-            if not isinstance(exc, ssl.SSLWantReadError):
-                log.info("a TLS handshake failed: %s", exc.strerror or exc)
+            if not isinstance(exc, ssl.SSLWantReadError) and isinstance(self.context, _Context):
+                self.context.report(exc.strerror or str(exc))
             raise
 
 
@@ -56,8 +76,7 @@ class Certificate:
         self._files = [certificate, key]
         self._looked = time.monotonic()
         self._seen = [stamp(path) for path in self._files]
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.sslobject_class = _Handshake
+        self.context = _Context(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
         self._load(self.context)

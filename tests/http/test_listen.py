@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import time
@@ -101,6 +102,34 @@ def test_clients_need_a_certificate_if_so_configured(tmp_path: Path, ca: trustme
         ]
     finally:
         server.stop()
+
+
+async def test_of_handshakes_that_fail_alike_two_lines_are_written(
+    tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sockets, "FAILURE_SECONDS", 0.0)
+    context = Certificate(*write(ca, tmp_path)).context
+
+    def connect(received: bytes) -> None:
+        incoming = ssl.MemoryBIO()
+        incoming.write(received)
+        with pytest.raises(ssl.SSLError):
+            context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
+
+    for _ in range(100):
+        connect(b"GET / HTTP/1.1\r\n\r\n")
+        connect(b"no TLS at all")
+    assert len(caplog.records) == 2
+    await asyncio.sleep(0.01)
+    connect(b"GET / HTTP/1.1\r\n\r\n")
+    lines = [record.getMessage().partition(" (")[0] for record in caplog.records]
+    assert lines[::2] == [
+        "a TLS handshake failed: [SSL: HTTP_REQUEST] http request",
+        "99 more TLS handshakes failed within 0 s: [SSL: HTTP_REQUEST] http request",
+        "a TLS handshake failed: [SSL: HTTP_REQUEST] http request",
+    ]
+    assert lines[3].startswith("99 more TLS handshakes failed within 0 s: ")
 
 
 def test_a_renewed_certificate_that_does_not_load_leaves_the_old_one(
