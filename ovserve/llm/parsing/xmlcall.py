@@ -16,8 +16,8 @@ from collections.abc import Set
 
 import msgspec
 
-from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
-from ovserve.llm.parsing.dialect import good_name
+from ovserve.llm.parsing.cursor import NO_LIMIT, Cursor, EndOfText, Markers, NotACall, Steps, markers_of
+from ovserve.llm.parsing.dialect import good_name, header
 from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools, to_json
 from ovserve.llm.parsing.loose_json import repaired
@@ -48,6 +48,12 @@ class Form(msgspec.Struct, frozen=True):
     cdata: bool = False
     tag_end: str = ">"
     value: str = ""  # a tag of its own before the value, which models leave out now and then
+    name_ends: tuple[str, ...] = ()  # what follows the name of a call, if that is not in its tag
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Return the tags that open something."""
+        return (self.parameter, self.call, *self.openers)
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -88,6 +94,13 @@ def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
             return
         if not (yield from cur.close(form.call)):
             return
+
+
+def call_name(cur: Cursor, form: Form) -> Steps[str]:
+    """Read the name of a call after its tag."""
+    if form.name_ends:
+        return (yield from header(cur, markers_of(frozenset(form.name_ends))))[0].strip()
+    return (yield from _tag(cur, form))[0]
 
 
 def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps[bool]:
@@ -202,7 +215,7 @@ class _Call:
             yield from self._cdata()
             return
         self._quotes, self._quoted = False, 0
-        stops = markers_of(frozenset((form.parameter_end, form.parameter, form.call_end)))
+        stops = markers_of(frozenset(form.tags))
         while True:
             stop = yield from cur.until(stops, parts.append)
             if not stop:
@@ -216,8 +229,8 @@ class _Call:
             if ends:
                 break
             parts.append(cur.advance(len(stop)))
+            self._quotes = self._quotes or stop in form.begins
             if stop == form.parameter:
-                self._quotes = True
                 self._quoted += 1
             elif stop == form.parameter_end and self._quoted:
                 self._quoted -= 1
@@ -252,6 +265,8 @@ class _Call:
     def _ends_here(self, stop: str) -> Steps[bool]:
         """Return whether this tag, which was read, ends the value."""
         form = self._form
+        if stop in (form.call, *form.openers):
+            return (yield from self._begins_call(stop))
         if stop != form.parameter:
             return (yield from self._closes("" if stop == form.parameter_end else stop))
         key = yield from self._next_key()
@@ -282,7 +297,7 @@ class _Call:
             if tag == form.parameter:
                 key = yield from self._next_key()
                 if not self._quoted:
-                    return bool(key)
+                    return True
                 return key not in self._keys and not (yield from self._nested(key))
             if tag == form.call:
                 return not self._quotes or not (yield from self._goes_on())
@@ -295,7 +310,27 @@ class _Call:
         rest = self._cur.buf[self._cur.pos :]
         return self._cur.ended and any(tag.startswith(rest) for tag in self._form.inner)
 
-    def _goes_on(self) -> Steps[bool]:
+    def _begins_call(self, stop: str) -> Steps[bool]:
+        """Return whether a call of another tool begins here, with the ends of this one left out: each closing
+        tag that follows has its opening tag."""
+        cur, form = self._cur, self._form
+        if form.trim and not (self._parts and self._parts[-1].endswith("\n")):
+            return False
+        while stop in form.openers:
+            yield from cur.space()
+            stop = yield from cur.either(form.tags)
+        if stop != form.call or not self._look_aheads:
+            return False
+        self._look_aheads -= 1
+        try:
+            name = yield from call_name(cur, form)
+        except NotACall:
+            return False
+        if not good_name(name) or self._tools.lacks(name):
+            return False
+        return not (yield from self._goes_on(quotes=True, limit=NO_LIMIT)) and not cur.cut
+
+    def _goes_on(self, *, quotes: bool = False, limit: int = _MAX_TEXT_AFTER_CALL) -> Steps[bool]:
         """Return whether the text after what looks like the end of a call is still within a value.
 
         It is if a closing tag follows without its opening tag. A value that quotes one call may quote more.
@@ -303,21 +338,21 @@ class _Call:
         cur, form = self._cur, self._form
         tags = markers_of(frozenset((form.parameter_end, form.parameter, form.call)))
         inside = False
-        remaining = _MAX_TEXT_AFTER_CALL
-        while remaining > 0:
+        quotes = quotes or self._quotes
+        while limit > 0:
             start = cur.offset
             try:
-                tag = yield from cur.until(tags, _nowhere, remaining)
+                tag = yield from cur.until(tags, _nowhere, limit)
             except NotACall:
                 return False
             if tag == form.parameter_end and not inside:
                 return True
-            if not tag or (tag == form.call and not self._quotes):
+            if not tag or (tag == form.call and not quotes):
                 return False
             if tag != form.call:
                 inside = tag == form.parameter
             cur.advance(len(tag))
-            remaining -= cur.offset - start
+            limit -= cur.offset - start
         return False
 
     def _nested(self, key: str) -> Steps[bool]:

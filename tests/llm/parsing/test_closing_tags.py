@@ -81,6 +81,31 @@ def test_a_value_may_quote_whole_calls(name: str, subtests: pytest.Subtests) -> 
                 assert read(WRITERS[name](calls), name) == calls
 
 
+ENDS = {
+    "qwen3coder": ["</parameter>", "</function>", "</tool_call>"],
+    "seed_oss": ["</parameter>", "</function>", "</seed:tool_call>"],
+    "minimax_m2": ["</parameter>", "</invoke>", "</minimax:tool_call>"],
+    "minicpm5": ["</param>", "</function>"],
+    "deepseek_v32": ["</｜DSML｜parameter>", "</｜DSML｜invoke>"],
+    "glm45": ["</arg_value>", "</tool_call>"],
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_call_without_its_ends_takes_nothing_of_the_next(name: str) -> None:
+    """Servers read it as one call (vLLM and SGLang give the first one's parameter the second's value)."""
+    calls: list[Call] = [("write_file", {"path": "p"}), ("other", {"n": 3}), ("write_file", {"path": "q"})]
+    text = WRITERS[name](calls)
+    for left_out in (ENDS[name], ENDS[name][:1], ENDS[name][:2]):
+        damaged = text
+        for end in left_out:
+            damaged = damaged.replace(end, "", 1)
+        found = read(damaged, name)
+        assert [
+            (called, {k: v.strip() if k == "path" else v for k, v in args.items()}) for called, args in found
+        ] == calls
+
+
 JSON_DIALECTS = sorted(set(WRITERS) - BARE_TEXT - {"lfm2", "pythonic", "olmo3"})
 ESCAPES = [  # as they are written, and what they mean
     (r"C:\path\Users", r"C:\path\Users"),

@@ -12,7 +12,7 @@ from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.json_call import block, marked_keys
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.xmlcall import Form, body, calls
+from ovserve.llm.parsing.xmlcall import Form, body, call_name, calls
 
 # ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
 
@@ -276,8 +276,8 @@ _GLM_FORM = Form(
     trim=False,
     tag_end="</arg_key>",
     value="<arg_value>",
+    name_ends=("\n", "<arg_key>", "</tool_call>"),
 )
-_GLM_NAME_END = Markers(("\n", _GLM_FORM.parameter, _GLM_FORM.call_end))
 
 
 class Glm45(ToolDialect):
@@ -311,5 +311,5 @@ class Glm45(ToolDialect):
         if (yield from _begins_json(cur)):
             yield from _json(cur, out, tools, (_GLM_FORM.call_end,))
             return
-        name = (yield from header(cur, _GLM_NAME_END))[0].strip()
+        name = yield from call_name(cur, _GLM_FORM)
         yield from body(cur, out, tools, _GLM_FORM, name)
