@@ -63,8 +63,11 @@ def test_a_value_may_hold_tags(name: str, subtests: pytest.Subtests) -> None:
     for value in VALUES:
         for arguments in ({"path": "p", "content": value}, {"content": value, "path": "p"}):
             calls: list[Call] = [("write_file", arguments), ("other", {"n": 3})]
+            text = WRITERS[name](calls)
+            if name == "gemma4":  # in a string its delimiter is the model's quote
+                calls[0] = ("write_file", {k: v.replace('<|"|>', '"') for k, v in arguments.items()})
             with subtests.test(value):
-                assert read(WRITERS[name](calls), name) == calls
+                assert read(text, name) == calls
 
 
 @pytest.mark.parametrize("name", sorted(BARE_TEXT - {"gemma4"}))
@@ -197,6 +200,10 @@ def test_a_cut_does_not_change_a_repair(
 def test_arguments_in_which_an_answer_ends_stay_as_they_came() -> None:
     text = '<tool_call>{"name": "write_file", "arguments": {"path": "p", "content": "half of'
     assert result(list(text), "hermes3", None, TOOLS)[2] == [
+        ("write_file", '{"path": "p", "content": "half of')
+    ]
+    text = '<|tool_call>call:write_file{path:<|"|>p<|"|>,content:<|"|>half of'
+    assert result(list(text), "gemma4", None, TOOLS, cut_off=True)[2] == [
         ("write_file", '{"path": "p", "content": "half of')
     ]
 

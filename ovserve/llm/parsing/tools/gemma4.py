@@ -5,19 +5,19 @@ JSON. Without the token, `call:f{...}` is text. In long conversations models als
 part or all of it, and leave delimiters out.
 
 Source: read 2026-11-22, https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gemma4/gemma4_tool_parser.cpp;
-the other forms: read 2026-11-29, https://github.com/vllm-project/vllm/issues/53642, 53431, 51284,
-https://github.com/ollama/ollama/issues/15315, 17882
+the other forms: read 2026-11-29, https://github.com/vllm-project/vllm/issues/53642, 53431, 51284, 44715,
+https://github.com/ollama/ollama/issues/15315, 17882, https://github.com/sgl-project/sglang/pull/39240,
+https://github.com/hybridgroup/yzma/pull/243
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect, call, good_name, header
+from ovserve.llm.parsing.dialect import ToolDialect, attempt, call, good_name, header
 from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.json_call import Keys, call_list, call_object, unmarked
+from ovserve.llm.parsing.json_call import Keys, call_list, call_object, stray, unmarked
 from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import string, value
@@ -123,8 +123,10 @@ _WORD_END = {close: Markers((",", "}", "]", close, _CLOSE, _OPEN, _QUOTE)) for c
 _DELIMITER = Markers((_QUOTE,))
 _STRING_END = Markers((_QUOTE, _CLOSE))
 _CALL_END = Markers((_CLOSE, _OPEN))
+_WORD = re.compile(r"[\w.$@-]+")
 _MAX_DEPTH = 60
 _NEXT_KEY = re.compile(r",\s*([^\s,:=]+)\s*[:=]")
+_OTHER_KEY = re.compile(r",\s*[\w.$@-]+\s*[:=]\s*$")
 _NEXT_CALL = {close: re.compile(rf"{re.escape(close)}[\s,]*call:") for close in _BRACKETS.values()}
 _MAX_BARE_STRINGS = 64  # per call; the end of each is looked for in the rest of the call
 _MAX_LOOK_AHEADS = 16  # per call, for the end of a string in quotes that has none
@@ -153,17 +155,24 @@ class Gemma4(ToolDialect):
         while True:
             name = (yield from header(cur, _NAME_END))[0].strip()
             bracket = yield from cur.either(_BRACKETS)
-            if not bracket or not good_name(name):
+            if not good_name(name) or not (bracket or name in tools):
                 raise NotACall
             if tools.lacks(name) and (last := re.split("[:.]", name)[-1]) in tools:
                 name = last  # after the names of servers
             out.start_call(name)
-            out.arguments((yield from _Arguments(cur, tools, name, _BRACKETS[bracket]).parse()))
+            arguments = _Arguments(cur, tools, name, _BRACKETS.get(bracket, ""))
+            try:
+                out.arguments((yield from arguments.parse()))
+            except EndOfText:
+                if cur.cut:
+                    out.arguments(arguments.partial())
+                raise
             out.end_call()
             yield from cur.close(",")
             if not (yield from cur.close("call:")):
                 break
-        yield from cur.close(_CLOSE)
+        if not (yield from cur.close(_CLOSE)):
+            yield from attempt(cur, out, stray(cur, (_CLOSE,)))
 
 
 class _Arguments:
@@ -172,9 +181,21 @@ class _Arguments:
     def __init__(self, cur: Cursor, tools: Tools, name: str, close: str) -> None:
         self._cur, self._tools, self._name, self._close = cur, tools, name, close
         self._look_aheads, self._bare_strings = _MAX_LOOK_AHEADS, _MAX_BARE_STRINGS
+        self._items: dict[str, str] = {}  # of the outermost object, as JSON
+        self._key = ""  # of the string that is read, which is not in an inner object or list
+        self._parts: list[str] = []  # of that string
+
+    def partial(self) -> str:
+        """Return the arguments as far as they have come, without their end."""
+        items = [f"{quote(key)}: {item}" for key, item in self._items.items()]
+        if self._key and self._parts:
+            items.append(f"{quote(self._key)}: {quote(''.join(self._parts))[:-1]}")
+        return "{" + ", ".join(items)
 
     def parse(self) -> Steps[str]:
         cur = self._cur
+        if not self._close:
+            return "{}"
         yield from cur.space()
         if self._close == ")" and (yield from cur.literal("{")):
             arguments = yield from self._mapping(0, "}")
@@ -184,7 +205,7 @@ class _Arguments:
 
     def _mapping(self, depth: int, close: str) -> Steps[str]:
         cur = self._cur
-        items: dict[str, str] = {}
+        items = {} if depth else self._items
         while True:
             yield from cur.space()
             if (yield from cur.literal(close)) or (yield from _ended(cur)):
@@ -200,13 +221,19 @@ class _Arguments:
             if not (yield from cur.literal("=")):
                 yield from cur.expect(":")
             types = self._tools.types(self._name, key) if depth == 0 else frozenset()
+            if not depth:
+                self._key, self._parts = key, []
             if "string" in types <= {"string", "null"}:
-                items[key] = yield from self._string(items, key)
+                items[key] = yield from self._string(key)
             else:
-                items[key] = yield from self._item(depth + 1)
-            yield from _comma(cur, close)
+                items[key] = yield from self._item(depth + 1, close)
+            if not depth:
+                self._key = ""
+            if depth or not (yield from self._next_key()):
+                yield from _comma(cur, close)
 
-    def _item(self, depth: int) -> Steps[str]:
+    def _item(self, depth: int, outer: str) -> Steps[str]:
+        """Read a value; `outer` closes what it stands in."""
         cur = self._cur
         if depth > _MAX_DEPTH:
             raise NotACall
@@ -221,31 +248,42 @@ class _Arguments:
                 yield from cur.space()
                 if (yield from cur.literal("]")) or (yield from _ended(cur)):
                     return f"[{', '.join(items)}]"
-                items.append((yield from self._item(depth + 1)))
+                items.append((yield from self._item(depth + 1, "]")))
                 yield from _comma(cur, "]")
         if (yield from cur.peek()) in ("'", '"'):
             return (yield from self._quoted(depth))
-        return (yield from self._word())
+        return (yield from self._word(outer))
 
-    def _word(self) -> Steps[str]:
-        """A number, true, false, null; other bare words are text that lost its delimiters."""
-        parts: list[str] = []
-        if not (yield from self._cur.until(_WORD_END[self._close], parts.append)):
-            raise EndOfText
-        word = "".join(parts).strip()
+    def _word(self, outer: str) -> Steps[str]:
+        """A number, true, false, null; other bare words are text that lost its delimiters, or the first one.
+
+        A comma in the text of an object's member is part of it unless a key follows.
+        """
+        cur, parts = self._cur, list[str]()
+        while True:
+            stop = yield from cur.until(_WORD_END[self._close], parts.append)
+            word = "".join(parts).strip()
+            if stop == _QUOTE and word:
+                cur.advance(len(stop))
+                return quote(word)
+            if not stop and cur.cut:
+                raise EndOfText
+            if stop != "," or outer == "]" or (yield from _separates(cur)):
+                break
+            parts.append(cur.advance(1))
         if word in ("None", "True", "False"):
             return {"None": "null", "True": "true", "False": "false"}[word]
         return as_json(word) or quote(word)
 
-    def _string(self, items: Container[str], key: str) -> Steps[str]:
-        """Read what can only be a string. Without delimiters, a parameter that is not in `items` ends it, or
+    def _string(self, key: str) -> Steps[str]:
+        """Read what can only be a string. Without delimiters, a parameter that was not read yet ends it, or
         the call's end."""
         cur = self._cur
         yield from cur.space()
         if (yield from cur.literal(_QUOTE)):
             return quote((yield from self._text(1)))
         if (yield from cur.peek()) in ("'", '"', "{", "["):
-            return (yield from self._item(1))
+            return (yield from self._item(1, self._close))
         self._bare_strings -= 1
         if not self._bare_strings:
             raise NotACall
@@ -255,11 +293,15 @@ class _Arguments:
             raise EndOfText
         text, parameters = "".join(parts), self._tools.parameters(self._name)
         keys = (match for match in _NEXT_KEY.finditer(text) if match[1] in parameters)
-        end = next((match for match in keys if match[1] != key and match[1] not in items), None)
+        end = next((match for match in keys if match[1] != key and match[1] not in self._items), None)
         end = end or _NEXT_CALL[self._close].search(text)
         size = end.start() if end else len(_without(self._close, text, 1))
+        bare = text.partition(_QUOTE)[0]  # the delimiter ends this string, or begins that of another key
+        other = _OTHER_KEY.search(bare)
+        size = min(size, other.start() if other else len(bare))
         cur.rollback(mark)
         word = cur.advance(size).strip()
+        yield from cur.literal(_QUOTE)
         return "null" if word in ("null", "None") else quote(word)
 
     def _quoted(self, depth: int) -> Steps[str]:
@@ -284,9 +326,10 @@ class _Arguments:
         return "".join(parts)
 
     def _text(self, depth: int) -> Steps[str]:
-        """Read the rest of a string. A delimiter ends it only before something that may follow a value; the
-        call's end does if the delimiter is missing."""
-        cur, parts, stops = self._cur, list[str](), _STRING_END
+        """Read the rest of a string, a key's at depth 0. A delimiter ends it only before something that may
+        follow; others are quotes. The call's end ends it if the delimiter is missing."""
+        cur, stops = self._cur, _STRING_END
+        parts = self._parts if depth == 1 else []
         while stop := (yield from cur.until(stops, parts.append)):
             mark = cur.mark()
             cur.advance(len(stop))
@@ -300,13 +343,27 @@ class _Arguments:
             stops = _STRING_END
             yield from cur.space()
             char = yield from cur.peek()
-            ends = not char or char in ",:}]" or char == self._close or (yield from _ended(cur))
+            ends = not char or char in (",}]" if depth else ":=") or char == self._close
+            ends = ends or (yield from _ended(cur)) or (depth == 1 and (yield from self._next_key()))
             cur.rollback(mark)
-            text = cur.advance(len(stop))
+            cur.advance(len(stop))
             if ends:
                 return "".join(parts)
-            parts.append(text)
-        raise EndOfText
+            parts.append('"')
+        if cur.cut:
+            raise EndOfText
+        return _without("}])", "".join(parts), depth)
+
+    def _next_key(self) -> Steps[bool]:
+        """Return whether another parameter of the tool follows, without a comma. It consumes nothing."""
+        cur = self._cur
+        mark = cur.mark()
+        word = yield from cur.matching(_WORD)
+        yield from cur.space()
+        separator = yield from cur.either(":=")
+        cur.rollback(mark)
+        is_new = word != self._key and word not in self._items
+        return bool(separator) and is_new and word in self._tools.parameters(self._name)
 
     def _is_open(self) -> Steps[bool]:
         """Return whether the next delimiter, if any, begins a string of another call."""
@@ -323,6 +380,21 @@ def _without(brackets: str, text: str, count: int) -> str:
     for _ in range(count):
         text = text[:-1].rstrip() if text and text[-1] in brackets else text
     return text
+
+
+def _separates(cur: Cursor) -> Steps[bool]:
+    """Return whether a key or the end follows this comma. It consumes nothing."""
+    mark = cur.mark()
+    cur.advance(1)
+    yield from cur.space()
+    char = yield from cur.peek()
+    ends = not char or char in "\"'}])<"
+    if not ends:
+        yield from cur.matching(_WORD)
+        yield from cur.space()
+        ends = bool((yield from cur.either(":=")))
+    cur.rollback(mark)
+    return ends
 
 
 def _comma(cur: Cursor, close: str) -> Steps[None]:
