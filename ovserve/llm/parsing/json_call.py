@@ -82,7 +82,7 @@ def block(
         yield from call_list(cur, out, keys)
     else:
         yield from call_object(cur, out, keys)
-        while (yield from _another(cur, out, keys)):
+        while (yield from another(cur, out, keys)):
             pass
     if fence:
         yield from cur.close("```")
@@ -97,13 +97,22 @@ def stray(cur: Cursor, closers: tuple[str, ...]) -> Steps[None]:
         raise NotACall
 
 
-def _another(cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
+def another(cur: Cursor, out: Output, keys: Keys, tag: str = "") -> Steps[bool]:
+    """Read the next call, perhaps after a separator and a tag; or a separator with nothing behind it."""
     mark = cur.mark()
     yield from cur.space()
-    if (yield from cur.peek()) == "{" and (yield from attempt(cur, out, call_object(cur, out, keys))):
+    parted = yield from cur.either((";", ","))
+    yield from cur.space()
+    yield from cur.literal(tag)
+    yield from cur.space()
+    char = yield from cur.peek()
+    if char == "{" and (yield from attempt(cur, out, call_object(cur, out, keys))):
         cur.release(mark)
         return True
-    cur.rollback(mark)
+    if parted and not char:
+        cur.release(mark)
+    else:
+        cur.rollback(mark)
     return False
 
 

@@ -4,8 +4,9 @@ It has three states: inside reasoning, in the answer's
 text, and (through a dialect) inside a construct. In text it withholds only the longest suffix that may still
 be a marker, plus white space that may turn out to precede a call.
 
-A call inside open reasoning is a draft if the reasoning is closed later, and the model's real call if it
-forgot to close it; only the end decides. So from a well-formed call on, reasoning is withheld until then.
+A call inside reasoning is a draft if anything follows the reasoning, and the model's real call if it forgot
+to close it or said nothing else; only the end decides. So from a well-formed call on, reasoning is withheld
+until then.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ class TextParser:
             yield from attempt(cur, out, self._opening(dialect))
         if dialect.label:
             yield from attempt(cur, out, self._label(dialect))
+        is_draft = True  # what looks like a call
         while True:
             marker = yield from cur.until(self._in_thinking, out.reasoning)
             if not marker:
@@ -182,18 +184,27 @@ class TextParser:
                 return
             if marker in self._erase:
                 out.reasoning((yield from self._end_tokens()))
+            elif not is_draft:
+                out.end_thinking()
+                if not (yield from self._attempt(out, marker)):
+                    out.reasoning(cur.advance(len(marker)))
+                out.begin_thinking(cur.offset)
             elif not (yield from self._is_call(marker)):
                 out.reasoning(cur.advance(len(marker)))
             else:
                 mark = cur.mark()
                 draft: list[str] = []
                 end = yield from cur.until(self._thinking_end, draft.append)
+                cur.advance(len(end))
+                yield from cur.space()
+                yield from self._end_tokens()
+                goes_on = (yield from cur.peek()) or cur.cut
+                cur.rollback(mark)
                 if not end:
-                    cur.rollback(mark)
                     out.end_reasoning()
                     return
-                cur.release(mark)
-                out.reasoning("".join(draft))
+                is_draft = bool(goes_on)  # the model ended with it, and said nothing else
+                out.reasoning(cur.advance(sum(map(len, draft))) if is_draft else "")
 
     def _label(self, dialect: ReasoningDialect) -> Steps[None]:
         """Read the word that belongs to the start tag, if a newline or the end of reasoning follows it."""

@@ -28,7 +28,7 @@ from ovserve.llm.parsing.output import Output
 
 _AFTER_NAME = Markers(("[ARGS]", "[CALL_ID]", "{", "[TOOL_CALLS]", "\n\n"))
 _AFTER_ID = Markers(("[ARGS]", "{", "[TOOL_CALLS]"))
-_NEXT = Markers(("[TOOL_CALLS]", "</s>"))
+_NEXT = Markers(("[TOOL_CALLS]", "</s>", "[/THINK]"))
 
 
 def good_id(id: str) -> bool:

@@ -15,6 +15,7 @@ from ovserve.llm.parsing.json_call import (
     FENCES,
     MARKED,
     Keys,
+    another,
     block,
     call_list,
     call_object,
@@ -354,25 +355,8 @@ class Llama3(ToolDialect):
             return
         keys = _TAGGED if tagged else unmarked(tools)
         yield from call_object(cur, out, keys)
-        while (yield from self._another(cur, out, keys)):
+        while (yield from another(cur, out, keys, _TAG)):
             pass
-
-    def _another(self, cur: Cursor, out: Output, keys: Keys) -> Steps[bool]:
-        mark = cur.mark()
-        yield from cur.space()
-        parted = yield from cur.either((";", ","))
-        yield from cur.space()
-        yield from cur.literal(_TAG)
-        yield from cur.space()
-        char = yield from cur.peek()
-        if char == "{" and (yield from attempt(cur, out, call_object(cur, out, keys))):
-            cur.release(mark)
-            return True
-        if parted and not char:
-            cur.release(mark)  # a separator with nothing behind it
-        else:
-            cur.rollback(mark)
-        return False
 
 
 _TAGS = {"<tool_call>": ("</tool_call>",), "[TOOL_CALLS]": ()}
