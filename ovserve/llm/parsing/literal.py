@@ -13,11 +13,13 @@ built, not values.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps, run_to_end
 from ovserve.llm.parsing.json_text import as_json, quote
+
+Ends = Callable[[Cursor, int], Steps[bool]]
 
 _MAX_DEPTH = 60
 _WORD_CHARS = re.compile(r"[A-Za-z_]+")
@@ -31,14 +33,15 @@ _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{
 _SIMPLE = dict(zip("nrtabfv\\'\"", "\n\r\t\a\b\f\v\\'\"", strict=True)) | {"\n": ""}
 
 
-def literal(cur: Cursor, depth: int = 0) -> Steps[str]:
-    """Read one literal; return its JSON text."""
+def literal(cur: Cursor, depth: int = 0, ends: Ends | None = None) -> Steps[str]:
+    """Read one literal; return its JSON text. `ends` says if what follows a quote ends the string, which has
+    so many others inside."""
     if depth > _MAX_DEPTH:
         raise NotACall
     yield from cur.space()
     char = yield from cur.peek()
     if char and char in "'\"":
-        return quote((yield from _string(cur, char)))
+        return quote((yield from _string(cur, char, ends or _item_ends)))
     if char in ("[", "("):
         return (yield from _sequence(cur, depth, "]" if char == "[" else ")"))
     if char == "{":
@@ -49,7 +52,7 @@ def literal(cur: Cursor, depth: int = 0) -> Steps[str]:
         yield from cur.more()
     word = yield from cur.matching(_WORD_CHARS, 8)
     if word in ("r", "f", "b", "u", "R", "F", "B", "U") and (yield from cur.peek()) in ("'", '"'):
-        return (yield from literal(cur, depth + 1))
+        return (yield from literal(cur, depth + 1, ends))
     if word not in _WORDS:
         raise cur.failure()
     return _WORDS[word]
@@ -96,12 +99,13 @@ def _comma(cur: Cursor, close: str) -> Steps[None]:
         yield from cur.expect(",")
 
 
-def _string(cur: Cursor, q: str) -> Steps[str]:
+def _string(cur: Cursor, q: str, ends: Ends) -> Steps[str]:
     """Read a string. A quote ends it only if followed by something that may follow a value."""
     triple = yield from cur.literal(q * 3)
     if not triple:
         cur.advance(1)
     parts: list[str] = []
+    quotes = 0
     while True:
         parts.append((yield from cur.matching(_PLAIN[q])))
         char = yield from cur.peek()
@@ -116,19 +120,20 @@ def _string(cur: Cursor, q: str) -> Steps[str]:
             if (yield from cur.literal(q * 3)):
                 return _unescape("".join(parts))
             parts.append(cur.advance(1))
-        elif (yield from _closes(cur)):
-            return _unescape("".join(parts))
         else:
+            cur.advance(1)
+            mark = cur.mark()
+            yield from cur.space()
+            over = yield from ends(cur, quotes)
+            cur.rollback(mark)
+            if over:
+                return _unescape("".join(parts))
             parts.append(q)
+            quotes += 1
 
 
-def _closes(cur: Cursor) -> Steps[bool]:
-    """Read the quote; return whether it ends the string."""
-    cur.advance(1)
-    mark = cur.mark()
-    yield from cur.space()
+def _item_ends(cur: Cursor, quotes: int) -> Steps[bool]:
     following = yield from cur.peek()
-    cur.rollback(mark)
     return following == "" or following in ",)]}:"
 
 

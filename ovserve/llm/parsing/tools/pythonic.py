@@ -7,11 +7,13 @@ affect its siblings.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
+from functools import partial
 
 from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.guide import Guide, listed
-from ovserve.llm.parsing.json_call import block, marked_keys, read_list
+from ovserve.llm.parsing.json_call import block, marked_keys, read_list, unmarked
 from ovserve.llm.parsing.json_text import quote
 from ovserve.llm.parsing.literal import Tools, literal
 from ovserve.llm.parsing.output import Output
@@ -21,8 +23,8 @@ _KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than P
 _MAX_NAME = 256
 
 
-def call(cur: Cursor, out: Output, tools: Tools | None = None, method: str = "") -> Steps[None]:
-    """Read one call, `name(key=literal, ...)`; of these tools, if given. `method`: follows the name."""
+def call(cur: Cursor, out: Output, tools: Tools, *, strict: bool, method: str = "") -> Steps[None]:
+    """Read one call, `name(key=literal, ...)`; of these tools if `strict`. `method`: follows the name."""
     name = yield from cur.matching(_NAME, _MAX_NAME)
     if not name:
         raise cur.failure()
@@ -31,11 +33,12 @@ def call(cur: Cursor, out: Output, tools: Tools | None = None, method: str = "")
     name = name.removesuffix(method)
     yield from cur.space()
     yield from cur.expect("(")
-    if tools is not None:
+    if strict:
         if name not in tools:
             raise NotACall
         cur.sure = True
     arguments: dict[str, str] = {}
+    ends = partial(_argument_ends, keys=tools.parameters(name))
     while True:
         yield from cur.space()
         if (yield from cur.literal(")")):
@@ -44,7 +47,7 @@ def call(cur: Cursor, out: Output, tools: Tools | None = None, method: str = "")
         if not key:
             raise cur.failure()
         yield from cur.expect("=")
-        arguments[key.rstrip()] = yield from literal(cur)
+        arguments[key.rstrip()] = yield from literal(cur, ends=ends)
         yield from cur.space()
         if (yield from cur.peek()) != ")":
             yield from cur.expect(",")
@@ -53,12 +56,53 @@ def call(cur: Cursor, out: Output, tools: Tools | None = None, method: str = "")
     out.end_call()
 
 
-def bracketed(cur: Cursor, out: Output, unmarked: Tools | None = None) -> Steps[None]:
-    """Read `[call, call]`. `unmarked`: without a marker, anything but a call of these tools makes it text."""
-    yield from read_list(cur, out, lambda: call(cur, out, unmarked), strict=unmarked is not None)
+def _argument_ends(cur: Cursor, quotes: int, keys: Container[str]) -> Steps[bool]:
+    """Return whether what follows a quote ends an argument: the next one, or the end of the call.
+
+    Models write quotes in strings without a backslash, mostly in pairs. So behind an odd number of them only
+    one of `keys` is the next argument.
+    """
+    char = yield from cur.either((",", ")"))
+    yield from cur.space()
+    following = yield from cur.peek()
+    if not char or not following:
+        return not following
+    if char == ")":
+        return following not in "'\""
+    if following == ")":
+        return True
+    try:
+        key = (yield from cur.matching(_KEY, _MAX_NAME)).rstrip()
+    except NotACall:
+        return False
+    return (yield from cur.peek()) == "=" and (key in keys or not quotes % 2)
 
 
-def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
+def bracketed(cur: Cursor, out: Output, tools: Tools, *, strict: bool) -> Steps[None]:
+    """Read `[call, call]`. `strict`: without a marker, anything but a call of these tools makes it text."""
+    yield from read_list(cur, out, lambda: call(cur, out, tools, strict=strict), strict=strict)
+
+
+def _calls(cur: Cursor, out: Output, tools: Tools, close: str) -> Steps[None]:
+    """Read calls between tokens, as Python or JSON; without the tokens if `close` is empty."""
+    yield from cur.space()
+    mark = cur.mark()
+    char = yield from cur.peek()
+    yield from cur.literal("[")
+    yield from cur.space()
+    is_json = (yield from cur.peek()) == "{"
+    cur.rollback(mark)
+    if is_json:
+        keys = marked_keys(tools) if close else unmarked(tools)
+        yield from block(cur, out, keys, closers=(close,) if close else ())
+    elif char == "[" or not close:
+        yield from bracketed(cur, out, tools, strict=not close)
+        yield from cur.close(close)
+    else:
+        yield from sequence(cur, out, tools, close)
+
+
+def sequence(cur: Cursor, out: Output, tools: Tools, end: str) -> Steps[None]:
     """Read calls without brackets, separated by white space, commas or semicolons, and the end tag.
 
     Other text after a good call is dropped up to the end tag, and is content without an end tag.
@@ -72,7 +116,7 @@ def sequence(cur: Cursor, out: Output, end: str) -> Steps[None]:
             continue
         if (yield from cur.close(end)):
             break
-        if (yield from attempt(cur, out, call(cur, out))):
+        if (yield from attempt(cur, out, call(cur, out, tools, strict=False))):
             good += 1
         elif not good:
             raise cur.failure()
@@ -89,7 +133,8 @@ _OPEN, _CLOSE = "<|python_start|>", "<|python_end|>"
 class Pythonic(ToolDialect):
     """The answer is `[f(a=1), g()]`. Llama 3.2 1B/3B, ToolACE; Llama 4 in `<|python_start|>`.
 
-    Without that token a call must name a tool of the request.
+    Without that token a call must name a tool of the request. Some checkpoints write JSON
+    (https://github.com/vllm-project/vllm/pull/46890).
 
     Source: read 2026-11-22,
     https://github.com/sgl-project/sglang/blob/0813438c0321/python/sglang/srt/function_call/pythonic_detector.py
@@ -98,7 +143,7 @@ class Pythonic(ToolDialect):
     name = "pythonic"
     markers = (_OPEN,)
     inner = (_CLOSE,)
-    bare = "["
+    bare = "[{"
     erase = ("<|eom|>", "<|eot|>", "<|eom_id|>", "<|eot_id|>")
     guide = Guide(
         "NAME(",
@@ -112,10 +157,7 @@ class Pythonic(ToolDialect):
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tagged = yield from cur.literal(_OPEN)
-        yield from cur.space()
-        yield from bracketed(cur, out, None if tagged else tools)
-        if tagged:
-            yield from cur.close(_CLOSE)
+        yield from _calls(cur, out, tools, _CLOSE if tagged else "")
 
 
 _OLMO_OPEN, _OLMO_CLOSE = "<function_calls>", "</function_calls>"
@@ -145,12 +187,7 @@ class Olmo3(ToolDialect):
         yield from cur.expect(_OLMO_OPEN)
         if (yield from cur.close(_OLMO_CLOSE)):
             return
-        yield from cur.space()
-        if (yield from cur.peek()) == "[":
-            yield from bracketed(cur, out)
-            yield from cur.close(_OLMO_CLOSE)
-        else:
-            yield from sequence(cur, out, _OLMO_CLOSE)
+        yield from _calls(cur, out, tools, _OLMO_CLOSE)
 
 
 _LFM_OPEN, _LFM_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -185,22 +222,6 @@ class Lfm2(ToolDialect):
         return any(text in template for text in lists + others)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        if not (yield from cur.literal(_LFM_OPEN)):
-            yield from bracketed(cur, out, tools)
-            return
-        if (yield from cur.close(_LFM_CLOSE)):
-            return
-        yield from cur.space()
-        char = yield from cur.peek()
-        mark = cur.mark()
-        yield from cur.literal("[")
-        yield from cur.space()
-        is_json = (yield from cur.peek()) == "{"
-        cur.rollback(mark)
-        if is_json:
-            yield from block(cur, out, marked_keys(tools), closers=(_LFM_CLOSE,))
-        elif char == "[":
-            yield from bracketed(cur, out)
-            yield from cur.close(_LFM_CLOSE)
-        else:
-            yield from sequence(cur, out, _LFM_CLOSE)
+        tagged = yield from cur.literal(_LFM_OPEN)
+        if not (tagged and (yield from cur.close(_LFM_CLOSE))):
+            yield from _calls(cur, out, tools, _LFM_CLOSE if tagged else "")

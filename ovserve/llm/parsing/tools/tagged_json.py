@@ -351,7 +351,11 @@ class Llama3(ToolDialect):
         first = yield from cur.peek()
         if tagged and first != "{":
             listed = first == "["
-            yield from call_list(cur, out, _TAGGED) if listed else pythonic.call(cur, out, tools, ".call")
+            yield from (
+                call_list(cur, out, _TAGGED)
+                if listed
+                else pythonic.call(cur, out, tools, strict=True, method=".call")
+            )
             return
         keys = _TAGGED if tagged else unmarked(tools)
         yield from call_object(cur, out, keys)
