@@ -21,7 +21,7 @@ Steps = Generator[None, None, T]
 Mark = tuple[int, int]  # marks that are older, length of the log
 
 _SPACE = re.compile(r"\s*")
-NO_LIMIT = 1 << 62
+_NO_LIMIT = 1 << 62
 
 
 class NotACall(Exception):
@@ -215,7 +215,7 @@ class Cursor:
         self.rollback(mark)
         return False
 
-    def until(self, markers: Markers, sink: Callable[[str], object], limit: int = NO_LIMIT) -> Steps[str]:
+    def until(self, markers: Markers, sink: Callable[[str], object], limit: int = _NO_LIMIT) -> Steps[str]:
         """Pass text to the sink up to the first marker, which is not read; "" if the text ends first.
 
         NotACall when there are more than `limit` characters before it.
@@ -239,7 +239,7 @@ class Cursor:
                 return ""
             yield
 
-    def matching(self, pattern: re.Pattern[str], limit: int = NO_LIMIT) -> Steps[str]:
+    def matching(self, pattern: re.Pattern[str], limit: int = _NO_LIMIT) -> Steps[str]:
         """Read while the pattern (of a single character, repeated) matches, at most `limit` characters."""
         parts: list[str] = []
         while True:

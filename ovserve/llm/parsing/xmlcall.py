@@ -16,7 +16,7 @@ from collections.abc import Set
 
 import msgspec
 
-from ovserve.llm.parsing.cursor import NO_LIMIT, Cursor, EndOfText, Markers, NotACall, Steps, markers_of
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import good_name, header
 from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools, to_json
@@ -26,6 +26,7 @@ from ovserve.llm.parsing.output import Output
 _MAX_TAG = 512
 _MAX_LOOK_AHEADS = 16  # per call, each to the next closing tags
 _MAX_TEXT_AFTER_CALL = 4096  # characters searched for a closing tag that shows that the call goes on
+_MAX_TEXT_OF_CALLS = 16_384  # the same, for one that shows that a call is quoted
 _CDATA_END = Markers(("]]>",))
 _CDATA = "<![CDATA["
 _GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
@@ -328,23 +329,24 @@ class _Call:
             return False
         if not good_name(name) or self._tools.lacks(name):
             return False
-        return not (yield from self._goes_on(quotes=True, limit=NO_LIMIT)) and not cur.cut
+        return not (yield from self._goes_on(_MAX_TEXT_OF_CALLS, True)) and not cur.cut
 
-    def _goes_on(self, *, quotes: bool = False, limit: int = _MAX_TEXT_AFTER_CALL) -> Steps[bool]:
-        """Return whether the text after what looks like the end of a call is still within a value.
+    def _goes_on(self, limit: int = _MAX_TEXT_AFTER_CALL, begins: bool = False) -> Steps[bool]:
+        """Return whether the text after what looks like the end of a call, or the beginning, is still within
+        a value.
 
         It is if a closing tag follows without its opening tag. A value that quotes one call may quote more.
         """
         cur, form = self._cur, self._form
         tags = markers_of(frozenset((form.parameter_end, form.parameter, form.call)))
         inside = False
-        quotes = quotes or self._quotes
+        quotes = begins or self._quotes
         while limit > 0:
             start = cur.offset
             try:
                 tag = yield from cur.until(tags, _nowhere, limit)
             except NotACall:
-                return False
+                return begins
             if tag == form.parameter_end and not inside:
                 return True
             if not tag or (tag == form.call and not quotes):
@@ -353,7 +355,7 @@ class _Call:
                 inside = tag == form.parameter
             cur.advance(len(tag))
             limit -= cur.offset - start
-        return False
+        return begins
 
     def _nested(self, key: str) -> Steps[bool]:
         """Return whether an opening tag in the value is text: the tags after it close two parameters at once,

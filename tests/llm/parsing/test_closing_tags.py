@@ -208,22 +208,43 @@ def test_arguments_in_which_an_answer_ends_stay_as_they_came() -> None:
     ]
 
 
+def steps_of(text: str, name: str) -> int:
+    """How many Python calls it takes to read a text that comes in pieces."""
+    steps = 0
+
+    def count_line(frame: Any, event: str, _: Any) -> None:
+        nonlocal steps
+        steps += event == "call"
+
+    sys.setprofile(count_line)
+    try:
+        result([text[at : at + 64] for at in range(0, len(text), 64)], name, None, TOOLS)
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "unit"),
+    [
+        ("qwen3coder", "", "\n<tool_call>\n<function=write_file>\n<parameter=path>\nx"),
+        ("qwen3coder", "<function=other>\n<parameter=n>\n", "\n<tool_call>\n<function=other>\n"),
+        ("qwen3coder", "<function=other>\n<parameter=n>", "</tool_call></function> x"),
+        ("gemma4", "<|tool_call>call:other{o:{x:", "a,"),
+        ("gemma4", "<|tool_call>call:other{o:{", "x:a b, "),
+        ("gemma4", '<|tool_call>call:write_file{path:<|"|>', '<|"|>'),
+        ("lfm2", "<|tool_call_start|>[write_file(path='", "',"),
+        ("lfm2", "<|tool_call_start|>[write_file(path='", "', content="),
+    ],
+)
+def test_what_is_left_out_is_looked_for_in_linear_time(name: str, begin: str, unit: str) -> None:
+    assert steps_of(begin + unit * 1600, name) < 10 * steps_of(begin + unit * 200, name) + 20_000
+
+
 @pytest.mark.parametrize("name", ["hermes3", "kimi_k2", "granite"])
 def test_faults_are_repaired_in_linear_time(name: str) -> None:
     def calls(fault: str, count: int) -> int:
-        text = WRITERS[name]([("write_file", {"path": MARK})]).replace(MARK, fault * count)
-        steps = 0
-
-        def count_line(frame: Any, event: str, _: Any) -> None:
-            nonlocal steps
-            steps += event == "call"
-
-        sys.setprofile(count_line)
-        try:
-            result([text[at : at + 64] for at in range(0, len(text), 64)], name, None, TOOLS)
-        finally:
-            sys.setprofile(None)
-        return steps
+        return steps_of(WRITERS[name]([("write_file", {"path": MARK})]).replace(MARK, fault * count), name)
 
     for fault in (
         'a "b" ',

@@ -262,15 +262,15 @@ class _Arguments:
         cur, parts = self._cur, list[str]()
         while True:
             stop = yield from cur.until(_WORD_END[self._close], parts.append)
-            word = "".join(parts).strip()
-            if stop == _QUOTE and word:
-                cur.advance(len(stop))
-                return quote(word)
             if not stop and cur.cut:
                 raise EndOfText
             if stop != "," or outer == "]" or (yield from _separates(cur)):
                 break
             parts.append(cur.advance(1))
+        word = "".join(parts).strip()
+        if stop == _QUOTE and word:
+            cur.advance(len(stop))
+            return quote(word)
         if word in ("None", "True", "False"):
             return {"None": "null", "True": "true", "False": "false"}[word]
         return as_json(word) or quote(word)
