@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps, run_to_end
-from ovserve.llm.parsing.json_text import as_json, quote
+from ovserve.llm.parsing.json_text import as_json, quote, unquote
 
 Ends = Callable[[Cursor, int], Steps[bool]]
 
@@ -292,7 +292,10 @@ def to_json(text: str, types: frozenset[str]) -> str:
     if stripped.lower() in ("true", "false") and (not types or "boolean" in types):
         return stripped.lower()
     if "string" not in types:
-        return _any_json(stripped) or quote(text)
+        json = _any_json(stripped) or quote(text)
+        # Models quote a container, or the Python of one, as their templates did with the last one.
+        inner = _any_json(unquote(json)) if json[0] == '"' and types & {"object", "array"} else None
+        return inner if inner and inner[0] in "{[" else json
     # A union with strings: another type wins only if the text can be nothing else.
     first = "".join(_FIRST.get(kind, "") for kind in types - {"string", "boolean", "null"})
     if first and stripped[:1] and stripped[0] in first:

@@ -100,6 +100,7 @@ _KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 _KIMI_SECTION_END = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
 _BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+_DAMAGED_ID = re.compile(r"(?:functions\.?)?(.+?):?\d*")  # models leave "." and ":" out
 _AFTER_ID = Markers((_ARGUMENTS, _BEGIN, _END))
 _KIMI_CLOSERS = Markers((_END, _BEGIN, *_KIMI_SECTION_END))
 
@@ -136,6 +137,8 @@ class KimiK2(ToolDialect):
             yield from cur.expect(_ARGUMENTS)
             match = _ID.fullmatch(id.strip())
             name = match[1] if match else ""
+            if tools.lacks(name) and (match := _DAMAGED_ID.fullmatch(id.strip())) and match[1] in tools:
+                name = match[1]
             yield from call(cur, out, name, _KIMI_CLOSERS, id=id.strip() if ":" in id else None)
             yield from cur.close(_END)
             out.commit()
