@@ -113,9 +113,11 @@ class Certificate:
             # otherwise it prompts for one in the terminal
             context.load_cert_chain(certificate, key, password="")
         except OSError as exc:
+            why = exc.strerror or exc
+            if b"ENCRYPTED" in key.read_bytes():  # of which OpenSSL says "PEM lib"
+                why = "the key is encrypted; give one without a passphrase"
             raise LoadError(
-                f"this certificate and the key {key} cannot be used: {exc.strerror or exc}",
-                file=str(certificate),
+                f"this certificate and the key {key} cannot be used: {why}", file=str(certificate)
             ) from exc
 
 

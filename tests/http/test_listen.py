@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from ovserve.errors import LoadError
 from ovserve.http import sockets
@@ -158,6 +159,16 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, ca: trustme.CA, mis
         named.unlink()
     with pytest.raises(LoadError, match=str(named)):
         Certificate(cert, key, client_ca)
+
+
+def test_an_encrypted_key_is_called_so(tmp_path: Path, ca: trustme.CA) -> None:
+    certificate, key = write(ca, tmp_path)
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    for form in (serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL):
+        encryption = serialization.BestAvailableEncryption(b"x")
+        key.write_bytes(plain.private_bytes(serialization.Encoding.PEM, form, encryption))
+        with pytest.raises(LoadError, match="the key is encrypted; give one without a passphrase"):
+            Certificate(certificate, key)
 
 
 def test_a_socket_of_a_dead_server_is_taken_over_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
