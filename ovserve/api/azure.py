@@ -55,12 +55,6 @@ def name_of(mode: str) -> str:
     return f"azure/chat/completions/{mode}"
 
 
-def with_model(body: bytes, model: str) -> bytes:
-    """The body naming `model`, whatever it named before."""
-    unique_members(body)  # the new body shows none that occurs twice
-    return encode(decode_fields(body) | {"model": msgspec.Raw(encode(model))})
-
-
 class AzureChat:
     """The endpoint in one of the modes."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from ovserve.access import AccessLog, Guard
@@ -28,6 +28,7 @@ from ovserve.http.middleware import (
     authorize,
     finish_headers,
     identify,
+    other_method,
 )
 from ovserve.http.openapi import VERSIONS
 from ovserve.http.routes.config import Config, MetricsRoute
@@ -50,6 +51,9 @@ from ovserve.services.responses.service import ResponsesService
 from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 
+DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings}"
+TEXTS = "(?:chat/|fim/)?completions|embeddings|rerank|score|classify"
+ENDPOINTS = "/{endpoint:" + TEXTS + "|images/(?:generations|edits)|audio/speech}"
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 
@@ -133,30 +137,19 @@ def routes(
     azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
     table += [
         # At the root the request decides between Azure's and OpenAI's; the first match wins.
-        ("POST", "/{endpoint:chat/completions}", azure.chat),
-        ("POST", FOUNDRY + "/{endpoint:chat/completions}", azure.chat),
-        ("POST", "/{endpoint:embeddings}", azure.embed),
-        ("POST", FOUNDRY + "/{endpoint:embeddings}", azure.embed),
+        *(("POST", base + "/{endpoint:chat/completions}", azure.chat) for base in ("", FOUNDRY)),
+        *(("POST", base + "/{endpoint:embeddings}", azure.embed) for base in ("", FOUNDRY)),
+        ("GET", FOUNDRY + "/{endpoint:embeddings}", v3.get_model),  # a name that a model may have
         ("GET", FOUNDRY_INFO, azure.info_or(v3.get_model)),
-        (
-            "POST",
-            DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings}",
-            azure.deployed,
-        ),
+        ("POST", DEPLOYED, azure.deployed),
     ]
     table += _ollama(Ollama(manager), OllamaPull(manager, models))
     lora, batches = LoraRoutes(manager), BatchRoutes(batch_service)
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
-            (
-                "POST",
-                version + "/{endpoint:(?:(?:chat/|fim/)?completions|embeddings|rerank|score|classify)}",
-                v3.infer,
-            ),
-            ("POST", version + "/{endpoint:images/(?:generations|edits)}", v3.infer),
+            ("POST", version + ENDPOINTS, v3.infer),
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
-            ("POST", version + "/{endpoint:audio/speech}", v3.infer),
             ("GET", version + "/audio/voices", VoiceRoutes(manager).list_voices),
             ("POST", version + "/{endpoint:audio/(?:transcriptions|translations)}", v3.infer_form),
             ("POST", version + "/load_lora_adapter", lora.load),
@@ -227,11 +220,24 @@ def build_app(
     app[METRICS] = manager.metrics
     app[BODIES] = manager.bodies
     app[ACCESS_LOG] = access_log or AccessLog()
-    for method, pattern, handler in (*first, *table):
-        app.router.add_route(method, pattern, handler)
-        if method == "GET":
-            app.router.add_route("HEAD", pattern, handler)
+    _add_routes(app, (*first, *table))
     return app
+
+
+def _add_routes(app: web.Application, table: Iterable[tuple[str, str, Handler]]) -> None:
+    """Give a path to the first pattern that it matches, whatever the method: a 405 of /models/embeddings must
+    not become a 404 of /models/{model}. Of two rows with the same method and pattern, the first wins."""
+    patterns: dict[str, dict[str, Handler]] = {}
+    for method, pattern, handler in table:
+        handlers = patterns.setdefault(pattern, {})
+        handlers.setdefault(method, handler)
+        if method == "GET":
+            handlers.setdefault("HEAD", handler)
+    for pattern, handlers in patterns.items():
+        resource = app.router.add_resource(pattern)
+        for method, handler in handlers.items():
+            resource.add_route(method, handler)
+        resource.add_route(hdrs.METH_ANY, other_method)
 
 
 def build_batches(
@@ -260,10 +266,9 @@ def build_metrics_app(manager: Manager, limits: RestLimits, access_log: AccessLo
     app[METRICS] = manager.metrics
     app[ACCESS_LOG] = access_log
     app.on_response_prepare.append(finish_headers(Cors("")))
-    app.router.add_get("/metrics", MetricsRoute(manager).get)
-    app.router.add_get("/v2/health/live", v2.live)
-    for path in ("/v2/health/ready", *(version + "/health" for version in VERSIONS)):
-        app.router.add_get(path, v2.ready)
+    ready = ("/v2/health/ready", *(version + "/health" for version in VERSIONS))
+    table = [("GET", "/metrics", MetricsRoute(manager).get), ("GET", "/v2/health/live", v2.live)]
+    _add_routes(app, (*table, *(("GET", path, v2.ready) for path in ready)))
     return app
 
 

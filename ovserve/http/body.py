@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import codecs
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from ovserve.access.keys import CREDENTIALS
-from ovserve.api.azure import with_model
-from ovserve.api.openai.body import named_once, peek_model, peek_optional_model
+from ovserve.api.openai.body import named_once, peek_model, peek_optional_model, with_model
 from ovserve.api.openai.common import with_whole_characters
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.connections import LIMITS
@@ -253,6 +253,11 @@ def headers_of(request: web.Request) -> dict[str, str]:
     return {lower: value for name, value in headers if (lower := name.lower()) not in left_out}
 
 
-def json_response(result: TokenizeResult) -> web.Response:
-    headers = report_headers(result.ignored, result.adapted)
-    return web.Response(body=result.body, content_type="application/json", headers=headers)
+def json_response(
+    body: bytes, headers: Mapping[str, str] | None = None, status: int = HTTPStatus.OK
+) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def tokens_response(result: TokenizeResult) -> web.Response:
+    return json_response(result.body, report_headers(result.ignored, result.adapted))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from random import getrandbits
@@ -169,10 +169,8 @@ async def not_found(request: web.Request) -> NotFound:
     for near in near_paths(path):
         match = await request.app.router.resolve(request.clone(rel_url=URL.build(path=near)))
         if match.http_exception is None:
-            return NotFound(f"no such path: {path}; use {near}")
-        if isinstance(match.http_exception, web.HTTPMethodNotAllowed):
-            methods = " or ".join(sorted(match.http_exception.allowed_methods - {"HEAD", "OPTIONS"}))
-            return NotFound(f"no such path: {path}; use {methods} {near}")
+            methods = " or ".join(sorted(own_methods(match) - {"HEAD"})) + " " if is_unserved(match) else ""
+            return NotFound(f"no such path: {path}; use {methods}{near}")
     return NotFound(f"no such path: {path}")
 
 
@@ -350,8 +348,6 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = PayloadTooLarge(f"the body is larger than {request.client_max_size} bytes ({exc.text})")
     except web.HTTPNotFound:
         error = await not_found(request)
-    except web.HTTPMethodNotAllowed as exc:
-        error = why_absent(request.path) or _other_method(request, exc)
     except web.HTTPException as exc:
         error = OvserveError(exc.reason)
         error.kind = "invalid_argument" if exc.status < 500 else "internal"
@@ -365,10 +361,24 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _other_method(request: web.Request, exc: web.HTTPMethodNotAllowed) -> MethodNotAllowed:
-    allowed = tuple(sorted(exc.allowed_methods))
+def is_unserved(match: web.UrlMappingMatchInfo) -> bool:
+    """Return whether no path matches, or one that does not take the method."""
+    return match.route.method == hdrs.METH_ANY
+
+
+def own_methods(match: web.UrlMappingMatchInfo) -> set[str]:
+    return {route.method for route in match.route.resource or ()} - {hdrs.METH_ANY}
+
+
+async def other_method(request: web.Request) -> web.StreamResponse:
+    """Reject a method that the path does not take."""
+    raise why_absent(request.path) or wrong_method(request, own_methods(request.match_info))
+
+
+def wrong_method(request: web.Request, allowed: Iterable[str]) -> MethodNotAllowed:
+    methods = tuple(sorted(allowed))
     return MethodNotAllowed(
-        f"{request.path} takes {', '.join(allowed)}, got {request.method}", allowed=allowed
+        f"{request.path} takes {', '.join(methods)}, got {request.method}", allowed=methods
     )
 
 

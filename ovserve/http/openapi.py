@@ -156,6 +156,14 @@ AZURE_OPERATIONS = (
         error=(AzureError, ErrorBody),
         query=_QUERY,
     ),
+    Operation(
+        "GET",
+        FOUNDRY + EMBEDDINGS[0],
+        "The model that is called embeddings.",
+        answer=Model,
+        error=AzureError,
+        statuses=(405,),
+    ),
 )
 
 

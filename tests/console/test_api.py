@@ -243,6 +243,7 @@ def test_a_body_must_be_json(open_: tuple[Server, Path]) -> None:
     api = f"{open_[0].url}/console/api"
     plain = httpx.post(f"{api}/capture", content='{"minutes": 1}', headers={"Content-Type": "text/plain"})
     assert plain.status_code == 415
+    assert httpx.get(f"{api}/render").headers["allow"] == "POST"  # not a file of the console that is absent
     for body in (
         "{",
         '{"minutes": -1}',

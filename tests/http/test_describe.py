@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.graph import Registry
 from ovserve.http.app import build_app
 from ovserve.http.connections import RestLimits
-from ovserve.http.openapi import OPERATIONS, document, paths_of, undocumented
+from ovserve.http.openapi import OPERATIONS, VERSIONS, document, paths_of, undocumented
 from ovserve.http.routes.describe import routes_of
 from ovserve.kinds.text.resource import ENDPOINTS
 from ovserve.serving.manager import Manager
@@ -97,12 +98,26 @@ async def test_capabilities_without_a_chat_template(scripted: Scripted) -> None:
         assert not able["chat/completions"]
 
 
-async def test_the_document_is_served(scripted: Scripted) -> None:
+async def test_a_path_takes_the_methods_of_the_document(
+    scripted: Scripted, tmp_path: Path, subtests: Any
+) -> None:
+    """Another path with a name in it, such as GET /models/{model}, takes no further methods of this one."""
     async with scripted("{}") as running, httpx.AsyncClient(base_url=running.url) as client:
-        answer = await client.get("/openapi.json")
-        assert answer.headers["content-type"].startswith("application/json")
-        assert answer.json()["openapi"] == "3.1.0"
-        assert "/v3/chat/completions" in answer.json()["paths"]
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        places = [
+            (p, o, b) for p, o in paths.items() for b in (VERSIONS if p.startswith("/v3/") else ["/v3"])
+        ]
+        for documented, operations, base in places:
+            path = re.sub(r"\{\w+\}", "nobody", documented.replace("/v3", base, 1))
+            own = {method.upper() for method in operations}
+            for method in {"GET", "POST", "DELETE"} - own:
+                with subtests.test(method=method, path=path):
+                    answer = await client.request(method, path)
+                    assert answer.status_code == 405
+                    assert set(answer.headers["allow"].split(", ")) == own
+        assert (await client.get("/models/embeddings")).headers["allow"] == "POST"
+        await running.manager.load("embeddings", script_graph(tmp_path / "second", "{}"))
+        assert (await client.get("/models/embeddings")).json()["id"] == "embeddings"
 
 
 async def test_models_show_the_state_of_their_graph(scripted: Scripted, tmp_path: Any) -> None:

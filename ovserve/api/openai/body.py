@@ -205,6 +205,12 @@ def unique_members(body: bytes) -> dict[str, Any]:
     return members
 
 
+def with_model(body: bytes, model: str) -> bytes:
+    """The body naming `model`, whatever it named before."""
+    unique_members(body)  # the new body shows none that occurs twice
+    return msgspec.json.encode({**decode_fields(body), "model": model})
+
+
 @contextmanager
 def named_once(body: bytes, *, large: bool = False) -> Iterator[None]:
     """Raise InvalidArgument in place of another error if the body names a field twice, `model` for instance.

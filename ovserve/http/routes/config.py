@@ -15,6 +15,7 @@ from ovserve.access import current_request
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
 from ovserve.errors import LoadError, NotFound
+from ovserve.http.body import json_response
 from ovserve.services.monitoring.scrape import CONTENT_TYPE, Scraper
 from ovserve.serving.manager import Manager
 from ovserve.serving.status import ServableStatus
@@ -64,7 +65,7 @@ class Config:
         # OVMS's document has a place for each model, and none for the configuration itself.
         fault = self._manager.fault if caller.rights.admin else ""
         headers = {FAULT: " ".join(fault.split())[:MAX_HEADER_CHARACTERS]} if fault else {}
-        return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+        return json_response(body, headers, status)
 
 
 def version_status(status: ServableStatus) -> VersionStatus:

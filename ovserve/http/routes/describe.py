@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from ovserve.access import current_request
 from ovserve.api.openai import describe
 from ovserve.api.openai.common import encode
-from ovserve.http.body import json_response, only_servable_of, read_body
+from ovserve.http.body import json_response, only_servable_of, read_body, tokens_response
 from ovserve.http.openapi import OPERATIONS, Route, document
 from ovserve.kinds.voice.api import Voice, VoiceList
 from ovserve.kinds.voice.node import SpeechResource
@@ -33,17 +33,17 @@ class TokenRoutes:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         servable = only_servable_of(self._manager, body)
-        return json_response(await tokens_of(servable).tokenize(body.data, body.head.large))
+        return tokens_response(await tokens_of(servable).tokenize(body.data, body.head.large))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         servable = only_servable_of(self._manager, body)
-        return json_response(await tokens_of(servable).detokenize(body.data, body.head.large))
+        return tokens_response(await tokens_of(servable).detokenize(body.data, body.head.large))
 
     async def info(self, request: web.Request) -> web.Response:
         """GET; `?model=` names one of several."""
         servable = self._manager.only(request.query.get("model"))
-        return json_response(tokens_of(servable).info())
+        return tokens_response(tokens_of(servable).info())
 
 
 def _chosen(manager: Manager, request: web.Request) -> list[Servable]:
@@ -62,7 +62,7 @@ class VoiceRoutes:
         """List the voices of all graphs, or of the one that `?model=` names."""
         servables = _chosen(self._manager, request)
         voices = [voice for servable in servables for voice in _voices(servable)]
-        return web.Response(body=encode(VoiceList(voices)), content_type="application/json")
+        return json_response(encode(VoiceList(voices)))
 
 
 def _voices(servable: Servable) -> list[Voice]:
@@ -84,7 +84,7 @@ class Describe:
     async def openapi(self, request: web.Request) -> web.Response:
         if not self._document:
             self._document = encode(document(routes_of(request.app)))
-        return web.Response(body=self._document, content_type="application/json")
+        return json_response(self._document)
 
     async def capabilities(self, request: web.Request) -> web.Response:
         """Describe every model, or the one that `?model=` names."""
@@ -93,8 +93,7 @@ class Describe:
         for servable in servables:
             described.append(_capabilities(servable))
             await asyncio.sleep(0)  # there may be hundreds
-        body = describe.body(described)
-        return web.Response(body=body, content_type="application/json")
+        return json_response(describe.body(described))
 
 
 def _capabilities(servable: Servable) -> describe.ModelCapabilities:
@@ -124,11 +123,11 @@ def _capabilities(servable: Servable) -> describe.ModelCapabilities:
 
 
 def routes_of(app: web.Application) -> list[Route]:
-    """Method and path of every route, those of HEAD left out: they are GET's."""
+    """Method and path of every route, but not of HEAD, which are GET's, nor of what answers 405."""
     routes: list[Route] = []
     for route in app.router.routes():
         info = route.resource.get_info() if route.resource is not None else {}
         pattern = info.get("pattern") or re.compile(re.escape(info.get("path", "")))
-        if route.method != "HEAD":
+        if route.method not in (hdrs.METH_HEAD, hdrs.METH_ANY):
             routes.append((route.method, pattern))
     return routes

@@ -49,7 +49,7 @@ from ovserve.errors import (
     UnsupportedParameter,
     public,
 )
-from ovserve.http.body import BODIES, Body, headers_of, payload_of, read_body, read_small_body
+from ovserve.http.body import BODIES, Body, headers_of, json_response, payload_of, read_body, read_small_body
 from ovserve.http.errors import OLLAMA_STYLE
 from ovserve.http.sse import send_answer
 from ovserve.kinds.payload import HttpPayload, ignored_header
@@ -193,11 +193,7 @@ class Ollama:
                     param="keep_alive",
                 )
             ignored = await request.app[BODIES].run(body.head.large, _checked, body.data, endpoint)
-            return web.Response(
-                body=loaded(body.model, chats=endpoint == "api/chat"),
-                content_type="application/json",
-                headers=ignored_header(ignored),
-            )
+            return json_response(loaded(body.model, chats=endpoint == "api/chat"), ignored_header(ignored))
         body = body._replace(head=body.head._replace(stream=glance.stream is not False))
         async with servable.start(payload_of(request, endpoint, body)) as answer:
             return await send_answer(request, answer)
@@ -220,7 +216,7 @@ class Ollama:
         )
         if not embed_body:
             empty = embeddings_answer(NO_EMBEDDINGS, model, 0, older=older)
-            return web.Response(body=empty, content_type="application/json", headers=ignored_header(ignored))
+            return json_response(empty, ignored_header(ignored))
         head = await bodies.admit(embed_body)
         payload = HttpPayload(EMBEDDINGS, embed_body, headers_of(request), head)
         async with servable.start(payload) as answer:
@@ -229,24 +225,20 @@ class Ollama:
         converted = await bodies.run(
             len(first.body) > LARGE_ANSWER, _embeddings_answer, first.body, model, duration, older
         )
-        return web.Response(
-            body=converted,
-            content_type="application/json",
-            headers={**first.headers, **ignored_header(ignored)},
-        )
+        return json_response(converted, {**first.headers, **ignored_header(ignored)})
 
     async def tags(self, request: web.Request) -> web.Response:
-        return _json(tags(await self._described()))
+        return json_response(tags(await self._described()))
 
     async def ps(self, request: web.Request) -> web.Response:
-        return _json(processes(await self._described(loaded=True)))
+        return json_response(processes(await self._described(loaded=True)))
 
     async def show(self, request: web.Request) -> web.Response:
         servable = self._servable(requested_model(await read_small_body(request)))
-        return _json(show_body(await describe(servable)))
+        return json_response(show_body(await describe(servable)))
 
     async def version(self, request: web.Request) -> web.Response:
-        return _json(encode(Version(API_VERSION, __version__)))
+        return json_response(encode(Version(API_VERSION, __version__)))
 
     async def _described(self, *, loaded: bool = False) -> list[Described]:
         """Describe what answers; with `loaded`, without what the next request loads."""
@@ -290,7 +282,3 @@ def _embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str
 
 def _embeddings_answer(body: bytes, model: str, nanoseconds: int, older: bool) -> bytes:
     return embeddings_answer(body, model, nanoseconds, older=older)
-
-
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")

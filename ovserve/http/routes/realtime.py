@@ -19,7 +19,7 @@ from ovserve.access import Guard, current_request, presented_key
 from ovserve.access.caller import check_site
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, for_log, public
-from ovserve.http.body import headers_of, read_small_body
+from ovserve.http.body import headers_of, json_response, read_small_body
 from ovserve.http.middleware import Cors
 from ovserve.http.sse import ANSWERED
 from ovserve.kinds.payload import HttpPayload
@@ -139,8 +139,7 @@ class RealtimeRoutes:
         seconds = (options.expires_after or ExpiresAfter()).seconds
         bound = {**session, "model": servable.name} if described["type"] == "realtime" else session
         value, expires = self._guard.make_secret(current_request().caller, seconds, bound)
-        answer = msgspec.json.encode(Secret(value, expires, described))
-        return web.Response(body=answer, content_type="application/json")
+        return json_response(msgspec.json.encode(Secret(value, expires, described)))
 
     def _servable(self, name: str | None) -> Servable:
         """Raises InvalidArgument without a name, unless one realtime graph is served; ModelNotFound."""

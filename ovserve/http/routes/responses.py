@@ -16,7 +16,7 @@ from ovserve.api.openai.batches import BatchRequest, FileDeleted, FileUpload
 from ovserve.api.openai.body import decode_body, decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument, NotFound, OvserveError, PayloadTooLarge, public
-from ovserve.http.body import headers_of, json_response, read_body, read_small_body
+from ovserve.http.body import headers_of, json_response, read_body, read_small_body, tokens_response
 from ovserve.http.errors import openai_body
 from ovserve.http.form import TEXT_BYTES, read_form
 from ovserve.http.middleware import REQUEST_ID
@@ -50,7 +50,7 @@ class ResponsesRoutes:
 
     async def count(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        return json_response(await self._service.count(owner_of(request), body.data, body.head))
+        return tokens_response(await self._service.count(owner_of(request), body.data, body.head))
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         owner, id_ = owner_of(request), request.match_info["id"]
@@ -61,13 +61,13 @@ class ResponsesRoutes:
                 return await _send(stream, ResponseReply(events=events))
         if after is not None:
             raise InvalidArgument(f"starting_after: {after} needs stream=true", param="starting_after")
-        return _json(await self._service.get(owner, id_))
+        return json_response(await self._service.get(owner, id_))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        return _json(await self._service.delete(owner_of(request), request.match_info["id"]))
+        return json_response(await self._service.delete(owner_of(request), request.match_info["id"]))
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        return _json(await self._service.cancel(owner_of(request), request.match_info["id"]))
+        return json_response(await self._service.cancel(owner_of(request), request.match_info["id"]))
 
     async def input_items(self, request: web.Request) -> web.StreamResponse:
         limit = number_of(request, "limit")
@@ -78,7 +78,7 @@ class ResponsesRoutes:
             order=request.query.get("order", "desc"),
             after=request.query.get("after"),
         )
-        return _json(page)
+        return json_response(page)
 
 
 def owner_of(request: web.Request) -> str:
@@ -100,10 +100,6 @@ def number_of(request: web.Request, name: str) -> int | None:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise InvalidArgument(f"{name}: expected a whole number, got {text!r}", param=name)
     return int(text)
-
-
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
 
 
 def _ids() -> dict[str, str]:
@@ -236,5 +232,4 @@ def _nested(data: bytes) -> bytes:
 
 
 def _encoded(value: msgspec.Struct, ignored: tuple[str, ...] = ()) -> web.Response:
-    headers = report_headers(ignored, ())
-    return web.Response(body=encode(value), content_type="application/json", headers=headers)
+    return json_response(encode(value), report_headers(ignored, ()))

@@ -13,7 +13,7 @@ from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
 from ovserve.api.tensorflow import InputType, Predict, PredictBody, decode_predict, encode_predict
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.http.body import BODIES, read_body
+from ovserve.http.body import BODIES, json_response, read_body
 from ovserve.http.routes.config import ModelStatus, version_status
 from ovserve.kinds.payload import ignored_header
 from ovserve.services.inference.administration import Administration, Description, End
@@ -50,9 +50,7 @@ class TensorFlow:
         response = await self._inference.infer(InferRequest(name, predict.tensors, version), TENSORFLOW)
         large = sum(len(tensor.data) for tensor in response.outputs.values()) > LOOP_NODES
         encoded = await bodies.run(large, encode_predict, response.outputs, predict.rows)
-        return web.Response(
-            body=encoded, content_type="application/json", headers=ignored_header(predict.ignored)
-        )
+        return json_response(encoded, ignored_header(predict.ignored))
 
     async def status(self, request: web.Request) -> web.Response:
         """Answer with the status of one version. The path without a version is OpenAI's."""
@@ -98,7 +96,7 @@ def _ends(ends: tuple[End, ...]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> web.Response:
-    return web.Response(body=encode(value), content_type="application/json")
+    return json_response(encode(value))
 
 
 MODEL = "/v1/models/{model:.+?}"

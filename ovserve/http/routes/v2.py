@@ -24,7 +24,7 @@ from ovserve.api.openai.body import LOOP_NODES, decode_body, decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
 from ovserve.errors import InvalidArgument, NotFound, Unavailable
-from ovserve.http.body import BODIES, read_bytes, read_small_body, without_mark
+from ovserve.http.body import BODIES, json_response, read_bytes, read_small_body, without_mark
 from ovserve.kinds.payload import ignored_header
 from ovserve.services.inference.administration import (
     BACKEND,
@@ -102,7 +102,7 @@ def _parameter(name: str, raw: msgspec.Raw) -> Parameter:
 
 
 def _json(value: Any) -> web.Response:
-    return web.Response(body=encode(value), content_type="application/json")
+    return json_response(encode(value))
 
 
 TEXTS = BYTES.encode()  # the datatype in the JSON
@@ -193,7 +193,7 @@ class V2Models:
             answer, json_length = encode_infer(response, decoded.requested)
         headers = ignored_header(decoded.ignored)
         if json_length is None:
-            return web.Response(body=answer, content_type="application/json", headers=headers)
+            return json_response(answer, headers)
         headers[HEADER_LENGTH] = str(json_length)
         return web.Response(body=answer, content_type="application/octet-stream", headers=headers)
 
@@ -231,12 +231,12 @@ class V2:
         self._manager = manager
 
     async def live(self, request: web.Request) -> web.Response:
-        return web.Response(body=encode(Live()), content_type="application/json")
+        return json_response(encode(Live()))
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 once the first load is done and something can answer; 503 says why not."""
         if self._manager.ready:
-            return web.Response(body=encode(Ready()), content_type="application/json")
+            return json_response(encode(Ready()))
         may = current_request().caller.may_use
         visible = [s for s in self._manager.statuses() if may(s.name)]
         states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in visible)

@@ -30,10 +30,11 @@ from ovserve.http.body import (
     read_body,
     read_bytes,
     servable_of,
+    tokens_response,
 )
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE, AZURE_STYLE
 from ovserve.http.form import FORM, read_form
-from ovserve.http.middleware import Handler
+from ovserve.http.middleware import Handler, is_unserved, wrong_method
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse import send_answer
 from ovserve.kinds.text.resource import ENDPOINTS
@@ -113,10 +114,8 @@ class Azure:
 
     async def info(self, request: web.Request) -> web.Response:
         servable = self._servable(request, Body(b"{}", Head()))
-        return web.Response(
-            body=info_body(servable.name, chat=servable.chats, embeds="embeddings" in servable.endpoints),
-            content_type="application/json",
-        )
+        embeds = "embeddings" in servable.endpoints
+        return json_response(info_body(servable.name, chat=servable.chats, embeds=embeds))
 
     def info_or(self, other: Handler) -> Handler:
         """`other` answers what is not Azure's."""
@@ -177,7 +176,7 @@ class V3:
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.match_info.http_exception is not None:
+            if is_unserved(request.match_info):
                 for version in versions:
                     endpoint = request.path.removeprefix(f"{version}/")
                     if endpoint == request.path:
@@ -220,21 +219,24 @@ class V3:
     async def list_models(self, request: web.Request) -> web.Response:
         listed = self._models()
         if request[API_STYLE] is ANTHROPIC_STYLE:
-            return _json(model_page(listed, request.query))
-        return _json(model_list(listed))
+            return json_response(model_page(listed, request.query))
+        return json_response(model_list(listed))
 
     async def get_model(self, request: web.Request) -> web.Response:
-        name = request.match_info.get("model", "info")  # the one name that has a route of its own
+        path = request.match_info
+        name = path.get("model") or path.get("endpoint", "info")  # two names have routes of their own
         cards = {card.id: card for card in self._models()}
         names = {status.name for status in self._manager.statuses()}
         if (target := self._manager.aliases.target(name, lambda: names)) not in cards:
+            if "endpoint" in path:
+                raise wrong_method(request, {"POST"})
             raise ModelNotFound(f"model {name!r} is not served", param="model")
         card = replace(cards[target], id=name)
         if versions := [s for s in self._manager.statuses(name) if s.plain]:
             states = [msgspec.to_builtins(version_status(s)) for s in versions]
             card = replace(card, model_version_status=states)
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
-        return _json(model_info(card) if anthropic else model(card))
+        return json_response(model_info(card) if anthropic else model(card))
 
     def _models(self) -> list[Model]:
         """List models that can answer first, because some clients take the first one."""
@@ -262,10 +264,6 @@ class V3:
         return sorted(cards, key=lambda model: model.state != "AVAILABLE")
 
 
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
 def _model(status: ServableStatus, max_length: int | None) -> Model:
     state = "FAILED" if status.failed else "AVAILABLE" if status.state is AVAILABLE else "LOADING"
     return Model(
@@ -291,4 +289,4 @@ class Anthropic:
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         servable = servable_of(self._manager, body)
-        return json_response(await tokens_of(servable).count(body.data, body.head.large))
+        return tokens_response(await tokens_of(servable).count(body.data, body.head.large))

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from ovserve.api.openai.body import decode_fields, named_once, peek_optional_model
+from ovserve.api.openai.body import named_once, peek_optional_model, with_model
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.items import ADDITIONAL_TOOLS
 from ovserve.api.openai.responses.objects import ResponseEvents
@@ -148,16 +148,12 @@ async def count_tokens(
     """Count the tokens of the prompt of such a response; `model` may be left out."""
     model = head.model if head.large or head.model is not None else peek_optional_model(body)
     name = manager.only(model).name
-    completed = await manager.bodies.run(head.large, _with_model, body, name)
+    completed = await manager.bodies.run(head.large, with_model, body, name)
     request = await prepare(owner, completed, store, manager.bodies, head)
     servable = manager.get(request.model)
     session = await session_of(servable, request, runs=False)
     payload = request.payload({}, mcp=None if session is None else session.offers)
     return await tokens_of(servable).count_response(payload)
-
-
-def _with_model(body: bytes, model: str) -> bytes:
-    return encode({**decode_fields(body), "model": model})
 
 
 def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after: str | None) -> bytes:
