@@ -22,7 +22,6 @@ import msgspec
 from ovserve import __version__
 from ovserve.api import anthropic, ollama
 from ovserve.api.azure import (
-    CHAT,
     DEPLOYMENTS,
     EMBEDDINGS,
     FOUNDRY,
@@ -86,15 +85,32 @@ TOKEN_OPERATIONS = (
 _QUERY = {VERSION: "any value makes it a request of Azure's"}
 _ANY_VERSION = {VERSION: "any value, or none"}
 
-_CHAT = dataclasses.replace(
-    OPERATION,
-    path=CHAT,
-    summary="Azure AI Model Inference's chat if the request is Azure's, else as /v3/chat/completions.",
-    error=(AzureError, ErrorBody),
-    statuses=(UNPROCESSABLE_STATUS,),
-    query=_QUERY,
-    optional=("model",),
-)
+
+def _at_root(operation: Operation, what: str, same_as: str = "") -> Operation:
+    return dataclasses.replace(
+        operation,
+        path=f"/{operation.name}",
+        summary=f"Azure AI Model Inference's {what} if the request is Azure's, else as /v3/{operation.name}.",
+        error=(AzureError, ErrorBody),
+        query=_QUERY,
+        optional=("model",),
+        same_as=same_as,
+    )
+
+
+_CHAT = _at_root(OPERATION, "chat")
+_EMBEDDINGS = _at_root(embeddings.OPERATION, "embeddings", same_as="embeddings")
+
+
+def _foundry(operation: Operation) -> Operation:
+    return dataclasses.replace(
+        operation,
+        path=FOUNDRY + operation.path,
+        summary=f"As {operation.path} of Azure's, for base addresses that end in {FOUNDRY}.",
+        error=AzureError,
+        query=_ANY_VERSION,
+        same_as=operation.name,
+    )
 
 
 def _deployed(operation: Operation) -> Operation:
@@ -110,33 +126,9 @@ def _deployed(operation: Operation) -> Operation:
 
 AZURE_OPERATIONS = (
     _CHAT,
-    dataclasses.replace(
-        _CHAT,
-        path=FOUNDRY + CHAT,
-        summary=f"As {CHAT} of Azure's, for base addresses that end in {FOUNDRY}.",
-        error=AzureError,
-        query=_ANY_VERSION,
-        same_as=CHAT,
-    ),
-    dataclasses.replace(
-        embeddings.OPERATION,
-        path=EMBEDDINGS[0],
-        summary="Azure AI Model Inference's embeddings if the request is Azure's, else as /v3/embeddings.",
-        error=(AzureError, ErrorBody),
-        statuses=(UNPROCESSABLE_STATUS,),
-        query=_QUERY,
-        optional=("model",),
-        same_as="embeddings",
-    ),
-    dataclasses.replace(
-        embeddings.OPERATION,
-        path=FOUNDRY + EMBEDDINGS[0],
-        summary=f"As {EMBEDDINGS[0]} of Azure's, for base addresses that end in {FOUNDRY}.",
-        error=AzureError,
-        query=_ANY_VERSION,
-        optional=("model",),
-        same_as="embeddings",
-    ),
+    _foundry(_CHAT),
+    _EMBEDDINGS,
+    _foundry(_EMBEDDINGS),
     _deployed(OPERATION),
     _deployed(embeddings.OPERATION),
     _deployed(completions.OPERATION),
@@ -422,7 +414,9 @@ def _identifier(name: str) -> str:
 def _statuses(operation: Operation, style: ApiStyle) -> dict[int, str]:
     """Return the errors an operation may give: 405 belongs to other methods, 413 and 415 to bodies."""
     never = {405} if operation.request is not None else {405, 413, 415}
-    statuses: dict[int, str] = dict.fromkeys(operation.statuses, "rejected")
+    azure = AzureError in (operation.error if isinstance(operation.error, tuple) else [operation.error])
+    of_values = (UNPROCESSABLE_STATUS,) if azure else ()
+    statuses: dict[int, str] = dict.fromkeys((*of_values, *operation.statuses), "rejected")
     for kind, row in style.rows.items():
         if row.status not in never:
             statuses[row.status] = f"{statuses[row.status]}, {kind}" if row.status in statuses else kind

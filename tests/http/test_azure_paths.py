@@ -116,6 +116,12 @@ def test_embeddings_are_a_404_that_azure_s_client_reads(server: Server, base: st
         assert caught.value.response.headers["x-ms-error-code"] == "not_found"
 
 
+def test_a_wrong_field_of_embeddings_is_shown(server: Server) -> None:
+    wrong = httpx.post(f"{server.url}/models/embeddings", json={"model": {}, "input": ["a"]})
+    assert wrong.status_code == 422
+    assert wrong.json()["detail"] == {"loc": ["body", "model"], "value": "{}"}
+
+
 def test_embeddings_of_others_are_in_openai_s_shape(server: Server) -> None:
     for path in ("/v3/embeddings", "/v1/embeddings", "/embeddings", "/openai/v1/embeddings"):
         answer = httpx.post(server.url + path, json={"model": "smollm2", "input": "a"})

@@ -98,6 +98,13 @@ async def test_capabilities_without_a_chat_template(scripted: Scripted) -> None:
         assert not able["chat/completions"]
 
 
+def test_azure_s_errors_have_their_status() -> None:
+    for path, item in document(ROUTES)["paths"].items():
+        for operation in item.values():
+            if "AzureError" in json.dumps(operation):
+                assert "422" in operation["responses"], path
+
+
 async def test_a_path_takes_the_methods_of_the_document(
     scripted: Scripted, tmp_path: Path, subtests: Any
 ) -> None:

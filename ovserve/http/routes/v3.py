@@ -7,7 +7,8 @@ Anthropic's client lists models on the same path and is known by its header. Err
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
@@ -38,7 +39,7 @@ from ovserve.http.middleware import Handler, is_unserved, wrong_method
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse import send_answer
 from ovserve.kinds.text.resource import ENDPOINTS
-from ovserve.sandbox.bodies import Head
+from ovserve.sandbox.bodies import Bodies, Head
 from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
@@ -76,6 +77,17 @@ def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
     return encode(supported | {"model": msgspec.Raw(encode(model))})
 
 
+@asynccontextmanager
+async def _shown_values(body: Body, bodies: Bodies) -> AsyncIterator[None]:
+    """Add to an error the value of the field that it names."""
+    try:
+        yield
+    except InvalidArgument as exc:
+        if exc.param is not None and exc.details is None:
+            exc.details = {VALUE: await bodies.run(body.head.large, shown_value, body.data, exc.param)}
+        raise
+
+
 class Azure:
     """`openai` answers what is not Azure's."""
 
@@ -86,31 +98,23 @@ class Azure:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         if request[API_STYLE] is not AZURE_STYLE:
             return await self._openai(request)
-        body, bodies = await read_body(request), request.app[BODIES]
-        large = body.head.large
-        try:
+        body = await read_body(request)
+        async with _shown_values(body, request.app[BODIES]):
             servable = self._servable(request, body)
-            with servable.lease():
-                named_body = await body.naming(servable.name, bodies)
-                payload = payload_of(request, endpoint_for(request.headers), named_body)
-                async with servable.start(payload) as answer:
-                    return await send_answer(request, answer)
-        except InvalidArgument as exc:
-            if exc.param is not None and exc.details is None:
-                exc.details = {VALUE: await bodies.run(large, shown_value, body.data, exc.param)}
-            raise
+            return await _answer(request, servable, endpoint_for(request.headers), body)
 
     async def embed(self, request: web.Request) -> web.StreamResponse:
         if not is_azure(request.path, request.query, request.headers):
             return await self._openai(request)
         body, bodies = await read_body(request), request.app[BODIES]
-        servable = self._servable(request, body)
-        mode = mode_of(request.headers)
-        with servable.lease():
-            data = await bodies.run(body.head.large, embeddings_for, body.data, servable.name, mode)
-            named_body = Body(data, body.head._replace(model=servable.name))
-            async with servable.start(payload_of(request, "embeddings", named_body)) as answer:
-                return await send_answer(request, answer)
+        async with _shown_values(body, bodies):
+            servable = self._servable(request, body)
+            mode = mode_of(request.headers)
+            with servable.lease():
+                data = await bodies.run(body.head.large, embeddings_for, body.data, servable.name, mode)
+                named_body = Body(data, body.head._replace(model=servable.name))
+                async with servable.start(payload_of(request, "embeddings", named_body)) as answer:
+                    return await send_answer(request, answer)
 
     async def info(self, request: web.Request) -> web.Response:
         servable = self._servable(request, Body(b"{}", Head()))
@@ -127,13 +131,9 @@ class Azure:
 
     async def deployed(self, request: web.Request) -> web.StreamResponse:
         """The path names the graph; `model` has no effect, as at Azure."""
-        body, bodies = await read_body(request), request.app[BODIES]
+        body = await read_body(request)
         servable = self._manager.get(request.match_info["deployment"])
-        with servable.lease():
-            named_body = await body.naming(servable.name, bodies)
-            payload = payload_of(request, request.match_info["endpoint"], named_body)
-            async with servable.start(payload) as answer:
-                return await send_answer(request, answer)
+        return await _answer(request, servable, request.match_info["endpoint"], body)
 
     def _servable(self, request: web.Request, body: Body) -> Servable:
         deployment = request.headers.get(DEPLOYMENT)
@@ -141,6 +141,13 @@ class Azure:
             return self._manager.get(deployment)
         model = body.optional_model  # a string, also where it is ignored
         return self._manager.only(None if self._manager.single else model)
+
+
+async def _answer(request: web.Request, servable: Servable, endpoint: str, body: Body) -> web.StreamResponse:
+    with servable.lease():
+        named_body = await body.naming(servable.name, request.app[BODIES])
+        async with servable.start(payload_of(request, endpoint, named_body)) as answer:
+            return await send_answer(request, answer)
 
 
 WITH_FILES = ("images/edits",)  # endpoints whose body may be a form
