@@ -303,7 +303,8 @@ clean: ## remove the environment, not the models
 
 .venv-ray/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-ray
-	@.venv-ray/bin/python -m pip install --disable-pip-version-check --quiet -e '.[fast,ray]' $$($(PYTHON) -m scripts.group ray-tests)
+	@.venv-ray/bin/python -m pip install --disable-pip-version-check --quiet -e '.[fast,paged,ray]' $$($(PYTHON) -m scripts.group ray-tests)
+	@.venv-ray/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $$($(PYTHON) -m scripts.group xgrammar)
 	@touch $@
 
 # Apart from .venv: it needs an older protobuf than the one we run with.
