@@ -88,6 +88,17 @@ def test_faults_of_an_encoder_are_found_before_its_weights_load(
     assert code == (0 if says == "0 errors" else 1)
 
 
+def test_a_missing_model_has_the_command_that_fetches_one_for_its_task(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for kind in ("Embeddings", "Rerank", "Classification"):
+        with subtests.test(kind):
+            (tmp_path / "graph.pbtxt").write_text(graph("m", kind=kind))
+            code, out, _ = run("check", tmp_path)
+            hint = f"`ovserve pull SOURCE --task {kind.lower()}` may fetch it"
+            assert (code, hint in out) == (1, True), out
+
+
 def test_every_fault_is_told_and_counts(tmp_path: Path) -> None:
     script_graph(tmp_path / "good", "{}")
     bad = script_graph(tmp_path / "bad", "{}") / "graph.pbtxt"

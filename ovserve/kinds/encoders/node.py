@@ -72,7 +72,7 @@ class EmbeddingsResource(EncoderResource):
 
 def _parse_embeddings(node: Node) -> EncoderOptions:
     options = node.required_options(EmbeddingsCalculatorOVOptions)
-    place = encoder_place(node, options)
+    place = encoder_place(node, options, "embeddings")
     length = input_length(node, options, place)
     pooling = ""
     if options.HasField("pooling"):
@@ -177,7 +177,7 @@ class RerankResource(EncoderResource):
 
 def _parse_rerank(node: Node) -> EncoderOptions:
     options = node.required_options(RerankCalculatorOVOptions)
-    place = encoder_place(node, options)
+    place = encoder_place(node, options, "rerank")
     positions = options.max_position_embeddings if options.HasField("max_position_embeddings") else None
     if positions is not None and positions <= MIN_POSITIONS:
         raise node.error(
@@ -241,7 +241,7 @@ class ClassificationResource(EncoderResource):
 
 def _parse_classification(node: Node) -> EncoderOptions:
     options = node.required_options(ClassificationCalculatorOVOptions)
-    place = encoder_place(node, options)
+    place = encoder_place(node, options, "classification")
     spec = ClassificationSpec(
         place.path,
         place.device,

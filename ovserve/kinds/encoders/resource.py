@@ -67,10 +67,10 @@ class EncoderPlace(NamedTuple):
     files: EncoderFiles
 
 
-def encoder_place(node: Node, options: EncoderMessage) -> EncoderPlace:
-    """Raises LoadError naming the field."""
+def encoder_place(node: Node, options: EncoderMessage, task: str) -> EncoderPlace:
+    """Raises LoadError naming the field. `task`: see `model_path`."""
     properties = without_lookup(node, options.plugin_config)
-    path, files = model_path(node, options.models_path, read_encoder_files, task="embeddings")
+    path, files = model_path(node, options.models_path, read_encoder_files, task=task)
     device = options.target_device or "CPU"
     return EncoderPlace(str(path), device, json.dumps(properties, sort_keys=True), files)
 
