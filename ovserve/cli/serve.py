@@ -70,26 +70,31 @@ def edits_config(arguments: argparse.Namespace) -> bool:
     return any(getattr(arguments, name) for name in CONFIG_FLAGS)
 
 
-def edit_config(arguments: argparse.Namespace, repository: Path, config: str, name: str, path: str) -> None:
+def edit_config(arguments: argparse.Namespace, settings: Settings) -> None:
     """Do what the flag asks. Raises InvalidArgument, or LoadError for a file that cannot be used."""
+    repository, name, path = Path(settings.model_repository_path), settings.model_name, settings.model_path
+    options = graph_options(arguments) | plain_options(arguments)
     flags = [f"--{flag}" for flag in CONFIG_FLAGS if getattr(arguments, flag)]
     if len(flags) > 1:
         raise InvalidArgument(f"{' and '.join(flags)}: give only one of them")
     if arguments.source:
         raise InvalidArgument(f"{flags[0]}: has no SOURCE, got {arguments.source!r}; name --config_path")
+    names = [flag for flag in ("model_path", "model_name") if hasattr(arguments, flag)] + [*options]
+    takes = names if arguments.add_to_config else ["model_name"] if arguments.remove_from_config else []
+    if wrong := ["task"] if arguments.task else [flag for flag in names if flag not in takes]:
+        raise InvalidArgument(f"--{wrong[0]}: has no effect with {flags[0]}")
     if arguments.list_models:
         _list(repository)
         return
     if not name:
         raise InvalidArgument(f"{flags[0]}: needs --model_name")
-    file = Path(config) if config else repository / "config.json"
+    file = Path(settings.config_path or repository / "config.json")
     if file.suffix != ".json":
         raise InvalidArgument(f"{flags[0]}: only a .json file can be edited, got {file}")
     if arguments.add_to_config:
         beside = file.parent / path  # where OVMS looks
         there = repository / name if not path else beside if beside.exists() else Path(path)
-        group = {"group_name": arguments.group_name} if arguments.group_name else {}
-        _add(file, name, there, graph_options(arguments) | plain_options(arguments), group)
+        _add(file, name, there, options, arguments.group_name)
     else:
         _remove(file, name)
 
@@ -103,9 +108,7 @@ def _list(repository: Path) -> None:
         print(name)  # noqa: T201
 
 
-def _add(
-    file: Path, name: str, directory: Path, options: Mapping[str, Any], group: Mapping[str, str]
-) -> None:
+def _add(file: Path, name: str, directory: Path, options: Mapping[str, Any], group: str) -> None:
     if fault := cloud_fault(directory):
         raise InvalidArgument(f"--model_path: {fault}")
     plain = directory.exists() and looks_plain(directory)
@@ -120,7 +123,8 @@ def _add(
     base = os.path.abspath(directory)
     root = os.path.abspath(file.parent)
     inside = os.path.relpath(base, root) if Path(base).is_relative_to(root) else base
-    entry: dict[str, Any] = {"name": name, "base_path": inside, **group, **entry_of(options)}
+    entry: dict[str, Any] = {"name": name, "base_path": inside, **entry_of(options)}
+    entry |= {"group_name": group} if group else {}
     config.setdefault(LISTS[0], []).append({"config": entry})
     _write(file, config)
     print(f"{file}: {name} is added")  # noqa: T201
@@ -217,12 +221,10 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"ovserve serve: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
     if edits_config(arguments):
-        repository = Path(settings.model_repository_path)
-        edit_config(arguments, repository, settings.config_path, settings.model_name, settings.model_path)
+        edit_config(arguments, settings)
         return 0
-    task = arguments.task or ""
     options = graph_options(arguments) | plain_options(arguments)
-    served = resolve(settings, options, Shown(sys.stderr), task)
+    served = resolve(settings, options, Shown(sys.stderr), arguments.task or "")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return _run_to_end(runner, _serve(settings, served, notices, getattr(arguments, "child", None)))
 

@@ -319,6 +319,30 @@ def test_a_configuration_is_edited(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.split() == ["a", "b", "owner/linked", "plain"]
 
 
+def test_a_flag_without_effect_on_an_edit_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    repository = ["--model_repository_path", str(tmp_path)]
+    script_graph(tmp_path / "a", SCRIPT)
+    assert ovserve("--add_to_config", "--model_name", "a", *repository) == 0
+    before = (tmp_path / "config.json").read_text()
+    for edit, wrong in (
+        ("--add_to_config --model_name b", "--task embeddings"),
+        ("--remove_from_config --model_name a", "--task embeddings"),
+        ("--remove_from_config --model_name a", "--model_path a"),
+        ("--remove_from_config --model_name a", "--shape auto"),
+        ("--remove_from_config --model_name a", "--cache_size 1"),
+        ("--list_models", "--task embeddings"),
+        ("--list_models", "--model_name a"),
+        ("--list_models", "--nireq 1"),
+    ):
+        with subtests.test(edit, wrong=wrong):
+            assert ovserve(*edit.split(), *wrong.split(), *repository) != 0
+            expected = f"{wrong.split()[0]}: has no effect with {edit.split()[0]}"
+            assert expected in capsys.readouterr().err
+            assert (tmp_path / "config.json").read_text() == before
+
+
 def test_a_plain_model_is_added_with_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/1/model.onnx").touch()
