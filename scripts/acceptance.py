@@ -141,7 +141,8 @@ def read(site: Site, folder: Path, configuration: str) -> dict[str, tuple[str, s
     for name, status in states.json().items():
         version = status["model_version_status"][-1]
         found[name] = version["state"], version["status"]["error_message"]
-    return {name: one for name, one in found.items() if one != ("END", "OK")}  # of the last configuration
+    gone = (("UNLOADING", "OK"), ("END", "OK"))  # of the last configuration
+    return {name: one for name, one in found.items() if one not in gone}
 
 
 def judge(
