@@ -93,7 +93,7 @@ def test_a_directory_with_one_model(plain_models: Path) -> None:
         assert server.stop() == 0
 
 
-def pixels(*channels: int) -> list[int]:
+def pixels(*channels: float) -> list[float]:
     """4 x 5 pixels of one colour, in NHWC."""
     return [*channels] * 20
 
@@ -107,6 +107,7 @@ PREPROCESSED = [
     ({"mean": 10, "scale": 2}, planes(45, 95, -5)),
     ({"mean": [100, 200, 0], "scale": [1, 2, 4]}, planes(0, 0, 0)),
     ({"mean": {"input": [100, 200, 0]}}, planes(0, 0, 0)),
+    ({"mean": "( 100, 200.0 ,0)"}, planes(0, 0, 0)),
     ({"scale": [10, 100, 1]}, planes(10, 2, 0)),
     ({"color_format": "RGB:BGR"}, planes(0, 200, 100)),
     ({"color_format": "RGB:BGR", "mean": [0, 200, 100]}, planes(0, 0, 0)),
@@ -144,6 +145,15 @@ def test_inputs_are_preprocessed_as_the_command_line_says(plain_models: Path) ->
         assert server.stop() == 0
 
 
+def test_the_second_precision_is_what_inputs_are_converted_to(plain_models: Path) -> None:
+    server = served(plain_models, IMAGE, "--layout", "NHWC:NCHW", "--precision", "fp32:Uint8", "--scale", "2")
+    try:
+        found = infer(server.url, "m", "input", [1, 4, 5, 3], "FP32", pixels(100.75, 7.5, 3.25))
+        assert found == planes(50, 3.5, 1.5)
+    finally:
+        assert server.stop() == 0
+
+
 def failure(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["--rest_port", "0", "--response_store", "off", *flags])
@@ -161,7 +171,10 @@ def failure(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (["--mean", "[1,x]"], "--mean: expected a number, a list"),
         (["--mean", "NaN"], "--mean: expected a number, a list"),
         (["--scale", "[1,0]"], "and not 0; got [1, 0]"),
+        (["--mean", "(1,2]"], "--mean: expected a number, a list"),
         (["--precision", "FP12"], "--precision: expected one of FP16"),
+        (["--precision", "FP32:"], "or two as FP32:FP16, got 'FP32:'"),
+        (["--precision", "FP32:FP16:U8"], "or two as FP32:FP16, got 'FP32:FP16:U8'"),
         (["--color_format", "NV12"], "--color_format: expected BGR or RGB"),
         (["--model_version_policy", "newest"], "--model_version_policy: expected exactly one of"),
         (["--plugin_config", "[]"], "plugin_config: expected a JSON object, got []"),

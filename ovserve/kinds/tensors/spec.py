@@ -95,8 +95,8 @@ class TensorSpec(Spec, frozen=True):
 
     `shapes` and `layouts` are pairs of a tensor's name and its text in OVMS's form. An empty name is the only
     input's. So are `means` and `scales`, whose texts are a number or a list for the channels in JSON, and
-    `precisions`, with OpenVINO's names of types. `batch_size` is "" for the model's own, "auto", a number, -1
-    or a range as in 1:8.
+    `precisions`, a type of OpenVINO or two as in f32:u8. `batch_size` is "" for the model's own, "auto", a
+    number, -1 or a range as in 1:8.
     """
 
     kind: ClassVar[str] = "tensors"

@@ -237,8 +237,6 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not _whole(nireq) or not 0 <= nireq <= MAX_NIREQ:
         raise LoadError(f"nireq: expected 0 to {MAX_NIREQ}, got {nireq!r}")
     batch = fields.get("batch_size", 0)
-    if not isinstance(batch, str) and not _whole(batch):
-        raise LoadError(f"batch_size: expected a number, a range such as 1:8 or auto, got {batch!r}")
     config = fields.get("plugin_config", {})
     if not isinstance(config, dict):
         raise LoadError(f"plugin_config: expected a JSON object, got {json.dumps(config)}")
@@ -247,7 +245,7 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
             raise LoadError(
                 f"plugin_config.{key}: expected a string, number or boolean, got {json.dumps(value)}"
             )
-    if not _SIZE.fullmatch(str(batch).strip()):
+    if not (isinstance(batch, str) or _whole(batch)) or not _SIZE.fullmatch(str(batch).strip()):
         raise LoadError(f"batch_size: expected a number, -1, a range such as 1:8 or auto, got {batch!r}")
     shapes = _by_name(fields.get("shape"), "shape")
     for name, text in shapes:
@@ -285,10 +283,11 @@ def _preprocessing(fields: Mapping[str, Any]) -> dict[str, Any]:
         )
     precisions = []
     for name, text in _by_name(fields.get("precision"), "precision"):
-        if (kind := PRECISIONS.get(text.strip().upper())) is None:
+        kinds = [PRECISIONS.get(one.strip(), "") for one in text.upper().split(":")]
+        if len(kinds) > 2 or "" in kinds:
             supported = ", ".join(name for kind, name in KSERVE_TYPES.items() if kind in PRECISIONS.values())
-            raise LoadError(f"precision: expected one of {supported}, got {text!r}")
-        precisions.append((name, kind))
+            raise LoadError(f"precision: expected one of {supported}, or two as FP32:FP16, got {text!r}")
+        precisions.append((name, ":".join(kinds)))
     return {
         "color_format": colours[0],
         "model_color_format": colours[-1] if colours[-1] != colours[0] else "",
@@ -300,9 +299,9 @@ def _preprocessing(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by_channel(value: Any, key: str) -> tuple[tuple[str, str], ...]:
     """Return pairs of an input and a number, or a list of numbers, as JSON."""
-    if isinstance(value, str) and value:  # OVMS's command line writes lists as text
+    if isinstance(value, str) and value:  # OVMS's files and command line write lists as text
         with suppress(ValueError):
-            value = json.loads(value)
+            value = json.loads(re.sub(r"^\s*\((.*)\)\s*$", r"[\1]", value))
     if value is None or value == "":
         return ()
     by_input = value if isinstance(value, dict) else {"": value}

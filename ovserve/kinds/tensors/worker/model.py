@@ -160,11 +160,10 @@ class Model:
         """Return the model with what the configuration says of its inputs: layouts, which may transpose,
         the type that clients send, the order of colours, mean and scale."""
         spec = self._spec
-        colours = ("", spec.model_color_format) if spec.model_color_format else None
         steps = (
             *(("layout", *pair) for pair in spec.layouts),
             *(("precision", *pair) for pair in spec.precisions),
-            *((("color_format", *colours),) if colours else ()),
+            *(("color_format", "", text) for text in [spec.model_color_format] if text),
             *(("mean", *pair) for pair in spec.means),
             *(("scale", *pair) for pair in spec.scales),
         )
@@ -177,17 +176,19 @@ class Model:
             both = field == "layout" and name
             port = self._port_named([*inputs, *outputs] if both else inputs, name, field)
             try:
+                end = changed.input(port.index) if port in inputs else changed.output(port.index)
                 if field == "layout":
                     of_client, of_model = layout_pair(text)
-                    end = changed.input(port.index) if port in inputs else changed.output(port.index)
                     end.tensor().set_layout(ov.Layout(of_client))
                     end.model().set_layout(ov.Layout(of_model))
                     if port in inputs:
                         layouts[port.index] = of_model
                 elif field == "precision":
-                    changed.input(port.index).tensor().set_element_type(getattr(ov.Type, text))
+                    of_client, _, converted = text.partition(":")
+                    end.tensor().set_element_type(getattr(ov.Type, of_client))
+                    if converted:
+                        end.preprocess().convert_element_type(getattr(ov.Type, converted))
                 else:
-                    end = changed.input(port.index)
                     if port.index not in layouts and port.info.layout:
                         layouts[port.index] = port.info.layout
                         end.tensor().set_layout(ov.Layout(port.info.layout))
