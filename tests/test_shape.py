@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 476,
-    "lines": 100_233,
+    "lines": 100_215,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 90,

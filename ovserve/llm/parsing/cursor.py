@@ -19,6 +19,7 @@ from typing import TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 Mark = tuple[int, int]  # marks that are older, length of the log
+Decision = Callable[[str, bool], bool | None]  # of the text ahead and whether it is all; None: needs more
 
 _SPACE = re.compile(r"\s*")
 _NO_LIMIT = 1 << 62
@@ -79,6 +80,7 @@ def markers_of(strings: frozenset[str]) -> Markers:
 class Cursor:
     """One answer's text. `buf[pos:]` has arrived and is unread."""
 
+    AHEAD = 256  # the most characters that a decision sees, so that one at each quote stays linear
     __slots__ = ("_log", "_marks", "buf", "cut", "ended", "furthest", "offset", "pos", "sure")
 
     def __init__(self, text: str = "", *, ended: bool = False) -> None:
@@ -166,6 +168,15 @@ class Cursor:
             space += self.advance(match.end() - self.pos) if match else ""
             if self.pos < len(self.buf) or self.ended:
                 return space
+            yield
+
+    def decision(self, decide: Decision) -> Steps[bool]:
+        """Return what a decision says of the text ahead, of which it gets more until it is certain."""
+        while True:
+            text = self.buf[self.pos : self.pos + self.AHEAD]
+            result = decide(text, self.ended or len(text) == self.AHEAD)
+            if result is not None:
+                return result
             yield
 
     def literal(self, text: str) -> Steps[bool]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps, run_to_end
 from ovserve.llm.parsing.json_text import as_json, quote, unquote
 
-Ends = Callable[[Cursor, int], Steps[bool]]
+Ends = Callable[[int, str, bool], bool | None]  # of quotes in the string so far, and as `cursor.Decision`
 
 _MAX_DEPTH = 60
 _WORD_CHARS = re.compile(r"[A-Za-z_]+")
@@ -30,22 +31,25 @@ _DECIMAL = re.compile(r"([+-]?)([0-9]+(?:_[0-9]+)*)?(\.[0-9]*)?([eE][+-]?[0-9]+)
 _MAX_DIGITS = 4000  # Python rejects longer ones
 _PLAIN = {q: re.compile(f"[^{q}\\\\]+") for q in "'\""}
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
+_BRACKETS = {"[": "]", "(": ")", "{": "}"}
 _SIMPLE = dict(zip("nrtabfv\\'\"", "\n\r\t\a\b\f\v\\'\"", strict=True)) | {"\n": ""}
 
 
-def literal(cur: Cursor, depth: int = 0, ends: Ends | None = None) -> Steps[str]:
-    """Read one literal; return its JSON text. `ends` says if what follows a quote ends the string, which has
-    so many others inside."""
+def _ends(quotes: int, text: str, end: bool) -> bool | None:
+    following = text[1:].lstrip()[:1]
+    return None if not following and not end else following in ",)]}:"
+
+
+def literal(cur: Cursor, depth: int = 0, ends: Ends = _ends) -> Steps[str]:
+    """Read one literal; return its JSON text. `ends`: whether a quote ends a string, by what follows it."""
     if depth > _MAX_DEPTH:
         raise NotACall
     yield from cur.space()
     char = yield from cur.peek()
     if char and char in "'\"":
-        return quote((yield from _string(cur, char, ends or _item_ends)))
-    if char in ("[", "("):
-        return (yield from _sequence(cur, depth, "]" if char == "[" else ")"))
-    if char == "{":
-        return (yield from _mapping(cur, depth))
+        return quote((yield from _string(cur, char, ends)))
+    if char in _BRACKETS:
+        return (yield from _container(cur, depth, _BRACKETS[char]))
     if char and (char in "+-." or char.isdigit()):
         return number((yield from cur.matching(_NUMBER_CHARS)))
     if not char:
@@ -68,39 +72,30 @@ def python_literal(text: str) -> str | None:
     return result if not cur.buf[cur.pos :].strip() else None
 
 
-def _sequence(cur: Cursor, depth: int, close: str) -> Steps[str]:
+def _container(cur: Cursor, depth: int, close: str) -> Steps[str]:
     cur.advance(1)
-    items: list[str] = []
+    items: dict[str, str] = {}  # by keys, or by places
     while True:
         yield from cur.space()
         if (yield from cur.literal(close)):
-            return f"[{', '.join(items)}]"
-        items.append((yield from literal(cur, depth + 1)))
-        yield from _comma(cur, close)
-
-
-def _mapping(cur: Cursor, depth: int) -> Steps[str]:
-    cur.advance(1)
-    items: dict[str, str] = {}
-    while True:
+            break
+        key, item = str(len(items)), (yield from literal(cur, depth + 1))
+        if close == "}":
+            key = item if item.startswith('"') else quote(item)
+            yield from cur.space()
+            yield from cur.expect(":")
+            item = yield from literal(cur, depth + 1)
+        items[key] = item
         yield from cur.space()
-        if (yield from cur.literal("}")):
-            return "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"
-        key = yield from literal(cur, depth + 1)
-        yield from cur.space()
-        yield from cur.expect(":")
-        items[key if key.startswith('"') else quote(key)] = yield from literal(cur, depth + 1)
-        yield from _comma(cur, "}")
-
-
-def _comma(cur: Cursor, close: str) -> Steps[None]:
-    yield from cur.space()
-    if (yield from cur.peek()) != close:
-        yield from cur.expect(",")
+        if (yield from cur.peek()) != close:
+            yield from cur.expect(",")
+    if close == "}":
+        return "{" + ", ".join(f"{key}: {item}" for key, item in items.items()) + "}"
+    return f"[{', '.join(items.values())}]"
 
 
 def _string(cur: Cursor, q: str, ends: Ends) -> Steps[str]:
-    """Read a string. A quote ends it only if followed by something that may follow a value."""
+    """Read a string. A quote ends it only if followed by something that may follow there."""
     triple = yield from cur.literal(q * 3)
     if not triple:
         cur.advance(1)
@@ -111,30 +106,17 @@ def _string(cur: Cursor, q: str, ends: Ends) -> Steps[str]:
         char = yield from cur.peek()
         if not char:
             yield from cur.more()
-        if char == "\\":
+        elif char == "\\":
             parts.append(cur.advance(1))
             if not (yield from cur.peek()):
                 yield from cur.more()
             parts.append(cur.advance(1))
-        elif triple:
-            if (yield from cur.literal(q * 3)):
-                return _unescape("".join(parts))
-            parts.append(cur.advance(1))
+        elif (yield from (cur.literal(q * 3) if triple else cur.decision(partial(ends, quotes)))):
+            cur.advance(0 if triple else 1)
+            return _unescape("".join(parts))
         else:
-            cur.advance(1)
-            mark = cur.mark()
-            yield from cur.space()
-            over = yield from ends(cur, quotes)
-            cur.rollback(mark)
-            if over:
-                return _unescape("".join(parts))
-            parts.append(q)
+            parts.append(cur.advance(1))
             quotes += 1
-
-
-def _item_ends(cur: Cursor, quotes: int) -> Steps[bool]:
-    following = yield from cur.peek()
-    return following == "" or following in ",)]}:"
 
 
 def _unescape(text: str) -> str:

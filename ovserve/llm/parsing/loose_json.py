@@ -2,8 +2,8 @@
 
 Valid JSON passes unchanged. The faults that json_repair and LiteLLM repair are repaired here too. There are
 single and curly quotes, keys without quotes, Python's words, comments, and quotes inside strings. Commas may
-be missing or too many, and brackets or a quote may be missing at the end. A decision needs at most MAX_AHEAD
-characters of what follows, so the cost is linear in the text.
+be missing or too many, and brackets or a quote may be missing at the end. A decision needs at most so many
+characters of what follows as Cursor.AHEAD, so the cost is linear in the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ovserve.llm.parsing.cursor import Cursor, EndOfText, Mark, Markers, NotACal
 from ovserve.llm.parsing.json_text import JSON_NUMBER, quote
 from ovserve.llm.parsing.literal import number
 
-MAX_AHEAD = 256
 _QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019"}
 _BRACKETS = {"{": "}", "[": "]"}
 _WORDS = {word: word for word in ("true", "false", "null")}
@@ -267,17 +266,7 @@ class _Reader:
         return bool(here)
 
     def _key_ahead(self) -> Steps[bool]:
-        return self._stack[-1] == "}" and (yield from self._decided(_key_follows))
-
-    def _decided(self, decide: Callable[[str, bool], bool | None]) -> Steps[bool]:
-        """Return what a decision says of the text ahead, of which it gets more until it is certain."""
-        cur = self._cur
-        while True:
-            text = cur.buf[cur.pos : cur.pos + MAX_AHEAD]
-            decision = decide(text, cur.ended or len(text) == MAX_AHEAD)
-            if decision is not None:
-                return decision
-            yield
+        return self._stack[-1] == "}" and (yield from self._cur.decision(_key_follows))
 
     # -- strings
 
@@ -342,7 +331,7 @@ class _Reader:
         """Return whether a quote ends the string, by what follows it."""
         if len(ends) > 1:
             return (yield from self._ahead(len(ends))) == ends
-        return (yield from self._decided(self._string_ended))
+        return (yield from self._cur.decision(self._string_ended))
 
     def _string_ended(self, text: str, end: bool) -> bool | None:
         at = len(text) - len(text[1:].lstrip())
@@ -407,7 +396,7 @@ class _Reader:
         if char not in "}]":
             return (yield from self._call_ends(0))
         while True:
-            text = self._cur.buf[self._cur.pos : self._cur.pos + MAX_AHEAD]
+            text = self._cur.buf[self._cur.pos : self._cur.pos + Cursor.AHEAD]
             run = _RUN.match(text)
             assert run is not None, "the caller saw a bracket"
             if run.end() < len(text) or self._cur.ended:
@@ -423,7 +412,7 @@ class _Reader:
                 return False
             if in_list:
                 size = run.end()
-                if not (yield from self._decided(lambda ahead, end: _call_follows(ahead[size:], end))):
+                if not (yield from self._cur.decision(lambda ahead, end: _call_follows(ahead[size:], end))):
                     return False
             elif not (yield from self._call_ends(run.end())):
                 return False
@@ -437,7 +426,7 @@ class _Reader:
             return False
         text = yield from self._ahead(at + 1)
         while True:
-            text = self._cur.buf[self._cur.pos : self._cur.pos + at + MAX_AHEAD]
+            text = self._cur.buf[self._cur.pos : self._cur.pos + at + Cursor.AHEAD]
             rest = text[at:]
             if rest.startswith(self._closers):
                 break
@@ -445,11 +434,11 @@ class _Reader:
                 return False
             yield
         closer = next(closer for closer in self._closers if text.startswith(closer, at))
-        text = yield from self._ahead(at + len(closer) + MAX_AHEAD)
+        text = yield from self._ahead(at + len(closer) + Cursor.AHEAD)
         rest = text[at + len(closer) :]
         if _NEXT_CALL.match(rest):
             return True
-        return len(rest) < MAX_AHEAD and not self._cur.cut and '"' not in rest and "'" not in rest
+        return len(rest) < Cursor.AHEAD and not self._cur.cut and '"' not in rest and "'" not in rest
 
 
 def repaired(text: str) -> str | None:

@@ -7,7 +7,6 @@ affect its siblings.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
 from functools import partial
 
 from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps
@@ -21,6 +20,28 @@ from ovserve.llm.parsing.output import Output
 _NAME = re.compile(r"[\w.\-]+")
 _KEY = re.compile(r"[^=,:()\[\]{}'\"<>|\n]+")  # schemas have other names than Python, such as `$filter`
 _MAX_NAME = 256
+
+
+# After a quote: a comma and a key, or the bracket that ends the call. Behind that stands another call or a
+# tag; after other text, a quote would show that this one is inside of the string.
+_ARGUMENT_ENDS = re.compile(
+    r"""(['"])\s*(?:\Z|,\s*(?:(?P<key>[^=,:()\[\]{}'"<>|\n]{1,128})(?:=|\Z)|\)|\Z)"""
+    r"""|\)\s*(?:[\],;]|(?P<call>[\w.\-]{1,128})\(|(?:(?!\1)[^<])*(?:<|\Z)))"""
+)
+
+
+def _argument_ends(tools: Tools, name: str, quotes: int, text: str, end: bool) -> bool | None:
+    """Return whether a quote ends an argument of a call of this name, by the text from the quote on.
+
+    Models write quotes in strings without a backslash, mostly in pairs. So behind an odd number of them only
+    a parameter of the tool is the next argument.
+    """
+    match = _ARGUMENT_ENDS.match(text)
+    if match is None or (match.end() == len(text) and not end):
+        return None if match else False
+    key, call, parameters = match["key"], match["call"], tools.parameters(name)
+    is_other = key and parameters and key.rstrip() not in parameters and quotes % 2
+    return not (is_other or (call and tools.lacks(call)))
 
 
 def call(cur: Cursor, out: Output, tools: Tools, *, strict: bool, method: str = "") -> Steps[None]:
@@ -38,7 +59,7 @@ def call(cur: Cursor, out: Output, tools: Tools, *, strict: bool, method: str = 
             raise NotACall
         cur.sure = True
     arguments: dict[str, str] = {}
-    ends = partial(_argument_ends, keys=tools.parameters(name))
+    ends = partial(_argument_ends, tools, name)
     while True:
         yield from cur.space()
         if (yield from cur.literal(")")):
@@ -54,28 +75,6 @@ def call(cur: Cursor, out: Output, tools: Tools, *, strict: bool, method: str = 
     out.start_call(name)
     out.arguments("{" + ", ".join(f"{quote(key)}: {value}" for key, value in arguments.items()) + "}")
     out.end_call()
-
-
-def _argument_ends(cur: Cursor, quotes: int, keys: Container[str]) -> Steps[bool]:
-    """Return whether what follows a quote ends an argument: the next one, or the end of the call.
-
-    Models write quotes in strings without a backslash, mostly in pairs. So behind an odd number of them only
-    one of `keys` is the next argument.
-    """
-    char = yield from cur.either((",", ")"))
-    yield from cur.space()
-    following = yield from cur.peek()
-    if not char or not following:
-        return not following
-    if char == ")":
-        return following not in "'\""
-    if following == ")":
-        return True
-    try:
-        key = (yield from cur.matching(_KEY, _MAX_NAME)).rstrip()
-    except NotACall:
-        return False
-    return (yield from cur.peek()) == "=" and (key in keys or not quotes % 2)
 
 
 def bracketed(cur: Cursor, out: Output, tools: Tools, *, strict: bool) -> Steps[None]:
