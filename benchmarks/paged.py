@@ -53,7 +53,12 @@ HARBOUR = (
     "The harbour of the old town was built in 1802 by a company of merchants who wanted to ship wool to the "
     "north. It was widened twice, and in 1911 a crane was added. Today it is used by sailing boats. "
 )
+FILE = Path(__file__).with_name("encoder_forms.py").read_text()
 KINDS = {
+    "edit a file": [
+        f"{task} in this code. Answer with the whole code only.\n{FILE}"
+        for task in ("Rename main to run", "Correct typing errors in the comments", "Add a comment to main")
+    ],
     "edit": [
         f"Rename the variable result to amount. Answer with the whole code only.\n{CODE}",
         f"Add a docstring to each function. Answer with the whole code only.\n{CODE}",
@@ -67,6 +72,7 @@ KINDS = {
     ],
 }
 ANSWER = 160  # tokens
+FILE_ANSWER = 400
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "0.2": {"temperature": 0.2},
@@ -142,7 +148,8 @@ class Engine:
         self._sampling = Sampling(temperature=temperature, ignore_eos=True, num_assistant_tokens=drafted)
         texts = KINDS[kind]
         for at in range(streams):
-            self._add(CHAT.format(texts[(first + at) % len(texts)]), ANSWER)
+            text = texts[(first + at) % len(texts)]
+            self._add(CHAT.format(text), FILE_ANSWER if FILE in text else ANSWER)
         while self._engine.usage().to_prefill or not self._engine.usage().scheduled:
             self._step()
         began, tokens, tried, right = time.perf_counter(), 0, 0, 0
@@ -192,9 +199,9 @@ def step_table(sides: list[steps.Side], streams: list[int], rounds: int, prompt:
     return rows[1:]
 
 
-def draft_table(side: steps.Side, streams: list[int], rounds: int) -> list[str]:
+def draft_table(side: steps.Side, kinds: list[str], streams: list[int], rounds: int) -> list[str]:
     rows = ["| text, temperature | " + " | ".join(map(str, streams)) + " |", "|---|" + "--:|" * len(streams)]
-    texts = [(kind, temperature, True) for kind in KINDS for temperature in (0.0, 0.7)]
+    texts = [(kind, temperature, True) for kind in kinds for temperature in (0.0, 0.7)]
     for kind, temperature, drafts in [("chat", 0.0, False), *texts]:
         cells = []
         for n in streams:
@@ -223,6 +230,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32,64")
     parser.add_argument("--prompt", type=int, default=64, help="tokens before those of decoding steps")
     parser.add_argument("--samplings", default=",".join(SAMPLINGS), help="rows of the steps")
+    parser.add_argument("--texts", default=",".join(KINDS), help="rows of the drafts")
     parser.add_argument("--parts", default="text,steps,drafts")
     parser.add_argument("--serve", metavar="SIDE", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -247,7 +255,7 @@ def main() -> None:
             elif part == "steps":
                 lines = step_table(sides, streams, chosen.rounds, chosen.prompt)
             else:
-                lines = draft_table(paged, streams, max(3, chosen.rounds // 3))
+                lines = draft_table(paged, chosen.texts.split(","), streams, max(3, chosen.rounds // 3))
             print("\n".join(lines), flush=True)
     except RuntimeError as error:
         sys.exit(str(error))
