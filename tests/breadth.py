@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 THOROUGH, USUAL = "thorough", "usual"
 TIMES = 60
@@ -14,9 +14,12 @@ EXAMPLES = 25
 
 
 def register() -> None:
-    # Without a deadline: a busy machine takes longer than the 200 ms of the default.
-    settings.register_profile(THOROUGH, deadline=None, max_examples=EXAMPLES * TIMES)
-    settings.register_profile(USUAL, deadline=None, max_examples=EXAMPLES)
+    # A busy machine takes longer than the default deadline of 200 ms, and than drawing may take.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile(
+        THOROUGH, deadline=None, suppress_health_check=slow, max_examples=EXAMPLES * TIMES
+    )
+    settings.register_profile(USUAL, deadline=None, suppress_health_check=slow, max_examples=EXAMPLES)
     settings.load_profile(USUAL)
 
 

@@ -13,6 +13,7 @@ from ovserve.engine.protocol.messages import StepItem
 from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
 from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.kinds.text.worker.paged import PagedEngine
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from tests.engine.real import EXACT, FRANCE, LIST, STORY, add, generate
 
 pytestmark = pytest.mark.long
@@ -244,11 +245,16 @@ def test_a_cancelled_search_gives_back_all_it_had(short_engine: PagedEngine) -> 
 def test_the_next_turn_finds_what_the_best_beam_wrote(
     short_engine: PagedEngine, short_library: GenAIEngine
 ) -> None:
-    best = search(short_engine, STORY, max_tokens=80, **FOUR)[0]
-    turn = STORY + best.text + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    def count(text: str) -> int:
+        return len(list(short_engine.text.encode(text, False)))
+
+    answers = ((each, search(short_engine, each, max_tokens=80, **FOUR)[0]) for each in PROMPTS.values())
+    # Another text is other tokens in the next turn than the beam wrote; which it is depends on the processor.
+    prompt, best = next((each, best) for each, best in answers if count(best.text) == best.tokens)
+    turn = prompt + best.text + "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     accepted = add(short_engine, 2, turn, max_tokens=8, **FOUR)
     assert accepted.cached_tokens is not None
-    assert accepted.cached_tokens >= 64
+    assert accepted.cached_tokens >= count(prompt) + BLOCK_TOKENS
     assert shown(collect(short_engine)[2]) == shown(search(short_library, turn, max_tokens=8))
 
 

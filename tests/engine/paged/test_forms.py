@@ -186,7 +186,7 @@ def test_no_copy_of_the_weights_where_memory_is_short(
     said = capfd.readouterr().err  # which form is laid depends on the processor, so the size does
     found = re.search(r"another copy of the weights takes (\d+) MB, of 40 MB of memory left", said)
     assert found is not None, said
-    assert 20 < int(found[1]) < 60
+    assert 20 < int(found[1]) < 80  # 71 with the output layer in int8
 
 
 def test_a_large_model_is_measured_at_load(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
