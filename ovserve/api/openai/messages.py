@@ -163,8 +163,8 @@ def check_messages(messages: list[Message]) -> list[str]:
         own, _, foreign = _split(message)
         text_of(own, f"messages[{i}].content", Pictures())
         dropped += [f"messages[{i}].content.type={type_}" for type_ in foreign]
-        if (blocks := message.reasoning_details or message.thinking_blocks) and not readable(blocks):
-            dropped.append(f"messages[{i}].reasoning_details")
+        blocks = {name: getattr(message, name) for name in ("reasoning_details", "thinking_blocks")}
+        dropped += [f"messages[{i}].{name}" for name, it in blocks.items() if it and not readable(it)]
     return dropped
 
 

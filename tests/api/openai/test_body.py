@@ -389,9 +389,16 @@ def test_thoughts_and_refusals_of_other_servers_answers_reach_the_template(
 
 
 def test_thoughts_that_only_another_server_can_read_are_reported() -> None:
-    blocks = [{"type": "reasoning.encrypted", "data": "eA=="}]
-    answer = request(messages=[{"role": "assistant", "content": "a", "reasoning_details": blocks}])
-    assert answer.presentation.ignored_params == ("messages[0].reasoning_details",)
+    encrypted, redacted = ([{"type": each, "data": "eA=="}] for each in ("reasoning.encrypted", "redacted"))
+    message = {
+        "role": "assistant",
+        "content": "a",
+        "reasoning_details": encrypted,
+        "thinking_blocks": redacted,
+    }
+    answer = request(messages=[message])
+    fields = ("messages[0].reasoning_details", "messages[0].thinking_blocks")
+    assert answer.presentation.ignored_params == fields
 
 
 def test_tool_calls_and_results_in_history_reach_the_template() -> None:
