@@ -21,6 +21,7 @@ from ovserve.llm.request import ToolPolicy
 
 HELD = 0.4  # seconds of CPU; the slowest takes 0.035 (2026-11-23, Xeon)
 CALLS = 1_000_000  # of functions: the most is 680,000; without the bound of the loop 3,000,000
+TOO_SHORT = 0.02  # seconds: no processor makes so many calls in it, and counting takes ten times as long
 TRIES = 5
 
 TEXT = {"type": "string"}
@@ -85,7 +86,17 @@ def attempt(call: Callable[[], object]) -> None:
 
 
 def check(call: Callable[[], object]) -> None:
-    """Count the calls of what the event loop does of it, and measure its CPU time, the best of some tries."""
+    """Measure the CPU time of what the event loop does of it, the best of some tries, and count its calls."""
+    best = HELD
+    for _ in range(TRIES):
+        began = time.process_time()
+        attempt(call)
+        best = min(best, time.process_time() - began)
+        if best < HELD / 2:
+            break
+    assert best < HELD
+    if best < TOO_SHORT:
+        return
     calls = 0
 
     def count(*_: object) -> None:
@@ -98,17 +109,11 @@ def check(call: Callable[[], object]) -> None:
     finally:
         sys.setprofile(None)
     assert calls < CALLS
-    best = HELD
-    for _ in range(TRIES):
-        began = time.process_time()
-        attempt(call)
-        best = min(best, time.process_time() - began)
-        if best < HELD / 2:
-            break
-    assert best < HELD
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "dialect", ["", *(pytest.param(name, marks=pytest.mark.long) for name in DIALECTS[1:])]
+)
 @pytest.mark.parametrize("name", WORST)
 def test_the_loop_gives_up_in_time(name: str, dialect: str) -> None:
     schema = json.loads(json.dumps(WORST[name]))  # no part of it is the same object twice

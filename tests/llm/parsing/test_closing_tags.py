@@ -51,13 +51,14 @@ def read(text: str, name: str) -> list[Call]:
     """The calls of a text, which must be the same however it is cut."""
     whole = result([text], name, None, TOOLS)
     assert result(list(text), name, None, TOOLS) == whole
-    for at in range(1, len(text), 7):
+    for at in range(1, len(text), 13):
         assert result([text[:at], text[at:]], name, None, TOOLS) == whole
     content, _, calls = whole
     assert content == ""
     return [(called, json.loads(arguments)) for called, arguments in calls]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_value_may_hold_tags(name: str, subtests: pytest.Subtests) -> None:
     for value in VALUES:

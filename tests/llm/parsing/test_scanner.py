@@ -268,5 +268,5 @@ def test_noise_of_markers_is_linear(name: str) -> None:
         (*dialect.markers, dialect.bare, '{"name": "a", "arguments": {"x": "', "f(a='", "<parameter=x>")
     )
     small = min(seconds(name, noise * 30, 250) for _ in range(5))
-    large = min(seconds(name, noise * 960, 8000) for _ in range(2))
-    assert large < 180 * small + 0.05
+    bound = 180 * small + 0.05
+    assert any(seconds(name, noise * 960, 8000) < bound for _ in range(2))

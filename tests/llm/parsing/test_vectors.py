@@ -77,6 +77,8 @@ def test_all_special_tokens_but_the_markup_may_be_hidden(parser: str) -> None:
             # What a client gets to see is not markup.
             if not any(token in each for each in shown) and token not in wanted:
                 text = text.replace(token, "")
+        if text == vector["model_output"]:
+            continue  # test_they_hold_at_every_cut has tried it
         hidden = msgspec.convert(vector | {"model_output": text, "chunks": None, "chunks_hex": None}, Vector)
         assert not difference(parser, hidden)[1], vector["name"]
 
