@@ -297,7 +297,8 @@ clean: ## remove the environment, not the models
 # Apart from .venv: instructor and openai-agents agree on an older openai only.
 .venv-frameworks/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv-frameworks
-	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e . $$($(PYTHON) -m scripts.group frameworks)
+	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet -e '.[fast,paged]' $$($(PYTHON) -m scripts.group frameworks)
+	@.venv-frameworks/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $$($(PYTHON) -m scripts.group xgrammar)
 	@command -v npm > /dev/null && npm install --silent --prefix .venv-frameworks ollama@0.6 openai@7.59 @openai/agents-realtime@0.20 esbuild@0.25 || true
 	@touch $@
 
