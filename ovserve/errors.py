@@ -32,7 +32,7 @@ A class carries a kind, never an HTTP or gRPC number: each transport holds one t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ovserve.installation import extra as extra
 
@@ -52,6 +52,11 @@ class OvserveError(Exception):
         self.param = param
         # numbers behind the message, for API styles that show them
         self.details: dict[str, Any] | None = None
+
+    @classmethod
+    def at(cls, param: str, what: str) -> Self:
+        """Return the error of a field, whose name stands before what is wrong with it."""
+        return cls(f"{param}: {what}", param=param)
 
 
 class InvalidArgument(OvserveError):

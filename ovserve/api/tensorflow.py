@@ -82,9 +82,7 @@ def encode_predict(outputs: Mapping[str, Tensor], rows: bool) -> bytes:
     sizes = {name: tensor.shape[0] if tensor.shape else -1 for name, tensor in outputs.items()}
     if -1 in sizes.values() or len({*sizes.values()}) > 1:
         shapes = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in outputs.items())
-        raise InvalidArgument(
-            f"instances: the outputs have no common batch, use inputs: {shapes}", param="instances"
-        )
+        raise InvalidArgument.at("instances", f"the outputs have no common batch, use inputs: {shapes}")
     if len(columns) == 1:
         return encode({"predictions": next(iter(columns.values()))})
     count = next(iter(sizes.values()))
@@ -94,7 +92,7 @@ def encode_predict(outputs: Mapping[str, Tensor], rows: bool) -> bytes:
 def _columns(instances: Any, inputs: Sequence[InputType]) -> dict[str, Any]:
     """Return rows as columns."""
     if not isinstance(instances, list) or not instances:
-        raise InvalidArgument("instances: expected a list of at least one value", param="instances")
+        raise InvalidArgument.at("instances", "expected a list of at least one value")
     if not isinstance(instances[0], dict) or instances[0].keys() == {B64}:
         return _values_by_name(instances, inputs, "instances")
     names = instances[0].keys()
@@ -112,7 +110,7 @@ def _values_by_name(value: Any, inputs: Sequence[InputType], field: str) -> dict
         return value
     if len(inputs) != 1:
         listed = ", ".join(repr(one.name) for one in inputs)
-        raise InvalidArgument(f"{field}: expected values by name, for {listed}", param=field)
+        raise InvalidArgument.at(field, f"expected values by name, for {listed}")
     return {inputs[0].name: value}
 
 
@@ -122,20 +120,20 @@ def _tensor(value: Any, datatype: str, name: str) -> Tensor:
     inner = value
     while isinstance(inner, list):
         if len(shape) == MAX_RANK:
-            raise InvalidArgument(f"{name}: nested more than {MAX_RANK} deep", param=name)
+            raise InvalidArgument.at(name, f"nested more than {MAX_RANK} deep")
         shape.append(len(inner))
         if any(not isinstance(one, list) or len(one) != len(inner) for one in level):
-            raise InvalidArgument(f"{name}: its lists have different lengths", param=name)
+            raise InvalidArgument.at(name, "its lists have different lengths")
         level = [element for one in level for element in one]
         inner = inner[0] if inner else None
     if any(isinstance(one, list) for one in level):
-        raise InvalidArgument(f"{name}: its lists have different depths", param=name)
+        raise InvalidArgument.at(name, "its lists have different depths")
     if any(isinstance(one, dict) for one in level):
         return Tensor.of(BYTES, shape, [_binary(one, name) for one in level])
     try:
         return Tensor.of(datatype, shape, level)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{name}: {error}", param=name) from None
+        raise InvalidArgument.at(name, str(error)) from None
 
 
 def _binary(value: Any, name: str) -> bytes:
@@ -144,9 +142,7 @@ def _binary(value: Any, name: str) -> bytes:
             return value.encode()
         return base64.b64decode(value[B64], validate=True)
     except (KeyError, TypeError, ValueError, binascii.Error):
-        raise InvalidArgument(
-            f'{name}: expected {{"b64": base64 text}}, got {str(value)[:80]}', param=name
-        ) from None
+        raise InvalidArgument.at(name, f'expected {{"b64": base64 text}}, got {str(value)[:80]}') from None
 
 
 def _nested(name: str, tensor: Tensor) -> Any:

@@ -84,18 +84,15 @@ def to_request(message: pb.ModelInferRequest) -> InferRequest:
     """Convert a message. Raises InvalidArgument that names the field, e.g. `inputs[0].shape`."""
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
-        raise InvalidArgument(
-            f"raw_input_contents: expected one for each of {len(message.inputs)} inputs, got {len(raw)}",
-            param="raw_input_contents",
+        raise InvalidArgument.at(
+            "raw_input_contents", f"expected one for each of {len(message.inputs)} inputs, got {len(raw)}"
         )
     tensors: dict[str, Tensor] = {}
     ignored: list[str] = []
     for i, entry in enumerate(message.inputs):
         where = f"inputs[{i}]"
         if entry.name in tensors:
-            raise InvalidArgument(
-                f"{where}.name: {display(entry.name)} is given twice", param=f"{where}.name"
-            )
+            raise InvalidArgument.at(f"{where}.name", f"{display(entry.name)} is given twice")
         refuse_shared_memory(entry.parameters, where)
         try:
             tensors[entry.name] = _tensor(entry, raw[i] if raw else None)
@@ -148,7 +145,7 @@ def _parameters(message: Mapping[str, pb.InferParameter]) -> dict[str, Parameter
     for key, value in message.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:
-            raise InvalidArgument(f"parameters.{key}: has no value", param=f"parameters.{key}")
+            raise InvalidArgument.at(f"parameters.{key}", "has no value")
         parameters[key] = getattr(value, choice)
     return parameters
 
@@ -313,9 +310,8 @@ def _model_of(request: _Repository) -> tuple[str, bool]:
     """
     if request.model_name or not request.repository_name:
         if request.repository_name:
-            raise InvalidArgument(
-                f"repository_name: there is one repository, without a name; got {request.repository_name!r}",
-                param="repository_name",
+            raise InvalidArgument.at(
+                "repository_name", f"there is one repository, without a name; got {request.repository_name!r}"
             )
         return request.model_name, False
     return request.repository_name, True

@@ -149,7 +149,7 @@ class ModelService:
     ) -> tfs_pb.GetModelStatusResponse:
         spec = request.model_spec
         if spec.version_label:
-            raise InvalidArgument(f"model_spec.version_label: {LABELS}", param="model_spec.version_label")
+            raise InvalidArgument.at("model_spec.version_label", LABELS)
         version = str(spec.version.value) if spec.HasField("version") else ""
         statuses = self._administration.status(spec.name, version)
         response = tfs_pb.GetModelStatusResponse()
@@ -174,7 +174,7 @@ class ModelService:
 
     async def _reload(self, request: tfs_pb.ReloadConfigRequest) -> None:
         if request.metric_names:
-            raise InvalidArgument("metric_names: metrics are at /metrics", param="metric_names")
+            raise InvalidArgument.at("metric_names", "metrics are at /metrics")
         kind = request.config.WhichOneof("config")
         if kind is None:
             await self._administration.reload()

@@ -148,9 +148,9 @@ class _Parts:
             if part.filename is None:
                 self._fields.setdefault(name, []).append(await self._text_of(part, name))
             elif name in self._files:
-                raise InvalidArgument(f"{name}: expected one file, got several", param=name)
+                raise InvalidArgument.at(name, "expected one file, got several")
             elif len(self._files) == MOST_FILES:
-                raise InvalidArgument(f"{name}: the form has more than {MOST_FILES} files", param=name)
+                raise InvalidArgument.at(name, f"the form has more than {MOST_FILES} files")
             else:
                 self._files[name] = await self._file(part)
 
@@ -172,7 +172,7 @@ class _Parts:
             return data.decode("iso-8859-1" if charset == "iso-8859-1" else "utf-8")
         except UnicodeDecodeError as error:
             reason = f"is not UTF-8: {error.reason}; a part that is a file has a filename"
-            raise InvalidArgument(f"{name}: {reason}", param=name) from None
+            raise InvalidArgument.at(name, reason) from None
 
     async def _file(self, part: BodyPartReader) -> UploadedFile:
         try:
@@ -198,7 +198,7 @@ def _check_headers(part: BodyPartReader, name: str) -> None:
     for header in ("Content-Transfer-Encoding", "Content-Encoding"):
         coding = part.headers.get(header, "")
         if coding.strip().lower() not in PLAIN_CODINGS:
-            raise InvalidArgument(f"{name}: its {header} is not supported, got {coding[:40]!r}", param=name)
+            raise InvalidArgument.at(name, f"its {header} is not supported, got {coding[:40]!r}")
 
 
 def _readable(text: str) -> str:

@@ -152,8 +152,7 @@ def check_stops(body: MessagesRequest) -> None:
     """Raises InvalidArgument naming the index."""
     for i, text in enumerate(body.stop_sequences or ()):
         if not text:
-            param = f"stop_sequences[{i}]"
-            raise InvalidArgument(f'{param}: expected a non-empty string, got ""', param=param)
+            raise InvalidArgument.at(f"stop_sequences[{i}]", 'expected a non-empty string, got ""')
 
 
 SHARED = ("temperature", "top_p", "top_k")
@@ -236,7 +235,7 @@ def model_page(models: list[Model], query: Mapping[str, str]) -> bytes:
     limit = _limit(query.get("limit"))
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None and before is not None:
-        raise InvalidArgument("before_id: only allowed without after_id", param="before_id")
+        raise InvalidArgument.at("before_id", "only allowed without after_id")
     rest = models
     if after is not None:
         rest = models[_index(models, "after_id", after) + 1 :]
@@ -264,7 +263,7 @@ def _limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_PAGE
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):
-        raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {text!r}", param="limit")
+        raise InvalidArgument.at("limit", f"expected 1 to {MAX_PAGE}, got {text!r}")
     return int(text)
 
 
@@ -272,4 +271,4 @@ def _index(models: list[Model], name: str, id_: str) -> int:
     for i, model in enumerate(models):
         if model.id == id_:
             return i
-    raise InvalidArgument(f"{name}: {id_!r} is not one of the models", param=name)
+    raise InvalidArgument.at(name, f"{id_!r} is not one of the models")

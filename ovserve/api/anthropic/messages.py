@@ -59,8 +59,8 @@ def to_messages(body: CountRequest, images: Pictures) -> tuple[list[Message], li
     for i, turn in enumerate(body.messages):
         where = f"messages[{i}]"
         if turn.role not in ROLES:
-            raise InvalidArgument(
-                f"{where}.role: expected one of {', '.join(ROLES)}, got {turn.role!r}", param=f"{where}.role"
+            raise InvalidArgument.at(
+                f"{where}.role", f"expected one of {', '.join(ROLES)}, got {turn.role!r}"
             )
         if turn.role == "assistant":
             messages.append(_assistant(turn, where, dropped))
@@ -142,9 +142,7 @@ def _assistant(turn: Turn, where: str, dropped: list[str]) -> Message:
             name = _required(block.name, f"{at}.name")
             arguments = {} if block.input is None else block.input
             if not isinstance(arguments, dict | str):
-                raise InvalidArgument(
-                    f"{at}.input: expected an object, got {show(arguments)}", param=f"{at}.input"
-                )
+                raise InvalidArgument.at(f"{at}.input", f"expected an object, got {show(arguments)}")
             # As text, like OpenAI's clients: what a template wants instead is found in one place.
             if isinstance(arguments, dict):
                 arguments = msgspec.json.encode(arguments).decode()
@@ -178,7 +176,7 @@ def _inner(content: Any, where: str, images: Pictures, dropped: list[str]) -> st
         pieces = (_pieces(part, f"{where}[{i}]", images, dropped) for i, part in enumerate(parts))
         return joined([piece for group in pieces for piece in group])
     if content is not None and not isinstance(content, str):
-        raise InvalidArgument(f"{where}: expected a string or blocks, got {show(content)}", param=where)
+        raise InvalidArgument.at(where, f"expected a string or blocks, got {show(content)}")
     return content or ""
 
 
@@ -197,12 +195,10 @@ def _image(block: Block, where: str, images: Pictures) -> str:
     source, at = block.source, f"{where}.source"
     url, field = "", at
     if isinstance(source, str):
-        raise InvalidArgument(f"{at}: expected an object, got {show(source)}", param=at)
+        raise InvalidArgument.at(at, f"expected an object, got {show(source)}")
     if source is not None:
         if source.type not in ("base64", "url"):
-            raise InvalidArgument(
-                f"{at}.type: expected base64 or url, got {source.type!r}", param=f"{at}.type"
-            )
+            raise InvalidArgument.at(f"{at}.type", f"expected base64 or url, got {source.type!r}")
         field = f"{at}.data" if source.type == "base64" else f"{at}.url"
         location = source.data if source.type == "base64" else source.url
         url = f"data:;base64,{location}" if location and source.type == "base64" else location or ""
@@ -213,7 +209,7 @@ def _document(block: Block, where: str, images: Pictures, dropped: list[str]) ->
     source, at = block.source, f"{where}.source"
     if source is None or isinstance(source, str):
         what = "required, but missing" if source is None else f"expected an object, got {show(source)}"
-        raise InvalidArgument(f"{at}: {what}", param=at)
+        raise InvalidArgument.at(at, what)
     if source.type == "text":
         return document_text(block.title, _required(source.data, f"{at}.data"))
     if source.type == "content":
@@ -226,13 +222,13 @@ def _document(block: Block, where: str, images: Pictures, dropped: list[str]) ->
 
 def _text(block: Block, where: str) -> str:
     if block.type != "text":
-        raise InvalidArgument(f"{where}.type: expected text here, got {block.type!r}", param=f"{where}.type")
+        raise InvalidArgument.at(f"{where}.type", f"expected text here, got {block.type!r}")
     return _required(block.text, f"{where}.text")
 
 
 def _required(value: str | None, param: str) -> str:
     if value is None:
-        raise InvalidArgument(f"{param}: required, but missing", param=param)
+        raise InvalidArgument.at(param, "required, but missing")
     return value
 
 
@@ -257,8 +253,7 @@ def openai_tools(body: CountRequest) -> Tools:
             continue
         name = _required(tool.name, f"tools[{i}].name")
         if tool.input_schema is None:
-            param = f"tools[{i}].input_schema"
-            raise InvalidArgument(f"{param}: required, but missing", param=param)
+            raise InvalidArgument.at(f"tools[{i}].input_schema", "required, but missing")
         function = {
             "type": "function",
             "name": name,

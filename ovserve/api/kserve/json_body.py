@@ -266,8 +266,9 @@ def _binary_size(entry: InferInput, remaining: int, *, alone: bool) -> int | Non
 
 def refuse_shared_memory(parameters: Mapping[str, Any], where: str) -> None:
     if SHARED_MEMORY in parameters:
-        field = f"{where}.parameters.{SHARED_MEMORY}"
-        raise InvalidArgument(f"{field}: this server has no shared memory regions", param=field)
+        raise InvalidArgument.at(
+            f"{where}.parameters.{SHARED_MEMORY}", "this server has no shared memory regions"
+        )
 
 
 def _tensor(entry: InferInput, raw: bytes | memoryview | None) -> Tensor:
@@ -292,7 +293,7 @@ def _flat(data: list[Any], shape: list[int]) -> list[Any]:
 
 def _truth(value: Parameter, field: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{field}: expected true or false, got {display(value)}", param=field)
+        raise InvalidArgument.at(field, f"expected true or false, got {display(value)}")
     return value
 
 

@@ -163,9 +163,7 @@ class Options(NamedTuple):
 def read_options(body: Shared) -> Options:
     """Raises InvalidArgument."""
     if isinstance(body.format, str) and body.format not in ("", "json"):
-        raise InvalidArgument(
-            f'format: expected "json" or a JSON schema, got {show(body.format)}', param="format"
-        )
+        raise InvalidArgument.at("format", f'expected "json" or a JSON schema, got {show(body.format)}')
     options = {k: v for k, v in (body.options or {}).items() if v is not None}
     sampling = {
         field: _option(options, name, type_) for name, (field, type_) in OPTIONS.items() if name in options
@@ -190,9 +188,7 @@ def _option(options: Mapping[str, Any], name: str, type_: Any) -> Any:
         return msgspec.convert(shape_of(type_).with_whole_numbers(options[name]), type_)
     except msgspec.ValidationError as exc:
         text = without_type(str(exc).replace("Expected", "expected").partition(" - at")[0])
-        raise InvalidArgument(
-            f"options.{name}: {text}, got {show(options[name])}", param=f"options.{name}"
-        ) from None
+        raise InvalidArgument.at(f"options.{name}", f"{text}, got {show(options[name])}") from None
 
 
 # The release whose API this is. Editors ask for a minimum: VS Code's Copilot for 0.6.4.

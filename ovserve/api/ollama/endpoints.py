@@ -76,17 +76,16 @@ class Generate:
     def decode(self, body: bytes) -> Decoded:
         request, unknown = decode_body(body, _generate_decoder)
         if request.template:
-            raise UnsupportedParameter(
-                "template: templates are the graph's, chat_template_path", param="template"
-            )
+            raise UnsupportedParameter.at("template", "templates are the graph's, chat_template_path")
         if request.context:
-            raise UnsupportedParameter("context: send the conversation to /api/chat", param="context")
+            raise UnsupportedParameter.at("context", "send the conversation to /api/chat")
         turns = [Turn("system", request.system)] if request.system else []
         turns.append(Turn("user", request.prompt, images=request.images))
         text = request.raw or request.suffix
         if text and (request.system or request.images):
-            name = "system" if request.system else "images"
-            raise InvalidArgument(f"{name}: not with raw or suffix, which use no chat template", param=name)
+            raise InvalidArgument.at(
+                "system" if request.system else "images", "not with raw or suffix, which use no chat template"
+            )
         return _decoded(request, unknown, [] if text else turns, None)
 
     def to_request(self, decoded: Decoded, model: ModelContext) -> llm.GenerateRequest:
@@ -98,7 +97,7 @@ class Generate:
         if body.suffix:
             prompt = middle_prompt(model.fim, prompt, body.suffix)
         if not prompt:
-            raise InvalidArgument("prompt: expected at least one character, got none", param="prompt")
+            raise InvalidArgument.at("prompt", "expected at least one character, got none")
         ignored = ("think",) if body.think else ()
         request = _request(decoded, model, self.name, ignored, prompts=(prompt,), add_special_tokens=True)
         if not body.suffix:
@@ -126,7 +125,7 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
     messages = [template_message(m, i, images) for i, m in enumerate(_messages(decoded.turns, images))]
     kwargs, ignored = _thinking(decoded.body.think, model)
     if not decoded.turns:
-        raise InvalidArgument("messages: expected at least one message, got none", param="messages")
+        raise InvalidArgument.at("messages", "expected at least one message, got none")
     last = decoded.turns[-1]
     conversation = model.template.conversation(
         messages,

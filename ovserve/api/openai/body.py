@@ -43,11 +43,11 @@ def explain(fault: str, body: bytes, type_: Any) -> InvalidArgument:
     if match["key"]:
         *steps, key = steps
         param = field_path(steps)
-        return InvalidArgument(f"{param}: a key is wrong: {_lower(what)}, got {show(key)}", param=param)
+        return InvalidArgument.at(param, f"a key is wrong: {_lower(what)}, got {show(key)}")
     param = field_path(steps)
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         name = f"{param}.{missing[1]}" if param else missing[1]
-        return InvalidArgument(f"{name}: required, but missing", param=name)
+        return InvalidArgument.at(name, "required, but missing")
     value = look_up(root, steps)
     if choices := [c for c in shape_of(type_).choices_at(steps) if c is not None]:
         what = f"expected one of {', '.join(map(str, choices))}"
@@ -345,12 +345,10 @@ def refuse_unsupported(fields: dict[str, msgspec.Raw], table: Mapping[str, Refus
         try:
             value = msgspec.json.decode(raw)
         except msgspec.ValidationError as exc:  # a number beyond all bounds; Raw does not look
-            raise InvalidArgument(
-                f"{name}: {exc}, got {shortened(bytes(raw).decode())}", param=name
-            ) from None
+            raise InvalidArgument.at(name, f"{exc}, got {shortened(bytes(raw).decode())}") from None
         if value is not None and not any(value == n and type(value) is type(n) for n in refused.neutral):
-            raise UnsupportedParameter(
-                f"{name}: {show(value)} is not supported by this server: {refused.why}", param=name
+            raise UnsupportedParameter.at(
+                name, f"{show(value)} is not supported by this server: {refused.why}"
             )
 
 

@@ -88,15 +88,13 @@ def in_tools_form(messages: list[Message]) -> list[Message]:
     for i, message in enumerate(messages):
         if message.function_call is not None:
             if message.tool_calls:
-                at = f"messages[{i}].function_call"
-                raise InvalidArgument(f"{at}: only allowed without tool_calls", param=at)
+                raise InvalidArgument.at(f"messages[{i}].function_call", "only allowed without tool_calls")
             call_id = f"call_{i}"
             calls = [ToolCallItem(message.function_call, call_id)]
             message = msgspec.structs.replace(message, tool_calls=calls, function_call=None)
         elif message.role == "function":
             if not message.name:
-                at = f"messages[{i}].name"
-                raise InvalidArgument(f"{at}: required, but missing", param=at)
+                raise InvalidArgument.at(f"messages[{i}].name", "required, but missing")
             message = msgspec.structs.replace(message, role="tool", tool_call_id=call_id or f"call_{i}")
         converted.append(message)
     return converted
@@ -111,17 +109,14 @@ def _choice(choice: str | dict[str, Any] | None, names: set[str]) -> str | dict[
         return None
     if isinstance(choice, str):
         if choice not in CHOICES:
-            raise InvalidArgument(
-                f"function_call: expected one of {', '.join(CHOICES)} or an object, got {choice!r}",
-                param="function_call",
+            raise InvalidArgument.at(
+                "function_call", f"expected one of {', '.join(CHOICES)} or an object, got {choice!r}"
             )
         return choice
     name = choice.get("name")
     if name not in names if isinstance(name, str) else True:
         listed = ", ".join(sorted(names)) or "none"
-        raise InvalidArgument(
-            f"function_call.name: {name!r} is not one of the functions: {listed}", param="function_call.name"
-        )
+        raise InvalidArgument.at("function_call.name", f"{name!r} is not one of the functions: {listed}")
     return {"type": "function", "name": name}
 
 
@@ -328,7 +323,7 @@ def _policy(body: ChatRequest, unenforced: list[str]) -> ToolPolicy | None:
     if body.functions is not None or body.function_call is not None:
         for name in FIELDS:
             if getattr(body, name) is not None:
-                raise InvalidArgument(f"{name}: only allowed without functions", param=name)
+                raise InvalidArgument.at(name, "only allowed without functions")
         return function_policy(body.functions, body.function_call)
     functions = [
         custom_function(tool, f"tools[{i}]", unenforced)
@@ -341,15 +336,11 @@ def _policy(body: ChatRequest, unenforced: list[str]) -> ToolPolicy | None:
 
 def _check_chat(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
-        raise InvalidArgument("top_logprobs: only allowed with logprobs: true", param="top_logprobs")
+        raise InvalidArgument.at("top_logprobs", "only allowed with logprobs: true")
     if body.reasoning_effort is not None and body.effort[1] != "reasoning_effort":
-        raise InvalidArgument(
-            f"reasoning_effort: {body.reasoning_effort} and reasoning.effort: {body.effort[0]} exclude "
-            "each other",
-            param="reasoning_effort",
+        raise InvalidArgument.at(
+            "reasoning_effort",
+            f"{body.reasoning_effort} and reasoning.effort: {body.effort[0]} exclude each other",
         )
     if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidArgument(
-            "continue_final_message: true excludes add_generation_prompt: true",
-            param="continue_final_message",
-        )
+        raise InvalidArgument.at("continue_final_message", "true excludes add_generation_prompt: true")

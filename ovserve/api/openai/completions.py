@@ -111,19 +111,18 @@ def _checked(request: CompletionRequest, unknown: Iterable[str]) -> DecodedCompl
     prompts = ("",) if request.suffix and request.prompt == "" else _prompts(request.prompt)
     _check_suffix(request, prompts)
     if len(prompts) * (request.n or 1) > MAX_ALL_CHOICES:
-        raise InvalidArgument(
-            f"prompt: {len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices",
-            param="prompt",
+        raise InvalidArgument.at(
+            "prompt", f"{len(prompts)} prompts with n {request.n or 1} exceed {MAX_ALL_CHOICES} choices"
         )
     if request.max_tokens == 0 and not request.echo:
-        raise InvalidArgument("max_tokens: 0 is only allowed with echo: true", param="max_tokens")
+        raise InvalidArgument.at("max_tokens", "0 is only allowed with echo: true")
     return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
 
 
 def _to_request(decoded: DecodedCompletions, model: ModelContext, endpoint: str) -> GenerateRequest:
     body = decoded.body
     if model.vision is not None:
-        raise InvalidArgument(f"prompt: {SEES}; use chat/completions", param="prompt")
+        raise InvalidArgument.at("prompt", f"{SEES}; use chat/completions")
     max_tokens = 0 if body.max_tokens == 0 else model.max_tokens(body.max_tokens, "max_tokens")
     sampling = to_sampling(
         body,
@@ -162,9 +161,9 @@ def _check_suffix(request: CompletionRequest, prompts: tuple[Prompt, ...]) -> No
     if not request.suffix:
         return
     if request.echo:
-        raise InvalidArgument("suffix: excludes echo: true", param="suffix")
+        raise InvalidArgument.at("suffix", "excludes echo: true")
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise InvalidArgument("suffix: needs a prompt of text, got token ids", param="suffix")
+        raise InvalidArgument.at("suffix", "needs a prompt of text, got token ids")
 
 
 def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
@@ -177,12 +176,12 @@ def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
             empty = next((i for i, p in enumerate(prompts) if not p), None)
             if empty is None:
                 return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
-            where = "prompt" if isinstance(prompt, str) else f"prompt[{empty}]"
-            raise InvalidArgument(f"{where}: expected at least one character or token, got none", param=where)
+            raise InvalidArgument.at(
+                "prompt" if isinstance(prompt, str) else f"prompt[{empty}]",
+                "expected at least one character or token, got none",
+            )
     what = "a mixture of texts, token ids and lists" if prompts else "[]"
-    raise InvalidArgument(
-        f"prompt: expected a text, texts, token ids or lists of token ids, got {what}", param="prompt"
-    )
+    raise InvalidArgument.at("prompt", f"expected a text, texts, token ids or lists of token ids, got {what}")
 
 
 class Choice(msgspec.Struct, kw_only=True, gc=False):
@@ -302,7 +301,7 @@ class FimCompletions:
         refuse_unsupported(unknown, UNSUPPORTED)
         if request.random_seed is not None:
             if request.seed is not None:
-                raise InvalidArgument("random_seed: excludes seed", param="random_seed")
+                raise InvalidArgument.at("random_seed", "excludes seed")
             request.seed = request.random_seed
         return _checked(request, unknown)
 

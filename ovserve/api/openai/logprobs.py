@@ -56,43 +56,44 @@ class Pictures:
         """Return the tag for this image in the text. `where` is the part, `param` its field with the URL,
         `kind` the part's type. Raises InvalidArgument."""
         if self._refusal:
-            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+            raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
         if isinstance(image, ImageUrl):
             param, detail, image = f"{param}.url", image.detail or detail, image.url
         if not image:
             what = "required, but missing" if image is None else "expected a URL, got an empty string"
-            raise InvalidArgument(f"{param}: {what}", param=param)
+            raise InvalidArgument.at(param, what)
         if detail not in (None, *DETAILS):
-            at = f"{where}.detail"
-            raise InvalidArgument(f"{at}: expected one of {', '.join(DETAILS)}, got {detail!r}", param=at)
+            raise InvalidArgument.at(
+                f"{where}.detail", f"expected one of {', '.join(DETAILS)}, got {detail!r}"
+            )
         self.sources.append(ImageSource(image, param, detail or "auto"))
         return tag(len(self.sources) - 1)
 
     def place_file(self, data: str | None, name: str | None, where: str, param: str, kind: str) -> str:
         """Return the placeholder for this file in the text; a client cannot guess it."""
         if not self._takes_files:
-            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+            raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
         if not data:
             what = "required, but missing" if data is None else "expected base64, got an empty string"
-            raise InvalidArgument(f"{param}: {what}", param=param)
+            raise InvalidArgument.at(param, what)
         if data.startswith("data:") and ";base64," not in data[:256]:
-            raise InvalidArgument(f"{param}: expected base64 or a data URL with base64", param=param)
+            raise InvalidArgument.at(param, "expected base64 or a data URL with base64")
         return self._mark(data, param, name or "")
 
     def place_audio(self, data: str | None, format_: str | None, where: str, param: str, kind: str) -> str:
         """Return the placeholder for what is said in audio. `data` is base64, or a data URL where there is no
         `format_`, "" else."""
         if not self._takes_files:
-            raise InvalidArgument(f"{where}.type: {self._refusal}, got {kind!r}", param=f"{where}.type")
+            raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
         if not data:
             what = "required, but missing" if data is None else "expected base64, got an empty string"
-            raise InvalidArgument(f"{param}: {what}", param=param)
+            raise InvalidArgument.at(param, what)
         if format_ is None and not (data.startswith("data:") and ";base64," in data[:256]):
-            raise InvalidArgument(f"{param}: expected a data URL with base64, got {data[:40]!r}", param=param)
+            raise InvalidArgument.at(param, f"expected a data URL with base64, got {data[:40]!r}")
         if format_ and format_ not in AUDIO_FORMATS:
-            at = f"{param.rpartition('.')[0]}.format"
-            raise InvalidArgument(
-                f"{at}: expected one of {', '.join(AUDIO_FORMATS)}, got {format_[:40]!r}", param=at
+            raise InvalidArgument.at(
+                f"{param.rpartition('.')[0]}.format",
+                f"expected one of {', '.join(AUDIO_FORMATS)}, got {format_[:40]!r}",
             )
         return self._mark(data, param, audio=True)
 

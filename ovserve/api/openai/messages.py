@@ -152,14 +152,15 @@ def check_messages(messages: list[Message]) -> list[str]:
     dropped: list[str] = []
     for i, message in enumerate(messages):
         if message.role not in ROLES:
-            param = f"messages[{i}].role"
-            raise InvalidArgument(
-                f"{param}: expected one of {', '.join(ROLES)}, got {message.role!r}", param=param
+            raise InvalidArgument.at(
+                f"messages[{i}].role", f"expected one of {', '.join(ROLES)}, got {message.role!r}"
             )
         for k, call in enumerate(message.tool_calls or ()):
             if call.function is None and call.custom is None:
-                param = f"messages[{i}].tool_calls[{k}].{'custom' if call.type == 'custom' else 'function'}"
-                raise InvalidArgument(f"{param}: required, but missing", param=param)
+                raise InvalidArgument.at(
+                    f"messages[{i}].tool_calls[{k}].{'custom' if call.type == 'custom' else 'function'}",
+                    "required, but missing",
+                )
         own, _, foreign = _split(message)
         text_of(own, f"messages[{i}].content", Pictures())
         dropped += [f"messages[{i}].content.type={type_}" for type_ in foreign]
@@ -215,9 +216,9 @@ def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> s
             pieces.append((images.place_audio(url, None, param, at, part.type), False))
         elif part.type not in TEXT_PARTS:
             kinds = f"one of {', '.join(PARTS)}"
-            raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
+            raise InvalidArgument.at(f"{param}.type", f"expected {kinds}, got {part.type!r}")
         elif part.text is None:
-            raise InvalidArgument(f"{param}.text: required, but missing", param=f"{param}.text")
+            raise InvalidArgument.at(f"{param}.text", "required, but missing")
         else:
             pieces.append((part.text, False))
     return joined(pieces)
@@ -232,9 +233,7 @@ def _file(file: FileData, where: str, images: Pictures) -> str:
 
 def refuse_file_id(file_id: str, param: str) -> None:
     """Raises InvalidArgument."""
-    raise InvalidArgument(
-        f"{param}: this server keeps no files, so send file_data; got {file_id!r}", param=param
-    )
+    raise InvalidArgument.at(param, f"this server keeps no files, so send file_data; got {file_id!r}")
 
 
 def data_url(data: str | None) -> str | None:

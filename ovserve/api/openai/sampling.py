@@ -55,9 +55,7 @@ def biases(bias: LogitBias | None, vocab_size: int) -> tuple[tuple[int, float], 
 def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
     last = max(ids, default=0)
     if vocab_size and last >= vocab_size:
-        raise InvalidArgument(
-            f"{field}: token id {last} is not in the vocabulary of {vocab_size}", param=field
-        )
+        raise InvalidArgument.at(field, f"token id {last} is not in the vocabulary of {vocab_size}")
 
 
 MAX_TOKENS = (
@@ -262,16 +260,16 @@ def check_sampling(fields: SamplingFields) -> None:
     """Check what types and single ranges cannot express. Raises InvalidArgument."""
     low, high = SEED_RANGE
     if fields.seed is not None and not low <= fields.seed <= high:
-        raise InvalidArgument(f"seed: expected {low} to {high}, got {fields.seed}", param="seed")
+        raise InvalidArgument.at("seed", f"expected {low} to {high}, got {fields.seed}")
     for i, text in enumerate(_stop_list(fields.stop)):
         if not text:
             where = f"stop[{i}]" if isinstance(fields.stop, list) else "stop"
             raise InvalidArgument(f'{where}: expected a non-empty string, got ""', param="stop")
     if fields.num_assistant_tokens and fields.assistant_confidence_threshold:
-        raise InvalidArgument(
-            f"num_assistant_tokens: {fields.num_assistant_tokens} and assistant_confidence_threshold: "
+        raise InvalidArgument.at(
+            "num_assistant_tokens",
+            f"{fields.num_assistant_tokens} and assistant_confidence_threshold: "
             f"{fields.assistant_confidence_threshold} exclude each other",
-            param="num_assistant_tokens",
         )
     _check_beams(fields)
 
@@ -279,20 +277,16 @@ def check_sampling(fields: SamplingFields) -> None:
 def _check_beams(fields: SamplingFields) -> None:
     n, beams, groups = fields.n or 1, fields.best_of or 1, fields.num_beam_groups or 1
     if fields.best_of is not None and n > beams:
-        raise InvalidArgument(f"n: {n} is more than best_of {beams}", param="n")
+        raise InvalidArgument.at("n", f"{n} is more than best_of {beams}")
     if beams > 1 and fields.stream:
-        raise InvalidArgument(
-            f"best_of: {beams} searches beams, which have no text until the end; not with stream: true",
-            param="best_of",
+        raise InvalidArgument.at(
+            "best_of", f"{beams} searches beams, which have no text until the end; not with stream: true"
         )
     if beams % groups:
-        raise InvalidArgument(
-            f"num_beam_groups: {groups} does not divide best_of {beams}", param="num_beam_groups"
-        )
+        raise InvalidArgument.at("num_beam_groups", f"{groups} does not divide best_of {beams}")
     if fields.diversity_penalty and groups == 1 and fields.best_of is None:
-        raise InvalidArgument(
-            f"diversity_penalty: {fields.diversity_penalty} needs best_of and num_beam_groups above 1",
-            param="diversity_penalty",
+        raise InvalidArgument.at(
+            "diversity_penalty", f"{fields.diversity_penalty} needs best_of and num_beam_groups above 1"
         )
 
 
@@ -353,15 +347,12 @@ def to_sampling(
         return model.default(name, DEFAULTS[name]) if value is None else value
 
     if fields.best_of is not None and fields.best_of > model.best_of_limit:
-        raise InvalidArgument(
-            f"best_of: {fields.best_of} is above best_of_limit {model.best_of_limit} of this graph",
-            param="best_of",
+        raise InvalidArgument.at(
+            "best_of", f"{fields.best_of} is above best_of_limit {model.best_of_limit} of this graph"
         )
     minimum = fields.min_tokens or 0
     if max_tokens is not None and minimum > max_tokens:
-        raise InvalidArgument(
-            f"min_tokens: {minimum} is more than max_tokens {max_tokens}", param="min_tokens"
-        )
+        raise InvalidArgument.at("min_tokens", f"{minimum} is more than max_tokens {max_tokens}")
     temperature = _default_temperature(model) if fields.temperature is None else float(fields.temperature)
     assisted = {name: getattr(fields, name) for name in ASSISTED_FIELDS}
     greedy = temperature == GREEDY_TEMPERATURE
@@ -437,4 +428,4 @@ class StreamFields(SamplingFields, kw_only=True):
 def check_stream_options(fields: StreamFields) -> None:
     """Raises InvalidArgument."""
     if fields.stream_options is not None and not fields.stream:
-        raise InvalidArgument("stream_options: only allowed with stream: true", param="stream_options")
+        raise InvalidArgument.at("stream_options", "only allowed with stream: true")

@@ -94,8 +94,8 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
         unused = [f"structured_outputs.{name}" for name in IDLE if options and getattr(options, name)]
         if len(constraints) > 1:
             first, second = constraints[0][0], constraints[1][0]
-            raise InvalidArgument(
-                f"{second}: an answer has one constraint at most, and there is {first} already", param=second
+            raise InvalidArgument.at(
+                second, f"an answer has one constraint at most, and there is {first} already"
             )
         unused += [name for field in self.formats for name in _unread(*field)]
         if not constraints:
@@ -159,9 +159,8 @@ def _structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Forma
         where = f"{at}.structural_tag"
         constraints.append((where, _structural_tag(_object(options.structural_tag, where), where)))
     if not constraints:
-        raise InvalidArgument(
-            f"{at}: expected one of json, regex, choice, grammar, json_object, structural_tag, got none",
-            param=at,
+        raise InvalidArgument.at(
+            at, "expected one of json, regex, choice, grammar, json_object, structural_tag, got none"
         )
     yield from constraints
 
@@ -186,7 +185,7 @@ def _response_format(value: dict[str, Any], where: str) -> Format | None:
         form: Format = without_regex(value, where)
         return form
     types = ", ".join(("text", "json_object", "structural_tag", *PLAIN_TYPES))
-    raise InvalidArgument(f"{where}.type: expected one of {types}, got {show(type_)}", param=f"{where}.type")
+    raise InvalidArgument.at(f"{where}.type", f"expected one of {types}, got {show(type_)}")
 
 
 def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
@@ -198,8 +197,10 @@ def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
         return _schema(inner["schema"], f"{where}.json_schema.schema")
     is_wrapper = isinstance(inner, dict) and inner.keys() <= WRAPPER - {"type", "schema"}
     if inner is None or (is_wrapper and inner):
-        at = f"{where}.schema" if inner is None and where == "text.format" else f"{where}.json_schema.schema"
-        raise InvalidArgument(f"{at}: required, but missing", param=at)
+        raise InvalidArgument.at(
+            f"{where}.schema" if inner is None and where == "text.format" else f"{where}.json_schema.schema",
+            "required, but missing",
+        )
     return _schema(inner, f"{where}.json_schema")
 
 
@@ -213,7 +214,7 @@ def _is_strict(fields: ConstraintFields, where: str) -> bool:
         (inner.get("strict") if isinstance(inner, dict) else None, f"{where}.json_schema.strict"),
     ):
         if strict is not None and not isinstance(strict, bool):
-            raise InvalidArgument(f"{at}: expected a boolean, got {show(strict)}", param=at)
+            raise InvalidArgument.at(at, f"expected a boolean, got {show(strict)}")
         if strict:
             return True
     return False
@@ -230,9 +231,9 @@ def _object(value: Any, where: str) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise InvalidArgument(f"{where}: not JSON: {error}, got {show(value)}", param=where) from None
+            raise InvalidArgument.at(where, f"not JSON: {error}, got {show(value)}") from None
     if not isinstance(value, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {show(value)}", param=where)
+        raise InvalidArgument.at(where, f"expected an object, got {show(value)}")
     return value
 
 
@@ -246,7 +247,7 @@ def _grammar(value: Any, where: str) -> Format:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{where}: expected a non-empty string, got {show(value)}", param=where)
+        raise InvalidArgument.at(where, f"expected a non-empty string, got {show(value)}")
     return value
 
 
@@ -273,17 +274,14 @@ FIELDS: dict[str, Callable[[Any, str], Format]] = {
 def _structural_tag(value: dict[str, Any], where: str) -> Format:
     """Either form: `format`, or the older `structures` with `triggers`."""
     if value.get("type", "structural_tag") != "structural_tag":
-        raise InvalidArgument(
-            f"{where}.type: expected structural_tag, got {show(value['type'])}", param=f"{where}.type"
-        )
+        raise InvalidArgument.at(f"{where}.type", f"expected structural_tag, got {show(value['type'])}")
     if "format" in value:
         form: Format = without_regex(_object(value["format"], f"{where}.format"), f"{where}.format")
         return form
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise InvalidArgument(
-            f"{where}: expected format, or structures and triggers, got {', '.join(value) or 'nothing'}",
-            param=where,
+        raise InvalidArgument.at(
+            where, f"expected format, or structures and triggers, got {', '.join(value) or 'nothing'}"
         )
     tags = []
     for i, one in enumerate(structures):

@@ -156,9 +156,9 @@ def decode_tokenize(body: bytes) -> Tokenizing:
     for owner, names in ONLY_WITH.items():
         for name in names:
             if owner != inputs[0] and getattr(request, name) is not None:
-                raise InvalidArgument(f"{name}: only allowed with {owner}, not with {inputs[0]}", param=name)
+                raise InvalidArgument.at(name, f"only allowed with {owner}, not with {inputs[0]}")
     if request.pad_to_max_length and request.max_length is None:
-        raise InvalidArgument("pad_to_max_length: true needs max_length", param="pad_to_max_length")
+        raise InvalidArgument.at("pad_to_max_length", "true needs max_length")
     dropped = check_messages(request.messages or [])
     return Tokenizing(request, tuple(sorted([*unknown, *dropped])))
 
@@ -172,7 +172,7 @@ def fit(ids: list[int], body: TokenizeRequest, pad_id: int | None) -> list[int]:
     if not body.pad_to_max_length or len(ids) == length:
         return ids
     if pad_id is None:
-        raise InvalidArgument("pad_to_max_length: this model has no padding token", param="pad_to_max_length")
+        raise InvalidArgument.at("pad_to_max_length", "this model has no padding token")
     padding = [pad_id] * (length - len(ids))
     return padding + ids if body.padding_side == "left" else ids + padding
 
@@ -192,9 +192,7 @@ def decode_detokenize(body: bytes) -> tuple[DetokenizeRequest, list[list[int]], 
     ids = [token for token in request.tokens if isinstance(token, int)]
     rows = [row for row in request.tokens if isinstance(row, list)]
     if ids and rows:
-        raise InvalidArgument(
-            "tokens: expected token ids or lists of token ids, got a mixture", param="tokens"
-        )
+        raise InvalidArgument.at("tokens", "expected token ids or lists of token ids, got a mixture")
     return request, rows or [ids], ignored
 
 

@@ -35,21 +35,18 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 def function_tool(tool: Any, where: str) -> dict[str, Any]:
     """One tool in chat's form. Raises InvalidArgument naming the field."""
     if not isinstance(tool, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {_display(tool)}", param=where)
+        raise InvalidArgument.at(where, f"expected an object, got {_display(tool)}")
     if tool.get("type") != "function":
-        raise InvalidArgument(
-            f"{where}.type: expected 'function', got {_display(tool.get('type'))}", param=f"{where}.type"
-        )
+        raise InvalidArgument.at(f"{where}.type", f"expected 'function', got {_display(tool.get('type'))}")
     nested = "function" in tool
     function = tool["function"] if nested else {k: v for k, v in tool.items() if k != "type"}
     at = f"{where}.function" if nested else where
     if not isinstance(function, dict):
-        raise InvalidArgument(f"{at}: expected an object, got {_display(function)}", param=at)
+        raise InvalidArgument.at(at, f"expected an object, got {_display(function)}")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"{at}.name: expected 1 to 128 letters, digits, _ . : / or -, got {_display(name)}",
-            param=f"{at}.name",
+        raise InvalidArgument.at(
+            f"{at}.name", f"expected 1 to 128 letters, digits, _ . : / or -, got {_display(name)}"
         )
     for field, type_, what in (
         ("parameters", dict, "an object, a JSON schema"),
@@ -58,9 +55,7 @@ def function_tool(tool: Any, where: str) -> dict[str, Any]:
     ):
         value = function.get(field)
         if value is not None and not isinstance(value, type_):
-            raise InvalidArgument(
-                f"{at}.{field}: expected {what}, got {_display(value)}", param=f"{at}.{field}"
-            )
+            raise InvalidArgument.at(f"{at}.{field}", f"expected {what}, got {_display(value)}")
     if schema := function.get("parameters"):
         function = {**function, "parameters": _of_object(schema, f"{at}.parameters.type")}
     ordered = {field: function[field] for field in _ORDER if field in function} | function
@@ -74,7 +69,7 @@ def _of_object(schema: dict[str, Any], where: str) -> dict[str, Any]:
     if not type_:
         return {name: value for name, value in schema.items() if name != "type"}
     if "object" not in (type_ if isinstance(type_, list) else [type_]):
-        raise InvalidArgument(f"{where}: arguments are an object, got {_display(type_)}", param=where)
+        raise InvalidArgument.at(where, f"arguments are an object, got {_display(type_)}")
     return {**schema, "type": "object"}
 
 
@@ -90,11 +85,11 @@ def tool_policy(
     names = [tool["function"]["name"] for tool in tools]
     for name, count in Counter(names).items():
         if count > 1:
-            raise InvalidArgument(f"tools: {count} functions are called {_display(name)}", param="tools")
+            raise InvalidArgument.at("tools", f"{count} functions are called {_display(name)}")
     mode, tool_names, once = _choice(choice, names)
     if not tools:
         if mode == "required":
-            raise InvalidArgument("tool_choice: 'required' needs tools, got none", param="tool_choice")
+            raise InvalidArgument.at("tool_choice", "'required' needs tools, got none")
         return None
     callable_names = frozenset(tool_names)
     allowed = tuple(name for name in names if name in callable_names) if mode != "none" else ()
@@ -115,7 +110,7 @@ def _unenforced(policy: ToolPolicy) -> Iterator[str]:
             result = strictly(schema, "tools") if name in strict else write(schema, what="tools", exact=False)
         except InvalidArgument as error:
             reason = error.message.removeprefix("tools: ")
-            raise InvalidArgument(f"tools: parameters of {name}: {reason}", param="tools") from None
+            raise InvalidArgument.at("tools", f"parameters of {name}: {reason}") from None
         yield from (f"tools:{name}:{path}" for path in (*result.unenforced, *result.noted))
 
 
@@ -127,18 +122,16 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
         for mode in CHOICES:
             if choice == mode:
                 return mode, names, False
-        raise InvalidArgument(
-            f"tool_choice: expected one of {', '.join(CHOICES)} or an object, got {_display(choice)}",
-            param="tool_choice",
+        raise InvalidArgument.at(
+            "tool_choice", f"expected one of {', '.join(CHOICES)} or an object, got {_display(choice)}"
         )
     kind = choice.get("type", "function" if "function" in choice else None)
     if kind in ("function", "custom"):
         return "required", [_known_name(choice, names, "tool_choice")], True
     if kind == "allowed_tools":
         return *_allowed(choice, names), False
-    raise InvalidArgument(
-        f"tool_choice.type: expected 'function', 'custom' or 'allowed_tools', got {_display(kind)}",
-        param="tool_choice.type",
+    raise InvalidArgument.at(
+        "tool_choice.type", f"expected 'function', 'custom' or 'allowed_tools', got {_display(kind)}"
     )
 
 
@@ -146,16 +139,12 @@ def _allowed(choice: dict[str, Any], names: list[str]) -> tuple[Choice, list[str
     inner = choice.get("allowed_tools", choice)  # chat nests it, responses does not
     where = "tool_choice.allowed_tools" if inner is not choice else "tool_choice"
     if not isinstance(inner, dict):
-        raise InvalidArgument(f"{where}: expected an object, got {_display(inner)}", param=where)
+        raise InvalidArgument.at(where, f"expected an object, got {_display(inner)}")
     mode, tools = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
-        raise InvalidArgument(
-            f"{where}.mode: expected auto or required, got {_display(mode)}", param=f"{where}.mode"
-        )
+        raise InvalidArgument.at(f"{where}.mode", f"expected auto or required, got {_display(mode)}")
     if not isinstance(tools, list) or not tools:
-        raise InvalidArgument(
-            f"{where}.tools: expected a non-empty array, got {_display(tools)}", param=f"{where}.tools"
-        )
+        raise InvalidArgument.at(f"{where}.tools", f"expected a non-empty array, got {_display(tools)}")
     tool_names = dict.fromkeys(names)
     listed = [_known_name(tool, tool_names, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
     return ("required" if mode == "required" else "auto"), listed
@@ -168,9 +157,7 @@ def _known_name(choice: Any, names: Collection[str], where: str) -> str:
     name = inner.get("name") if isinstance(inner, dict) else None
     at = f"{where}.name" if nested is None else f"{where}.{nested}.name"
     if not isinstance(name, str) or name not in names:
-        raise InvalidArgument(
-            f"{at}: {_display(name)} is not one of the tools: {_listed(names) or 'none'}", param=at
-        )
+        raise InvalidArgument.at(at, f"{_display(name)} is not one of the tools: {_listed(names) or 'none'}")
     return name
 
 
@@ -190,7 +177,7 @@ def check_model(policy: ToolPolicy | None, model: ModelContext) -> list[str]:
     if policy is None or not policy.calls:
         return []
     if why := model.lacks_tools:
-        raise UnsupportedParameter(f"tools: {why}", param="tools")
+        raise UnsupportedParameter.at("tools", why)
     dialect = registry.default().tool(model.parsers.tool)
     if policy.choice != "required" or dialect is None or dialect.guide is None:
         return []
@@ -250,7 +237,7 @@ def custom_function(tool: dict[str, Any], where: str, unenforced: list[str]) -> 
     at = f"{where}.custom" if "custom" in tool else where
     inner = tool.get("custom", tool)
     if not isinstance(inner, dict):
-        raise InvalidArgument(f"{at}: expected an object, got {shortened(repr(inner))}", param=at)
+        raise InvalidArgument.at(at, f"expected an object, got {shortened(repr(inner))}")
     grammar = _grammar(inner.get("format"), f"{at}.format")
     description = inner.get("description")
     schema: dict[str, Any] = {"type": "string"}
@@ -284,9 +271,7 @@ def _grammar(value: Any, where: str) -> tuple[str, str] | None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "grammar"):
         kind = value.get("type") if isinstance(value, dict) else value
-        raise InvalidArgument(
-            f"{where}.type: expected text or grammar, got {shortened(repr(kind))}", param=f"{where}.type"
-        )
+        raise InvalidArgument.at(f"{where}.type", f"expected text or grammar, got {shortened(repr(kind))}")
     if value["type"] == "text":
         return None
     inner = value.get("grammar", value)  # chat nests it, responses does not
@@ -294,14 +279,12 @@ def _grammar(value: Any, where: str) -> tuple[str, str] | None:
         (inner.get("syntax"), inner.get("definition")) if isinstance(inner, dict) else (None, None)
     )
     if syntax not in SYNTAXES:
-        raise InvalidArgument(
-            f"{where}.syntax: expected one of {', '.join(SYNTAXES)}, got {shortened(repr(syntax))}",
-            param=f"{where}.syntax",
+        raise InvalidArgument.at(
+            f"{where}.syntax", f"expected one of {', '.join(SYNTAXES)}, got {shortened(repr(syntax))}"
         )
     if not isinstance(definition, str) or not definition:
-        raise InvalidArgument(
-            f"{where}.definition: expected a non-empty string, got {shortened(repr(definition))}",
-            param=f"{where}.definition",
+        raise InvalidArgument.at(
+            f"{where}.definition", f"expected a non-empty string, got {shortened(repr(definition))}"
         )
     return syntax, definition
 

@@ -106,11 +106,11 @@ class Answerer(LlmCalculator):
 
 def _check(request: GenerateRequest) -> None:
     if request.sampling.n > 1 or len(request.prompts) > 1:
-        raise InvalidArgument(f"n: this model answers once, got {request.choices}", param="n")
+        raise InvalidArgument.at("n", f"this model answers once, got {request.choices}")
     if request.tools is not None and request.tools.names:
-        raise InvalidArgument("tools: this model calls no tools", param="tools")
+        raise InvalidArgument.at("tools", "this model calls no tools")
     if (constraint := request.sampling.constraint) is not None:
-        raise InvalidArgument(f"{constraint.param}: this model holds to no format", param=constraint.param)
+        raise InvalidArgument.at(constraint.param, "this model holds to no format")
 
 
 @calculator("LlmModelCalculator")

@@ -49,7 +49,7 @@ async def with_system_text(llm: LlmResources, request: GenerateRequest, text: st
         changed = await llm.bodies.run(large, _inserted, conversation, text)
         return msgspec.structs.replace(request, conversation=changed)
     if not all(isinstance(prompt, str) for prompt in request.prompts):
-        raise InvalidArgument("prompt: this graph inserts text, so give text, not token ids", param="prompt")
+        raise InvalidArgument.at("prompt", "this graph inserts text, so give text, not token ids")
     prompts = tuple(f"{text}\n\n{prompt}" for prompt in request.prompts)
     return msgspec.structs.replace(request, prompts=prompts)
 

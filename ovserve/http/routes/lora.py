@@ -51,9 +51,9 @@ class LoraRoutes:
         served = entry is not None and entry.listed
         if entry is not None and served:
             if entry.spec.adapter is None:
-                raise InvalidArgument(f"lora_name: {name!r} is a model", param="lora_name")
+                raise InvalidArgument.at("lora_name", f"{name!r} is a model")
             if not options.load_inplace:
-                raise InvalidArgument(f"lora_name: {name!r} has been loaded already", param="lora_name")
+                raise InvalidArgument.at("lora_name", f"{name!r} has been loaded already")
         parent = self._parent(options.base_model_name)
         base = self._manager.entries[parent].spec
         spec = replace(base, name=name, adapter=_adapter(parent, options.lora_path))
@@ -64,7 +64,7 @@ class LoraRoutes:
                 with suppress(ModelNotFound):
                     await self._manager.unload(name)
             if isinstance(error, LoadError):
-                raise InvalidArgument(f"lora_path: {error.reason}", param="lora_path") from error
+                raise InvalidArgument.at("lora_path", error.reason) from error
             raise
         return json_response(encode(f"Success: LoRA adapter {name!r} added successfully."))
 
@@ -84,9 +84,7 @@ class LoraRoutes:
         names = [s.name for s in self._manager.servables if s.contexts and not s.parent]
         if len(names) != 1:
             listed = ", ".join(names) or "none"
-            raise InvalidArgument(
-                f"base_model_name: required, expected one of {listed}", param="base_model_name"
-            )
+            raise InvalidArgument.at("base_model_name", f"required, expected one of {listed}")
         return names[0]
 
 

@@ -142,11 +142,11 @@ async def _end(process: Process) -> None:
 
 def _checked_name(model: str | None) -> str:
     if not model:
-        raise InvalidArgument("model: required, but missing", param="model")
+        raise InvalidArgument.at("model", "required, but missing")
     name = model.removesuffix(LATEST)
     if name not in MODELS and (not HUB_ID.fullmatch(name) or Path(name).exists()):
-        raise InvalidArgument(
-            f"model: expected one of {', '.join(MODELS)} or an id on the hub, got {model!r}", param="model"
+        raise InvalidArgument.at(
+            "model", f"expected one of {', '.join(MODELS)} or an id on the hub, got {model!r}"
         )
     return name
 
@@ -187,10 +187,10 @@ class Ollama:
         glance = _read_glance(body)
         if not (glance.messages or glance.prompt or glance.images or glance.suffix):
             if glance.keep_alive in UNLOAD:
-                raise UnsupportedParameter(
-                    "keep_alive: 0 would unload the model for all clients; an operator unloads one "
+                raise UnsupportedParameter.at(
+                    "keep_alive",
+                    "0 would unload the model for all clients; an operator unloads one "
                     f"with /v2/repository/models/{servable.name}/unload",
-                    param="keep_alive",
                 )
             ignored = await request.app[BODIES].run(body.head.large, _checked, body.data, endpoint)
             return json_response(loaded(body.model, chats=endpoint == "api/chat"), ignored_header(ignored))
@@ -260,7 +260,7 @@ def requested_model(body: bytes) -> str:
     """Return the model that a body of show or pull names. Raises InvalidArgument."""
     fields, _ = decode_body(body, _of_model)
     if not (name := fields.model or fields.name):
-        raise InvalidArgument("model: required, but missing", param="model")
+        raise InvalidArgument.at("model", "required, but missing")
     return name
 
 

@@ -131,7 +131,7 @@ class RealtimeRoutes:
         session = options.session or {}
         name = session.get("model")
         if name is not None and not isinstance(name, str):
-            raise InvalidArgument("session.model: expected a string", param="session.model")
+            raise InvalidArgument.at("session.model", "expected a string")
         servable = self._servable(name)
         async with servable.start(self._handshake(request, servable, session), open_ended=True) as run:
             first = await run.first()  # so that what is wrong with the session is an error here
@@ -153,9 +153,8 @@ class RealtimeRoutes:
         if len(names) == 1:
             return self._manager.get(names[0])
         listed = ", ".join(names) or "none"
-        raise InvalidArgument(
-            f"model: required as ?model=NAME, because there is not one realtime graph; served: {listed}",
-            param="model",
+        raise InvalidArgument.at(
+            "model", f"required as ?model=NAME, because there is not one realtime graph; served: {listed}"
         )
 
     def _handshake(self, request: web.Request, servable: Servable, session: dict[str, Any]) -> HttpPayload:

@@ -60,7 +60,7 @@ class ResponsesRoutes:
             async with EventStream(request, _ids(), pings=True) as stream:
                 return await _send(stream, ResponseReply(events=events))
         if after is not None:
-            raise InvalidArgument(f"starting_after: {after} needs stream=true", param="starting_after")
+            raise InvalidArgument.at("starting_after", f"{after} needs stream=true")
         return json_response(await self._service.get(owner, id_))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -89,7 +89,7 @@ def owner_of(request: web.Request) -> str:
 def _flag(request: web.Request, name: str) -> bool:
     text = request.query.get(name, "false")
     if text.lower() not in FLAGS:
-        raise InvalidArgument(f"{name}: expected true or false, got {text!r}", param=name)
+        raise InvalidArgument.at(name, f"expected true or false, got {text!r}")
     return FLAGS[text.lower()]
 
 
@@ -98,7 +98,7 @@ def number_of(request: web.Request, name: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise InvalidArgument(f"{name}: expected a whole number, got {text!r}", param=name)
+        raise InvalidArgument.at(name, f"expected a whole number, got {text!r}")
     return int(text)
 
 
@@ -149,16 +149,16 @@ class BatchRoutes:
         owner = owner_of(request)
         most, size = self._files.bounds.file_bytes, request.content_length
         if size is not None and size > most + TEXT_BYTES:
-            raise PayloadTooLarge(f"file: the form has {size} bytes, a file {most} at most", param="file")
+            raise PayloadTooLarge.at("file", f"the form has {size} bytes, a file {most} at most")
         async with (
             self._files.arriving(owner, most if size is None else size),
             read_form(request, most=most, directory=self._files.directory) as form,
         ):
             upload, ignored = decode_body(_nested(form.body.data), _upload)
             if (file := form.files.get("file")) is None:
-                raise InvalidArgument("file: expected a file as a part of the form", param="file")
+                raise InvalidArgument.at("file", "expected a file as a part of the form")
             if not file.size:
-                raise InvalidArgument("file: is empty", param="file")
+                raise InvalidArgument.at("file", "is empty")
             seconds = upload.expires_after.seconds if upload.expires_after else None
             added = await self._files.add(owner, file.path, file.name, file.size, seconds)
         return _encoded(added, tuple(ignored))
@@ -166,7 +166,7 @@ class BatchRoutes:
     async def list_files(self, request: web.Request) -> web.Response:
         order = request.query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise InvalidArgument(f"order: expected asc or desc, got {order!r}", param="order")
+            raise InvalidArgument.at("order", f"expected asc or desc, got {order!r}")
         after, purpose = request.query.get("after"), request.query.get("purpose")
         limit = _limit(request, 10_000, 10_000)
         return _encoded(
@@ -184,7 +184,7 @@ class BatchRoutes:
         }
         path = self._files.path(file.id)
         if not path.exists():  # aiohttp would answer a 404 without a body
-            raise NotFound(f"file_id: the content of file {file.id!r} is gone", param="file_id")
+            raise NotFound.at("file_id", f"the content of file {file.id!r} is gone")
         return web.FileResponse(path, headers=headers)
 
     async def delete_file(self, request: web.Request) -> web.Response:
@@ -216,7 +216,7 @@ def _limit(request: web.Request, default: int, most: int) -> int:
     if limit is None:
         return default
     if not 1 <= limit <= most:
-        raise InvalidArgument(f"limit: expected 1 to {most}, got {limit}", param="limit")
+        raise InvalidArgument.at("limit", f"expected 1 to {most}, got {limit}")
     return limit
 
 

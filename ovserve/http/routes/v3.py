@@ -215,9 +215,8 @@ class V3:
         """Hand on any request. Several servables with one path are chosen from by `?model=NAME`."""
         name = request.query.get("model", owners[0])
         if name not in owners or (len(owners) > 1 and "model" not in request.query):
-            raise InvalidArgument(
-                f"model: {request.path} is served by {', '.join(owners)}: choose one by ?model=NAME",
-                param="model",
+            raise InvalidArgument.at(
+                "model", f"{request.path} is served by {', '.join(owners)}: choose one by ?model=NAME"
             )
         data = await read_bytes(request, any_type=True)
         async with self._manager.get(name).start(open_payload(request, endpoint, data)) as answer:

@@ -171,9 +171,7 @@ def change_log_settings(changes: Mapping[str, Parameter]) -> dict[str, Parameter
         if name in _FIXED:
             raise InvalidArgument(f"settings.{name}: fixed at start, by {_FIXED[name]}", param=name)
         if name not in settings:
-            raise InvalidArgument(
-                f"settings: {name!r} is not known; known: {', '.join(settings)}", param="settings"
-            )
+            raise InvalidArgument.at("settings", f"{name!r} is not known; known: {', '.join(settings)}")
         if name == VERBOSE:
             if (number := as_whole(value)) is None or number < 0:
                 raise InvalidArgument(f"settings.{name}: expected 0 or more, got {value!r}", param=name)
@@ -223,9 +221,8 @@ class Administration:
     def index(self, *, ready: bool = False, repository: str = "") -> list[Listed]:
         """Return all models that the caller may use; with `ready`, only those that answer."""
         if repository:
-            raise InvalidArgument(
-                f"repository_name: there is one repository, without a name; got {repository!r}",
-                param="repository_name",
+            raise InvalidArgument.at(
+                "repository_name", f"there is one repository, without a name; got {repository!r}"
             )
         may = current_request().caller.may_use
         rows = [_listed(status) for status in self._manager.statuses() if may(status.name)]
@@ -234,7 +231,7 @@ class Administration:
     def status(self, name: str, version: str = "") -> list[ServableStatus]:
         """Return the state of each version, or of one. Raises ModelNotFound."""
         if not name:
-            raise InvalidArgument("model_spec.name: required", param="model_spec.name")
+            raise InvalidArgument.at("model_spec.name", "required")
         if not current_request().caller.may_use(name):
             raise ModelNotFound(f"model {name!r} is not known", param="model")
         statuses = self._manager.statuses(name)
@@ -257,7 +254,7 @@ class Administration:
             what = "a graph is configured in its graph.pbtxt"
             if parameter.startswith("file:"):
                 what = "files from clients are not accepted"
-            raise UnsupportedParameter(f"parameters.{parameter}: {what}", param=f"parameters.{parameter}")
+            raise UnsupportedParameter.at(f"parameters.{parameter}", what)
         await self._manager.load(name)
 
     async def unload(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
@@ -265,10 +262,7 @@ class Administration:
         self._may_change()
         _check_name(name)
         for parameter in parameters.keys() - WITHOUT_EFFECT:
-            raise UnsupportedParameter(
-                f"parameters.{parameter}: unknown; known: unload_dependents",
-                param=f"parameters.{parameter}",
-            )
+            raise UnsupportedParameter.at(f"parameters.{parameter}", "unknown; known: unload_dependents")
         await self._manager.unload(name)
 
     async def reload(self) -> ReloadResult:
@@ -284,15 +278,15 @@ class Administration:
             where = f"config[{i}]"
             for key, value in (("name", entry.name), ("base_path", entry.base_path)):
                 if not value:
-                    raise InvalidArgument(f"{where}.{key}: required", param=f"{where}.{key}")
+                    raise InvalidArgument.at(f"{where}.{key}", "required")
             if entry.name in specs:
-                raise InvalidArgument(f"{where}.name: {entry.name!r} is given twice", param=f"{where}.name")
+                raise InvalidArgument.at(f"{where}.name", f"{entry.name!r} is given twice")
             specs[entry.name] = _specs_of(entry, f"{where}.model_version_policy")
         if not specs:
-            raise InvalidArgument(
-                "config: the list is empty; name the models to serve, or give no list to read the "
+            raise InvalidArgument.at(
+                "config",
+                "the list is empty; name the models to serve, or give no list to read the "
                 "configuration again",
-                param="config",
             )
         return _checked(await self._manager.replace(chain.from_iterable(specs.values())))
 
@@ -316,15 +310,13 @@ def _specs_of(entry: Entry, field: str) -> list[ServableSpec]:
         return model_specs(entry.name, base.absolute(), policy_fields, origin)
     versions = entry.policy.get("specific", {}).get("versions", [GRAPH_VERSION])
     if versions != [GRAPH_VERSION]:
-        raise InvalidArgument(
-            f"{field}: a graph has only version {GRAPH_VERSION}, got {versions}", param=field
-        )
+        raise InvalidArgument.at(field, f"a graph has only version {GRAPH_VERSION}, got {versions}")
     return [ServableSpec.of_directory(entry.name, base, origin=origin)]
 
 
 def _check_name(name: str) -> None:
     if not name:
-        raise InvalidArgument("model_name: required", param="model_name")
+        raise InvalidArgument.at("model_name", "required")
 
 
 def _checked(result: ReloadResult) -> ReloadResult:

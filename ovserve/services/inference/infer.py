@@ -249,9 +249,8 @@ class _SideBySide:
         """Yield the responses to one request; the last one is empty and says so, if requested."""
         servable = self._inference.servable(request.model, request.version)
         if _in_one_run(servable):
-            raise InvalidArgument(
-                f"model_name: {request.model!r} takes {servable.interface.value}, in a stream of its own",
-                param="model_name",
+            raise InvalidArgument.at(
+                "model_name", f"{request.model!r} takes {servable.interface.value}, in a stream of its own"
             )
         marks_end = request.parameters.get(EMPTY_FINAL) is True
         with self._inference.statistics[servable.name].request():
@@ -318,9 +317,7 @@ def _check_same(request: InferRequest, first: InferRequest) -> None:
         ("model_version", request.version, first.version),
     ):
         if value != expected:
-            raise InvalidArgument(
-                f"{field}: this stream is {expected!r}'s, got {display(value)}", param=field
-            )
+            raise InvalidArgument.at(field, f"this stream is {expected!r}'s, got {display(value)}")
 
 
 def _marked(response: InferResponse, *, last: bool) -> InferResponse:
@@ -358,16 +355,16 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
     request.check_inputs()
     if tuple(request.inputs) != (source,):
         input_names = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
-        raise InvalidArgument(f"inputs: expected {source!r} alone, got {input_names}", param="inputs")
+        raise InvalidArgument.at("inputs", f"expected {source!r} alone, got {input_names}")
     for name in request.outputs:
         if name != target:
-            raise InvalidArgument(f"outputs: expected {target!r}, got {display(name)}", param="outputs")
+            raise InvalidArgument.at("outputs", f"expected {target!r}, got {display(name)}")
     tensor = request.inputs[source]
     if tensor.datatype != BYTES or math.prod(tensor.shape) != 1:
-        raise InvalidArgument(
-            f"inputs: {source!r} takes BYTES of one element, the body of a request; got {tensor.datatype} "
+        raise InvalidArgument.at(
+            "inputs",
+            f"{source!r} takes BYTES of one element, the body of a request; got {tensor.datatype} "
             f"of shape {list(tensor.shape)}",
-            param="inputs",
         )
     endpoint = request.parameters.get(ENDPOINT, default_endpoint(servable))
     if not isinstance(endpoint, str):
@@ -406,8 +403,8 @@ async def payload_answers(
         held.enter_context(servable.lease())
         payload = await payload_of(servable, request)
         if whole and payload.head.stream:
-            raise InvalidArgument(
-                "stream: a call with one response cannot stream; call ModelStreamInfer", param="stream"
+            raise InvalidArgument.at(
+                "stream", "a call with one response cannot stream; call ModelStreamInfer"
             )
         answer = await held.enter_async_context(servable.start(payload, front))
         first = await answer.first()
@@ -463,7 +460,5 @@ def _with_model(body: bytes, model: str) -> bytes:
         return encode({"model": model, **fields})
     body_model = msgspec.json.decode(fields["model"])
     if body_model != model:
-        raise InvalidArgument(
-            f"model: the request is for {model!r}, its body for {display(body_model)}", param="model"
-        )
+        raise InvalidArgument.at("model", f"the request is for {model!r}, its body for {display(body_model)}")
     return body

@@ -143,13 +143,12 @@ class TensorRun:
         ):
             for name in names:
                 if name not in expected:
-                    raise InvalidArgument(
-                        f"{field}: {display(name)} is not one of the graph's: {', '.join(expected)}",
-                        param=field,
+                    raise InvalidArgument.at(
+                        field, f"{display(name)} is not one of the graph's: {', '.join(expected)}"
                     )
         missing = [name for name in self.inputs if name not in request.inputs]
         if missing and not (partial and request.inputs):
-            raise InvalidArgument(f"inputs: {', '.join(missing)} not given", param="inputs")
+            raise InvalidArgument.at("inputs", f"{', '.join(missing)} not given")
 
     def _timestamp(self, parameter: Parameter | None, packets: Mapping[str, Any]) -> int:
         bound = max(self._run.inputs[name].bound for name in packets)
@@ -157,10 +156,9 @@ class TensorRun:
             return bound
         field, at = f"parameters.{TIMESTAMP}", as_whole(parameter)
         if at is None or not bound <= at <= LAST_TIMESTAMP:
-            raise InvalidArgument(
-                f"{field}: expected {bound} to {LAST_TIMESTAMP}, rising within each input, "
-                f"got {display(parameter)}",
-                param=field,
+            raise InvalidArgument.at(
+                field,
+                f"expected {bound} to {LAST_TIMESTAMP}, rising within each input, got {display(parameter)}",
             )
         return at
 
@@ -172,11 +170,9 @@ def _side_packets(
     one."""
     packet_names = servable.graph.plan.side_packets - servable.side_packets.keys()
     for name in sorted(servable.side_packets.keys() & parameters.keys()):
-        raise InvalidArgument(f"parameters.{name}: the server sets this one", param=f"parameters.{name}")
+        raise InvalidArgument.at(f"parameters.{name}", "the server sets this one")
     for name in sorted(packet_names - parameters.keys()):
-        raise InvalidArgument(
-            f"parameters.{name}: required, it fills the graph's input_side_packet", param=f"parameters.{name}"
-        )
+        raise InvalidArgument.at(f"parameters.{name}", "required, it fills the graph's input_side_packet")
     typed = {name: _typed(servable, name, parameters[name]) for name in packet_names}
     side = {**servable.side_packets, **typed}
     return side, tuple(name for name in parameters if name not in packet_names and name != TIMESTAMP)
@@ -189,6 +185,5 @@ def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
         return value
     whole = as_whole(value)
     if whole is None:
-        param = f"parameters.{name}"
-        raise InvalidArgument(f"{param}: expected a whole number, got {display(value)}", param=param)
+        raise InvalidArgument.at(f"parameters.{name}", f"expected a whole number, got {display(value)}")
     return whole

@@ -138,7 +138,7 @@ class Batches:
                 query = "SELECT number FROM batches WHERE owner = ? AND id = ?"
                 number = db.execute(query, (owner, after)).fetchone()
                 if number is None:
-                    raise InvalidArgument(f"after: {after!r} is not a batch of this key", param="after")
+                    raise InvalidArgument.at("after", f"{after!r} is not a batch of this key")
             query = "SELECT body FROM batches WHERE owner = ? AND number < ? ORDER BY number DESC LIMIT ?"
             return db.execute(query, (owner, number[0] if number else 1 << 62, limit + 1)).fetchall()
 

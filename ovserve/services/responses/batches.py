@@ -59,19 +59,17 @@ class BatchService:
         rows = self._required()
         endpoint = endpoint_of(request.endpoint)
         if endpoint not in self._endpoints(endpoint):
-            raise InvalidArgument(
-                f"endpoint: {request.endpoint!r} is not one of a batch; use "
+            raise InvalidArgument.at(
+                "endpoint",
+                f"{request.endpoint!r} is not one of a batch; use "
                 + ", ".join(f"/v1/{name}" for name in self._endpoints(endpoint)),
-                param="endpoint",
             )
         try:
             file = await self.files.get(owner, request.input_file_id)
         except NotFound:
             raise unknown_file(request.input_file_id, "input_file_id") from None
         if file.purpose != "batch":
-            raise InvalidArgument(
-                f"input_file_id: expected a file of purpose batch, got {file.purpose}", param="input_file_id"
-            )
+            raise InvalidArgument.at("input_file_id", f"expected a file of purpose batch, got {file.purpose}")
         now = int(time.time())
         batch = Batch(
             id=new_id("batch_"),

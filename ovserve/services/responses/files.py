@@ -175,7 +175,7 @@ class Files:
                     "SELECT number FROM files WHERE owner = ? AND id = ?", (owner, after)
                 ).fetchone()
                 if number is None:
-                    raise InvalidArgument(f"after: {after!r} is not a file of this key", param="after")
+                    raise InvalidArgument.at("after", f"{after!r} is not a file of this key")
                 where, values = [*where, f"number {'>' if order == 'asc' else '<'} ?"], [*values, number[0]]
             query = f"SELECT {COLUMNS} FROM files WHERE {' AND '.join(where)} ORDER BY number {order} LIMIT ?"
             return db.execute(query, (*values, limit + 1)).fetchall()
@@ -263,7 +263,7 @@ def new_id(prefix: str) -> str:
 
 
 def unknown_file(id_: str, param: str = "file_id") -> NotFound:
-    return NotFound(f"{param}: file {id_!r} not found", param=param)
+    return NotFound.at(param, f"file {id_!r} not found")
 
 
 def _file(row: tuple[str, int, int, int, str, str]) -> File:

@@ -143,12 +143,10 @@ async def prepare(
     """Raises InvalidArgument, also for a conversation that is not (or no longer) there."""
     peek = await bodies.run(head.large, _read_peek, body)
     if peek.background and peek.store is False:
-        raise InvalidArgument(
-            "background: true needs store, got store: false; the answer would be lost", param="background"
-        )
+        raise InvalidArgument.at("background", "true needs store, got store: false; the answer would be lost")
     if peek.background and store is None:
-        raise UnsupportedParameter(
-            "background: true needs the response store, which is off on this server", param="background"
+        raise UnsupportedParameter.at(
+            "background", "true needs the response store, which is off on this server"
         )
     history: list[Raw] = []
     if peek.previous_response_id is not None:
@@ -193,9 +191,8 @@ async def _history(owner: str, id_: str, store: ResponseStore | None) -> list[Ra
     for record in chain:
         answer = _output.decode(record.body)
         if record.server:
-            raise InvalidArgument(
-                f"previous_response_id: response {record.id!r} is still {answer.status}",
-                param="previous_response_id",
+            raise InvalidArgument.at(
+                "previous_response_id", f"response {record.id!r} is still {answer.status}"
             )
         items += [*_raws.decode(record.input), *answer.output]
     return items
@@ -216,8 +213,7 @@ async def _resolve(owner: str, item: Raw, index: int, store: ResponseStore | Non
     for raw in [] if record is None else [*_raws.decode(record.input), *_output.decode(record.body).output]:
         if msgspec.json.decode(raw, type=_Reference).id == reference.id:
             return raw
-    param = f"input[{index}].id"
-    raise InvalidArgument(f"{param}: item {reference.id!r} is not stored here", param=param)
+    raise InvalidArgument.at(f"input[{index}].id", f"item {reference.id!r} is not stored here")
 
 
 async def _read(operation: Any) -> Any:

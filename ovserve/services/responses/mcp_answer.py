@@ -154,8 +154,8 @@ async def _run_approved(session: McpSession, approved: list[tuple[_Item, str]]) 
     offered = {(o.label, f["function"]["name"]) for o in session.offers for f in o.functions}
     for item, where in approved:
         if (item.server_label, item.name) not in offered:
-            raise InvalidArgument(
-                f"{where}: tool {item.name!r} of server {item.server_label!r} is not among tools", param=where
+            raise InvalidArgument.at(
+                where, f"tool {item.name!r} of server {item.server_label!r} is not among tools"
             )
     calls = [(i.server_label or "", ToolCall("", i.name, i.arguments)) for i, _ in approved]
     results = await asyncio.gather(*(session.run(label, call) for label, call in calls))
@@ -185,10 +185,10 @@ def _approved(past: list[_Item], items: list[_Item], requests: list[McpRequest])
             continue
         where, id_ = f"input[{i}].approval_request_id", item.approval_request_id
         if id_ not in approvals:
-            raise InvalidArgument(f"{where}: there is no mcp_approval_request {id_!r}", param=where)
+            raise InvalidArgument.at(where, f"there is no mcp_approval_request {id_!r}")
         if approvals[id_].server_label not in labels:
             label = approvals[id_].server_label
-            raise InvalidArgument(f"{where}: its server {label!r} is not among tools", param=where)
+            raise InvalidArgument.at(where, f"its server {label!r} is not among tools")
         if item.approve and id_ not in ran:
             ran.add(id_)
             approved.append((approvals[id_], where))
@@ -239,7 +239,7 @@ class McpAnswer:
         """Return how it begins. Raises what went wrong before that."""
         first = await self._answer.first()
         if first.events is None:
-            raise InvalidArgument("tools: this graph writes its own responses, without MCP", param="tools")
+            raise InvalidArgument.at("tools", "this graph writes its own responses, without MCP")
         self._fold = ResponseFold(first.events)
         return replace(first, events=self._packet(first.events))
 

@@ -163,7 +163,7 @@ def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after
     if after is not None:
         at = next((i for i, item in enumerate(items) if item["id"] == after), None)
         if at is None:
-            raise InvalidArgument(f"after: {after!r} is not an item of response {id_!r}", param="after")
+            raise InvalidArgument.at("after", f"{after!r} is not an item of response {id_!r}")
         items = items[at + 1 :]
     page = items[:limit]
     ids = [item["id"] for item in page] or [""]
@@ -174,9 +174,9 @@ def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after
 def check_page(limit: int, order: str) -> None:
     """Raises InvalidArgument."""
     if not 1 <= limit <= MAX_PAGE:
-        raise InvalidArgument(f"limit: expected 1 to {MAX_PAGE}, got {limit}", param="limit")
+        raise InvalidArgument.at("limit", f"expected 1 to {MAX_PAGE}, got {limit}")
     if order not in ("asc", "desc"):
-        raise InvalidArgument(f"order: expected asc or desc, got {order!r}", param="order")
+        raise InvalidArgument.at("order", f"expected asc or desc, got {order!r}")
 
 
 RETRY_SECONDS = 1.0
@@ -401,9 +401,7 @@ class ResponsesService:
         try:
             async with self._answer(request, headers) as (answer, first, notes):
                 if first.events is None:
-                    raise InvalidArgument(
-                        "background: this graph writes its own responses", param="background"
-                    )
+                    raise InvalidArgument.at("background", "this graph writes its own responses")
                 begun = Run(first.events, request.owner, keeps=True)
                 if why := await self._first_save(request, begun):
                     raise Unavailable(f"background: the response cannot be kept: {why}")

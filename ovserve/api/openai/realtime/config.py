@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import field
@@ -206,12 +206,12 @@ def updated(config: AnyConfig, changes: Mapping[str, Any], abilities: Abilities)
     changes = dict(changes)
     kind = changes.get("type", config.type)
     if kind not in ("realtime", "transcription"):
-        raise fault(f"session.type: expected realtime or transcription, got {kind!r}", "session.type")
+        raise EventError.at("session.type", f"expected realtime or transcription, got {kind!r}")
     if kind == "realtime" and not abilities.thinks:
-        raise fault("session.type: this graph only transcribes: expected transcription", "session.type")
+        raise EventError.at("session.type", "this graph only transcribes: expected transcription")
     if kind == "transcription":
         if not abilities.hears:
-            raise fault("session.type: this graph has no node that transcribes", "session.type")
+            raise EventError.at("session.type", "this graph has no node that transcribes")
         if changes.get("model") == abilities.model:
             del changes["model"]  # by which a request for a short-lived key names the graph
         base = config if isinstance(config, TranscriptionSession) else TranscriptionSession()
@@ -224,10 +224,9 @@ def updated(config: AnyConfig, changes: Mapping[str, Any], abilities: Abilities)
     base_ = config if isinstance(config, SessionConfig) else start
     session = _converted(base_, changes, SessionConfig, start, "session")
     if session.model not in (abilities.model, ""):
-        raise fault(
-            f"session.model: this session is of {abilities.model!r} and cannot change to "
-            f"{shortened(session.model)!r}",
+        raise EventError.at(
             "session.model",
+            f"this session is of {abilities.model!r} and cannot change to {shortened(session.model)!r}",
         )
     audio = msgspec.structs.replace(session.audio, input=_heard(session.audio.input, abilities))
     session = msgspec.structs.replace(session, model=abilities.model, audio=audio)
@@ -249,18 +248,16 @@ G = TypeVar("G", bound=Generation)
 
 def _generation(config: G, abilities: Abilities, where: str) -> G:
     if config.output_modalities not in (["text"], ["audio"]):
-        raise fault(
-            f"{where}.output_modalities: expected ['text'] or ['audio'], got {config.output_modalities}",
-            f"{where}.output_modalities",
+        raise EventError.at(
+            f"{where}.output_modalities", f"expected ['text'] or ['audio'], got {config.output_modalities}"
         )
     if config.speaks and not abilities.speaks:
-        raise fault(
-            f"{where}.output_modalities: this graph has no node that speaks: expected ['text']",
-            f"{where}.output_modalities",
+        raise EventError.at(
+            f"{where}.output_modalities", "this graph has no node that speaks: expected ['text']"
         )
     policy = config.policy()
     if policy is not None and policy.calls and abilities.lacks_tools:
-        raise fault(f"{where}.tools: {abilities.lacks_tools}", f"{where}.tools")
+        raise EventError.at(f"{where}.tools", abilities.lacks_tools)
     tools = [{"type": "function", **_tool(tool, i)["function"]} for i, tool in enumerate(config.tools)]
     voice = config.audio.output.voice
     voice = voice.id if isinstance(voice, VoiceId) else voice
@@ -276,7 +273,7 @@ def _heard(heard: AudioInput, abilities: Abilities) -> AudioInput:
         try:
             abilities.language(heard.transcription.language)
         except InvalidArgument as error:
-            raise fault(error.message.replace("language", where, 1), where) from None
+            raise EventError(error.message.replace("language", where, 1), where) from None
     heard = msgspec.structs.replace(heard, noise_reduction=None)
     return heard if abilities.detects else msgspec.structs.replace(heard, turn_detection=None)
 
@@ -290,13 +287,14 @@ def _voice(name: str, abilities: Abilities, where: str) -> str:
         if name in FOREIGN_VOICES:
             return abilities.default_voice
         param = f"{where}.audio.output.voice"
-        raise fault(error.message.replace("voice", param, 1), param) from None
+        raise EventError(error.message.replace("voice", param, 1), param) from None
 
 
 def _tool(tool: Part, index: int) -> Part:
     if tool.get("type") == "mcp":
-        where = f"session.tools[{index}].type"
-        raise fault(f"{where}: tools of MCP servers are not supported; functions are", where)
+        raise EventError.at(
+            f"session.tools[{index}].type", "tools of MCP servers are not supported; functions are"
+        )
     return function_tool(tool, f"session.tools[{index}]")
 
 
@@ -312,8 +310,7 @@ def _converted(base: Checked, changes: Mapping[str, Any], kind: type[S], initial
         if unknown := _UNKNOWN.search(reason):
             path = f"{path}.{unknown['field']}" if path else unknown["field"]
             reason = "unknown field"
-        param = f"{where}.{path}" if path else where
-        raise fault(f"{param}: {reason}", param) from None
+        raise EventError.at(f"{where}.{path}" if path else where, reason) from None
 
 
 NULLABLE = frozenset(
@@ -350,6 +347,6 @@ class EventError(InvalidArgument):
         super().__init__(message, param=param)
         self.event_code = event_code
 
-
-def fault(message: str, param: str | None = None, code: str = "invalid_value") -> EventError:
-    return EventError(message, param, code)
+    @classmethod
+    def at(cls, param: str, what: str, event_code: str = "invalid_value") -> Self:
+        return cls(f"{param}: {what}", param, event_code)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ovserve.api.openai.realtime.config import fault
+from ovserve.api.openai.realtime.config import EventError
 from ovserve.errors import shortened
 
 MAX_ITEMS = 2000
@@ -121,7 +121,9 @@ class Conversation:
         """Raises EventError for an unknown id."""
         item = self._items.get(id_) if isinstance(id_, str) else None
         if item is None:
-            raise fault(f"{param}: no item has the id {shortened(str(id_))!r}", param, "item_not_found")
+            raise EventError.at(
+                param, f"no item has the id {shortened(str(id_))!r}", event_code="item_not_found"
+            )
         return item
 
     def add(self, item: Item, previous: str | None = None, *, bounded: bool = True) -> str | None:
@@ -130,11 +132,11 @@ class Conversation:
         Raises EventError for an id that exists or does not, and if `bounded` for a conversation that is full.
         """
         if item.id in self._items:
-            raise fault(f"item.id: {item.id!r} exists already", "item.id", "item_already_exists")
+            raise EventError.at("item.id", f"{item.id!r} exists already", event_code="item_already_exists")
         if previous not in (None, "root"):
             self.get(previous, "previous_item_id")
         if bounded and (len(self._items) >= MAX_ITEMS or self._characters + item.size > MAX_CHARACTERS):
-            raise fault(
+            raise EventError(
                 f"the conversation is full: at most {MAX_ITEMS} items and {MAX_CHARACTERS} characters; "
                 "delete items",
                 "item",
@@ -186,7 +188,7 @@ class Conversation:
     def delete(self, id_: Any) -> Item:
         item = self.get(id_)
         if item.value.get("status") == "in_progress":
-            raise fault(f"item_id: {item.id!r} is being generated; cancel its response first", "item_id")
+            raise EventError.at("item_id", f"{item.id!r} is being generated; cancel its response first")
         del self._items[item.id]
         self._characters -= item.size
         self._audio -= len(item.audio)
@@ -197,20 +199,19 @@ class Conversation:
         item = self.get(event.get("item_id"))
         end, index = event.get("audio_end_ms"), event.get("content_index")
         if index != 0 or isinstance(index, bool):
-            raise fault(f"content_index: expected 0, got {index!r}", "content_index")
+            raise EventError.at("content_index", f"expected 0, got {index!r}")
         if not isinstance(end, int) or isinstance(end, bool) or end < 0:
-            raise fault(f"audio_end_ms: expected an integer of 0 or more, got {end!r}", "audio_end_ms")
+            raise EventError.at("audio_end_ms", f"expected an integer of 0 or more, got {end!r}")
         spoken = item.value.get("role") == "assistant" and item.speech is not None
         if not spoken or not item.audio_ms:
-            raise fault(
-                "item_id: only an assistant's message with audio can be truncated",
+            raise EventError.at(
                 "item_id",
-                "unsupported_content_type",
+                "only an assistant's message with audio can be truncated",
+                event_code="unsupported_content_type",
             )
         if end > item.audio_ms + CLAMP_MS:
-            raise fault(
-                f"audio_end_ms: the audio of {item.audio_ms}ms is already shorter than {end}ms",
-                "audio_end_ms",
+            raise EventError.at(
+                "audio_end_ms", f"the audio of {item.audio_ms}ms is already shorter than {end}ms"
             )
         end = min(end, item.audio_ms)
         before, remaining = item.size, len(item.audio)
@@ -223,12 +224,11 @@ class Conversation:
 def client_item(fields: Any, param: str = "item") -> Item:
     """Return the item that a client creates. Raises EventError naming the field."""
     if not isinstance(fields, dict):
-        raise fault(f"{param}: expected an object, got {shortened(repr(fields))}", param)
+        raise EventError.at(param, f"expected an object, got {shortened(repr(fields))}")
     id_ = fields.get("id") or new_id("item")
     if not isinstance(id_, str) or not _ID.fullmatch(id_):
-        raise fault(
-            f"{param}.id: expected 1 to 128 letters, digits, _ . : or -, got {shortened(repr(id_))}",
-            f"{param}.id",
+        raise EventError.at(
+            f"{param}.id", f"expected 1 to 128 letters, digits, _ . : or -, got {shortened(repr(id_))}"
         )
     value: Json = {"id": id_, "object": "realtime.item", "type": fields.get("type"), "status": "completed"}
     match fields.get("type"):
@@ -239,15 +239,14 @@ def client_item(fields: Any, param: str = "item") -> Item:
         case "function_call_output":
             value |= _strings(fields, param, "call_id", "output")
         case other:
-            raise fault(
-                f"{param}.type: expected message, function_call or function_call_output, "
-                f"got {shortened(repr(other))}",
+            raise EventError.at(
                 f"{param}.type",
+                f"expected message, function_call or function_call_output, got {shortened(repr(other))}",
             )
     item = Item(value)
     sounds = [part for part in value.get("content", ()) if part["type"] == "input_audio"]
     if len(sounds) > 1:
-        raise fault(f"{param}.content: at most one part may be input_audio", f"{param}.content")
+        raise EventError.at(f"{param}.content", "at most one part may be input_audio")
     for part in sounds:
         item.audio += part.pop("audio")
         item.pending = part["transcript"] is None
@@ -257,9 +256,8 @@ def client_item(fields: Any, param: str = "item") -> Item:
 def _strings(fields: Json, param: str, *names: str) -> Json:
     for name in names:
         if not isinstance(fields.get(name), str):
-            raise fault(
-                f"{param}.{name}: expected a string, got {shortened(repr(fields.get(name)))}",
-                f"{param}.{name}",
+            raise EventError.at(
+                f"{param}.{name}", f"expected a string, got {shortened(repr(fields.get(name)))}"
             )
     return {name: fields[name] for name in names}
 
@@ -267,13 +265,11 @@ def _strings(fields: Json, param: str, *names: str) -> Json:
 def _message(fields: Json, param: str) -> Json:
     role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or role not in _TEXT_PARTS:
-        raise fault(
-            f"{param}.role: expected system, user or assistant, got {shortened(repr(role))}", f"{param}.role"
+        raise EventError.at(
+            f"{param}.role", f"expected system, user or assistant, got {shortened(repr(role))}"
         )
     if not isinstance(content, list) or not content:
-        raise fault(
-            f"{param}.content: expected a non-empty array, got {shortened(repr(content))}", f"{param}.content"
-        )
+        raise EventError.at(f"{param}.content", f"expected a non-empty array, got {shortened(repr(content))}")
     return {"role": role, "content": [_part(p, role, f"{param}.content[{i}]") for i, p in enumerate(content)]}
 
 
@@ -282,13 +278,13 @@ def _part(part: Any, role: str, param: str) -> Json:
     if kind in _TEXT_PARTS[role]:
         text = part.get("text")
         if not isinstance(text, str):
-            raise fault(f"{param}.text: expected a string, got {shortened(repr(text))}", f"{param}.text")
+            raise EventError.at(f"{param}.text", f"expected a string, got {shortened(repr(text))}")
         return {"type": "output_text" if role == "assistant" else kind, "text": text}
     if kind == "input_audio" and role == "user":
         try:
             audio = base64.b64decode(part.get("audio", ""), validate=True)
         except (binascii.Error, ValueError, TypeError):
-            raise fault(f"{param}.audio: not base64", f"{param}.audio") from None
+            raise EventError.at(f"{param}.audio", "not base64") from None
         transcript = part.get("transcript")
         return {
             "type": kind,
@@ -296,7 +292,7 @@ def _part(part: Any, role: str, param: str) -> Json:
             "audio": audio,
         }
     expected = _TEXT_PARTS[role][0] + (" or input_audio" if role == "user" else "")
-    raise fault(f"{param}.type: expected {expected}, got {shortened(repr(kind))}", f"{param}.type")
+    raise EventError.at(f"{param}.type", f"expected {expected}, got {shortened(repr(kind))}")
 
 
 def messages_of(instructions: str, items: Sequence[Item]) -> list[Json]:

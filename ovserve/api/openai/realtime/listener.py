@@ -6,7 +6,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ovserve.api.openai.realtime.config import Abilities, AnyConfig, AudioInput, Format, Pcm, ServerVad, fault
+from ovserve.api.openai.realtime.config import (
+    Abilities,
+    AnyConfig,
+    AudioInput,
+    EventError,
+    Format,
+    Pcm,
+    ServerVad,
+)
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
 from ovserve.api.openai.realtime.packets import (
     Activity,
@@ -190,7 +198,9 @@ class Listener:
 
     def append(self, event: Json) -> None:
         if not self._host.abilities.hears:
-            raise fault("this graph has no node that hears: it takes text only", "audio", "unsupported_audio")
+            raise EventError(
+                "this graph has no node that hears: it takes text only", "audio", "unsupported_audio"
+            )
         room = MOST_SECONDS if self._detector is None else ROOM_SECONDS
         audio = self._buffer.append(event.get("audio"), room)
         if audio and self._detector is not None:
@@ -208,7 +218,9 @@ class Listener:
 
     def _wait(self, until: int, end: int, event: Json, size: int) -> None:
         if len(self._later) >= MAX_LATER or self._later_bytes + size > MAX_LATER_BYTES:
-            raise fault(f"{len(self._later)} events wait for the audio before them", None, "too_many_events")
+            raise EventError(
+                f"{len(self._later)} events wait for the audio before them", None, "too_many_events"
+            )
         self._later.append((until, end, event))
         self._later_bytes += size
 
@@ -222,7 +234,7 @@ class Listener:
         speech = self._speech
         if self._detector is not None:
             if speech is None:
-                raise fault(
+                raise EventError(
                     "input audio buffer: buffer too small: no speech is in it",
                     None,
                     COMMIT_EMPTY,
@@ -230,7 +242,7 @@ class Listener:
             self._on_turn(self._detector.end(end), by_client=True)
             return
         if self._buffer.milliseconds < SHORTEST_MS:
-            raise fault(
+            raise EventError(
                 f"input audio buffer: buffer too small: expected at least {SHORTEST_MS}ms of audio, "
                 f"but it has {self._buffer.milliseconds}ms",
                 None,
@@ -377,7 +389,7 @@ class Listener:
         """Return the audio that came in an item, at 16 kHz. Raises EventError."""
         if isinstance(self._input.format, Pcm) and len(item.audio) % 2:
             why = f"item.content: {len(item.audio)} bytes of audio are no whole samples of 16 bits"
-            raise fault(why, "item.content")
+            raise EventError(why, "item.content")
         return self._buffer.converted(bytes(item.audio))
 
     def hear_item(self, item: Item, audio: bytes) -> None:

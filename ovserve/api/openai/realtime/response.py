@@ -14,13 +14,13 @@ from typing import Any, Literal
 import msgspec
 
 from ovserve.api.openai.realtime.config import (
+    EventError,
     Format,
     Pcm,
     ResponseConfig,
     SemanticVad,
     ServerVad,
     bytes_a_second,
-    fault,
 )
 from ovserve.api.openai.realtime.conversation import Conversation, Heard, Item, Json, new_id
 from ovserve.api.openai.realtime.packets import (
@@ -142,18 +142,18 @@ class InputBuffer:
     def append(self, encoded: Any, room: float = MOST_SECONDS) -> bytes:
         """Add base64; return the audio that is new. `room`: the seconds that fit. Raises EventError."""
         if not isinstance(encoded, str):
-            raise fault("audio: expected a string of base64", "audio")
+            raise EventError.at("audio", "expected a string of base64")
         try:
             raw = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
-            raise fault("audio: not valid base64", "audio") from None
+            raise EventError.at("audio", "not valid base64") from None
         if isinstance(self._format, Pcm) and len(raw) % 2:
-            raise fault(f"audio: {len(raw)} bytes are no whole samples of 16 bits", "audio")
+            raise EventError.at("audio", f"{len(raw)} bytes are no whole samples of 16 bits")
         if (len(self._raw) + len(raw)) / self._a_second > room:
-            raise fault(
-                f"audio: the buffer is full: at most {MAX_TURN_SECONDS} s; commit or clear it",
+            raise EventError.at(
                 "audio",
-                "input_audio_buffer_full",
+                f"the buffer is full: at most {MAX_TURN_SECONDS} s; commit or clear it",
+                event_code="input_audio_buffer_full",
             )
         heard = self._ear(raw)
         self._raw += raw

@@ -22,7 +22,6 @@ from ovserve.api.openai.realtime.config import (
     Format,
     ResponseConfig,
     SessionConfig,
-    fault,
     initial_config,
     response_config,
     updated,
@@ -117,15 +116,15 @@ class RealtimeSession:
         """Handle one message of the client. What is wrong with it becomes an `error` event."""
         self._event_id = None
         if _has_many_values(data):
-            self._fail(fault(f"the message has more than {MAX_VALUES} values", None, "invalid_event"))
+            self._fail(EventError(f"the message has more than {MAX_VALUES} values", None, "invalid_event"))
             return
         try:
             event = msgspec.json.decode(with_whole_characters(data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._fail(fault(f"the message is not valid JSON: {error}", None, "invalid_event"))
+            self._fail(EventError(f"the message is not valid JSON: {error}", None, "invalid_event"))
             return
         if not isinstance(event, dict):
-            self._fail(fault("the message is not a JSON object", None, "invalid_event"))
+            self._fail(EventError("the message is not a JSON object", None, "invalid_event"))
             return
         try:
             if self._listener.puts_off(event, len(data)):
@@ -143,10 +142,10 @@ class RealtimeSession:
         try:
             if handler is None:
                 types = ", ".join(self._handlers)
-                raise fault(
-                    f"type: {shortened(repr(kind))} is not a client event; there are {types}",
+                raise EventError.at(
                     "type",
-                    "invalid_event",
+                    f"{shortened(repr(kind))} is not a client event; there are {types}",
+                    event_code="invalid_event",
                 )
             handler(event)
         except InvalidArgument as error:
@@ -271,18 +270,18 @@ class RealtimeSession:
     def _update(self, event: Json) -> None:
         changes = event.get("session")
         if not isinstance(changes, dict):
-            raise fault("session: expected an object", "session")
+            raise EventError.at("session", "expected an object")
         config = updated(self.config, changes, self.abilities)
         old = self.config
         if isinstance(config, SessionConfig) and isinstance(old, SessionConfig):
             if self._spoke and config.audio.output.voice != old.audio.output.voice:
-                raise fault(
-                    "session.audio.output.voice: the voice cannot change after audio was sent",
+                raise EventError.at(
                     "session.audio.output.voice",
-                    "cannot_update_voice",
+                    "the voice cannot change after audio was sent",
+                    event_code="cannot_update_voice",
                 )
         elif self.responses:
-            raise fault("session.type: it cannot change during a response", "session.type")
+            raise EventError.at("session.type", "it cannot change during a response")
         self._set_config(config)
         self.emit("session.updated", session=self._as_dict())
 
@@ -301,10 +300,10 @@ class RealtimeSession:
         item = client_item(event.get("item"))
         previous = event.get("previous_item_id")
         if previous is not None and not isinstance(previous, str):
-            raise fault(f"previous_item_id: expected a string, got {previous!r}", "previous_item_id")
+            raise EventError.at("previous_item_id", f"expected a string, got {previous!r}")
         if item.pending and not self.abilities.hears:
-            raise fault(
-                "item.content: this graph has no node that hears", "item.content", "unsupported_audio"
+            raise EventError.at(
+                "item.content", "this graph has no node that hears", event_code="unsupported_audio"
             )
         audio = self._listener.converted(item) if item.pending else b""
         self.add_item(item, previous)
@@ -330,24 +329,26 @@ class RealtimeSession:
     def _create_response(self, event: Json) -> None:
         options = event.get("response")
         if options is not None and not isinstance(options, dict):
-            raise fault("response: expected an object", "response")
+            raise EventError.at("response", "expected an object")
         self._respond(options or {})
 
     def _respond(self, options: Json) -> None:
         if not isinstance(self.config, SessionConfig):
-            raise fault(
+            raise EventError(
                 "a transcription session has no responses", "type", "unsupported_in_transcription_session"
             )
         config = response_config(self.config, options, self.abilities)
         apart = config.conversation == "none"
         if not apart and self.active is not None:
-            raise fault(
+            raise EventError(
                 "the conversation already has an active response: wait for its response.done, or cancel it",
                 None,
                 "conversation_already_has_active_response",
             )
         if len(self.responses) > MAX_RESPONSES:
-            raise fault(f"at most {MAX_RESPONSES} responses may be in progress", None, "too_many_responses")
+            raise EventError(
+                f"at most {MAX_RESPONSES} responses may be in progress", None, "too_many_responses"
+            )
         items = self._items_of(config)
         response = Response(self.emit, None if apart else self.conversation, config, self._listener.heard_ms)
         self._listener.heard_ms, self._listener.idle_at = 0, None
@@ -358,7 +359,9 @@ class RealtimeSession:
         failed = next((item for item in items if item.failed), None)
         response.waits_for = {item.id for item in items if item.pending}
         if failed is not None and failed is items[-1]:
-            self._end(response, "failed", error=fault(f"the last item has no transcript: {failed.failed}"))
+            self._end(
+                response, "failed", error=EventError(f"the last item has no transcript: {failed.failed}")
+            )
         elif not response.waits_for:
             self._send_prompt(response)
 
@@ -374,7 +377,7 @@ class RealtimeSession:
                 continue
             item = client_item(entry, where)
             if item.pending:
-                raise fault(f"{where}.content: audio needs an item of the conversation", f"{where}.content")
+                raise EventError.at(f"{where}.content", "audio needs an item of the conversation")
             items.append(item)
         return items
 
@@ -391,7 +394,7 @@ class RealtimeSession:
         prompt = self._prompt(response.run, response.config, response.prompt_items)
         response.prompt_items = []
         if not prompt.messages:
-            error = fault(
+            error = EventError(
                 "the response has nothing to answer: no instructions and no items", None, "empty_input"
             )
             self._end(response, "failed", error=error)
@@ -413,7 +416,7 @@ class RealtimeSession:
         id_ = event.get("response_id")
         response = self.active if id_ is None else self.responses.get(id_) if isinstance(id_, str) else None
         if response is None:
-            raise fault(
+            raise EventError(
                 "response_id: no such response is in progress"
                 if id_ is not None
                 else "cancellation failed: no active response found",
@@ -447,7 +450,7 @@ class RealtimeSession:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def _no_webrtc(self, event: Json) -> None:
-        raise fault(
+        raise EventError(
             "output_audio_buffer.clear: for WebRTC and SIP only; stop the playback and send "
             "conversation.item.truncate",
             "type",

@@ -317,7 +317,7 @@ class Responses:
     def decode(self, body: bytes) -> DecodedResponses:
         request, unknown = decode_body(body, _decoder, loosen_items)
         if OWN in unknown:
-            raise InvalidArgument(f"{OWN}: this field is the server's own", param=OWN)
+            raise InvalidArgument.at(OWN, "this field is the server's own")
         refuse_unsupported(unknown, RESPONSES_UNSUPPORTED)
         check_sampling(request)
         check_response(request)
@@ -344,7 +344,7 @@ class Responses:
         if not messages:
             types = ", ".join(name for name in decoded.ignored if ".type=" in name)
             value = shortened(f"none but {types}") if types else "none"
-            raise InvalidArgument(f"input: expected at least one message, got {value}", param="input")
+            raise InvalidArgument.at("input", f"expected at least one message, got {value}")
         effort = body.reasoning.effort if body.reasoning else None
         kwargs, ignored = effort_variables(effort, model, body.chat_template_kwargs, "reasoning.effort")
         budget, idle = reasoning_budget(

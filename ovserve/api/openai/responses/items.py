@@ -132,7 +132,7 @@ def check_items(items: Sequence[Item]) -> list[str]:
         elif kind in NEEDED_FIELDS and not _is_dropped(item):
             _need(item, where, *NEEDED_FIELDS[kind])
         elif kind == "item_reference":
-            raise InvalidArgument(f"{where}.id: item {item.id!r} is not stored here", param=f"{where}.id")
+            raise InvalidArgument.at(f"{where}.id", f"item {item.id!r} is not stored here")
         elif kind and (
             item.role is None or kind in NEEDED_FIELDS
         ):  # made by a tool that runs at OpenAI: nothing for this model
@@ -347,7 +347,7 @@ def _text(content: str | list[ContentPart] | None, where: str, images: Pictures)
         value = part.refusal if part.type == "refusal" else part.text
         if part.type != "refusal" and part.type not in TEXT_PARTS:
             kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART}, {FILE_PART} or {chat.AUDIO_PART}"
-            raise InvalidArgument(f"{param}.type: expected {kinds}, got {part.type!r}", param=f"{param}.type")
+            raise InvalidArgument.at(f"{param}.type", f"expected {kinds}, got {part.type!r}")
         if value is None:
             raise _missing(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
         pieces.append((value, False))
@@ -358,9 +358,8 @@ def _file(part: ContentPart, where: str, images: Pictures) -> str:
     if part.file_id is not None:
         chat.refuse_file_id(part.file_id, f"{where}.file_id")
     if part.file_url is not None:
-        raise InvalidArgument(
-            f"{where}.file_url: this server does not download files, so send file_data",
-            param=f"{where}.file_url",
+        raise InvalidArgument.at(
+            f"{where}.file_url", "this server does not download files, so send file_data"
         )
     at = PAST if where == PAST else f"{where}.file_data"
     return images.place_file(part.file_data, part.filename, where, at, FILE_PART)
@@ -395,8 +394,8 @@ def _need(item: Item, where: str, *names: str) -> None:
 
 
 def _missing(param: str) -> InvalidArgument:
-    return InvalidArgument(f"{param}: required, but missing", param=param)
+    return InvalidArgument.at(param, "required, but missing")
 
 
 def _wrong(param: str, expected: str, actual: str | None) -> InvalidArgument:
-    return InvalidArgument(f"{param}: expected {expected}, got {actual!r}", param=param)
+    return InvalidArgument.at(param, f"expected {expected}, got {actual!r}")

@@ -151,9 +151,7 @@ REPORTED_FIELDS = {"prompt_cache_key": "echoed; the engine's prefix cache needs 
 def check_response(body: ResponseRequest) -> None:
     """Check what types and single ranges cannot express. Raises InvalidArgument."""
     if body.background and body.store is False:
-        raise InvalidArgument(
-            "background: true needs store, got store: false; the answer would be lost", param="background"
-        )
+        raise InvalidArgument.at("background", "true needs store, got store: false; the answer would be lost")
 
 
 def unused_fields(body: ResponseRequest) -> list[str]:

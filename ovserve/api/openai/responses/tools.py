@@ -113,8 +113,7 @@ def mcp_requests(tools: Any, labels: Collection[str]) -> list[McpRequest]:
     ]
     for i, one in enumerate(requests):
         if one.label in [other.label for other in requests[:i]]:
-            where = f"tools[{one.index}].server_label"
-            raise InvalidArgument(f"{where}: {one.label!r} is given twice", param=where)
+            raise InvalidArgument.at(f"tools[{one.index}].server_label", f"{one.label!r} is given twice")
     return requests
 
 
@@ -123,22 +122,17 @@ def _request(tool: dict[str, Any], index: int, labels: Collection[str]) -> McpRe
     for name in OPERATORS:
         if tool.get(name) is not None:
             why = "the servers are listed in the graph; name one by server_label"
-            raise InvalidArgument(f"{where}.{name}: {why}", param=f"{where}.{name}")
+            raise InvalidArgument.at(f"{where}.{name}", why)
     if label not in labels:
         listed, shortened_value = ", ".join(labels), shortened(repr(label))
-        raise InvalidArgument(
-            f"{where}.server_label: expected one of {listed}, got {shortened_value}",
-            param=f"{where}.server_label",
-        )
+        raise InvalidArgument.at(f"{where}.server_label", f"expected one of {listed}, got {shortened_value}")
     allowed, approval = tool.get("allowed_tools"), tool.get("require_approval")
     if isinstance(allowed, list):
         allowed = {"tool_names": allowed}
     if isinstance(approval, str):
         if approval not in ("always", "never"):
             at, shortened_value = f"{where}.require_approval", shortened(repr(approval))
-            raise InvalidArgument(
-                f"{at}: expected always, never or an object, got {shortened_value}", param=at
-            )
+            raise InvalidArgument.at(at, f"expected always, never or an object, got {shortened_value}")
         approval = {approval: {}}
     ignored = [f"{where}.{n}" for n, value in tool.items() if n not in (*READ, *OPERATORS) and value]
     return McpRequest(
@@ -154,7 +148,7 @@ def _convert(value: Any, type_: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{where}: {error}", param=where) from None
+        raise InvalidArgument.at(where, str(error)) from None
 
 
 def add_offers(
@@ -190,9 +184,7 @@ def chosen_names(choice: dict[str, Any], names: dict[str, ClientTool]) -> list[d
     ]
     if not functions:
         what = f"tool {name!r} of server {label!r}" if name is not None else f"server {label!r}"
-        raise InvalidArgument(
-            f"tool_choice: {shortened(what)} is not among tools, or has none", param="tool_choice"
-        )
+        raise InvalidArgument.at("tool_choice", f"{shortened(what)} is not among tools, or has none")
     return functions
 
 
@@ -231,14 +223,11 @@ class _Found:
     def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
         name, tools = namespace.get("name"), namespace.get("tools")
         if not isinstance(name, str) or not name:
-            raise InvalidArgument(
-                f"{where}.name: expected a non-empty string, got {shortened(repr(name))}",
-                param=f"{where}.name",
+            raise InvalidArgument.at(
+                f"{where}.name", f"expected a non-empty string, got {shortened(repr(name))}"
             )
         if not isinstance(tools, list):
-            raise InvalidArgument(
-                f"{where}.tools: expected an array, got {shortened(repr(tools))}", param=f"{where}.tools"
-            )
+            raise InvalidArgument.at(f"{where}.tools", f"expected an array, got {shortened(repr(tools))}")
         about, before = namespace.get("description"), len(self.functions)
         for i, tool in enumerate(tools):
             at = f"{where}.tools[{i}]"
@@ -303,7 +292,7 @@ def clean_tools(
 def _type_of(tool: Any, where: str) -> str:
     type_ = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(type_, str):
-        raise InvalidArgument(f"{where}.type: expected a string, got {type_!r}", param=f"{where}.type")
+        raise InvalidArgument.at(f"{where}.type", f"expected a string, got {type_!r}")
     return type_
 
 
