@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,23 @@ def option(
     return field(default=default, metadata=metadata, repr=flag)
 
 
+# Options of one group.
+_listener = partial(option, group=LISTEN)
+_security = partial(option, group=SECURITY)
+_limit = partial(option, group=LIMITS)
+_process = partial(option, group=PROCESS)
+_idle = partial(option, group=IDLE)
+_logs = partial(option, group=LOGS)
+_metrics = partial(option, group=METRICS)
+_responses = partial(option, group=RESPONSES)
+_batches = partial(option, group=BATCHES)
+_console = partial(option, group=CONSOLE)
+
+
 @dataclass(frozen=True)
 class Settings:
     source_model: str = option(
-        "",
-        "what to serve, like the argument SOURCE (default: smollm2)",
-        aliases=("model_id",),
+        "", "what to serve, like the argument SOURCE (default: smollm2)", aliases=("model_id",)
     )
     model_repository_path: str = option(
         "models",
@@ -84,233 +96,178 @@ class Settings:
     reload_drain_timeout: float = option(
         600.0, "seconds running requests get to finish on a graph that was replaced or removed"
     )
-    rest_port: int = option(
-        8000, "port of the HTTP server; 0 takes a free one", group=LISTEN, aliases=("http_port",)
-    )
-    rest_bind_address: str = option(
+    rest_port: int = _listener(8000, "port of the HTTP server; 0 takes a free one", aliases=("http_port",))
+    rest_bind_address: str = _listener(
         "127.0.0.1",
         "addresses the HTTP server listens on, separated by commas; 0.0.0.0 for all, unix:/path for a socket",
-        group=LISTEN,
     )
-    tls_cert_file: str = option(
-        "", "certificate chain (PEM) of the server; makes TCP listeners speak TLS", group=SECURITY
+    tls_cert_file: str = _security("", "certificate chain (PEM) of the server; makes TCP listeners speak TLS")
+    tls_key_file: str = _security("", "its key (PEM); both are read again when they change")
+    tls_client_ca_file: str = _security(
+        "", "CA certificates (PEM); clients must present a certificate of one of them"
     )
-    tls_key_file: str = option("", "its key (PEM); both are read again when they change", group=SECURITY)
-    tls_client_ca_file: str = option(
-        "", "CA certificates (PEM); clients must present a certificate of one of them", group=SECURITY
+    grpc_port: int = _listener(
+        0, "port of the gRPC server; 0: there is none (OVMS's --port)", aliases=("port",)
     )
-    grpc_port: int = option(
-        0, "port of the gRPC server; 0: there is none (OVMS's --port)", group=LISTEN, aliases=("port",)
+    grpc_bind_address: str = _listener(
+        "127.0.0.1", "addresses the gRPC server listens on, separated by commas"
     )
-    grpc_bind_address: str = option(
-        "127.0.0.1", "addresses the gRPC server listens on, separated by commas", group=LISTEN
-    )
-    grpc_channel_arguments: str = option(
-        "", "arguments of the gRPC library, as key=value,key=value", group=LISTEN
-    )
-    api_key: str = option(
+    grpc_channel_arguments: str = _listener("", "arguments of the gRPC library, as key=value,key=value")
+    api_key: str = _security(
         "",
         "the one key that clients must present, if --api_key_file gives none",
-        group=SECURITY,
         environment=("API_KEY",),
         flag=False,
     )
-    api_key_file: str = option("", "file whose first line is that key", group=SECURITY)
-    api_keys_file: str = option(
-        "", "file of hashed keys with names and limits (TOML); read again when it changes", group=SECURITY
+    api_key_file: str = _security("", "file whose first line is that key")
+    api_keys_file: str = _security(
+        "", "file of hashed keys with names and limits (TOML); read again when it changes"
     )
-    allowed_media_domains: str = option(
-        "",
-        "hosts and networks that images may be fetched from, separated by commas, or all; empty: none",
-        group=SECURITY,
+    allowed_media_domains: str = _security(
+        "", "hosts and networks that images may be fetched from, separated by commas, or all; empty: none"
     )
-    allowed_local_media_path: str = option(
-        "", "directory whose files requests may name as images; empty: none", group=SECURITY
+    allowed_local_media_path: str = _security(
+        "", "directory whose files requests may name as images; empty: none"
     )
-    allowed_origins: str = option(
-        "*", "CORS: origins, separated by commas; empty allows none", group=SECURITY
+    allowed_origins: str = _security("*", "CORS: origins, separated by commas; empty allows none")
+    allowed_methods: str = _security("*", "CORS: methods, separated by commas")
+    allowed_headers: str = _security("*", "CORS: request headers, separated by commas")
+    allow_credentials: bool = _security(
+        False, "CORS: with cookies and client certificates; needs origins by name"
     )
-    allowed_methods: str = option("*", "CORS: methods, separated by commas", group=SECURITY)
-    allowed_headers: str = option("*", "CORS: request headers, separated by commas", group=SECURITY)
-    allow_credentials: bool = option(
-        False, "CORS: with cookies and client certificates; needs origins by name", group=SECURITY
-    )
-    max_body_bytes: int = option(
+    max_body_bytes: int = _limit(
         32 << 20,
         "largest request accepted, in bytes: the body over HTTP, also unpacked, the message over gRPC",
-        group=LIMITS,
     )
-    max_json_nodes: int = option(
+    max_json_nodes: int = _limit(
         1_000_000,
         "JSON values a body may hold: an object or array counts as two, a long text or an image as one",
-        group=LIMITS,
     )
-    max_properties: int = option(
+    max_properties: int = _limit(
         20_000,
         "JSON values of a body outside of its messages, input and prompt: in tools, schemas, metadata and "
         "unknown fields",
-        group=LIMITS,
     )
-    max_tools: int = option(1_024, "tools a request may offer", group=LIMITS)
-    max_messages: int = option(
-        10_000, "messages, items of input, or texts and rows of tokens, a request may have", group=LIMITS
+    max_tools: int = _limit(1_024, "tools a request may offer")
+    max_messages: int = _limit(
+        10_000, "messages, items of input, or texts and rows of tokens, a request may have"
     )
-    max_tensors: int = option(1_024, "inputs, and outputs, a request of KServe may name", group=LIMITS)
-    max_head_bytes: int = option(
-        16384,
-        "longest request line accepted, and longest header, in bytes; over gRPC all metadata together",
-        group=LIMITS,
+    max_tensors: int = _limit(1_024, "inputs, and outputs, a request of KServe may name")
+    max_head_bytes: int = _limit(
+        16384, "longest request line accepted, and longest header, in bytes; over gRPC all metadata together"
     )
-    max_connections: int = option(
-        1000, "connections to the HTTP server at the same time, and calls to the gRPC server", group=LIMITS
+    max_connections: int = _limit(
+        1000, "connections to the HTTP server at the same time, and calls to the gRPC server"
     )
-    read_timeout: float = option(
-        60.0, "seconds a client may take to send the head of a request, and again its body", group=LIMITS
+    read_timeout: float = _limit(
+        60.0, "seconds a client may take to send the head of a request, and again its body"
     )
-    write_timeout: float = option(
-        60.0,
-        "seconds in which a client must take some of a waiting answer",
-        group=LIMITS,
+    write_timeout: float = _limit(60.0, "seconds in which a client must take some of a waiting answer")
+    sse_ping_interval: float = _limit(
+        15.0, "seconds of silence after which a stream gets a comment; 0: never"
     )
-    sse_ping_interval: float = option(
-        15.0, "seconds of silence after which a stream gets a comment; 0: never", group=LIMITS
+    max_images: int = _limit(16, "images a request may have")
+    max_image_bytes: int = _limit(20_000_000, "size of the file of an image, and of a file part")
+    max_image_pixels: int = _limit(50_000_000, "pixels of an image, known before it is decoded")
+    media_fetch_timeout: float = _limit(10.0, "seconds an image may take to be fetched, redirects included")
+    max_audio_bytes: int = _limit(25 << 20, "size of an audio file, within --max_body_bytes")
+    max_audio_seconds: float = _limit(
+        4 * 3600.0, "length of a recording, of which an hour takes 115 MB of disk"
     )
-    max_images: int = option(16, "images a request may have", group=LIMITS)
-    max_image_bytes: int = option(
-        20_000_000, "size of the file of an image, and of a file part", group=LIMITS
+    max_queue: int = _limit(256, "requests that may wait for an engine that is full")
+    max_queue_tokens: int = _limit(262_144, "tokens that their prompts may have together")
+    max_tokenize_bytes: int = _limit(1 << 20, "bytes of text that one request to tokenize may have")
+    max_detokenize_tokens: int = _limit(262_144, "token ids that one request to detokenize may have")
+    queue_timeout: float = _limit(
+        60.0, "seconds a request may wait for room in an engine, or for its first sign"
     )
-    max_image_pixels: int = option(50_000_000, "pixels of an image, known before it is decoded", group=LIMITS)
-    media_fetch_timeout: float = option(
-        10.0, "seconds an image may take to be fetched, redirects included", group=LIMITS
+    request_timeout: float = _limit(3600.0, "seconds after which an answer that is not complete is ended")
+    load_timeout: float = _process(300.0, "seconds an engine may take to load its model")
+    cache_dir: str = _process(
+        "", "directory of compiled models, which load faster; a graph may have its own (CACHE_DIR)"
     )
-    max_audio_bytes: int = option(25 << 20, "size of an audio file, within --max_body_bytes", group=LIMITS)
-    max_audio_seconds: float = option(
-        4 * 3600.0, "length of a recording, of which an hour takes 115 MB of disk", group=LIMITS
+    stall_timeout: float = _process(
+        120.0, "seconds without progress before an engine with work is replaced; 0: for ever"
     )
-    max_queue: int = option(256, "requests that may wait for an engine that is full", group=LIMITS)
-    max_queue_tokens: int = option(262_144, "tokens that their prompts may have together", group=LIMITS)
-    max_tokenize_bytes: int = option(
-        1 << 20, "bytes of text that one request to tokenize may have", group=LIMITS
-    )
-    max_detokenize_tokens: int = option(
-        262_144, "token ids that one request to detokenize may have", group=LIMITS
-    )
-    queue_timeout: float = option(
-        60.0,
-        "seconds a request may wait for room in an engine, or for its first sign",
-        group=LIMITS,
-    )
-    request_timeout: float = option(
-        3600.0, "seconds after which an answer that is not complete is ended", group=LIMITS
-    )
-    load_timeout: float = option(300.0, "seconds an engine may take to load its model", group=PROCESS)
-    cache_dir: str = option(
-        "",
-        "directory of compiled models, which load faster; a graph may have its own (CACHE_DIR)",
-        group=PROCESS,
-    )
-    stall_timeout: float = option(
-        120.0,
-        "seconds without progress before an engine with work is replaced; 0: for ever",
-        group=PROCESS,
-    )
-    engine_memory_limit: int = option(
+    engine_memory_limit: int = _process(
         0,
         "bytes of memory an engine may hold before it gets no more requests; 0: what the machine or its "
         "container has",
-        group=PROCESS,
     )
-    shutdown_timeout: float = option(
-        30.0, "seconds running requests get to finish when the server stops", group=PROCESS
+    shutdown_timeout: float = _process(30.0, "seconds running requests get to finish when the server stops")
+    idle_unload_timeout_seconds: float = _idle(
+        0.0, "seconds without a request after which a graph is unloaded until the next; 0: never"
     )
-    idle_unload_timeout_seconds: float = option(
-        0.0, "seconds without a request after which a graph is unloaded until the next; 0: never", group=IDLE
+    max_loaded_groups: int = _idle(
+        0, "graphs, or groups of them (group_name), loaded at a time; 0: what memory holds"
     )
-    max_loaded_groups: int = option(
-        0, "graphs, or groups of them (group_name), loaded at a time; 0: what memory holds", group=IDLE
+    max_loaded_bytes: int = _idle(
+        0, "memory that their engines may take together; 0: what the machine or container has"
     )
-    max_loaded_bytes: int = option(
-        0, "memory that their engines may take together; 0: what the machine or container has", group=IDLE
+    group_residence_seconds: float = _idle(
+        5.0, "seconds a loaded group is kept before others that wait may take its place"
     )
-    group_residence_seconds: float = option(
-        5.0, "seconds a loaded group is kept before others that wait may take its place", group=IDLE
+    log_level: str = _logs("INFO", "least severe messages to log", choices=LEVELS)
+    log_format: str = _logs("text", "a line for people, or a JSON object per line", choices=FORMATS)
+    log_path: str = _logs("", "file to log to besides stderr; may be rotated")
+    audit_log_path: str = _logs(
+        "", "file that gets a JSON object per request: who did what, and how it ended; may be rotated"
     )
-    log_level: str = option("INFO", "least severe messages to log", group=LOGS, choices=LEVELS)
-    log_format: str = option(
-        "text", "a line for people, or a JSON object per line", group=LOGS, choices=FORMATS
-    )
-    log_path: str = option("", "file to log to besides stderr; may be rotated", group=LOGS)
-    audit_log_path: str = option(
-        "",
-        "file that gets a JSON object per request: who did what, and how it ended; may be rotated",
-        group=LOGS,
-    )
-    otlp_traces_endpoint: str = option(
+    otlp_traces_endpoint: str = _logs(
         "",
         "OpenTelemetry collector that gets a span per request, e.g. http://127.0.0.1:4318 (extra `otel`)",
-        group=LOGS,
         environment=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
     )
-    metrics_enable: bool = option(True, "show what is counted at /metrics", group=METRICS)
-    metrics_port: int = option(
+    metrics_enable: bool = _metrics(True, "show what is counted at /metrics")
+    metrics_port: int = _metrics(
         0,
         "port of a second listener for /metrics and the health paths, over plain HTTP and without a "
         "key; 0: none",
-        group=METRICS,
     )
-    metrics_bind_address: str = option(
-        "127.0.0.1", "addresses that it listens on, separated by commas", group=METRICS
+    metrics_bind_address: str = _metrics("127.0.0.1", "addresses that it listens on, separated by commas")
+    metrics_list: str = _metrics("all", "families of metrics to show, separated by commas")
+    response_store: str = _responses(
+        "on", "keep responses, for GET, previous_response_id and background", choices=("on", "off")
     )
-    metrics_list: str = option("all", "families of metrics to show, separated by commas", group=METRICS)
-    response_store: str = option(
-        "on",
-        "keep responses, for GET, previous_response_id and background",
-        group=RESPONSES,
-        choices=("on", "off"),
+    response_store_path: str = _responses(
+        "~/.local/state/ovserve/responses.db", "file they are kept in (SQLite)"
     )
-    response_store_path: str = option(
-        "~/.local/state/ovserve/responses.db", "file they are kept in (SQLite)", group=RESPONSES
+    response_store_ttl: int = _responses(30 * 24 * 3600, "seconds a response is kept after its last use")
+    response_store_max_bytes: int = _responses(
+        1 << 30, "size of that file; the key that holds most loses its longest unused first"
     )
-    response_store_ttl: int = option(
-        30 * 24 * 3600, "seconds a response is kept after its last use", group=RESPONSES
-    )
-    response_store_max_bytes: int = option(
-        1 << 30, "size of that file; the key that holds most loses its longest unused first", group=RESPONSES
-    )
-    response_store_max_bytes_per_key: int = option(
-        0, "what one key may hold of it; 0: no bound of its own", group=RESPONSES
+    response_store_max_bytes_per_key: int = _responses(
+        0, "what one key may hold of it; 0: no bound of its own"
     )
 
-    max_file_bytes: int = option(
-        200 << 20, "largest file for a batch, in bytes; --max_body_bytes bounds each line", group=BATCHES
+    max_file_bytes: int = _batches(
+        200 << 20, "largest file for a batch, in bytes; --max_body_bytes bounds each line"
     )
-    file_store_max_bytes: int = option(
-        10 << 30, "what uploaded files and results may take on disk; 0: no bound", group=BATCHES
+    file_store_max_bytes: int = _batches(
+        10 << 30, "what uploaded files and results may take on disk; 0: no bound"
     )
-    file_store_max_bytes_per_key: int = option(
-        0, "what the files of one key may take of it; 0: no bound of its own", group=BATCHES
+    file_store_max_bytes_per_key: int = _batches(
+        0, "what the files of one key may take of it; 0: no bound of its own"
     )
-    max_files_per_key: int = option(1000, "files that one key may have", group=BATCHES)
-    max_batch_requests: int = option(50_000, "requests that one batch may have", group=BATCHES)
-    batch_window_seconds: float = option(
-        24 * 3600.0, "seconds after which a batch expires with the results that it has", group=BATCHES
+    max_files_per_key: int = _batches(1000, "files that one key may have")
+    max_batch_requests: int = _batches(50_000, "requests that one batch may have")
+    batch_window_seconds: float = _batches(
+        24 * 3600.0, "seconds after which a batch expires with the results that it has"
     )
 
-    console: str = option(
-        "on", "pages for a browser at /console/, where GET / leads", group=CONSOLE, choices=("on", "off")
+    console: str = _console(
+        "on", "pages for a browser at /console/, where GET / leads", choices=("on", "off")
     )
-    console_write: str = option(
+    console_write: str = _console(
         "auto",
         "change graphs from the console, which is as strong as a shell; auto: where keys are "
         "required, or only this machine can connect",
-        group=CONSOLE,
         choices=("auto", "on", "off"),
     )
-    console_capture: str = option(
+    console_capture: str = _console(
         "ask",
         "keep bodies, prompts and answers in memory for the console; ask: an administrator starts it "
         "for some minutes",
-        group=CONSOLE,
         choices=("off", "ask", "on"),
     )
 
@@ -335,49 +292,13 @@ def grpc_addresses(settings: Settings) -> list[str]:
 
 MOST_PROPERTIES = 100_000  # they stay in the event loop, which takes up to 80 ms for so many
 
-NOT_NEGATIVE = (
-    "sse_ping_interval",
-    "max_queue",
-    "max_queue_tokens",
-    "stall_timeout",
-    "engine_memory_limit",
-    "idle_unload_timeout_seconds",
-    "max_loaded_groups",
-    "max_loaded_bytes",
-    "group_residence_seconds",
-    "response_store_max_bytes_per_key",
-)
-POSITIVE = (
-    "max_body_bytes",
-    "max_json_nodes",
-    "max_properties",
-    "max_tools",
-    "max_messages",
-    "max_tensors",
-    "max_head_bytes",
-    "max_connections",
-    "max_tokenize_bytes",
-    "max_detokenize_tokens",
-    "read_timeout",
-    "write_timeout",
-    "load_timeout",
-    "max_images",
-    "max_image_bytes",
-    "max_image_pixels",
-    "media_fetch_timeout",
-    "max_audio_bytes",
-    "max_audio_seconds",
-    "queue_timeout",
-    "request_timeout",
-    "shutdown_timeout",
-    "reload_drain_timeout",
-    "response_store_ttl",
-    "response_store_max_bytes",
-    "max_file_bytes",
-    "max_files_per_key",
-    "max_batch_requests",
-    "batch_window_seconds",
-)
+PORTS = ("rest_port", "grpc_port", "metrics_port")
+MAY_BE_ZERO = (  # of the numbers; all others are above 0
+    "file_system_poll_wait_seconds", "sse_ping_interval", "max_queue", "max_queue_tokens", "stall_timeout",
+    "engine_memory_limit", "idle_unload_timeout_seconds", "max_loaded_groups", "max_loaded_bytes",
+    "group_residence_seconds", "response_store_max_bytes_per_key", "file_store_max_bytes",
+    "file_store_max_bytes_per_key",
+)  # fmt: skip
 
 
 def problem(settings: Settings) -> str | None:
@@ -395,14 +316,11 @@ def _sources(settings: Settings) -> str | None:
         return f"--model_name and --{sources[0]} exclude each other: names are in the configuration"
     if settings.model_name and not sources:
         return "--model_name: needs --model_path or SOURCE, the model that is served under this name"
-    seconds = settings.file_system_poll_wait_seconds
-    if seconds < 0:
-        return f"--file_system_poll_wait_seconds: got {seconds}, which is below 0"
     return None
 
 
 def _listeners(settings: Settings) -> str | None:
-    for name in ("rest_port", "grpc_port", "metrics_port"):
+    for name in PORTS:
         if not 0 <= getattr(settings, name) <= 65535:
             return f"--{name}: expected 0 to 65535, got {getattr(settings, name)}"
     if settings.grpc_port and settings.grpc_port == settings.rest_port:
@@ -424,12 +342,10 @@ def _listeners(settings: Settings) -> str | None:
 def _ranges(settings: Settings) -> str | None:
     if settings.max_properties > MOST_PROPERTIES:
         return f"--max_properties: expected at most {MOST_PROPERTIES}, got {settings.max_properties}"
-    for name in NOT_NEGATIVE:
-        if getattr(settings, name) < 0:
-            return f"--{name}: expected 0 or more, got {getattr(settings, name)}"
-    for name in POSITIVE:
-        if getattr(settings, name) <= 0:
-            return f"--{name}: expected more than 0, got {getattr(settings, name)}"
+    for name in (option.name for option in OPTIONS if type(option.default) in (int, float)):
+        number, zero = getattr(settings, name), name in MAY_BE_ZERO
+        if name not in PORTS and (number < 0 or (number == 0 and not zero)):
+            return f"--{name}: expected {'0 or more' if zero else 'more than 0'}, got {number}"
     return None
 
 
