@@ -43,67 +43,33 @@ class Row(NamedTuple):
     type: str
 
 
-_INVALID, _FAULT = "invalid_request_error", "server_error"
-
-OPENAI = {
-    "invalid_argument": Row(400, _INVALID),
-    "unauthenticated": Row(401, _INVALID),
-    "permission_denied": Row(403, _INVALID),
-    "not_found": Row(404, _INVALID),
-    "conflict": Row(409, _INVALID),
-    "method_not_allowed": Row(405, _INVALID),
-    "payload_too_large": Row(413, _INVALID),
-    "too_slow": Row(408, _INVALID),
-    "unsupported_media_type": Row(415, _INVALID),
-    "rate_limited": Row(429, "rate_limit_error"),
-    "resource_exhausted": Row(503, _FAULT),
-    "unavailable": Row(503, _FAULT),
-    "deadline_exceeded": Row(504, _FAULT),
-    "cancelled": Row(499, _INVALID),  # as Google maps gRPC's CANCELLED
-    "failed_precondition": Row(500, _FAULT),
-    "unimplemented": Row(501, _FAULT),
-    "internal": Row(500, _FAULT),
+_INVALID, _FAULT, _API = "invalid_request_error", "server_error", "api_error"
+# The status of a kind, and its name in the bodies of OpenAI, Anthropic and Azure.
+_KINDS = {
+    "invalid_argument": (400, _INVALID, _INVALID, "bad_request"),  # Azure's is 422 for values: azure.refine
+    "unauthenticated": (401, _INVALID, "authentication_error", "unauthorized"),
+    "permission_denied": (403, _INVALID, "permission_error", "forbidden"),
+    "not_found": (404, _INVALID, "not_found_error", "not_found"),
+    "conflict": (409, _INVALID, _INVALID, "conflict"),
+    "method_not_allowed": (405, _INVALID, _INVALID, "method_not_allowed"),
+    "payload_too_large": (413, _INVALID, "request_too_large", "payload_too_large"),
+    "too_slow": (408, _INVALID, _INVALID, "request_timeout"),
+    "unsupported_media_type": (415, _INVALID, _INVALID, "unsupported_media_type"),
+    "rate_limited": (429, "rate_limit_error", "rate_limit_error", "too_many_requests"),
+    "resource_exhausted": (503, _FAULT, "overloaded_error", "service_unavailable"),
+    "unavailable": (503, _FAULT, "overloaded_error", "service_unavailable"),
+    "deadline_exceeded": (504, _FAULT, "timeout_error", "gateway_timeout"),
+    "cancelled": (499, _INVALID, _INVALID, "request_cancelled"),  # as Google maps gRPC's CANCELLED
+    "failed_precondition": (500, _FAULT, _API, "internal_server_error"),
+    "unimplemented": (501, _FAULT, _API, "not_implemented"),
+    "internal": (500, _FAULT, _API, "internal_server_error"),
 }
-ANTHROPIC = {
-    "invalid_argument": Row(400, _INVALID),
-    "unauthenticated": Row(401, "authentication_error"),
-    "permission_denied": Row(403, "permission_error"),
-    "not_found": Row(404, "not_found_error"),
-    "conflict": Row(409, _INVALID),
-    "method_not_allowed": Row(405, _INVALID),
-    "payload_too_large": Row(413, "request_too_large"),
-    "too_slow": Row(408, _INVALID),
-    "unsupported_media_type": Row(415, _INVALID),
-    "rate_limited": Row(429, "rate_limit_error"),
-    "resource_exhausted": Row(529, "overloaded_error"),
-    "unavailable": Row(529, "overloaded_error"),
-    "deadline_exceeded": Row(504, "timeout_error"),
-    "cancelled": Row(499, _INVALID),
-    "failed_precondition": Row(500, "api_error"),
-    "unimplemented": Row(501, "api_error"),
-    "internal": Row(500, "api_error"),
-}
+OPENAI = {kind: Row(status, name) for kind, (status, name, _, _) in _KINDS.items()}
+# Anthropic has a status of its own where OpenAI has 503.
+ANTHROPIC = {kind: Row(529 if row[0] == 503 else row[0], row[2]) for kind, row in _KINDS.items()}
 # OVMS's status for an invalid configuration.
 PLAIN = OPENAI | {"failed_precondition": Row(412, _INVALID)}
-AZURE = {
-    "invalid_argument": Row(400, "bad_request"),  # 422 for values: azure.refine
-    "unauthenticated": Row(401, "unauthorized"),
-    "permission_denied": Row(403, "forbidden"),
-    "not_found": Row(404, "not_found"),
-    "conflict": Row(409, "conflict"),
-    "method_not_allowed": Row(405, "method_not_allowed"),
-    "payload_too_large": Row(413, "payload_too_large"),
-    "too_slow": Row(408, "request_timeout"),
-    "unsupported_media_type": Row(415, "unsupported_media_type"),
-    "rate_limited": Row(429, "too_many_requests"),
-    "resource_exhausted": Row(503, "service_unavailable"),
-    "unavailable": Row(503, "service_unavailable"),
-    "deadline_exceeded": Row(504, "gateway_timeout"),
-    "cancelled": Row(499, "request_cancelled"),
-    "failed_precondition": Row(500, "internal_server_error"),
-    "unimplemented": Row(501, "not_implemented"),
-    "internal": Row(500, "internal_server_error"),
-}
+AZURE = {kind: Row(status, name) for kind, (status, _, _, name) in _KINDS.items()}
 
 
 HOPELESS = (
@@ -126,8 +92,6 @@ class ErrorResponse(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiStyle:
-    """The form in which one wire API reports errors."""
-
     name: str
     rows: Mapping[str, Row]
     body: Callable[[OvserveError, Row], ErrorResponse]
