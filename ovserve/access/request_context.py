@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from ovserve.access.caller import ANYONE, SYSTEM, Caller
 from ovserve.errors import OvserveError
@@ -38,60 +39,35 @@ class NodeTime:
 NodeTimes = dict[str, NodeTime]
 
 
+@dataclass(slots=True, eq=False)
 class RequestContext:
-    __slots__ = (
-        "_asked",
-        "_ends",
-        "accepted_tokens",
-        "admitted",
-        "batch",
-        "cached_tokens",
-        "caller",
-        "drafted_tokens",
-        "error",
-        "failure",
-        "first_token",
-        "generated_tokens",
-        "model",
-        "nodes",
-        "other_generated_tokens",
-        "other_prompt_tokens",
-        "patience",
-        "prompt_tokens",
-        "queued",
-        "remote",
-        "repeated",
-        "started",
-        "unread_tokens",
-    )  # fmt: skip
-
-    def __init__(self, caller: Caller = ANYONE) -> None:
-        self.caller = caller
-        self.remote = ""  # address of the client, as the transport sees it
-        self.model = ""  # the servable's name, once it is resolved
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        # of these, what calculators generated besides the answer
-        self.other_prompt_tokens = 0
-        self.other_generated_tokens = 0
-        self.started = time.monotonic()
-        self.patience: float | None = None  # seconds after `started` that the client says it waits
-        # Seconds after `started`: the prompt asks for room, the engine has taken it, the first token.
-        self.queued: float | None = None
-        self.admitted: float | None = None
-        self.first_token: float | None = None
-        self.cached_tokens: int | None = None  # of the prompt, in the prefix cache; None: not known
-        # of the prompt, not computed yet; None: not known. It counts while there is no first token.
-        self.unread_tokens: int | None = None
-        self.drafted_tokens = self.accepted_tokens = 0  # of the answer, by speculative decoding
-        self.nodes: NodeTimes | None = None  # set where requests are traced
-        self.batch = False  # a line of a batch: it takes the room that live requests leave
-        self.repeated = False  # its answer is generated again, because its engine ended
-        self.error: OvserveError | None = None  # the response, in place of an answer
-        # the error of a stream that failed after its status was sent
-        self.failure: OvserveError | None = None
-        self._asked = False
-        self._ends: list[Callable[[OvserveError], None]] = []
+    caller: Caller = ANYONE
+    remote: str = ""  # address of the client, as the transport sees it
+    model: str = ""  # the servable's name, once it is resolved
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    # of these, what calculators generated besides the answer
+    other_prompt_tokens: int = 0
+    other_generated_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+    patience: float | None = None  # seconds after `started` that the client says it waits
+    # Seconds after `started`: the prompt asks for room, the engine has taken it, the first token.
+    queued: float | None = None
+    admitted: float | None = None
+    first_token: float | None = None
+    cached_tokens: int | None = None  # of the prompt, in the prefix cache; None: not known
+    # of the prompt, not computed yet; None: not known. It counts while there is no first token.
+    unread_tokens: int | None = None
+    drafted_tokens: int = 0  # of the answer, by speculative decoding
+    accepted_tokens: int = 0
+    nodes: NodeTimes | None = None  # set where requests are traced
+    batch: bool = False  # a line of a batch: it takes the room that live requests leave
+    repeated: bool = False  # its answer is generated again, because its engine ended
+    error: OvserveError | None = None  # the response, in place of an answer
+    # the error of a stream that failed after its status was sent
+    failure: OvserveError | None = None
+    _asked: bool = False
+    _ends: list[Callable[[OvserveError], None]] = field(default_factory=list)
 
     def count(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add the tokens of one delta of the answer."""
@@ -219,8 +195,6 @@ def current_request() -> RequestContext:
 
 
 class calling:
-    """Enter around the work for a request."""
-
     __slots__ = ("_request", "_token")
 
     def __init__(self, call: RequestContext) -> None:
