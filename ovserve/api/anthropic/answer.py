@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.openai.common import UsageCounter, encode
+from ovserve.api.openai.common import UncertainCall, UsageCounter, arguments_of, encode
 from ovserve.errors import OvserveError
 from ovserve.llm import output as parts
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall
@@ -136,9 +136,8 @@ class MessagesWriter:
         self._max_tokens = 0
         self._begun = False
         self._index = -1  # of the block that was begun last
-        self._open: str | int | None = None  # "text", "thinking", or the index of a call
-        self._call: ToolCall | None = None  # the one that is not certain yet
-        self._call_index = -1
+        self._open: str | None = None  # "text", "thinking", or the id of a call
+        self._call = UncertainCall()
 
     # ---- as events
 
@@ -150,26 +149,21 @@ class MessagesWriter:
             self._begun = True
             out += named_event(MessageStart(self._message([], None, None, self._meter)))
         for part in parsed.parts:
+            out += self._send(self._call.take(part))
             match part:
                 case parts.Content(text):
-                    out += self._send_call()
                     out += self._begin("text", Text()) + self._delta(TextDelta(text))
                 case parts.Reasoning(text):
-                    out += self._send_call()
                     out += self._begin("thinking", Thinking()) + self._delta(ThinkingDelta(text))
-                case parts.ToolCallDelta():
-                    out += self._piece(part)
-                case parts.ToolCallBroken():
-                    self._call = None
         if parsed.last:
-            out += self._send_call()
+            out += self._send(self._call.end())
             reason, stop = self._reason(parsed)
             out += self._end()
             out += named_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
             out += named_event(MessageStop())
         return out
 
-    def _begin(self, kind: str | int, block: Block) -> bytes:
+    def _begin(self, kind: str, block: Block) -> bytes:
         """The events that make `kind` the open block, if it is not."""
         if self._open == kind:
             return b""
@@ -187,20 +181,10 @@ class MessagesWriter:
     def _delta(self, delta: BlockDelta) -> bytes:
         return named_event(BlockDeltaEvent(self._index, delta))
 
-    def _piece(self, piece: parts.ToolCallDelta) -> bytes:
-        out = b""
-        if piece.id is not None:
-            out = self._send_call()
-            self._call, self._call_index = ToolCall(piece.id, piece.name or "", ""), piece.index
-        assert self._call is not None, "the first piece of a call has its id"
-        self._call.arguments += piece.arguments
-        return out
-
-    def _send_call(self) -> bytes:
-        call, self._call = self._call, None
+    def _send(self, call: ToolCall | None) -> bytes:
         if call is None:
             return b""
-        out = self._begin(self._call_index, ToolUse(id=call.id, name=call.name, input={}))
+        out = self._begin(call.id, ToolUse(id=call.id, name=call.name, input={}))
         return out + (self._delta(InputJsonDelta(call.arguments)) if call.arguments else b"")
 
     # ---- as one body
@@ -211,7 +195,7 @@ class MessagesWriter:
         blocks: list[Block] = [Thinking(choice.reasoning)] if choice.reasoning else []
         for part in choice.parts:
             if isinstance(part, ToolCall):
-                blocks.append(ToolUse(id=part.id, name=part.name, input=_input(part.arguments)))
+                blocks.append(ToolUse(id=part.id, name=part.name, input=arguments_of(part)))
             else:
                 blocks.append(Text(part))
         return encode(self._message(blocks, *self._reason(choice), completion))
@@ -252,15 +236,6 @@ def _usage(counted: UsageCounter | Completion) -> Usage:
     if cached is None:
         return Usage(counted.prompt_tokens, counted.completion_tokens)
     return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cached)
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A tool's input must be an object; what the model wrote otherwise is kept as text, not lost."""
-    try:
-        value = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"unparsed": arguments}
 
 
 def error_body(error: OvserveError, type_: str, request_id: str) -> bytes:

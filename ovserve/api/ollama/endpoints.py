@@ -15,7 +15,16 @@ from ovserve.access import current_request
 from ovserve.api.ollama.body import ChatRequest, GenerateRequest, Options, Shared, read_options
 from ovserve.api.ollama.body import Message as Turn
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.common import SWITCHES, Effort, UsageCounter, effort_variables, encode, new_id
+from ovserve.api.openai.common import (
+    SWITCHES,
+    Effort,
+    UncertainCall,
+    UsageCounter,
+    arguments_of,
+    effort_variables,
+    encode,
+    new_id,
+)
 from ovserve.api.openai.logprobs import ChatTokenLogprob, Pictures, chat_logprobs, joined, pictures_of
 from ovserve.api.openai.messages import (
     FunctionCall,
@@ -29,7 +38,6 @@ from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
-from ovserve.llm import output as parts
 from ovserve.llm import request as llm
 from ovserve.llm.fim import ending_middle, middle_prompt
 from ovserve.llm.model import ModelContext
@@ -279,23 +287,16 @@ class LineWriter:
         self._shown, self._chats = request.presentation, chats
         self._wants_logprobs = request.sampling.logprobs
         self._meter = UsageCounter()
-        self._call: ToolCall | None = None  # the one that is not certain yet
+        self._call = UncertainCall()
 
     # ---- as lines
 
     def chunk(self, parsed: Parsed) -> bytes:
         self._meter.add(parsed)
-        calls: list[ToolCall] = []
-        for part in parsed.parts:
-            match part:
-                case parts.ToolCallDelta():
-                    self._piece(part, calls)
-                case parts.ToolCallBroken():
-                    self._call = None
-                case _:
-                    self._certain(calls)
+        certain = [self._call.take(part) for part in parsed.parts]
         if parsed.last:
-            self._certain(calls)
+            certain.append(self._call.end())
+        calls = [call for call in certain if call is not None]
         out = b""
         content, thinking = parsed.content, parsed.reasoning
         if content or thinking or calls or (parsed.logprobs and self._wants_logprobs):
@@ -303,18 +304,6 @@ class LineWriter:
         if parsed.last:
             out += encode(self._end(self._line("", "", [], None), parsed.finish_reason, self._meter)) + b"\n"
         return out
-
-    def _piece(self, piece: parts.ToolCallDelta, calls: list[ToolCall]) -> None:
-        if piece.id is not None:
-            self._certain(calls)
-            self._call = ToolCall(piece.id, piece.name or "", "")
-        assert self._call is not None, "the first piece of a call has its id"
-        self._call.arguments += piece.arguments
-
-    def _certain(self, calls: list[ToolCall]) -> None:
-        if self._call is not None:
-            calls.append(self._call)
-            self._call = None
 
     # ---- as one object
 
@@ -334,7 +323,9 @@ class LineWriter:
         if self._chats:
             line.message = AnswerMessage(content=content, thinking=thinking or UNSET)
             if calls:
-                line.message.tool_calls = [_call(call) for call in calls]
+                line.message.tool_calls = [
+                    Call(call.id, CalledFunction(call.name, arguments_of(call))) for call in calls
+                ]
         else:
             line.response, line.thinking = content, thinking or UNSET
         return line
@@ -349,16 +340,6 @@ class LineWriter:
         line.prompt_eval_duration = max(1, int(first * NANOSECONDS_PER_SECOND))
         line.eval_duration = max(1, int((total - first) * NANOSECONDS_PER_SECOND))  # clients divide by it
         return line
-
-
-def _call(call: ToolCall) -> Call:
-    """Arguments must be an object; what the model wrote otherwise is kept as text, not lost."""
-    try:
-        value = msgspec.json.decode(call.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        value = None
-    arguments = value if isinstance(value, dict) else {"unparsed": call.arguments}
-    return Call(call.id, CalledFunction(call.name, arguments))
 
 
 def loaded(model: str, *, chats: bool) -> bytes:

@@ -13,7 +13,15 @@ from msgspec import UNSET, Meta, UnsetType
 from ovserve.api.openai.operation import IGNORED, Operation, Override, doc
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import Completion, FoldedChoice, Parsed
+from ovserve.llm.output import (
+    Completion,
+    FoldedChoice,
+    Parsed,
+    Part,
+    ToolCall,
+    ToolCallBroken,
+    ToolCallDelta,
+)
 from ovserve.llm.request import Presentation, ReasoningBudget
 
 encode = msgspec.json.Encoder().encode
@@ -45,20 +53,13 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
-class UsageCounter:
-    """Counts the tokens of an answer as it streams."""
-
-    __slots__ = (
-        "accepted", "cached_tokens", "completion_tokens", "drafted", "prompt_tokens", "reasoning_tokens",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.cached_tokens: int | None = None  # of prompt_tokens; None: the engine does not report it
-        self.completion_tokens = 0
-        self.reasoning_tokens = 0
-        self.drafted = 0
-        self.accepted = 0
+class UsageCounter(msgspec.Struct):
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None  # of prompt_tokens; None: the engine does not report it
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def add(self, parsed: Parsed) -> None:
         self.prompt_tokens += parsed.prompt_tokens + parsed.other_prompt_tokens
@@ -72,6 +73,40 @@ class UsageCounter:
     @property
     def usage(self) -> Usage:
         return usage_of(self)
+
+
+class UncertainCall:
+    """The call of an answer that may still break off. It is certain once another part follows."""
+
+    def __init__(self) -> None:
+        self._call: ToolCall | None = None
+
+    def take(self, part: Part) -> ToolCall | None:
+        """Return the call that a part makes certain, which is the one before it."""
+        if isinstance(part, ToolCallBroken):
+            self._call = None
+        elif not isinstance(part, ToolCallDelta):
+            return self.end()
+        elif part.id is not None:
+            certain, self._call = self._call, ToolCall(part.id, part.name or "", part.arguments)
+            return certain
+        else:
+            assert self._call is not None, "the first piece of a call has its id"
+            self._call.arguments += part.arguments
+        return None
+
+    def end(self) -> ToolCall | None:
+        call, self._call = self._call, None
+        return call
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """Return arguments as an object; what the model wrote otherwise is kept as text, not lost."""
+    try:
+        value = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"unparsed": call.arguments}
 
 
 def usage_of(counted: UsageCounter | Completion) -> Usage:
