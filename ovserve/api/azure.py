@@ -56,8 +56,6 @@ def name_of(mode: str) -> str:
 
 
 class AzureChat:
-    """The endpoint in one of the modes."""
-
     def __init__(self, mode: str) -> None:
         self.name = name_of(mode)
         self._mode = mode

@@ -53,15 +53,11 @@ class SessionOptions(msgspec.Struct, frozen=True):
 
 
 class OpenSessions:
-    """The number of sessions of a loaded graph."""
-
     def __init__(self) -> None:
         self.count = 0
 
 
 class Handshake(msgspec.Struct):
-    """The body of the first payload."""
-
     model: str
     session: dict[str, Any] = {}
 

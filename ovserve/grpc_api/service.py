@@ -228,7 +228,6 @@ def _caller(name: str, headers: Mapping[str, str], guard: Guard) -> Caller:
 
 
 def _id_of(context: Context) -> str:
-    """Return the client's request id, or a new one."""
     text = next((v for k, v in context.invocation_metadata() or () if k == REQUEST_ID), "")
     if isinstance(text, str) and 0 < len(text) <= 128 and text.isascii() and text.isprintable():
         return text

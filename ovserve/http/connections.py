@@ -99,8 +99,6 @@ class _Server(web.Server):
 
 
 class Runner(web.AppRunner):
-    """An AppRunner that uses our connections."""
-
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         server.__class__ = _Server  # aiohttp has no option for the class of its protocols
@@ -172,8 +170,6 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """A wrapper of aiohttp's protocol of one connection."""
-
     def __init__(self, all_: Connections, inner: asyncio.Protocol) -> None:
         self._all = all_
         self._inner = inner

@@ -371,7 +371,6 @@ def own_methods(match: web.UrlMappingMatchInfo) -> set[str]:
 
 
 async def other_method(request: web.Request) -> web.StreamResponse:
-    """Reject a method that the path does not take."""
     raise why_absent(request.path) or wrong_method(request, own_methods(request.match_info))
 
 

@@ -184,7 +184,6 @@ class Sockets:
         return sockets
 
     def urls(self, *, tls: bool) -> list[str]:
-        """Return the URLs, in the order of the addresses."""
         return [url("https" if tls else "http", address, self.port) for address in self._addresses]
 
     def close(self) -> None:

@@ -127,7 +127,6 @@ class Server:
         return True
 
     async def run(self) -> None:
-        """Wait for SIGTERM or SIGINT."""
         await self._stop.wait()
         log.info("stopping; running requests have %g s", self._settings.shutdown_timeout)
 
@@ -273,7 +272,6 @@ def _announce(url: str, manager: Manager, form: str) -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -300,8 +300,6 @@ class KindMetrics:
 
 @dataclass(eq=False)
 class ModelMetrics:
-    """Counters of one servable name."""
-
     meter: RequestMetrics = field(default_factory=RequestMetrics)
     kinds: KindMetrics = field(default_factory=KindMetrics)
     running: int = counter("ovms_current_graphs", "Answers under way.", "gauge")

@@ -83,7 +83,6 @@ class Tracing:
         span.end(end_time=end)
 
     async def stop(self) -> None:
-        """Send the pending spans."""
         await asyncio.to_thread(self._provider.shutdown)
 
 

@@ -67,7 +67,6 @@ def steps_of(path: str) -> list[Step]:
 
 
 def field_path(steps: list[Step]) -> str:
-    """Return a field's name as errors show it."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps)
     return text.removeprefix(".")
 

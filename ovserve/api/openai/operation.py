@@ -94,8 +94,6 @@ class Operation:
 
 
 class Writer(Protocol):
-    """Writes the answer of one request as bytes."""
-
     def chunk(self, parsed: Parsed) -> bytes:
         """Return the server-sent events of one delta, the admission delta first; may be empty."""
 

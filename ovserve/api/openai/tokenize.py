@@ -100,8 +100,6 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """A checked body."""
-
     body: TokenizeRequest
     ignored: tuple[str, ...]
 

@@ -303,7 +303,6 @@ def input_arguments(text: str | None) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a whole call."""
     reader = InputReader()
     return reader.feed(arguments) + reader.finish()
 

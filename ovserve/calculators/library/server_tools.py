@@ -70,8 +70,6 @@ class _Tool(msgspec.Struct, frozen=True):
 
 
 class Toolbox:
-    """The tools of one request."""
-
     def __init__(
         self, tools: Mapping[str, _Tool], owner: ServerTools, options: ServerToolsOptions, count: Any
     ) -> None:

@@ -120,7 +120,6 @@ class RealtimeRoutes:
         return ws
 
     async def create_secret(self, request: web.Request) -> web.Response:
-        """POST: make a key, and return the session that it begins."""
         body = await read_small_body(request)
         try:
             options = msgspec.json.decode(body or b"{}", type=SecretRequest)

@@ -98,7 +98,6 @@ class Description:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of servables that the caller may use."""
         may = current_request().caller.may_use
         return list(dict.fromkeys(s.name for s in self._manager.servables if may(s.name)))
 

@@ -81,8 +81,6 @@ class Places:
 
 
 class Finished(NamedTuple):
-    """The result of a line, and its tokens."""
-
     line: int
     succeeded: bool
     result: bytes

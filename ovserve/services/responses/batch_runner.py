@@ -82,8 +82,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Running:
-    """A batch of this server."""
-
     number: int
     owner: str
     record: BatchRecord

@@ -121,7 +121,6 @@ HIDDEN = "internal error; see the server's log"
 
 
 async def fold_all(answer: GraphResponse | McpAnswer, first: ResponseEvents) -> ResponseFold:
-    """The whole response: what its events add up to."""
     fold = ResponseFold(first)
     fold.add(first)
     while (packet := await answer.next_events()) is not None:

@@ -301,7 +301,6 @@ class ResponsesService:
                     self._done(request, run)
 
     async def count(self, owner: str, body: bytes, head: Head) -> TokenizeResult:
-        """Count the tokens of the prompt of such a response."""
         return await count_tokens(self._manager, self._store, owner, body, head)
 
     @asynccontextmanager

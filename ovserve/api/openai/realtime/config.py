@@ -151,8 +151,6 @@ class TranscriptionAudio(Checked, frozen=True):
 
 
 class TranscriptionSession(Checked, frozen=True):
-    """A session that only writes down what is said."""
-
     type: Literal["transcription"] = "transcription"
     audio: TranscriptionAudio = field(default_factory=TranscriptionAudio)
     include: list[Literal["item.input_audio_transcription.logprobs"]] | None = None

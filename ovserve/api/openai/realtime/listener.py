@@ -174,7 +174,6 @@ class Listener:
             self._buffer.trim(self._looked)
 
     def on_transcript(self, transcript: Transcript) -> None:
-        """Handle text of an utterance."""
         speech = self._speeches.get(transcript.run.id)
         if speech is None or transcript.run.cancelled:
             return
@@ -289,7 +288,6 @@ class Listener:
             self._finish_turn(speech, turn.at, responds=config.create_response and not by_client)
 
     def _finish_turn(self, speech: _Speech, end: int, *, responds: bool) -> None:
-        """Make an item of a turn."""
         raw = self._buffer.raw(speech.start, end)
         audio_ms = _ms(end - max(speech.start, self._buffer.begin))
         content = [{"type": "input_audio", "transcript": None}]

@@ -63,8 +63,6 @@ class Run:
 
 
 class Manner(msgspec.Struct, frozen=True):
-    """The manner in which an answer is spoken."""
-
     voice: str
     speed: float
     format: Format

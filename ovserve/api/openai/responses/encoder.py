@@ -142,18 +142,15 @@ class EventEncoder:
         return _frame(type_, TextDelta(type_, number, item.id, index, 0, text, logprobs))
 
     def called(self, index: int, item: OutputItem) -> bytes:
-        """The arguments of an MCP call are whole."""
         assert isinstance(item, McpCall), "no other item has such an event"
         return self._of_item("mcp_call_arguments.done", index, item, arguments=item.arguments)
 
     def answered(self, index: int, item: OutputItem) -> bytes:
-        """An MCP server has answered."""
         assert isinstance(item, McpListTools | McpCall), "no other item has such an event"
         state = "completed" if item.error is None else "failed"
         return self._of_item(f"{_type(item)}.{state}", index, item)
 
     def closed(self, index: int, item: OutputItem) -> bytes:
-        """An item is whole."""
         out = b""
         if isinstance(item, FunctionCall):
             call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}

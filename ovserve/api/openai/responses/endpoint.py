@@ -72,7 +72,6 @@ from ovserve.llm.request import GenerateRequest, TokenLogprob, shown_token
 
 
 def usage_of(meter: UsageCounter) -> Usage:
-    """Return the tokens so far, in the shape of the Responses API."""
     total = meter.prompt_tokens + meter.completion_tokens
     details = OutputDetails(meter.reasoning_tokens, *predictions(meter))
     cached = InputDetails(meter.cached_tokens or 0)

@@ -244,8 +244,6 @@ class ToolEnded(msgspec.Struct, frozen=True):
 
 
 class ItemDone(msgspec.Struct, frozen=True):
-    """An item gets no more text."""
-
     index: int
     status: Literal["completed", "incomplete", "failed"]
 
@@ -264,8 +262,6 @@ class ItemBecameReasoning(msgspec.Struct, frozen=True):
 
 
 class ResponseEnded(msgspec.Struct, frozen=True):
-    """The last event."""
-
     status: Status
     completed_at: int | None = None
     incomplete_details: Incomplete | None = None

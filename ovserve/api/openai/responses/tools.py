@@ -202,8 +202,6 @@ class Tools:
 
 @dataclass
 class _Found:
-    """The tools of a body so far."""
-
     functions: list[dict[str, Any]] = field(default_factory=list)  # in chat's form
     listed: list[dict[str, Any]] = field(default_factory=list)
     names: dict[str, ClientTool] = field(default_factory=dict)
