@@ -148,7 +148,12 @@ class RequestMetrics:
         "ovserve_queue_tokens", "Tokens of the prompts in the queue, estimated.", "gauge"
     )
     in_engine: int = 0  # choices that run or wait in the engine
-    finished: Counter[str] = field(default_factory=Counter)  # choices by finish reason
+    finished: Counter[str] = counter(
+        "ovserve_choices_finished_total",
+        "Choices the engine ended, by reason.",
+        by=("finished_reason",),
+        vllm="vllm:request_success_total",
+    )
     prompt_tokens: int = counter(
         "ovserve_prompt_tokens_total", "Tokens of prompts.", vllm="vllm:prompt_tokens_total"
     )
@@ -351,8 +356,19 @@ class ModelMetrics:
         default_factory=lambda: defaultdict(KindMetrics)
     )
     node_events: NodeEvents = field(default_factory=NodeEvents)
-    wakes: Histogram = field(default_factory=lambda: Histogram(OF_REQUESTS))  # seconds of loads on demand
-    unloads: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(UNLOAD_CAUSES, 0)))
+    wakes: Histogram = histogram(
+        "ovserve_wake_seconds",
+        "Seconds that loads on demand took; their number is `_count`.",
+        OF_REQUESTS,
+        plain=True,
+    )
+    unloads: Counter[str] = counter(
+        "ovserve_unloads_total",
+        "Times that the graph was unloaded until the next request: idle, or to make room for another one.",
+        by=("cause",),
+        start=UNLOAD_CAUSES,
+        plain=True,
+    )
 
     def __post_init__(self) -> None:
         for method in (REST.unary, REST.stream):  # so that a rate starts from zero

@@ -155,14 +155,6 @@ FAMILIES: tuple[Family[Model], ...] = (
     ),
     *REQUEST_FAMILIES,
     Family(
-        "ovserve_choices_finished_total",
-        "counter",
-        "Choices the engine ended, by reason.",
-        by_label(lambda m: m.metrics.meter.finished),
-        ("finished_reason",),
-        "vllm:request_success_total",
-    ),
-    Family(
         "ovserve_batch_prompt_tokens_total",
         "counter",
         "Tokens of prompts of batches, which other metrics of requests leave out.",

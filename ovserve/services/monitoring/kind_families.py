@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from ovserve.engine.protocol.specs import TextFacts, TextSpec, block_tokens
@@ -16,6 +16,7 @@ from ovserve.kinds.images.metrics import ImageMetrics
 from ovserve.kinds.python.metrics import PythonMetrics
 from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.voice.metrics import TextToSpeechMetrics
+from ovserve.serving.engines import AnyEngine
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
 from ovserve.telemetry.metrics import (
@@ -23,7 +24,6 @@ from ovserve.telemetry.metrics import (
     ModelMetrics,
     RequestMetrics,
     Sample,
-    by_label,
     families_of,
     value,
 )
@@ -45,10 +45,13 @@ class Model(NamedTuple):
         return bool(self.metrics.versions) and (self.servable is None or self.servable.model is not None)
 
     @property
+    def engines(self) -> Collection[AnyEngine]:
+        return self.servable.engines.values() if self.servable else ()
+
+    @property
     def in_engine_waiting(self) -> int:
         """Return the choices that the engine had admitted but not scheduled at its last report."""
-        engines = self.servable.engines.values() if self.servable else ()
-        waiting = sum(e.usage.requests - e.usage.scheduled for e in engines)
+        waiting = sum(e.usage.requests - e.usage.scheduled for e in self.engines)
         return max(0, min(waiting, self.metrics.meter.in_engine))
 
     @property
@@ -61,23 +64,19 @@ class Model(NamedTuple):
 
     @property
     def cache_usage(self) -> float:
-        return (
-            max((e.usage.cache for e in self.servable.engines.values()), default=0.0)
-            if self.servable
-            else 0.0
-        )
+        return max((e.usage.cache for e in self.engines), default=0.0)
 
     @property
     def cache_bytes(self) -> int:
-        return sum(e.usage.cache_bytes for e in self.servable.engines.values()) if self.servable else 0
+        return sum(e.usage.cache_bytes for e in self.engines)
 
     @property
     def engine_kinds(self) -> Counter[str]:
-        return Counter(e.spec.kind for e in self.servable.engines.values()) if self.servable else Counter()
+        return Counter(e.spec.kind for e in self.engines)
 
     def of_engines(self, name: str) -> int:
         """A field of EngineStats, summed."""
-        return sum(getattr(e.stats(), name) for e in self.servable.engines.values()) if self.servable else 0
+        return sum(getattr(e.stats(), name) for e in self.engines)
 
 
 def states(model: Model) -> Iterator[Sample]:
@@ -93,7 +92,7 @@ def _config(model: Model) -> list[Sample]:
 
     Endpoint pickers and autoscalers multiply both labels to get the tokens that fit into the cache.
     """
-    for engine in model.servable.engines.values() if model.servable else ():
+    for engine in model.engines:
         spec, facts = engine.spec, engine.facts
         if isinstance(spec, TextSpec) and isinstance(facts, TextFacts):
             size = block_tokens(spec.device)
@@ -151,21 +150,6 @@ IDLE_FAMILIES: tuple[Family[Model], ...] = (
         "1 for the state of a served graph's engines.",
         _states,
         ("state",),
-        plain=True,
-    ),
-    Family(
-        "ovserve_wake_seconds",
-        "histogram",
-        "Seconds that loads on demand took; their number is `_count`.",
-        value(lambda m: m.metrics.wakes),
-        plain=True,
-    ),
-    Family(
-        "ovserve_unloads_total",
-        "counter",
-        "Times that the graph was unloaded until the next request: idle, or to make room for another one.",
-        by_label(lambda m: m.metrics.unloads),
-        ("cause",),
         plain=True,
     ),
 )

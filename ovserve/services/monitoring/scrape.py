@@ -204,7 +204,7 @@ def _engine_processes(models: Iterable[Model]) -> Iterator[tuple[dict[str, str],
     """Yield the processes: one of a model by the model's name, a shared one once, by its own."""
     shared: dict[str, int] = {}
     for model in models:
-        for engine in model.servable.engines.values() if model.servable else ():
+        for engine in model.engines:
             if engine.shared_process:
                 shared[engine.shared_process] = engine.pid
             else:
