@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
 from ovserve.api.openai.common import BUDGET, Budget, Effort, Model, encode, narrow_budget
-from ovserve.api.openai.operation import Operation, Override, doc
+from ovserve.api.openai.operation import Natural, Operation, Override, Share, Temperature, doc
 from ovserve.api.openai.sampling import MAX_STOP, narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.errors import InvalidArgument
@@ -128,23 +128,18 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
 class MessagesRequest(CountRequest, kw_only=True):
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=2**31 - 1)],
+        Natural,
         doc("clamped to the room left in the context, which is reported; 0: the prompt is cached alone"),
     ]
     stop_sequences: Annotated[
         Annotated[list[str], Meta(max_length=MAX_STOP)] | None,
         doc("non-empty strings that end the answer, cut exactly at the character"),
     ] = None
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 is greedy; Anthropic's own range ends at 1")
-    ] = None
+    temperature: Annotated[Temperature | None, doc("0 is greedy; Anthropic's own range ends at 1")] = None
     top_p: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
-        doc("draws from the most likely tokens of this mass; 0: takes the likeliest"),
+        Share | None, doc("draws from the most likely tokens of this mass; 0: takes the likeliest")
     ] = None
-    top_k: Annotated[
-        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, doc("draws from so many tokens; 0: all")
-    ] = None
+    top_k: Annotated[Natural | None, doc("draws from so many tokens; 0: all")] = None
     stream: Annotated[bool | None, doc("named events as the answer comes")] = None
 
 

@@ -18,17 +18,17 @@ from msgspec import Meta
 from ovserve.api import LATEST
 from ovserve.api.openai.body import decode_body, show, without_type
 from ovserve.api.openai.common import Effort, encode
-from ovserve.api.openai.operation import doc
+from ovserve.api.openai.operation import Natural, NaturalOrMinusOne, Share, Temperature, TopCount, doc
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import Internal, InvalidArgument
 
 # Option: the field of SamplingFields, and its type.
 OPTIONS: dict[str, tuple[str, Any]] = {
-    "temperature": ("temperature", Annotated[float, Meta(ge=0, le=2)]),
-    "top_p": ("top_p", Annotated[float, Meta(ge=0, le=1)]),
-    "top_k": ("top_k", Annotated[int, Meta(ge=-1, le=2**31 - 1)]),
-    "min_p": ("min_p", Annotated[float, Meta(ge=0, le=1)]),
+    "temperature": ("temperature", Temperature),
+    "top_p": ("top_p", Share),
+    "top_k": ("top_k", NaturalOrMinusOne),
+    "min_p": ("min_p", Share),
     "seed": ("seed", Annotated[int, Meta(ge=SEED_RANGE[0], le=2**63 - 1)]),
     "repeat_penalty": ("repetition_penalty", Annotated[float, Meta(gt=0, le=1000)]),
     "presence_penalty": ("presence_penalty", Penalty),
@@ -37,7 +37,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "stop": ("stop", str | Annotated[list[str], Meta(max_length=MAX_STOP)]),
 }
 NUM_PREDICT = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # below 1: all the room that there is
-NUM_CTX = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # 0: the graph's
+NUM_CTX = Natural  # 0: the graph's
 ANY_SEED = -1
 
 Format = Annotated[
@@ -87,8 +87,7 @@ class Shared(msgspec.Struct, kw_only=True):
     keep_alive: KeepAlive = None
     logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("with logprobs: true; above 1 with the paged engine only"),
+        TopCount | None, doc("with logprobs: true; above 1 with the paged engine only")
     ] = None
 
 
@@ -350,7 +349,7 @@ _embed_decoder = msgspec.json.Decoder(EmbedRequest)
 _older_decoder = msgspec.json.Decoder(EmbeddingsRequest)
 
 
-def embeddings_request(body: bytes, name: str, *, older: bool) -> tuple[bytes, str, tuple[str, ...]]:
+def embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str, tuple[str, ...]]:
     """Return OpenAI's body for the servable `name`, the model as the client wrote it, and what has no effect.
 
     The body is empty where no text is sent. Raises InvalidArgument.
@@ -386,7 +385,7 @@ class _Answer(msgspec.Struct):
     usage: _Usage = _Usage()
 
 
-def embeddings_answer(body: bytes, model: str, nanoseconds: int, *, older: bool) -> bytes:
+def embeddings_answer(body: bytes, model: str, nanoseconds: int, older: bool) -> bytes:
     """Return Ollama's answer for OpenAI's. Raises Internal for a graph that answers with something else."""
     try:
         response = msgspec.json.decode(body, type=_Answer)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.operation import Operation, doc
+from ovserve.api.openai.operation import Metadata, Operation, doc
 
 Purpose = Literal["batch"]
 Status = Literal[
@@ -124,20 +124,13 @@ class BatchPage(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-MetadataKey = Annotated[str, Meta(max_length=64)]
-MetadataValue = Annotated[str, Meta(max_length=512)]
-
-
 class BatchRequest(msgspec.Struct, kw_only=True):
     input_file_id: Annotated[str, doc("an uploaded file of purpose batch: a request per line")]
     endpoint: Annotated[str, doc("the path of all requests, such as /v1/chat/completions")]
     completion_window: Annotated[
         Literal["24h"], doc("24h; the server's --batch_window_seconds is what holds")
     ]
-    metadata: Annotated[
-        Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None,
-        doc("up to 16 pairs of text, kept with the batch"),
-    ] = None
+    metadata: Annotated[Metadata | None, doc("up to 16 pairs of text, kept with the batch")] = None
     output_expires_after: Annotated[
         ExpiresAfter | None, doc("when the files with the results expire, after they were written")
     ] = None

@@ -38,13 +38,12 @@ from ovserve.api.openai.messages import (
     loosen_messages,
     template_message,
 )
-from ovserve.api.openai.operation import Operation, Override, Refused, doc
+from ovserve.api.openai.operation import Count, Operation, Override, Refused, TopCount, doc
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
     MAX_TOKENS,
     UNSUPPORTED,
-    Count,
     StreamFields,
     check_sampling,
     check_stream_options,
@@ -128,7 +127,7 @@ class ChatRequest(StreamFields, kw_only=True):
     user: Annotated[str | None, doc("users share a full engine fairly")] = None
     logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None,
+        TopCount | None,
         doc(
             "above 0 with logprobs: true only; above 1 with the paged engine only: others know the chosen "
             "token"

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-from ovserve.api.openai.operation import IGNORED, Operation, Override, doc
+from ovserve.api.openai.operation import IGNORED, Natural, NaturalOrMinusOne, Operation, Override, doc
 from ovserve.errors import InvalidArgument
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import (
@@ -147,6 +147,11 @@ def event(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
+def named_event(name: str, value: Any) -> bytes:
+    """One server-sent event under a name of its own."""
+    return b"event: " + name.encode() + b"\ndata: " + encode(value) + b"\n\n"
+
+
 class ErrorDetail(msgspec.Struct):
     message: str
     type: str
@@ -169,8 +174,8 @@ VARIABLES = (EFFORT_VARIABLE, *SWITCHES)
 WITHOUT_REASONING = ("none", "minimal")
 BUDGET = "tokens of reasoning, which the paged engine then ends; 0: none"
 MESSAGE = "reasoning_budget_message"
-Budget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-BudgetOrNone = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: no budget
+Budget = Natural
+BudgetOrNone = NaturalOrMinusOne  # -1: no budget
 DOC = "given to templates that read it, enable_thinking or thinking"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.body import decode_body, refuse_unsupported
 from ovserve.api.openai.chat_response import ChatChunk, ChatResponse, ChatWriter
@@ -28,7 +28,7 @@ from ovserve.api.openai.common import (
     usage_of,
 )
 from ovserve.api.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter
-from ovserve.api.openai.operation import Operation, Override, doc
+from ovserve.api.openai.operation import Natural, Operation, Override, TopCount, doc
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
@@ -59,12 +59,9 @@ class CompletionRequest(StreamFields, kw_only=True):
         str | list[str | TokenId | list[TokenId]],
         doc("at most 256 prompts times n"),
     ]
-    max_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, doc(MAX_TOKENS + "; 0 only with echo: true")
-    ] = None
+    max_tokens: Annotated[Natural | None, doc(MAX_TOKENS + "; 0 only with echo: true")] = None
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("of each token, and of so many others; above 1 with the paged engine only"),
+        TopCount | None, doc("of each token, and of so many others; above 1 with the paged engine only")
     ] = None
     user: Annotated[str | None, doc("users share a full engine fairly")] = None
     echo: Annotated[

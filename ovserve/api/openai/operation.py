@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,18 @@ def doc(text: str, **schema: Any) -> Meta:
     return Meta(description=text, extra_json_schema=schema or None)
 
 
+# Ranges of values that bodies of several APIs have.
+Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+NaturalOrMinusOne = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TopCount = Annotated[int, Meta(ge=0, le=20)]  # of likely tokens in logprobs
+Share = Annotated[float, Meta(ge=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
+
+
 @dataclass(frozen=True)
 class Refused:
     """A known parameter that is not supported; `neutral` values, like null, ask for nothing."""
@@ -46,10 +58,6 @@ class Override:
     why: str | None = None
     maximum: int | None = None
     default: Any = None
-
-
-def _as_it_is(model: ModelContext) -> dict[str, Override]:
-    return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +80,7 @@ class Operation:
     of_models: bool = True  # an endpoint of every language model, which capabilities lists
     same_as: str = ""  # the name of the operation whose parameters these are: they are not listed twice
     optional: tuple[str, ...] = ()  # fields the struct requires and the front fills in
-    specialize: Callable[[ModelContext], Mapping[str, Override]] = _as_it_is
+    specialize: Callable[[ModelContext], Mapping[str, Override]] = lambda model: {}
     needs_template: bool = False  # a model without a chat template cannot answer
     form: bool = False  # the body is multipart/form-data; `file` is a file
     declared: bool = False  # answered by graphs whose nodes declare it, not by text generation

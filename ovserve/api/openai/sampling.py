@@ -15,7 +15,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ovserve.api.openai.operation import IGNORED, REJECTED, Override, Refused, doc
+from ovserve.api.openai.operation import (
+    IGNORED,
+    REJECTED,
+    Count,
+    Natural,
+    NaturalOrMinusOne,
+    Override,
+    Refused,
+    Share,
+    Temperature,
+    doc,
+)
 from ovserve.api.openai.structured import ConstraintFields, constraint_of
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
@@ -71,8 +82,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Breaker = Annotated[str, Meta(min_length=1, max_length=64)]
 DRY = tuple(f"dry_{name}" for name in Dry.__struct_fields__)
 XTC = ("xtc_probability", "xtc_threshold")
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Natural
+Width = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]  # of the choices, or of a beam search
+BeamPenalty = Annotated[float, Meta(ge=-1000, le=1000)]
 
 
 # The ends of the APIs' ranges, which OpenVINO GenAI refuses: both leave the likeliest token alone.
@@ -83,20 +95,12 @@ MOST_MIN_P = 0.999999
 class SamplingFields(ConstraintFields, kw_only=True):
     """Mixed into the request struct of each endpoint."""
 
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 is greedy; above it tokens are drawn")
-    ] = None
+    temperature: Annotated[Temperature | None, doc("0 is greedy; above it tokens are drawn")] = None
     top_p: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
-        doc("draws from the likeliest tokens of this mass; 0: takes the likeliest"),
+        Share | None, doc("draws from the likeliest tokens of this mass; 0: takes the likeliest")
     ] = None
-    top_k: Annotated[
-        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        doc("draws from so many tokens; 0 or -1: all"),
-    ] = None
-    min_p: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None, doc("drops tokens below this share of the likeliest one")
-    ] = None
+    top_k: Annotated[NaturalOrMinusOne | None, doc("draws from so many tokens; 0 or -1: all")] = None
+    min_p: Annotated[Share | None, doc("drops tokens below this share of the likeliest one")] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("per occurrence in the answer; excludes best_of > 1")
     ] = None
@@ -116,25 +120,23 @@ class SamplingFields(ConstraintFields, kw_only=True):
         doc("DRY: factor of the penalty per further token of the repetition"),
     ] = None
     dry_allowed_length: Annotated[
-        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
-        doc("DRY: tokens of a repetition from which on the next is penalized"),
+        Count | None, doc("DRY: tokens of a repetition from which on the next is penalized")
     ] = None
     dry_penalty_last_n: Annotated[
-        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        doc("DRY: tokens of prompt and answer that are searched; -1: all; 0: none"),
+        NaturalOrMinusOne | None, doc("DRY: tokens of prompt and answer that are searched; -1: all; 0: none")
     ] = None
     dry_sequence_breakers: Annotated[
         Annotated[list[Breaker], Meta(max_length=64)] | None,
         doc("DRY: texts that no repetition goes on over"),
     ] = None
     xtc_probability: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
+        Share | None,
         doc(
             "XTC: how often the likely tokens but the least likely of them are left out; excludes best_of > 1"
         ),
     ] = None
     xtc_threshold: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
+        Share | None,
         doc("XTC: probability from which on a token is a likely one; above 0.5 there is never a second"),
     ] = None
     seed: Annotated[
@@ -153,28 +155,14 @@ class SamplingFields(ConstraintFields, kw_only=True):
         bool | None, doc("false shows the vocabulary's special tokens, such as the end of turn")
     ] = None
     ignore_eos: Annotated[bool | None, doc("do not end at the end-of-text token, nor for repetition")] = None
-    min_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
-        doc("no end before so many tokens"),
-    ] = None
-    n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        doc("choices in the answer; at most best_of"),
-    ] = None
-    best_of: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        doc("above 1 the width of a beam search, which excludes streaming"),
-    ] = None
-    length_penalty: Annotated[
-        Annotated[float, Meta(ge=-1000, le=1000)] | None, doc("beam search: above 0 favours long answers")
-    ] = None
-    diversity_penalty: Annotated[
-        Annotated[float, Meta(ge=-1000, le=1000)] | None,
-        doc("beam search: for tokens of other groups"),
-    ] = None
-    num_beam_groups: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc("beam search: must divide best_of")
-    ] = None
+    min_tokens: Annotated[Natural | None, doc("no end before so many tokens")] = None
+    n: Annotated[Width | None, doc("choices in the answer; at most best_of")] = None
+    best_of: Annotated[Width | None, doc("above 1 the width of a beam search, which excludes streaming")] = (
+        None
+    )
+    length_penalty: Annotated[BeamPenalty | None, doc("beam search: above 0 favours long answers")] = None
+    diversity_penalty: Annotated[BeamPenalty | None, doc("beam search: for tokens of other groups")] = None
+    num_beam_groups: Annotated[Width | None, doc("beam search: must divide best_of")] = None
     logit_bias: Annotated[
         LogitBias | None,
         doc(f"paged engine only: up to {MAX_BIASES} token ids, as strings, to what is added to their logits"),
@@ -184,7 +172,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
         doc("tokens drafted per step; 0: the default, of the paged engine none"),
     ] = None
     assistant_confidence_threshold: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
+        Share | None,
         doc(
             "a draft model drafts until it is less sure than this; excludes num_assistant_tokens and prompt "
             "lookup; ignored without a draft model"

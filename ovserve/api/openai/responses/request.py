@@ -10,10 +10,9 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from ovserve.api.openai.common import ReasoningOptions, encode, narrow_budget, narrow_effort, new_id
-from ovserve.api.openai.operation import Operation, Override, Refused, doc
+from ovserve.api.openai.operation import Count, Metadata, Operation, Override, Refused, TopCount, doc
 from ovserve.api.openai.responses.encoder import Event
 from ovserve.api.openai.responses.items import ADDITIONAL_TOOLS, Item, additional_tools, listed
 from ovserve.api.openai.responses.objects import Response, StoredInput
@@ -23,7 +22,6 @@ from ovserve.api.openai.sampling import (
     FIXED_DEFAULTS,
     MAX_TOKENS,
     UNSUPPORTED,
-    Count,
     SamplingFields,
     narrow_length,
     narrow_sampling,
@@ -34,19 +32,11 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.request import Presentation
 
 
-def _id() -> str:
-    return new_id("resp_")
-
-
-def _now() -> int:
-    return int(time.time())
-
-
 class ResponseContext(msgspec.Struct, frozen=True, kw_only=True):
     """A request that no service has prepared gets an id of its own, and no history."""
 
-    id: str = msgspec.field(default_factory=_id)
-    created: int = msgspec.field(default_factory=_now)
+    id: str = msgspec.field(default_factory=lambda: new_id("resp_"))
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
     store: bool = False
     history: tuple[msgspec.Raw, ...] = ()  # items of earlier responses, in the stored form
     # The tools of MCP servers that the request may use; None: the graph has no servers.
@@ -65,10 +55,6 @@ class TextOptions(msgspec.Struct):
     verbosity: Annotated[str | None, doc("ignored unless medium")] = None
 
 
-MetadataKey = Annotated[str, Meta(max_length=64)]
-MetadataValue = Annotated[str, Meta(max_length=512)]
-
-
 class ResponseRequest(SamplingFields, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     input: Annotated[
@@ -82,9 +68,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     )
     max_output_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
     max_tool_calls: Annotated[Count | None, doc("of tools of MCP servers, which run in the server")] = None
-    metadata: Annotated[
-        Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None, doc("kept and echoed")
-    ] = None
+    metadata: Annotated[Metadata | None, doc("kept and echoed")] = None
     user: Annotated[str | None, doc("kept and echoed; users share a full engine fairly")] = None
     safety_identifier: Annotated[str | None, doc("as user, and counts before it")] = None
     prompt_cache_key: str | None = None
@@ -113,10 +97,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ] = None
     parallel_tool_calls: Annotated[bool | None, doc("false: one call at most")] = None
     logprobs: Annotated[bool | None, doc("of each token of the text, streamed too")] = None
-    top_logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None,
-        doc("above 1 with the paged engine only"),
-    ] = None
+    top_logprobs: Annotated[TopCount | None, doc("above 1 with the paged engine only")] = None
     stream_options: Annotated[
         dict[str, Any] | None, doc("usage is always in the last event; include_obfuscation is ignored")
     ] = None
