@@ -23,7 +23,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from ovserve.api import azure
-from ovserve.api.anthropic import answer as anthropic_errors
+from ovserve.api.anthropic.answer import error_of, tagged_event
 from ovserve.api.anthropic.body import VERSION
 from ovserve.api.azure import is_azure, may_be_azure
 from ovserve.api.openai.common import ErrorBody, ErrorDetail, encode
@@ -182,12 +182,11 @@ def _azure(error: OvserveError, row: Row) -> ErrorResponse:
 
 
 def _anthropic(error: OvserveError, row: Row) -> ErrorResponse:
-    body = anthropic_errors.error_body(error, row.type, request_id.get())
-    return ErrorResponse(row.status, {}, body)
+    return ErrorResponse(row.status, {}, encode(error_of(error, row.type, request_id.get())))
 
 
 def _anthropic_event(error: OvserveError, row: Row) -> bytes:
-    return anthropic_errors.error_event(error, row.type, request_id.get())
+    return tagged_event(error_of(error, row.type, request_id.get()))
 
 
 OPENAI_STYLE = ApiStyle("openai", OPENAI, _openai, _openai_event)

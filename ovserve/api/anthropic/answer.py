@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ovserve.api.openai.common import UncertainCall, UsageCounter, arguments_of, encode
+from ovserve.api.openai.common import UncertainCall, UsageCounter, arguments_of, encode, named_event
 from ovserve.errors import OvserveError
 from ovserve.llm import output as parts
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall
@@ -123,10 +123,9 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-def named_event(event: Event) -> bytes:
+def tagged_event(event: Event) -> bytes:
     """One server-sent event under its own name; Anthropic's clients skip those without."""
-    name = str(event.__struct_config__.tag)
-    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+    return named_event(str(event.__struct_config__.tag), event)
 
 
 class MessagesWriter:
@@ -147,7 +146,7 @@ class MessagesWriter:
         self._max_tokens = parsed.max_tokens or self._max_tokens
         if not self._begun:
             self._begun = True
-            out += named_event(MessageStart(self._message([], None, None, self._meter)))
+            out += tagged_event(MessageStart(self._message([], None, None, self._meter)))
         for part in parsed.parts:
             out += self._send(self._call.take(part))
             match part:
@@ -159,8 +158,8 @@ class MessagesWriter:
             out += self._send(self._call.end())
             reason, stop = self._reason(parsed)
             out += self._end()
-            out += named_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
-            out += named_event(MessageStop())
+            out += tagged_event(MessageDelta(StopDelta(reason, stop), _usage(self._meter)))
+            out += tagged_event(MessageStop())
         return out
 
     def _begin(self, kind: str, block: Block) -> bytes:
@@ -170,16 +169,16 @@ class MessagesWriter:
         out = self._end()
         self._open = kind
         self._index += 1
-        return out + named_event(BlockStart(self._index, block))
+        return out + tagged_event(BlockStart(self._index, block))
 
     def _end(self) -> bytes:
         if self._open is None:
             return b""
         self._open = None
-        return named_event(BlockStop(self._index))
+        return tagged_event(BlockStop(self._index))
 
     def _delta(self, delta: BlockDelta) -> bytes:
-        return named_event(BlockDeltaEvent(self._index, delta))
+        return tagged_event(BlockDeltaEvent(self._index, delta))
 
     def _send(self, call: ToolCall | None) -> bytes:
         if call is None:
@@ -238,15 +237,7 @@ def _usage(counted: UsageCounter | Completion) -> Usage:
     return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cached)
 
 
-def error_body(error: OvserveError, type_: str, request_id: str) -> bytes:
-    return encode(_error(error, type_, request_id))
-
-
-def error_event(error: OvserveError, type_: str, request_id: str) -> bytes:
-    return named_event(_error(error, type_, request_id))
-
-
-def _error(error: OvserveError, type_: str, request_id: str) -> Error:
+def error_of(error: OvserveError, type_: str, request_id: str) -> Error:
     message = str(error)
     if error.code == "context_length_exceeded" and error.details:
         # Agents look for these words to know that they must compact the conversation.

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.common import DONE, encode
+from ovserve.api.openai.common import DONE, named_event
 from ovserve.api.openai.responses.objects import (
     ArgumentsDone,
     CustomToolCall,
@@ -128,18 +128,18 @@ class EventEncoder:
         self.next_number += 1
         if isinstance(item, McpCall):
             type_ = "response.mcp_call_arguments.delta"
-            return _frame(type_, InputDelta(type_, number, item.id, index, text))
+            return named_event(type_, InputDelta(type_, number, item.id, index, text))
         if isinstance(item, FunctionCall):
             type_ = "response.function_call_arguments.delta"
-            return _frame(type_, ArgumentsDelta(type_, number, item.id, index, item.call_id, text))
+            return named_event(type_, ArgumentsDelta(type_, number, item.id, index, item.call_id, text))
         if isinstance(item, CustomToolCall):
             type_ = "response.custom_tool_call_input.delta"
-            return _frame(type_, InputDelta(type_, number, item.id, index, text))
+            return named_event(type_, InputDelta(type_, number, item.id, index, text))
         if isinstance(item, Reasoning):
             type_ = "response.reasoning_summary_text.delta"
-            return _frame(type_, SummaryDelta(type_, number, item.id, index, 0, text))
+            return named_event(type_, SummaryDelta(type_, number, item.id, index, 0, text))
         type_ = "response.output_text.delta"
-        return _frame(type_, TextDelta(type_, number, item.id, index, 0, text, logprobs))
+        return named_event(type_, TextDelta(type_, number, item.id, index, 0, text, logprobs))
 
     def called(self, index: int, item: OutputItem) -> bytes:
         assert isinstance(item, McpCall), "no other item has such an event"
@@ -176,11 +176,7 @@ class EventEncoder:
     def _event(self, type_: str, members: dict[str, Any]) -> bytes:
         number = self.next_number
         self.next_number += 1
-        return _frame(type_, {"type": type_, "sequence_number": number, **members})
-
-
-def _frame(type_: str, value: Any) -> bytes:
-    return b"event: " + type_.encode() + b"\ndata: " + encode(value) + b"\n\n"
+        return named_event(type_, {"type": type_, "sequence_number": number, **members})
 
 
 def _type(item: OutputItem) -> str:
