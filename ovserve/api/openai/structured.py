@@ -144,25 +144,12 @@ def _constraints(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
 
 def _structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Format]]:
     at = "structured_outputs"
-    constraints: list[tuple[str, Format]] = []
-    if options.json is not None:
-        constraints.append((f"{at}.json", _json(options.json, f"{at}.json")))
-    if options.regex is not None:
-        constraints.append((f"{at}.regex", _regex(options.regex, f"{at}.regex")))
-    if options.choice is not None:
-        constraints.append((f"{at}.choice", _choice(options.choice, f"{at}.choice")))
-    if options.grammar is not None:
-        constraints.append((f"{at}.grammar", _grammar(options.grammar, f"{at}.grammar")))
-    if options.json_object:
-        constraints.append((f"{at}.json_object", json_object()))
-    if options.structural_tag is not None:
-        where = f"{at}.structural_tag"
-        constraints.append((where, _structural_tag(_object(options.structural_tag, where), where)))
-    if not constraints:
-        raise InvalidArgument.at(
-            at, "expected one of json, regex, choice, grammar, json_object, structural_tag, got none"
-        )
-    yield from constraints
+    values = {name: getattr(options, name) for name in STRUCTURED}
+    present = {name: value for name, value in values.items() if value is not None and value is not False}
+    if not present:
+        raise InvalidArgument.at(at, f"expected one of {', '.join(STRUCTURED)}, got none")
+    # All are read first: what is wrong with one comes before what is wrong with two.
+    yield from [(f"{at}.{name}", STRUCTURED[name](value, f"{at}.{name}")) for name, value in present.items()]
 
 
 def _response_format(value: dict[str, Any], where: str) -> Format | None:
@@ -259,6 +246,14 @@ def _json(value: Any, where: str) -> Format:
     return json_schema(_schema(value, where))
 
 
+STRUCTURED: dict[str, Callable[[Any, str], Format]] = {
+    "json": _json,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "json_object": lambda value, where: json_object(),
+    "structural_tag": lambda value, where: _structural_tag(_object(value, where), where),
+}
 FIELDS: dict[str, Callable[[Any, str], Format]] = {
     "guided_json": _json,
     "guided_regex": _regex,
