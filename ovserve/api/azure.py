@@ -45,6 +45,7 @@ FIELDS = frozenset(
         "top_p",
     }
 )
+EMBEDDINGS_FIELDS = frozenset({"model", "input", "dimensions", "encoding_format", "input_type", "user"})
 
 
 class ExtraParameter(InvalidArgument):
@@ -62,16 +63,10 @@ class AzureChat:
         self._chat = ChatCompletions()
 
     def decode(self, body: bytes) -> DecodedChat:
-        fields = decode_fields(body)
-        extras = sorted(fields.keys() - FIELDS)
-        if self._mode == "error" and extras:
-            raise ExtraParameter(
-                f"{extras[0]}: not a parameter of this API, and extra-parameters is error", param=extras[0]
-            )
+        supported, extras = _supported(decode_fields(body), FIELDS, self._mode)
         if self._mode != "ignore":
             return self._chat.decode(body)
         unique_members(body)
-        supported = {name: value for name, value in fields.items() if name in FIELDS}
         decoded = self._chat.decode(encode(supported))
         return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))
 
@@ -82,6 +77,26 @@ class AzureChat:
 
     def writer(self, request: GenerateRequest) -> ChatWriter:
         return self._chat.writer(request)
+
+
+def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
+    """Return the body of embeddings naming `model`, with extra fields handled by the mode.
+
+    Raises InvalidArgument for one in the mode `error`, and for a body that is not a JSON object.
+    """
+    unique_members(body)  # the new body shows none that occurs twice
+    supported, _ = _supported(decode_fields(body), EMBEDDINGS_FIELDS, mode)
+    return encode(supported | {"model": msgspec.Raw(encode(model))})
+
+
+def _supported(
+    fields: dict[str, msgspec.Raw], names: frozenset[str], mode: str
+) -> tuple[dict[str, msgspec.Raw], list[str]]:
+    """Return the fields that the mode lets through, and those that are extra. Raises ExtraParameter."""
+    extras = sorted(fields.keys() - names)
+    if mode == "error" and extras:
+        raise ExtraParameter.at(extras[0], "not a parameter of this API, and extra-parameters is error")
+    return {name: value for name, value in fields.items() if mode != "ignore" or name in names}, extras
 
 
 ENDPOINTS = {endpoint.name: endpoint for endpoint in map(AzureChat, MODES)}

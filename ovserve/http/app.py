@@ -41,7 +41,7 @@ from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
 from ovserve.http.routes.v2 import V2, V2Admin, V2Models, no_shared_memory, no_traces
-from ovserve.http.routes.v3 import V3, Anthropic, Azure
+from ovserve.http.routes.v3 import V3, Azure
 from ovserve.services.inference.administration import Administration, Description
 from ovserve.services.inference.infer import Inference
 from ovserve.services.responses.batch_lines import BatchBounds
@@ -100,10 +100,8 @@ def _tensorflow(manager: Manager, inference: Inference) -> list[tuple[str, str, 
 def _ollama(ollama: Ollama, pull: OllamaPull) -> list[tuple[str, str, Handler]]:
     return [
         ("POST", "/api/pull", pull.pull),
-        ("POST", "/api/chat", ollama.chat),
-        ("POST", "/api/generate", ollama.generate),
-        ("POST", "/api/embed", ollama.embed),
-        ("POST", "/api/embeddings", ollama.embeddings),
+        ("POST", "/{endpoint:api/(?:chat|generate)}", ollama.infer),
+        ("POST", "/api/{endpoint:embed(?:dings)?}", ollama.embed),
         ("GET", "/api/tags", ollama.tags),
         ("GET", "/api/ps", ollama.ps),
         ("POST", "/api/show", ollama.show),
@@ -134,7 +132,7 @@ def routes(
         *_kserve(manager, inference),
         *_tensorflow(manager, inference),
     ]
-    azure, anthropic, tokens = Azure(manager, v3.infer), Anthropic(manager), TokenRoutes(manager)
+    azure, tokens = Azure(manager, v3.infer), TokenRoutes(manager)
     table += [
         # At the root the request decides between Azure's and OpenAI's; the first match wins.
         *(("POST", base + "/{endpoint:chat/completions}", azure.chat) for base in ("", FOUNDRY)),
@@ -157,8 +155,8 @@ def routes(
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),
-            ("POST", version + "/messages", anthropic.messages),
-            ("POST", version + "/messages/count_tokens", anthropic.count_tokens),
+            ("POST", version + "/{endpoint:messages}", v3.infer),
+            ("POST", version + "/messages/count_tokens", tokens.count),
             ("POST", version + PARENT + "tokenize", tokens.tokenize),
             ("POST", version + PARENT + "detokenize", tokens.detokenize),
             ("GET", version + PARENT + "tokenizer_info", tokens.info),

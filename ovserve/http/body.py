@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ovserve.access.keys import CREDENTIALS
 from ovserve.api.openai.body import named_once, peek_model, peek_optional_model, with_model
-from ovserve.api.openai.common import with_whole_characters
+from ovserve.api.openai.common import encode, with_whole_characters
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.connections import LIMITS
 from ovserve.kinds.payload import HttpPayload, report_headers
@@ -257,6 +257,12 @@ def json_response(
     body: bytes, headers: Mapping[str, str] | None = None, status: int = HTTPStatus.OK
 ) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def json_of(
+    value: Any, headers: Mapping[str, str] | None = None, status: int = HTTPStatus.OK
+) -> web.Response:
+    return json_response(encode(value), headers, status)
 
 
 def tokens_response(result: TokenizeResult) -> web.Response:

@@ -42,6 +42,7 @@ from ovserve.errors import (
 )
 from ovserve.http.connections import Connection
 from ovserve.http.errors import API_STYLE, style_of
+from ovserve.http.sockets import split
 from ovserve.http.sse import ANSWERED
 from ovserve.log import request_id
 from ovserve.telemetry.metrics import Metrics
@@ -78,14 +79,14 @@ class Cors:
 
     @cached_property
     def _allowed(self) -> tuple[str, ...]:
-        return tuple(_split(self.origins))
+        return tuple(split(self.origins))
 
     def problem(self) -> str | None:
         """Return what is wrong with the options, or None."""
-        for origin in _split(self.origins):
+        for origin in split(self.origins):
             if origin != "*" and not ORIGIN.fullmatch(origin.lower()):
                 return f"allowed_origins: expected an origin such as https://example.com, got {origin!r}"
-        if self.credentials and "*" in _split(self.origins):
+        if self.credentials and "*" in split(self.origins):
             return "allow_credentials: needs origins by name, because browsers reject it together with *"
         return None
 
@@ -129,11 +130,7 @@ class Cors:
 
 
 def _answer(configured: str, requested: str) -> str:
-    return requested if "*" in _split(configured) else ", ".join(_split(configured))
-
-
-def _split(listed: str) -> list[str]:
-    return [one.strip() for one in listed.split(",") if one.strip()]
+    return requested if "*" in split(configured) else ", ".join(split(configured))
 
 
 _ABSENT = (

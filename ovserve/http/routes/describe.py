@@ -14,7 +14,14 @@ from aiohttp import hdrs, web
 from ovserve.access import current_request
 from ovserve.api.openai import describe
 from ovserve.api.openai.common import encode
-from ovserve.http.body import json_response, only_servable_of, read_body, tokens_response
+from ovserve.http.body import (
+    json_of,
+    json_response,
+    only_servable_of,
+    read_body,
+    servable_of,
+    tokens_response,
+)
 from ovserve.http.openapi import OPERATIONS, Route, document
 from ovserve.kinds.voice.api import Voice, VoiceList
 from ovserve.kinds.voice.node import SpeechResource
@@ -40,6 +47,12 @@ class TokenRoutes:
         servable = only_servable_of(self._manager, body)
         return tokens_response(await tokens_of(servable).detokenize(body.data, body.head.large))
 
+    async def count(self, request: web.Request) -> web.Response:
+        """POST messages/count_tokens."""
+        body = await read_body(request)
+        servable = servable_of(self._manager, body)
+        return tokens_response(await tokens_of(servable).count(body.data, body.head.large))
+
     async def info(self, request: web.Request) -> web.Response:
         """GET; `?model=` names one of several."""
         servable = self._manager.only(request.query.get("model"))
@@ -62,7 +75,7 @@ class VoiceRoutes:
         """List the voices of all graphs, or of the one that `?model=` names."""
         servables = _chosen(self._manager, request)
         voices = [voice for servable in servables for voice in _voices(servable)]
-        return json_response(encode(VoiceList(voices)))
+        return json_of(VoiceList(voices))
 
 
 def _voices(servable: Servable) -> list[Voice]:

@@ -15,10 +15,9 @@ from aiohttp import web
 
 from ovserve.access import current_request
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
-from ovserve.http.body import json_response, read_small_body
+from ovserve.http.body import json_of, read_small_body
 from ovserve.serving.manager import Manager
 from ovserve.serving.settings import AdapterOf
 
@@ -66,7 +65,7 @@ class LoraRoutes:
             if isinstance(error, LoadError):
                 raise InvalidArgument.at("lora_path", error.reason) from error
             raise
-        return json_response(encode(f"Success: LoRA adapter {name!r} added successfully."))
+        return json_of(f"Success: LoRA adapter {name!r} added successfully.")
 
     async def unload(self, request: web.Request) -> web.Response:
         current_request().caller.require_admin()
@@ -75,7 +74,7 @@ class LoraRoutes:
         if entry is None or not entry.listed or entry.spec.adapter is None:
             raise ModelNotFound(f"the adapter {options.lora_name!r} is not served", param="lora_name")
         await self._manager.unload(options.lora_name)
-        return json_response(encode(f"Success: LoRA adapter {options.lora_name!r} removed successfully."))
+        return json_of(f"Success: LoRA adapter {options.lora_name!r} removed successfully.")
 
     def _parent(self, name: str | None) -> str:
         """Return the servable to change. Raises InvalidArgument or ModelNotFound."""

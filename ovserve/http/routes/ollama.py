@@ -49,7 +49,16 @@ from ovserve.errors import (
     UnsupportedParameter,
     public,
 )
-from ovserve.http.body import BODIES, Body, headers_of, json_response, payload_of, read_body, read_small_body
+from ovserve.http.body import (
+    BODIES,
+    Body,
+    headers_of,
+    json_of,
+    json_response,
+    payload_of,
+    read_body,
+    read_small_body,
+)
 from ovserve.http.errors import OLLAMA_STYLE
 from ovserve.http.sse import send_answer
 from ovserve.kinds.payload import HttpPayload, ignored_header
@@ -60,7 +69,6 @@ from ovserve.serving.model_card import EMBEDDINGS, describe
 from ovserve.serving.servable import Servable, State
 
 END_SECONDS = 5.0
-_decoder = msgspec.json.Decoder(OfModel)
 
 
 class OllamaPull:
@@ -72,8 +80,8 @@ class OllamaPull:
 
     async def pull(self, request: web.Request) -> web.StreamResponse:
         current_request().caller.require_admin()
-        options, _ = decode_body(await read_small_body(request), _decoder)
-        name = _checked_name(options.model or options.name)
+        options, model = requested_model(await read_small_body(request))
+        name = _checked_name(model)
         async with aclosing(self._lines(name)) as lines:  # a client that leaves ends the command
             return await _answer(request, lines, stream=options.stream is not False)
 
@@ -140,9 +148,7 @@ async def _end(process: Process) -> None:
     process.kill()
 
 
-def _checked_name(model: str | None) -> str:
-    if not model:
-        raise InvalidArgument.at("model", "required, but missing")
+def _checked_name(model: str) -> str:
     name = model.removesuffix(LATEST)
     if name not in MODELS and (not HUB_ID.fullmatch(name) or Path(name).exists()):
         raise InvalidArgument.at(
@@ -175,14 +181,8 @@ class Ollama:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._infer(request, "api/chat")
-
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        return await self._infer(request, "api/generate")
-
-    async def _infer(self, request: web.Request, endpoint: str) -> web.StreamResponse:
-        body = await read_body(request)
+    async def infer(self, request: web.Request) -> web.StreamResponse:
+        endpoint, body = request.match_info["endpoint"], await read_body(request)
         servable = self._servable(body.model)
         glance = _read_glance(body)
         if not (glance.messages or glance.prompt or glance.images or glance.suffix):
@@ -199,23 +199,17 @@ class Ollama:
             return await send_answer(request, answer)
 
     async def embed(self, request: web.Request) -> web.Response:
-        return await self._embed(request, older=False)
-
-    async def embeddings(self, request: web.Request) -> web.Response:
-        return await self._embed(request, older=True)
-
-    async def _embed(self, request: web.Request, *, older: bool) -> web.Response:
-        began = time.monotonic_ns()
+        began, older = time.monotonic_ns(), request.match_info["endpoint"] == "embeddings"
         bodies = request.app[BODIES]
         body = await read_body(request)
         servable = self._servable(body.model)
         if servable.endpoints and EMBEDDINGS not in servable.endpoints:
             raise InvalidArgument(f"model {servable.name!r} makes no embeddings", param="model")
         embed_body, model, ignored = await bodies.run(
-            body.head.large, _embeddings_request, body.data, servable.name, older
+            body.head.large, embeddings_request, body.data, servable.name, older
         )
         if not embed_body:
-            empty = embeddings_answer(NO_EMBEDDINGS, model, 0, older=older)
+            empty = embeddings_answer(NO_EMBEDDINGS, model, 0, older)
             return json_response(empty, ignored_header(ignored))
         head = await bodies.admit(embed_body)
         payload = HttpPayload(EMBEDDINGS, embed_body, headers_of(request), head)
@@ -223,7 +217,7 @@ class Ollama:
             first = await answer.first()
         duration = time.monotonic_ns() - began
         converted = await bodies.run(
-            len(first.body) > LARGE_ANSWER, _embeddings_answer, first.body, model, duration, older
+            len(first.body) > LARGE_ANSWER, embeddings_answer, first.body, model, duration, older
         )
         return json_response(converted, {**first.headers, **ignored_header(ignored)})
 
@@ -234,11 +228,11 @@ class Ollama:
         return json_response(processes(await self._described(loaded=True)))
 
     async def show(self, request: web.Request) -> web.Response:
-        servable = self._servable(requested_model(await read_small_body(request)))
-        return json_response(show_body(await describe(servable)))
+        _, model = requested_model(await read_small_body(request))
+        return json_response(show_body(await describe(self._servable(model))))
 
     async def version(self, request: web.Request) -> web.Response:
-        return json_response(encode(Version(API_VERSION, __version__)))
+        return json_of(Version(API_VERSION, __version__))
 
     async def _described(self, *, loaded: bool = False) -> list[Described]:
         """Describe what answers; with `loaded`, without what the next request loads."""
@@ -256,12 +250,12 @@ class Ollama:
             raise ModelNotFound(f"model '{model}' not found: {error}", param="model") from error
 
 
-def requested_model(body: bytes) -> str:
-    """Return the model that a body of show or pull names. Raises InvalidArgument."""
+def requested_model(body: bytes) -> tuple[OfModel, str]:
+    """Return a body of show or pull, and the model that it names. Raises InvalidArgument."""
     fields, _ = decode_body(body, _of_model)
     if not (name := fields.model or fields.name):
         raise InvalidArgument.at("model", "required, but missing")
-    return name
+    return fields, name
 
 
 def _read_glance(body: Body) -> _Glance:
@@ -274,11 +268,3 @@ def _read_glance(body: Body) -> _Glance:
 def _checked(body: bytes, endpoint: str) -> tuple[str, ...]:
     """Return what has no effect. Raises what the endpoint raises for the same body with a prompt."""
     return (Chat() if endpoint == Chat.name else Generate()).decode(body).ignored
-
-
-def _embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str, tuple[str, ...]]:
-    return embeddings_request(body, name, older=older)
-
-
-def _embeddings_answer(body: bytes, model: str, nanoseconds: int, older: bool) -> bytes:
-    return embeddings_answer(body, model, nanoseconds, older=older)

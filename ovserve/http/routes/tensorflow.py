@@ -9,11 +9,10 @@ from msgspec import Struct
 
 from ovserve.api.kserve import InferRequest
 from ovserve.api.openai.body import LOOP_NODES
-from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
 from ovserve.api.tensorflow import InputType, Predict, PredictBody, decode_predict, encode_predict
 from ovserve.errors import InvalidArgument, NotFound
-from ovserve.http.body import BODIES, json_response, read_body
+from ovserve.http.body import BODIES, json_of, json_response, read_body
 from ovserve.http.routes.config import ModelStatus, version_status
 from ovserve.kinds.payload import ignored_header
 from ovserve.services.inference.administration import Administration, Description, End
@@ -55,14 +54,14 @@ class TensorFlow:
     async def status(self, request: web.Request) -> web.Response:
         """Answer with the status of one version. The path without a version is OpenAI's."""
         statuses = self._administration.status(*_which(request))
-        return _json(ModelStatus([version_status(one) for one in statuses]))
+        return json_of(ModelStatus([version_status(one) for one in statuses]))
 
     async def metadata(self, request: web.Request) -> web.Response:
         name, version = _which(request)
         model = self._description.model(name, version)
         served = self._inference.servable(name, version).version
         signature = {"inputs": _ends(model.inputs), "outputs": _ends(model.outputs), "methodName": ""}
-        return _json(
+        return json_of(
             {
                 "modelSpec": {"name": name, "signatureName": "", "version": served},
                 "metadata": {
@@ -93,10 +92,6 @@ def _ends(ends: tuple[End, ...]) -> dict[str, Any]:
         }
         for end in ends
     }
-
-
-def _json(value: Any) -> web.Response:
-    return json_response(encode(value))
 
 
 MODEL = "/v1/models/{model:.+?}"

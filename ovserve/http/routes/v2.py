@@ -21,10 +21,9 @@ from ovserve.api.kserve.json_body import (
 )
 from ovserve.api.kserve.tensor import BYTES
 from ovserve.api.openai.body import LOOP_NODES, decode_body, decode_fields
-from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation
 from ovserve.errors import InvalidArgument, NotFound, Unavailable
-from ovserve.http.body import BODIES, json_response, read_bytes, read_small_body, without_mark
+from ovserve.http.body import BODIES, json_of, json_response, read_bytes, read_small_body, without_mark
 from ovserve.kinds.payload import ignored_header
 from ovserve.services.inference.administration import (
     BACKEND,
@@ -65,7 +64,7 @@ class V2Admin:
 
     async def index(self, request: web.Request) -> web.Response:
         options, _ = decode_body(await read_small_body(request) or b"{}", _index)
-        return _json([row._asdict() for row in self._administration.index(ready=options.ready)])
+        return json_of([row._asdict() for row in self._administration.index(ready=options.ready)])
 
     async def load(self, request: web.Request) -> web.Response:
         options, _ = decode_body(await read_small_body(request) or b"{}", _change)
@@ -78,11 +77,11 @@ class V2Admin:
         return web.Response()
 
     async def log_settings(self, request: web.Request) -> web.Response:
-        return _json(self._administration.log_settings({}))
+        return json_of(self._administration.log_settings({}))
 
     async def change_log_settings(self, request: web.Request) -> web.Response:
         fields = decode_fields(await read_small_body(request) or b"{}")
-        return _json(self._administration.log_settings({k: _parameter(k, v) for k, v in fields.items()}))
+        return json_of(self._administration.log_settings({k: _parameter(k, v) for k, v in fields.items()}))
 
 
 async def no_shared_memory(request: web.Request) -> web.Response:
@@ -101,10 +100,6 @@ def _parameter(name: str, raw: msgspec.Raw) -> Parameter:
     return value
 
 
-def _json(value: Any) -> web.Response:
-    return json_response(encode(value))
-
-
 TEXTS = BYTES.encode()  # the datatype in the JSON
 SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
 
@@ -116,7 +111,7 @@ class V2Models:
 
     async def server(self, request: web.Request) -> web.Response:
         server = self._description.server
-        return _json({"name": server.name, "version": server.version, "extensions": server.extensions})
+        return json_of({"name": server.name, "version": server.version, "extensions": server.extensions})
 
     async def model(self, request: web.Request) -> web.Response:
         name, version = _which(request)
@@ -131,7 +126,7 @@ class V2Models:
         }
         if model.rt_info:
             document["rt_info"] = {"model_info": model.rt_info}
-        return _json(document)
+        return json_of(document)
 
     async def ready(self, request: web.Request) -> web.Response:
         """200, or 503 while it cannot answer."""
@@ -139,11 +134,11 @@ class V2Models:
         with self._description.counted(name, KSERVE_REST, MODEL_READY):
             if not self._description.model_ready(name, version):
                 raise Unavailable(f"model {name!r} is not ready", retry_after=RETRY_AFTER)
-        return _json({"name": name, "ready": True})
+        return json_of({"name": name, "ready": True})
 
     async def config(self, request: web.Request) -> web.Response:
         model = self._description.model(*_which(request))
-        return _json(
+        return json_of(
             {
                 "name": model.name,
                 "platform": model.platform,
@@ -171,7 +166,7 @@ class V2Models:
             }
             for name, version, counted in self._inference.counts(*_which(request))
         ]
-        return _json({"model_stats": rows})
+        return json_of({"model_stats": rows})
 
     async def infer(self, request: web.Request) -> web.Response:
         name, version = _which(request)
@@ -231,12 +226,12 @@ class V2:
         self._manager = manager
 
     async def live(self, request: web.Request) -> web.Response:
-        return json_response(encode(Live()))
+        return json_of(Live())
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 once the first load is done and something can answer; 503 says why not."""
         if self._manager.ready:
-            return json_response(encode(Ready()))
+            return json_of(Ready())
         may = current_request().caller.may_use
         visible = [s for s in self._manager.statuses() if may(s.name)]
         states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in visible)

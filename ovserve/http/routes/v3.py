@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from ovserve.access import current_request
 from ovserve.api.anthropic.body import model_info, model_page
-from ovserve.api.azure import DEPLOYMENT, VALUE, ExtraParameter, endpoint_for, info_body, is_azure, mode_of
-from ovserve.api.openai.body import decode_fields, shown_value, unique_members
-from ovserve.api.openai.common import Model, encode, model, model_list
+from ovserve.api.azure import DEPLOYMENT, VALUE, embeddings_for, endpoint_for, info_body, is_azure, mode_of
+from ovserve.api.openai.body import shown_value
+from ovserve.api.openai.common import Model, model, model_list
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import (
     BODIES,
@@ -31,7 +31,6 @@ from ovserve.http.body import (
     read_body,
     read_bytes,
     servable_of,
-    tokens_response,
 )
 from ovserve.http.errors import ANTHROPIC_STYLE, API_STYLE, AZURE_STYLE
 from ovserve.http.form import FORM, read_form
@@ -44,7 +43,6 @@ from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import ServableStatus, VersionState
-from ovserve.serving.tokens import tokens_of
 
 # Azure's paths: chat/completions, embeddings and info at the root and below /models, and Azure OpenAI's
 # deployments.
@@ -55,26 +53,6 @@ from ovserve.serving.tokens import tokens_of
 # (`model` is ignored then, as Azure documents), the one that `model` names.
 #
 # Embeddings are OpenAI's endpoint behind the rule for fields that Azure's own API does not have.
-
-
-# Azure's own, from its API reference; everything else is extra.
-FIELDS = frozenset({"model", "input", "dimensions", "encoding_format", "input_type", "user"})
-
-
-def embeddings_for(body: bytes, model: str, mode: str) -> bytes:
-    """Return the body naming `model`, with extra fields handled by `mode` (`api/azure.py`).
-
-    Raises InvalidArgument for one in the mode `error`, and for a body that is not a JSON object.
-    """
-    unique_members(body)  # the new body shows none that occurs twice
-    fields = decode_fields(body)
-    extras = sorted(fields.keys() - FIELDS)
-    if mode == "error" and extras:
-        raise ExtraParameter(
-            f"{extras[0]}: not a parameter of this API, and extra-parameters is error", param=extras[0]
-        )
-    supported = {name: value for name, value in fields.items() if mode != "ignore" or name in FIELDS}
-    return encode(supported | {"model": msgspec.Raw(encode(model))})
 
 
 @asynccontextmanager
@@ -280,19 +258,3 @@ def _model(status: ServableStatus, max_length: int | None) -> Model:
         state_detail=status.state_detail or UNSET,
         reason=status.reason or UNSET,
     )
-
-
-class Anthropic:
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
-
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request)
-        servable = servable_of(self._manager, body)
-        async with servable.start(payload_of(request, "messages", body)) as answer:
-            return await send_answer(request, answer)
-
-    async def count_tokens(self, request: web.Request) -> web.Response:
-        body = await read_body(request)
-        servable = servable_of(self._manager, body)
-        return tokens_response(await tokens_of(servable).count(body.data, body.head.large))
