@@ -16,7 +16,7 @@ from ovserve.api.openai.batches import BatchRequest, FileDeleted, FileUpload
 from ovserve.api.openai.body import decode_body, decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument, NotFound, OvserveError, PayloadTooLarge, public
-from ovserve.http.body import headers_of, json_response, read_body, read_small_body, tokens_response
+from ovserve.http.body import headers_of, json_of, json_response, read_body, read_small_body, tokens_response
 from ovserve.http.errors import openai_body
 from ovserve.http.form import TEXT_BYTES, read_form
 from ovserve.http.middleware import REQUEST_ID
@@ -70,12 +70,11 @@ class ResponsesRoutes:
         return json_response(await self._service.cancel(owner_of(request), request.match_info["id"]))
 
     async def input_items(self, request: web.Request) -> web.StreamResponse:
-        limit = number_of(request, "limit")
         page = await self._service.input_items(
             owner_of(request),
             request.match_info["id"],
-            limit=20 if limit is None else limit,
-            order=request.query.get("order", "desc"),
+            limit=_limit(request, 20, 100),
+            order=_order(request),
             after=request.query.get("after"),
         )
         return json_response(page)
@@ -164,14 +163,14 @@ class BatchRoutes:
         return _encoded(added, tuple(ignored))
 
     async def list_files(self, request: web.Request) -> web.Response:
-        order = request.query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidArgument.at("order", f"expected asc or desc, got {order!r}")
-        after, purpose = request.query.get("after"), request.query.get("purpose")
-        limit = _limit(request, 10_000, 10_000)
-        return _encoded(
-            await self._files.page(owner_of(request), limit=limit, order=order, after=after, purpose=purpose)
+        page = await self._files.page(
+            owner_of(request),
+            limit=_limit(request, 10_000, 10_000),
+            order=_order(request),
+            after=request.query.get("after"),
+            purpose=request.query.get("purpose"),
         )
+        return _encoded(page)
 
     async def get_file(self, request: web.Request) -> web.Response:
         return _encoded(await self._files.get(owner_of(request), request.match_info["id"]))
@@ -220,6 +219,13 @@ def _limit(request: web.Request, default: int, most: int) -> int:
     return limit
 
 
+def _order(request: web.Request) -> str:
+    order = request.query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidArgument.at("order", f"expected asc or desc, got {order!r}")
+    return order
+
+
 def _nested(data: bytes) -> bytes:
     """Return a form's fields with expires_after[anchor] and expires_after[seconds] as one object."""
     fields = decode_fields(data)
@@ -232,4 +238,4 @@ def _nested(data: bytes) -> bytes:
 
 
 def _encoded(value: msgspec.Struct, ignored: tuple[str, ...] = ()) -> web.Response:
-    return json_response(encode(value), report_headers(ignored, ()))
+    return json_of(value, report_headers(ignored, ()))

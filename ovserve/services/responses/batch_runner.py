@@ -250,9 +250,6 @@ class BatchRunner:
         if running.batch.status != "failed":
             running.record = await self._writer.write(running.number, running.owner, running.record)
 
-    async def _change(self, running: _Running, change: Callable[[BatchRecord], None]) -> None:
-        running.record = await self._rows.change(running.number, change)
-
     async def _close(self, running: _Running) -> None:
         """End what runs; keep what has ended, if the store can."""
         await _end_tasks(running)

@@ -6,10 +6,11 @@ single items or has to be shortened; the history goes into the payload's context
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -21,7 +22,11 @@ from ovserve.api.openai.responses.tools import McpOffer
 from ovserve.errors import InvalidArgument, Unavailable, UnsupportedParameter
 from ovserve.kinds.payload import HttpPayload
 from ovserve.sandbox.bodies import Bodies, Head
-from ovserve.services.responses.store import Record, ResponseStore, StoreError
+from ovserve.services.responses.store import ResponseStore, StoreError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class PreviousResponseNotFound(InvalidArgument):
@@ -157,7 +162,8 @@ async def prepare(
     if refers or truncate or uses_mcp:
         fields = await bodies.run(head.large, _read_fields, body)
     if refers and fields is not None:
-        fields["input"] = Raw(encode(await _dereference(owner, _raws.decode(peek.input), store)))
+        items = [await _resolve(owner, item, i, store) for i, item in enumerate(_raws.decode(peek.input))]
+        fields["input"] = Raw(encode(items))
         body = encode(fields)
     keeps = store is not None and peek.store is not False
     return ResolvedRequest(
@@ -178,7 +184,7 @@ async def prepare(
 
 async def _history(owner: str, id_: str, store: ResponseStore | None) -> list[Raw]:
     """The items of a response and of all before it: what each was asked, then what it answered."""
-    chain = [] if store is None else await _read(store.chain(owner, id_))
+    chain = [] if store is None else await read_stored(store.chain(owner, id_))
     if not chain or chain[0].previous is not None:
         missing = chain[0].previous if chain else id_
         at = "" if missing == id_ else f", which {chain[0].id!r} continues,"
@@ -198,10 +204,6 @@ async def _history(owner: str, id_: str, store: ResponseStore | None) -> list[Ra
     return items
 
 
-async def _dereference(owner: str, items: list[Raw], store: ResponseStore | None) -> list[Raw]:
-    return [await _resolve(owner, item, i, store) for i, item in enumerate(items)]
-
-
 async def _resolve(owner: str, item: Raw, index: int, store: ResponseStore | None) -> Raw:
     try:
         reference = msgspec.json.decode(item, type=_Reference)
@@ -209,18 +211,17 @@ async def _resolve(owner: str, item: Raw, index: int, store: ResponseStore | Non
         return item  # the graph's endpoint says what is wrong with it
     if reference.id is None or not reference.refers:
         return item
-    record = None if store is None else await _read(store.find_item(owner, reference.id))
+    record = None if store is None else await read_stored(store.find_item(owner, reference.id))
     for raw in [] if record is None else [*_raws.decode(record.input), *_output.decode(record.body).output]:
         if msgspec.json.decode(raw, type=_Reference).id == reference.id:
             return raw
     raise InvalidArgument.at(f"input[{index}].id", f"item {reference.id!r} is not stored here")
 
 
-async def _read(operation: Any) -> Any:
+async def read_stored(operation: Awaitable[T]) -> T:
+    """Return what the store of responses has. Raises Unavailable where it fails."""
     try:
         return await operation
     except StoreError as exc:
+        log.error("the response store cannot be read: %s", exc)
         raise Unavailable("the response store cannot be read now") from exc
-
-
-__all__ = ["PreviousResponseNotFound", "Record", "ResolvedRequest", "prepare"]

@@ -52,7 +52,6 @@ from ovserve.calculators.library.server_tools import Rounds
 from ovserve.errors import ContextLengthExceeded, InvalidArgument
 from ovserve.kinds.payload import HttpResponse
 from ovserve.llm.output import ToolCall, ToolResult
-from ovserve.sandbox.bodies import Bodies
 from ovserve.services.responses.input import ResolvedRequest, own_items
 from ovserve.serving.servable import GraphResponse, Servable
 
@@ -98,26 +97,13 @@ class McpSession:
         return await self.servers.call(label, call, self.count)
 
 
-async def session_of(servable: Servable, request: ResolvedRequest, *, runs: bool = True) -> McpSession | None:
-    """Return the request's use of the graph's MCP servers, if any. Raises InvalidArgument."""
-    if servable.mcp is None:
-        return None
-    return await _open_session(request, servable.mcp, servable.count_mcp, servable.bodies, runs=runs)
-
-
-async def _open_session(
-    resolved: ResolvedRequest,
-    servers: McpServers,
-    count: Callable[[str], None],
-    bodies: Bodies,
-    *,
-    runs: bool = True,
+async def session_of(
+    servable: Servable, resolved: ResolvedRequest, *, runs: bool = True
 ) -> McpSession | None:
-    """Return None for a request that uses no servers. Without `runs`, approved calls are not run.
-
-    Raises InvalidArgument.
-    """
-    if resolved.fields is None:
+    """Return the request's use of the graph's MCP servers, if any. Without `runs`, approved calls are not
+    run. Raises InvalidArgument."""
+    servers = servable.mcp
+    if servers is None or resolved.fields is None:
         return None
     tools = msgspec.json.decode(resolved.fields.get("tools", Raw(b"null")))
     requests = mcp_requests(tools, servers.labels)
@@ -127,7 +113,7 @@ async def _open_session(
     approved = _approved(past, items, requests)
     if not requests:
         return None
-    session = McpSession(servers, count)
+    session = McpSession(servers, servable.count_mcp)
     listed = {i.server_label for i in (*past, *items) if i.type == "mcp_list_tools" and i.error is None}
     listings = await asyncio.gather(*(_listed(servers, request) for request in requests))
     session.offers = tuple(offer for offer, _ in listings)
@@ -140,7 +126,8 @@ async def _open_session(
             )
     if not runs or not approved:
         return session
-    await bodies.run(resolved.large, _check, resolved.body)  # nothing is run for a body that is wrong
+    # Nothing is run for a body that is wrong.
+    await servable.bodies.run(resolved.large, _check, resolved.body)
     await _run_approved(session, approved)
     return session
 

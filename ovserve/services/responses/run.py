@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ovserve.api.openai.responses.objects import Failure, ResponseEvent, Respons
 from ovserve.api.openai.responses.replay import failed, lost, resume
 from ovserve.errors import InvalidArgument, NodeError, NotFound, OvserveError, Unavailable, for_log
 from ovserve.kinds.payload import HttpResponse
-from ovserve.services.responses.input import ResolvedRequest
+from ovserve.services.responses.input import ResolvedRequest, read_stored
 from ovserve.services.responses.mcp_answer import McpAnswer
 from ovserve.services.responses.store import Record, ResponseStore, StoreError
 from ovserve.serving.servable import GraphResponse
@@ -198,8 +198,6 @@ async def cancel_elsewhere(store: ResponseStore, record: Record) -> Record | Non
 SERVER_GONE = "the server ended while this response was being generated"
 END_LOST = "the end of this response could not be stored"
 
-T = TypeVar("T")
-
 
 class StoredResponses:
     """`store` None: nothing is stored, and reading is a 404. `running`: ids of this server's runs."""
@@ -210,11 +208,11 @@ class StoredResponses:
     async def get(self, owner: str, id_: str) -> Record:
         """Return a response; one whose server died has failed. Raises NotFound, Unavailable."""
         store = self._required()
-        record = await _read(store.get(owner, id_))
+        record = await read_stored(store.get(owner, id_))
         if record is not None and record.server:  # another server's, or it has ended since
             if record.server != store.instance:
                 await self.fail_orphans()
-            record = await _read(store.get(owner, id_))
+            record = await read_stored(store.get(owner, id_))
         if record is None:
             raise unknown(id_)
         if record.server == store.instance and id_ not in self._running:
@@ -225,14 +223,14 @@ class StoredResponses:
         """Return a background response as it ended; one that runs on another server is cancelled there."""
         if not record.server:
             return record
-        current = await _read(cancel_elsewhere(self._required(), record))
+        current = await read_stored(cancel_elsewhere(self._required(), record))
         if current is None:
             raise unknown(record.id)
         return current
 
     async def delete(self, owner: str, id_: str) -> bool:
         """Delete a response; return whether there was one. Raises NotFound, Unavailable."""
-        return await _read(self._required().delete(owner, id_))
+        return await read_stored(self._required().delete(owner, id_))
 
     async def save(
         self, request: ResolvedRequest, fold: ResponseFold, ended: Run | None = None
@@ -276,14 +274,6 @@ class StoredResponses:
         if self.store is None:
             raise NotFound("this server keeps no responses (--response_store off)")
         return self.store
-
-
-async def _read(operation: Awaitable[T]) -> T:
-    try:
-        return await operation
-    except StoreError as exc:
-        log.error("the response store cannot be read: %s", exc)
-        raise Unavailable("the response store cannot be read now") from exc
 
 
 class _Background(msgspec.Struct):

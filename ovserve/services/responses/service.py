@@ -12,7 +12,6 @@ same turn looks for responses that another server was asked to cancel (`run.py`)
 so the cost is linear in the length of the response. The store's thread writes them, so no stream waits for
 the disk. After a failure the next turn tries again; the end of a response is written separately.
 
-Queries of the Responses service that run no graph: a page of input items, and the length of a prompt.
 truncation: "auto": the oldest turns are left out until the conversation fits.
 
 Only the engine can count tokens, so the fit is found by asking: a request that is too long is rejected before
@@ -139,23 +138,6 @@ async def _shorten(start: Start, request: ResolvedRequest) -> tuple[Items, Items
     return without(high)
 
 
-MAX_PAGE = 100
-
-
-async def count_tokens(
-    manager: Manager, store: ResponseStore | None, owner: str, body: bytes, head: Head
-) -> TokenizeResult:
-    """Count the tokens of the prompt of such a response; `model` may be left out."""
-    model = head.model if head.large or head.model is not None else peek_optional_model(body)
-    name = manager.only(model).name
-    completed = await manager.bodies.run(head.large, with_model, body, name)
-    request = await prepare(owner, completed, store, manager.bodies, head)
-    servable = manager.get(request.model)
-    session = await session_of(servable, request, runs=False)
-    payload = request.payload({}, mcp=None if session is None else session.offers)
-    return await tokens_of(servable).count_response(payload)
-
-
 def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after: str | None) -> bytes:
     """A page of the items of response `id_`: the newest first unless order is asc. Raises InvalidArgument."""
     if order == "desc":
@@ -169,14 +151,6 @@ def page_of(items: list[dict[str, Any]], id_: str, limit: int, order: str, after
     ids = [item["id"] for item in page] or [""]
     more = len(items) > limit
     return encode(ItemPage(data=page, first_id=ids[0], last_id=ids[-1], has_more=more))
-
-
-def check_page(limit: int, order: str) -> None:
-    """Raises InvalidArgument."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise InvalidArgument.at("limit", f"expected 1 to {MAX_PAGE}, got {limit}")
-    if order not in ("asc", "desc"):
-        raise InvalidArgument.at("order", f"expected asc or desc, got {order!r}")
 
 
 RETRY_SECONDS = 1.0
@@ -301,7 +275,16 @@ class ResponsesService:
                     self._done(request, run)
 
     async def count(self, owner: str, body: bytes, head: Head) -> TokenizeResult:
-        return await count_tokens(self._manager, self._store, owner, body, head)
+        """Count the tokens of the prompt of such a response; `model` may be left out."""
+        manager = self._manager
+        model = head.model if head.large or head.model is not None else peek_optional_model(body)
+        name = manager.only(model).name
+        completed = await manager.bodies.run(head.large, with_model, body, name)
+        request = await prepare(owner, completed, self._store, manager.bodies, head)
+        servable = manager.get(request.model)
+        session = await session_of(servable, request, runs=False)
+        payload = request.payload({}, mcp=None if session is None else session.offers)
+        return await tokens_of(servable).count_response(payload)
 
     @asynccontextmanager
     async def _answer(
@@ -461,11 +444,8 @@ class ResponsesService:
         await self._end(run)
         return run.fold.snapshot()
 
-    async def input_items(
-        self, owner: str, id_: str, *, limit: int = 20, order: str = "desc", after: str | None = None
-    ) -> bytes:
+    async def input_items(self, owner: str, id_: str, *, limit: int, order: str, after: str | None) -> bytes:
         """A page of the request's own input, as OpenAI lists it: the newest first unless order is asc."""
-        check_page(limit, order)
         items = msgspec.json.decode((await self._stored.get(owner, id_)).input)
         return page_of(items, id_, limit, order, after)
 
