@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from ovserve.api.openai.responses.tools import McpTool
 from ovserve.children import bound_command
 from ovserve.errors import described
 
@@ -50,17 +51,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"{self.label}: {self.url.partition('?')[0] or self.command[0]}"
-
-
-class McpTool(msgspec.Struct, frozen=True):
-    name: str
-    description: str | None
-    input_schema: dict[str, Any]
-    annotations: dict[str, Any] | None = None
-
-    @property
-    def read_only(self) -> bool:
-        return bool((self.annotations or {}).get("readOnlyHint"))
 
 
 class McpConnection:

@@ -31,7 +31,8 @@ from typing import Annotated, Any
 import msgspec
 
 from ovserve import installation
-from ovserve.calculators.library.mcp_connection import McpConnection, McpError, McpTool, Target
+from ovserve.api.openai.responses.tools import McpTool
+from ovserve.calculators.library.mcp_connection import McpConnection, Target
 from ovserve.calculators.library.server_tools import ServerToolsOptions, run_call
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Contract, LoadContext, Node, calculator
@@ -162,6 +163,3 @@ def _pairs(server: McpServerOptions, lc: LoadContext, field: str, mark: str) -> 
             raise _wrong(server, lc, f"{field}: expected NAME{mark}value")
         pairs[name.strip()] = _expanded(server, lc, value.strip())
     return pairs
-
-
-__all__ = ["McpError", "McpServers", "McpServersOptions", "McpTool"]

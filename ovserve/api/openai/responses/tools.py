@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -35,17 +35,17 @@ OPERATORS = (
 READ = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
 
 
-class ListedTool(Protocol):
+class McpTool(msgspec.Struct, frozen=True):
     """A tool as its server describes it."""
 
+    name: str
+    description: str | None
+    input_schema: dict[str, Any]
+    annotations: dict[str, Any] | None = None
+
     @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str | None: ...
-    @property
-    def input_schema(self) -> dict[str, Any]: ...
-    @property
-    def read_only(self) -> bool: ...
+    def read_only(self) -> bool:
+        return bool((self.annotations or {}).get("readOnlyHint"))
 
 
 class McpOffer(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class _Filter(msgspec.Struct, forbid_unknown_fields=True):
     tool_names: list[str] | None = None
     read_only: bool | None = None
 
-    def matches(self, tool: ListedTool) -> bool:
+    def matches(self, tool: McpTool) -> bool:
         has_name = self.tool_names is None or tool.name in self.tool_names
         return has_name and (self.read_only is None or self.read_only == tool.read_only)
 
@@ -71,7 +71,7 @@ class _Approval(msgspec.Struct, forbid_unknown_fields=True):
     always: _Filter | None = None
     never: _Filter | None = None
 
-    def needed(self, tool: ListedTool) -> bool:
+    def needed(self, tool: McpTool) -> bool:
         if self.never is not None and self.never.matches(tool):
             return False
         return self.never is not None or self.always is None or self.always.matches(tool)
@@ -86,7 +86,7 @@ class McpRequest(msgspec.Struct, frozen=True):
     approval: _Approval
     ignored: tuple[str, ...] = ()
 
-    def offer(self, tools: Iterable[ListedTool]) -> McpOffer:
+    def offer(self, tools: Iterable[McpTool]) -> McpOffer:
         """Return what the entry gives of the tools of its server."""
         where = f"tools[{self.index}]"
         offered = [tool for tool in tools if self.allowed is None or self.allowed.matches(tool)]
