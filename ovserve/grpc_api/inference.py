@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.json_body import refuse_shared_memory, unknown_parameters
-from ovserve.api.kserve.tensor import BYTES, display, received
+from ovserve.api.kserve.tensor import display, received
 from ovserve.api.openai.body import BodyBounds, over
 from ovserve.errors import InvalidArgument, Unimplemented, public
 from ovserve.grpc_api.errors import sentence
 from ovserve.grpc_api.service import Context, Method
 from ovserve.protos import kserve_pb2 as pb
-from ovserve.protos import model_config_pb2 as config_pb
 from ovserve.services.inference.administration import (
-    BACKEND,
     NO_SHARED_MEMORY,
     NO_TRACES,
     Administration,
@@ -166,7 +165,7 @@ _Repository = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
 def _refusing(why: str) -> Method:
-    async def reject(request: object, context: Context) -> None:
+    async def reject(request: object) -> None:
         raise Unimplemented(why)
 
     return reject
@@ -180,36 +179,28 @@ class InferenceService:
         self._description = model
         self._inference = inference
 
-    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+    async def ServerLive(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+    async def ServerReady(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._description.ready)
 
-    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+    async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         with self._description.counted(request.name, GRPC, MODEL_READY):
             return pb.ModelReadyResponse(ready=self._description.model_ready(request.name, request.version))
 
-    async def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, context: Context
-    ) -> pb.ServerMetadataResponse:
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         server = self._description.server
         return pb.ServerMetadataResponse(
             name=server.name, version=server.version, extensions=server.extensions
         )
 
-    async def ModelMetadata(
-        self, request: pb.ModelMetadataRequest, context: Context
-    ) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         with self._description.counted(request.name, GRPC, MODEL_METADATA):
-            model = self._description.model(request.name, request.version)
-        response = pb.ModelMetadataResponse(name=model.name, versions=model.versions, platform=model.platform)
-        for ends, target in ((model.inputs, response.inputs), (model.outputs, response.outputs)):
-            for end in ends:
-                target.add(name=end.name, datatype=end.datatype, shape=end.shape)
-        return response
+            document = self._description.metadata(request.name, request.version)
+        return ParseDict(document, pb.ModelMetadataResponse(), ignore_unknown_fields=True)
 
-    async def ModelInfer(self, request: Infer, context: Context) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: Infer) -> pb.ModelInferResponse:
         infer = await self._decode(request)
         if isinstance(infer, InferFailure):
             raise infer.error
@@ -229,40 +220,22 @@ class InferenceService:
         async for message in requests:
             yield await self._decode(message)
 
-    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-        model = self._description.model(request.name, request.version)
-        config = config_pb.ModelConfig(name=model.name, platform=model.platform, backend=BACKEND)
-        config.version_policy.specific.versions.extend(map(int, model.versions))
-        config.model_transaction_policy.decoupled = model.decoupled
-        for end in model.inputs:
-            config.input.add(name=end.name, data_type=_config_type(end.datatype), dims=end.shape)
-        for end in model.outputs:
-            config.output.add(name=end.name, data_type=_config_type(end.datatype), dims=end.shape)
-        return pb.ModelConfigResponse(config=config)
+    async def ModelConfig(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        config = self._description.config(request.name, request.version)
+        return ParseDict({"config": config}, pb.ModelConfigResponse())
 
-    async def ModelStatistics(
-        self, request: pb.ModelStatisticsRequest, context: Context
-    ) -> pb.ModelStatisticsResponse:
-        response = pb.ModelStatisticsResponse()
-        for name, version, counted in self._inference.counts(request.name, request.version):
-            row = response.model_stats.add(name=name, version=version)
-            row.last_inference = counted.last
-            row.inference_count = row.execution_count = counted.success
-            stats = row.inference_stats
-            stats.success.count, stats.success.ns = counted.success, counted.success_ns
-            stats.fail.count, stats.fail.ns = counted.fail, counted.fail_ns
-        return response
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        statistics = self._inference.model_statistics(request.name, request.version)
+        return ParseDict(statistics, pb.ModelStatisticsResponse())
 
-    async def RepositoryIndex(
-        self, request: pb.RepositoryIndexRequest, context: Context
-    ) -> pb.RepositoryIndexResponse:
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         response = pb.RepositoryIndexResponse()
         for row in self._administration.index(ready=request.ready, repository=request.repository_name):
-            response.models.add(name=row.name, version=row.version, state=row.state, reason=row.reason)
+            response.models.add(**row._asdict())
         return response
 
     async def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, context: Context
+        self, request: pb.RepositoryModelLoadRequest
     ) -> pb.RepositoryModelLoadResponse:
         name, kserves = _model_of(request)
         await self._administration.load(name, _repository_parameters(request))
@@ -271,7 +244,7 @@ class InferenceService:
         return pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True)
 
     async def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, context: Context
+        self, request: pb.RepositoryModelUnloadRequest
     ) -> pb.RepositoryModelUnloadResponse:
         name, kserves = _model_of(request)
         await self._administration.unload(name, _repository_parameters(request))
@@ -279,7 +252,7 @@ class InferenceService:
             return pb.RepositoryModelUnloadResponse()
         return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True)
 
-    async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+    async def LogSettings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         changes: dict[str, Parameter] = {}
         for name, setting in request.settings.items():
             choice = setting.WhichOneof("parameter_choice")
@@ -322,11 +295,6 @@ def _repository_parameters(request: _Repository) -> dict[str, Parameter | bytes]
     for name, value in request.parameters.items():
         parameters[name] = getattr(value, value.WhichOneof("parameter_choice") or "bool_param")
     return parameters
-
-
-def _config_type(datatype: str) -> config_pb.DataType.ValueType:
-    """Return the name of a type in Triton's configuration, which differs from the protocol's."""
-    return config_pb.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")
 
 
 def _stream_message(item: InferResponse | InferFailure) -> pb.ModelStreamInferResponse:

@@ -144,9 +144,7 @@ class ModelService:
     def __init__(self, administration: Administration) -> None:
         self._administration = administration
 
-    async def GetModelStatus(
-        self, request: tfs_pb.GetModelStatusRequest, context: Context
-    ) -> tfs_pb.GetModelStatusResponse:
+    async def GetModelStatus(self, request: tfs_pb.GetModelStatusRequest) -> tfs_pb.GetModelStatusResponse:
         spec = request.model_spec
         if spec.version_label:
             raise InvalidArgument.at("model_spec.version_label", LABELS)
@@ -160,7 +158,7 @@ class ModelService:
         return response
 
     async def HandleReloadConfigRequest(
-        self, request: tfs_pb.ReloadConfigRequest, context: Context
+        self, request: tfs_pb.ReloadConfigRequest
     ) -> tfs_pb.ReloadConfigResponse:
         response = tfs_pb.ReloadConfigResponse()
         try:
@@ -212,10 +210,10 @@ class Health:
         self._description = description
         self._services = services
 
-    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+    async def Check(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
         return pb.HealthCheckResponse(status=self._status(request.service))
 
-    async def List(self, request: Any, context: Context) -> Any:
+    async def List(self, request: Any) -> Any:
         response = pb.HealthListResponse()  # type: ignore[attr-defined]  # newer than the stubs
         for service in ("", *self._services, *self._description.names):
             response.statuses[service].status = self._status(service)

@@ -1,8 +1,8 @@
 """Handlers of a service, made from its descriptor, and the border where every exception becomes a status.
 
 A servicer has one coroutine for each method of the service, under the method's name. With one response it
-takes the request and the context, and returns the response. With a stream of them it takes an iterator of
-requests, or the one request, and writes to the context.
+takes the request and returns the response. With a stream of them it takes an iterator of requests, or the one
+request, and the context, to which it writes.
 
 There are no generated stubs: they would put their descriptors into protobuf's process-wide pool (see
 `protos/pool.py`).
@@ -95,7 +95,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Method = Callable[[Any, Context], Awaitable[Any]]
+Method = Callable[..., Awaitable[Any]]
 
 # Probes call these every few seconds; a line for each would hide the others.
 QUIET = {"ServerLive", "ServerReady", "ModelReady", "Check", "Watch"}
@@ -113,7 +113,7 @@ def service_handler(
 ) -> grpc.GenericRpcHandler:
     """Build the handlers. Raises AttributeError for a method that the servicer lacks."""
     handlers = {
-        m.name: _handler(m, _border(m.name, getattr(servicer, m.name), guard, access_log))
+        m.name: _handler(m, _border(m, getattr(servicer, m.name), guard, access_log))
         for m in descriptor.methods
     }
     return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
@@ -172,7 +172,9 @@ async def _each(requests: AsyncIterable[Any]) -> AsyncIterator[Any]:
         yield _checked(request)
 
 
-def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> Method:
+def _border(descriptor: MethodDescriptor, method: Method, guard: Guard, access_log: AccessLog) -> Method:
+    name = descriptor.name
+
     async def bordered(request: Any, context: Context) -> Any:
         id_ = _id_of(context)
         token = request_id.set(id_)
@@ -186,7 +188,10 @@ def _border(name: str, method: Method, guard: Guard, access_log: AccessLog) -> M
             try:
                 with calling(call):
                     call.caller = _caller(name, headers, guard)
-                    response = await method(_checked(request), context)
+                    checked = _checked(request)
+                    response = await (
+                        method(checked, context) if descriptor.server_streaming else method(checked)
+                    )
                 status = grpc.StatusCode.OK
                 return response
             except OvserveError as exc:

@@ -108,6 +108,13 @@ class GraphResponse:
         packet = await self._next()
         return None if packet is None else _bytes(packet)
 
+    async def whole(self, first: HttpResponse) -> bytes:
+        """Return the body of an answer that begins with `first`, to its end."""
+        pieces = [first.body]
+        while first.more and (piece := await self.next()) is not None:
+            pieces.append(piece)
+        return b"".join(pieces)
+
     async def next_events(self) -> ResponseEvents | None:
         """Return the next packet of an answer that began with `events`; None at its end."""
         packet = await self._next()

@@ -26,12 +26,10 @@ from ovserve.errors import InvalidArgument, NotFound, Unavailable
 from ovserve.http.body import BODIES, json_of, json_response, read_bytes, read_small_body, without_mark
 from ovserve.kinds.payload import ignored_header
 from ovserve.services.inference.administration import (
-    BACKEND,
     NO_SHARED_MEMORY,
     NO_TRACES,
     Administration,
     Description,
-    End,
 )
 from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import RETRY_AFTER, Manager
@@ -110,23 +108,12 @@ class V2Models:
         self._inference = inference
 
     async def server(self, request: web.Request) -> web.Response:
-        server = self._description.server
-        return json_of({"name": server.name, "version": server.version, "extensions": server.extensions})
+        return json_of(self._description.server)
 
     async def model(self, request: web.Request) -> web.Response:
         name, version = _which(request)
         with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
-            model = self._description.model(name, version)
-        document: dict[str, Any] = {
-            "name": model.name,
-            "versions": model.versions,
-            "platform": model.platform,
-            "inputs": [_metadata(end) for end in model.inputs],
-            "outputs": [_metadata(end) for end in model.outputs],
-        }
-        if model.rt_info:
-            document["rt_info"] = {"model_info": model.rt_info}
-        return json_of(document)
+            return json_of(self._description.metadata(name, version))
 
     async def ready(self, request: web.Request) -> web.Response:
         """200, or 503 while it cannot answer."""
@@ -137,36 +124,10 @@ class V2Models:
         return json_of({"name": name, "ready": True})
 
     async def config(self, request: web.Request) -> web.Response:
-        model = self._description.model(*_which(request))
-        return json_of(
-            {
-                "name": model.name,
-                "platform": model.platform,
-                "backend": BACKEND,
-                "version_policy": {"specific": {"versions": list(map(int, model.versions))}},
-                "max_batch_size": 0,
-                "input": [_config(end) for end in model.inputs],
-                "output": [_config(end) for end in model.outputs],
-                "model_transaction_policy": {"decoupled": model.decoupled},
-            }
-        )
+        return json_of(self._description.config(*_which(request)))
 
     async def statistics(self, request: web.Request) -> web.Response:
-        rows = [
-            {
-                "name": name,
-                "version": version,
-                "last_inference": counted.last,
-                "inference_count": counted.success,
-                "execution_count": counted.success,
-                "inference_stats": {
-                    "success": {"count": counted.success, "ns": counted.success_ns},
-                    "fail": {"count": counted.fail, "ns": counted.fail_ns},
-                },
-            }
-            for name, version, counted in self._inference.counts(*_which(request))
-        ]
-        return json_of({"model_stats": rows})
+        return json_of(self._inference.model_statistics(*_which(request)))
 
     async def infer(self, request: web.Request) -> web.Response:
         name, version = _which(request)
@@ -195,15 +156,6 @@ class V2Models:
 
 def _which(request: web.Request) -> tuple[str, str]:
     return request.match_info.get("model", ""), request.match_info.get("version", "")
-
-
-def _metadata(end: End) -> dict[str, Any]:
-    return {"name": end.name, "datatype": end.datatype, "shape": end.shape}
-
-
-def _config(end: End) -> dict[str, Any]:
-    type_ = "TYPE_STRING" if end.datatype == BYTES else f"TYPE_{end.datatype}"
-    return {"name": end.name, "data_type": type_, "dims": end.shape}
 
 
 class Live(Struct):

@@ -58,7 +58,7 @@ class End(NamedTuple):
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: list[int]
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,15 @@ class Description:
             facts = servable.model.model
             return ModelMetadata(
                 name,
-                tuple(End(i.name, i.datatype, i.shape) for i in facts.inputs),
-                tuple(End(o.name, o.datatype, o.shape) for o in facts.outputs),
+                tuple(End(i.name, i.datatype, list(i.shape)) for i in facts.inputs),
+                tuple(End(o.name, o.datatype, list(o.shape)) for o in facts.outputs),
                 decoupled=False,
                 versions=tuple(self._manager.versions(name)),
                 rt_info=facts.rt_info,
             )
         if servable.interface is Interface.HTTP:
             source, target = names(servable)
-            return ModelMetadata(name, (End(source, BYTES, (1,)),), (End(target, BYTES, (1,)),))
+            return ModelMetadata(name, (End(source, BYTES, [1]),), (End(target, BYTES, [1]),))
         plan = servable.graph.plan
         return ModelMetadata(
             name,
@@ -144,9 +144,40 @@ class Description:
             tuple(_end(e.name, output_info(plan, e.name)) for e in plan.outputs),
         )
 
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return KServe's document about a model; its `rt_info` is OVMS's."""
+        model = self.model(name, version)
+        document: dict[str, Any] = {
+            "name": model.name,
+            "versions": list(model.versions),
+            "platform": model.platform,
+            "inputs": [end._asdict() for end in model.inputs],
+            "outputs": [end._asdict() for end in model.outputs],
+        }
+        return document | ({"rt_info": {"model_info": model.rt_info}} if model.rt_info else {})
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return Triton's configuration of a model."""
+        model = self.model(name, version)
+        return {
+            "name": model.name,
+            "platform": model.platform,
+            "backend": BACKEND,
+            "version_policy": {"specific": {"versions": list(map(int, model.versions))}},
+            "max_batch_size": 0,
+            "input": [_config(end) for end in model.inputs],
+            "output": [_config(end) for end in model.outputs],
+            "model_transaction_policy": {"decoupled": model.decoupled},
+        }
+
+
+def _config(end: End) -> dict[str, Any]:
+    type_ = "TYPE_STRING" if end.datatype == BYTES else f"TYPE_{end.datatype}"
+    return {"name": end.name, "data_type": type_, "dims": end.shape}
+
 
 def _end(name: str, info: TensorInfo | None) -> End:
-    return End(name, UNTYPED, ()) if info is None else End(name, info.datatype, info.shape)
+    return End(name, UNTYPED, []) if info is None else End(name, info.datatype, list(info.shape))
 
 
 VERBOSE = "log_verbose_level"

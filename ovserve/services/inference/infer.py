@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -27,12 +28,12 @@ from ovserve.api.kserve.tensor import BYTES, display
 from ovserve.api.openai.body import decode_fields
 from ovserve.api.openai.common import encode
 from ovserve.errors import Internal, InvalidArgument, Overloaded, OvserveError
-from ovserve.kinds.payload import HttpPayload, HttpResponse
+from ovserve.kinds.payload import HttpPayload
 from ovserve.kinds.tensors.node import PlainModel
 from ovserve.services.inference.tensor_run import TIMESTAMP, TensorRun
 from ovserve.serving.interface import Interface, http_streams
 from ovserve.serving.manager import Manager
-from ovserve.serving.servable import GraphResponse, Servable
+from ovserve.serving.servable import Servable
 from ovserve.telemetry.metrics import GRPC_STREAM, Front
 
 
@@ -122,6 +123,24 @@ class Inference:
             may = current_request().caller.may_use
             servables = [s for s in self._manager.servables if may(s.name)]
         return [(s.name, s.version, self.statistics[s.name]) for s in servables]
+
+    def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Return Triton's document with the counts of one model, or of all that are served."""
+        rows = [
+            {
+                "name": name,
+                "version": version,
+                "last_inference": counted.last,
+                "inference_count": counted.success,
+                "execution_count": counted.success,
+                "inference_stats": {
+                    "success": {"count": counted.success, "ns": counted.success_ns},
+                    "fail": {"count": counted.fail, "ns": counted.fail_ns},
+                },
+            }
+            for name, version, counted in self.counts(name, version)
+        ]
+        return {"model_stats": rows}
 
     def _one(
         self, servable: Servable, request: InferRequest, front: Front
@@ -358,7 +377,7 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
         raise InvalidArgument.at("inputs", f"expected {source!r} alone, got {input_names}")
     for name in request.outputs:
         if name != target:
-            raise InvalidArgument.at("outputs", f"expected {target!r}, got {display(name)}")
+            raise InvalidArgument.expected("outputs", f"{target!r}", name)
     tensor = request.inputs[source]
     if tensor.datatype != BYTES or math.prod(tensor.shape) != 1:
         raise InvalidArgument.at(
@@ -412,7 +431,7 @@ async def payload_answers(
         if unused:
             parameters[IGNORED] = ",".join([*filter(None, [first.headers.get(IGNORED)]), *unused])
         if not first.more or first.size is not None:  # one of a known size is large, and not a stream
-            body = await _whole_body(answer, first) if first.more else first.body
+            body = await answer.whole(first)
             yield InferResponse({target: Tensor.of_bytes(body)}, parameters=parameters)
             return
         split = _Events() if first.content_type == EVENT_STREAM else _Pieces()
@@ -422,13 +441,6 @@ async def payload_answers(
                 yield InferResponse({target: Tensor.of_bytes(data)}, parameters=parameters)
                 parameters = {}
             piece = await answer.next()
-
-
-async def _whole_body(answer: GraphResponse, first: HttpResponse) -> bytes:
-    pieces = [first.body]
-    while (piece := await answer.next()) is not None:
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 class _Pieces:

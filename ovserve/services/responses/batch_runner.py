@@ -419,10 +419,7 @@ class BatchRunner:
         servable = self._manager.get(peek_model(body) if head.model is None else head.model)
         async with servable.start(HttpPayload(endpoint, body, {}, head)) as answer:
             first = await answer.first()
-            chunks = [first.body]
-            while first.more and (chunk := await answer.next()) is not None:
-                chunks.append(chunk)
-        whole = b"".join(chunks)
+            whole = await answer.whole(first)
         if first.content_type != "application/json":
             whole = encode(whole.decode("utf-8", "replace"))
         return first.status, whole
