@@ -58,6 +58,11 @@ class OvserveError(Exception):
         """Return the error of a field, whose name stands before what is wrong with it."""
         return cls(f"{param}: {what}", param=param)
 
+    @classmethod
+    def expected(cls, param: str, what: str, value: object) -> Self:
+        """Return the error of a field whose value is not `what`."""
+        return cls.at(param, f"expected {what}, got {shortened(repr(value))}")
+
 
 class InvalidArgument(OvserveError):
     kind = "invalid_argument"

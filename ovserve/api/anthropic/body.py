@@ -258,7 +258,7 @@ def _limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_PAGE
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):
-        raise InvalidArgument.at("limit", f"expected 1 to {MAX_PAGE}, got {text!r}")
+        raise InvalidArgument.expected("limit", f"1 to {MAX_PAGE}", text)
     return int(text)
 
 

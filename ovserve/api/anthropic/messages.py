@@ -40,7 +40,7 @@ from ovserve.api.openai.messages import (
 )
 from ovserve.api.openai.sampling import SamplingFields, to_sampling
 from ovserve.api.openai.structured import without_effect
-from ovserve.api.openai.tools import check_model, function_tool, tool_policy
+from ovserve.api.openai.tools import ToolChoice, check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
@@ -59,9 +59,7 @@ def to_messages(body: CountRequest, images: Pictures) -> tuple[list[Message], li
     for i, turn in enumerate(body.messages):
         where = f"messages[{i}]"
         if turn.role not in ROLES:
-            raise InvalidArgument.at(
-                f"{where}.role", f"expected one of {', '.join(ROLES)}, got {turn.role!r}"
-            )
+            raise InvalidArgument.expected(f"{where}.role", f"one of {', '.join(ROLES)}", turn.role)
         if turn.role == "assistant":
             messages.append(_assistant(turn, where, dropped))
         else:
@@ -198,7 +196,7 @@ def _image(block: Block, where: str, images: Pictures) -> str:
         raise InvalidArgument.at(at, f"expected an object, got {show(source)}")
     if source is not None:
         if source.type not in ("base64", "url"):
-            raise InvalidArgument.at(f"{at}.type", f"expected base64 or url, got {source.type!r}")
+            raise InvalidArgument.expected(f"{at}.type", "base64 or url", source.type)
         field = f"{at}.data" if source.type == "base64" else f"{at}.url"
         location = source.data if source.type == "base64" else source.url
         url = f"data:;base64,{location}" if location and source.type == "base64" else location or ""
@@ -222,7 +220,7 @@ def _document(block: Block, where: str, images: Pictures, dropped: list[str]) ->
 
 def _text(block: Block, where: str) -> str:
     if block.type != "text":
-        raise InvalidArgument.at(f"{where}.type", f"expected text here, got {block.type!r}")
+        raise InvalidArgument.expected(f"{where}.type", "text here", block.type)
     return _required(block.text, f"{where}.text")
 
 
@@ -268,20 +266,17 @@ def openai_tools(body: CountRequest) -> Tools:
                 (text or "").replace(".parameters", ".input_schema") for text in (exc.message, exc.param)
             ]
             raise InvalidArgument(texts[0], param=texts[1]) from None
-    choice_field = body.tool_choice
-    if choice_field is None:
-        return _tools(tool_policy(functions, None, None), dropped)
-    is_hosted = choice_field.type == "tool" and choice_field.name in hosted
-    if choice_field.name is not None and (is_hosted or choice_field.type != "tool"):
-        dropped.append("tool_choice.name")
-    if is_hosted or (hosted and not functions):
-        return _tools(tool_policy(functions, None, not choice_field.disable_parallel_tool_use), dropped)
-    function_choice: dict[str, Any] = {"type": "function", "name": choice_field.name}
-    choice = function_choice if choice_field.type == "tool" else CHOICES[choice_field.type]
-    return _tools(tool_policy(functions, choice, not choice_field.disable_parallel_tool_use), dropped)
-
-
-def _tools(policy: ToolPolicy | None, dropped: list[str]) -> Tools:
+    choice: ToolChoice = None
+    parallel = None
+    if (tool_choice := body.tool_choice) is not None:
+        parallel = not tool_choice.disable_parallel_tool_use
+        is_hosted = tool_choice.type == "tool" and tool_choice.name in hosted
+        if tool_choice.name is not None and (is_hosted or tool_choice.type != "tool"):
+            dropped.append("tool_choice.name")
+        if not is_hosted and (functions or not hosted):
+            function = {"type": "function", "name": tool_choice.name}
+            choice = function if tool_choice.type == "tool" else CHOICES[tool_choice.type]
+    policy = tool_policy(functions, choice, parallel)
     return Tools(policy, (*dropped, *(policy.unenforced if policy is not None else ())))
 
 
@@ -322,17 +317,6 @@ class _SamplingFields(SamplingFields, kw_only=True):
         return [(name, None if f is None else {"type": f.type, "schema": f.schema}) for name, f in places]
 
 
-def _sampling_fields(body: MessagesRequest) -> SamplingFields:
-    return _SamplingFields(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k or (None if body.top_k is None else -1),
-        stop=body.stop_sequences,
-        stream=body.stream,
-        source=body,
-    )
-
-
 class Messages:
     name = "messages"
 
@@ -340,7 +324,14 @@ class Messages:
         request, unknown = decode_body(body, _decoder, loosen_blocks)
         check_stops(request)
         decoded = _decoded(request, unknown)
-        sampling = _sampling_fields(request)
+        sampling = _SamplingFields(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k or (None if request.top_k is None else -1),
+            stop=request.stop_sequences,
+            stream=request.stream,
+            source=request,
+        )
         ignored = tuple(sorted([*decoded.ignored, *without_effect(sampling)]))
         return replace(decoded, ignored=ignored, sampling=sampling)
 

@@ -293,7 +293,7 @@ def _flat(data: list[Any], shape: list[int]) -> list[Any]:
 
 def _truth(value: Parameter, field: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgument.at(field, f"expected true or false, got {display(value)}")
+        raise InvalidArgument.expected(field, "true or false", value)
     return value
 
 

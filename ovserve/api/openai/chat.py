@@ -8,7 +8,6 @@ that form again. A function is called at most once: the form has no place for mo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -55,6 +54,7 @@ from ovserve.api.openai.sampling import (
 from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import (
     FIELDS,
+    ToolChoice,
     check_model,
     custom_function,
     function_tool,
@@ -68,9 +68,7 @@ from ovserve.llm.request import GenerateRequest, Presentation, ToolPolicy
 CHOICES = ("none", "auto")
 
 
-def function_policy(
-    functions: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
-) -> ToolPolicy | None:
+def function_policy(functions: list[dict[str, Any]] | None, choice: ToolChoice) -> ToolPolicy | None:
     """The policy of `functions` and `function_call`. Raises InvalidArgument naming them as the client did."""
     tools = [_tool(function, f"functions[{i}]") for i, function in enumerate(functions or ())]
     tool_choice = _choice(choice, {tool["function"]["name"] for tool in tools})
@@ -103,13 +101,13 @@ def _tool(function: dict[str, Any], where: str) -> dict[str, Any]:
     return function_tool({k: v for k, v in function.items() if k != "function"} | {"type": "function"}, where)
 
 
-def _choice(choice: str | dict[str, Any] | None, names: set[str]) -> str | dict[str, Any] | None:
+def _choice(choice: ToolChoice, names: set[str]) -> ToolChoice:
     if choice is None:
         return None
     if isinstance(choice, str):
         if choice not in CHOICES:
-            raise InvalidArgument.at(
-                "function_call", f"expected one of {', '.join(CHOICES)} or an object, got {choice!r}"
+            raise InvalidArgument.expected(
+                "function_call", f"one of {', '.join(CHOICES)} or an object", choice
             )
         return choice
     name = choice.get("name")
@@ -250,7 +248,8 @@ class ChatCompletions:
         policy = _policy(request, dropped)
         unenforced = policy.unenforced if policy is not None else ()
         ignored = tuple(sorted([*unknown, *dropped, *unenforced, *without_effect(request)]))
-        return DecodedChat(request, policy, ignored, frozenset(_custom_names(request)))
+        custom = (tool.get("custom", tool) for tool in request.tools or () if tool.get("type") == "custom")
+        return DecodedChat(request, policy, ignored, frozenset(tool["name"] for tool in custom))
 
     def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         body = decoded.body
@@ -309,13 +308,6 @@ class ChatCompletions:
 
     def writer(self, request: GenerateRequest) -> ChatWriter:
         return ChatWriter(request)
-
-
-def _custom_names(body: ChatRequest) -> Iterator[str]:
-    """Yield the names of checked custom tools."""
-    for tool in body.tools or ():
-        if tool.get("type") == "custom":
-            yield tool.get("custom", tool)["name"]
 
 
 def _policy(body: ChatRequest, unenforced: list[str]) -> ToolPolicy | None:

@@ -59,23 +59,15 @@ class Pictures:
             raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
         if isinstance(image, ImageUrl):
             param, detail, image = f"{param}.url", image.detail or detail, image.url
-        if not image:
-            what = "required, but missing" if image is None else "expected a URL, got an empty string"
-            raise InvalidArgument.at(param, what)
+        image = _present(image, "a URL", param)
         if detail not in (None, *DETAILS):
-            raise InvalidArgument.at(
-                f"{where}.detail", f"expected one of {', '.join(DETAILS)}, got {detail!r}"
-            )
+            raise InvalidArgument.expected(f"{where}.detail", f"one of {', '.join(DETAILS)}", detail)
         self.sources.append(ImageSource(image, param, detail or "auto"))
         return tag(len(self.sources) - 1)
 
     def place_file(self, data: str | None, name: str | None, where: str, param: str, kind: str) -> str:
         """Return the placeholder for this file in the text; a client cannot guess it."""
-        if not self._takes_files:
-            raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
-        if not data:
-            what = "required, but missing" if data is None else "expected base64, got an empty string"
-            raise InvalidArgument.at(param, what)
+        data = self._accepted(data, where, param, kind)
         if data.startswith("data:") and ";base64," not in data[:256]:
             raise InvalidArgument.at(param, "expected base64 or a data URL with base64")
         return self._mark(data, param, name or "")
@@ -83,24 +75,31 @@ class Pictures:
     def place_audio(self, data: str | None, format_: str | None, where: str, param: str, kind: str) -> str:
         """Return the placeholder for what is said in audio. `data` is base64, or a data URL where there is no
         `format_`, "" else."""
-        if not self._takes_files:
-            raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
-        if not data:
-            what = "required, but missing" if data is None else "expected base64, got an empty string"
-            raise InvalidArgument.at(param, what)
+        data = self._accepted(data, where, param, kind)
         if format_ is None and not (data.startswith("data:") and ";base64," in data[:256]):
-            raise InvalidArgument.at(param, f"expected a data URL with base64, got {data[:40]!r}")
+            raise InvalidArgument.expected(param, "a data URL with base64", data[:40])
         if format_ and format_ not in AUDIO_FORMATS:
-            raise InvalidArgument.at(
-                f"{param.rpartition('.')[0]}.format",
-                f"expected one of {', '.join(AUDIO_FORMATS)}, got {format_[:40]!r}",
+            raise InvalidArgument.expected(
+                f"{param.rpartition('.')[0]}.format", f"one of {', '.join(AUDIO_FORMATS)}", format_[:40]
             )
         return self._mark(data, param, audio=True)
+
+    def _accepted(self, data: str | None, where: str, param: str, kind: str) -> str:
+        if not self._takes_files:
+            raise InvalidArgument.at(f"{where}.type", f"{self._refusal}, got {kind!r}")
+        return _present(data, "base64", param)
 
     def _mark(self, data: str, param: str, name: str = "", *, audio: bool = False) -> str:
         mark = f"<ovserve_file_{secrets.token_hex(12)}>"
         self.files.append(FileSource(mark, data, param, name, audio))
         return mark
+
+
+def _present(value: str | None, what: str, param: str) -> str:
+    if not value:
+        missing = "required, but missing" if value is None else f"expected {what}, got an empty string"
+        raise InvalidArgument.at(param, missing)
+    return value
 
 
 def pictures_of(model: ModelContext) -> Pictures:

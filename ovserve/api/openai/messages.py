@@ -152,9 +152,7 @@ def check_messages(messages: list[Message]) -> list[str]:
     dropped: list[str] = []
     for i, message in enumerate(messages):
         if message.role not in ROLES:
-            raise InvalidArgument.at(
-                f"messages[{i}].role", f"expected one of {', '.join(ROLES)}, got {message.role!r}"
-            )
+            raise InvalidArgument.expected(f"messages[{i}].role", f"one of {', '.join(ROLES)}", message.role)
         for k, call in enumerate(message.tool_calls or ()):
             if call.function is None and call.custom is None:
                 raise InvalidArgument.at(
@@ -216,7 +214,7 @@ def text_of(content: str | list[Part] | None, where: str, images: Pictures) -> s
             pieces.append((images.place_audio(url, None, param, at, part.type), False))
         elif part.type not in TEXT_PARTS:
             kinds = f"one of {', '.join(PARTS)}"
-            raise InvalidArgument.at(f"{param}.type", f"expected {kinds}, got {part.type!r}")
+            raise InvalidArgument.expected(f"{param}.type", kinds, part.type)
         elif part.text is None:
             raise InvalidArgument.at(f"{param}.text", "required, but missing")
         else:

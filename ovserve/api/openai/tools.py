@@ -22,6 +22,8 @@ from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing import registry
 from ovserve.llm.request import Choice, ToolPolicy
 
+# `tool_choice` as clients send it.
+ToolChoice = str | dict[str, Any] | None
 CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
 SHOWN_NAMES = 20  # of tools, in an error
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -35,19 +37,17 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 def function_tool(tool: Any, where: str) -> dict[str, Any]:
     """One tool in chat's form. Raises InvalidArgument naming the field."""
     if not isinstance(tool, dict):
-        raise InvalidArgument.at(where, f"expected an object, got {_display(tool)}")
+        raise InvalidArgument.expected(where, "an object", tool)
     if tool.get("type") != "function":
-        raise InvalidArgument.at(f"{where}.type", f"expected 'function', got {_display(tool.get('type'))}")
+        raise InvalidArgument.expected(f"{where}.type", "'function'", tool.get("type"))
     nested = "function" in tool
     function = tool["function"] if nested else {k: v for k, v in tool.items() if k != "type"}
     at = f"{where}.function" if nested else where
     if not isinstance(function, dict):
-        raise InvalidArgument.at(at, f"expected an object, got {_display(function)}")
+        raise InvalidArgument.expected(at, "an object", function)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument.at(
-            f"{at}.name", f"expected 1 to 128 letters, digits, _ . : / or -, got {_display(name)}"
-        )
+        raise InvalidArgument.expected(f"{at}.name", "1 to 128 letters, digits, _ . : / or -", name)
     for field, type_, what in (
         ("parameters", dict, "an object, a JSON schema"),
         ("description", str, "a string"),
@@ -55,7 +55,7 @@ def function_tool(tool: Any, where: str) -> dict[str, Any]:
     ):
         value = function.get(field)
         if value is not None and not isinstance(value, type_):
-            raise InvalidArgument.at(f"{at}.{field}", f"expected {what}, got {_display(value)}")
+            raise InvalidArgument.expected(f"{at}.{field}", what, value)
     if schema := function.get("parameters"):
         function = {**function, "parameters": _of_object(schema, f"{at}.parameters.type")}
     ordered = {field: function[field] for field in _ORDER if field in function} | function
@@ -74,7 +74,7 @@ def _of_object(schema: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def tool_policy(
-    tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None, parallel: bool | None
+    tools: Sequence[dict[str, Any]], choice: ToolChoice, parallel: bool | None
 ) -> ToolPolicy | None:
     """The policy of tools that `function_tool` made; None without tools.
 
@@ -114,7 +114,7 @@ def _unenforced(policy: ToolPolicy) -> Iterator[str]:
         yield from (f"tools:{name}:{path}" for path in (*result.unenforced, *result.noted))
 
 
-def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choice, list[str], bool]:
+def _choice(choice: ToolChoice, names: list[str]) -> tuple[Choice, list[str], bool]:
     """Return what must happen, with which functions, and whether exactly once."""
     if choice is None:
         return "auto", names, False
@@ -122,29 +122,25 @@ def _choice(choice: str | dict[str, Any] | None, names: list[str]) -> tuple[Choi
         for mode in CHOICES:
             if choice == mode:
                 return mode, names, False
-        raise InvalidArgument.at(
-            "tool_choice", f"expected one of {', '.join(CHOICES)} or an object, got {_display(choice)}"
-        )
+        raise InvalidArgument.expected("tool_choice", f"one of {', '.join(CHOICES)} or an object", choice)
     kind = choice.get("type", "function" if "function" in choice else None)
     if kind in ("function", "custom"):
         return "required", [_known_name(choice, names, "tool_choice")], True
     if kind == "allowed_tools":
         return *_allowed(choice, names), False
-    raise InvalidArgument.at(
-        "tool_choice.type", f"expected 'function', 'custom' or 'allowed_tools', got {_display(kind)}"
-    )
+    raise InvalidArgument.expected("tool_choice.type", "'function', 'custom' or 'allowed_tools'", kind)
 
 
 def _allowed(choice: dict[str, Any], names: list[str]) -> tuple[Choice, list[str]]:
     inner = choice.get("allowed_tools", choice)  # chat nests it, responses does not
     where = "tool_choice.allowed_tools" if inner is not choice else "tool_choice"
     if not isinstance(inner, dict):
-        raise InvalidArgument.at(where, f"expected an object, got {_display(inner)}")
+        raise InvalidArgument.expected(where, "an object", inner)
     mode, tools = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
-        raise InvalidArgument.at(f"{where}.mode", f"expected auto or required, got {_display(mode)}")
+        raise InvalidArgument.expected(f"{where}.mode", "auto or required", mode)
     if not isinstance(tools, list) or not tools:
-        raise InvalidArgument.at(f"{where}.tools", f"expected a non-empty array, got {_display(tools)}")
+        raise InvalidArgument.expected(f"{where}.tools", "a non-empty array", tools)
     tool_names = dict.fromkeys(names)
     listed = [_known_name(tool, tool_names, f"{where}.tools[{i}]") for i, tool in enumerate(tools)]
     return ("required" if mode == "required" else "auto"), listed
@@ -237,7 +233,7 @@ def custom_function(tool: dict[str, Any], where: str, unenforced: list[str]) -> 
     at = f"{where}.custom" if "custom" in tool else where
     inner = tool.get("custom", tool)
     if not isinstance(inner, dict):
-        raise InvalidArgument.at(at, f"expected an object, got {shortened(repr(inner))}")
+        raise InvalidArgument.expected(at, "an object", inner)
     grammar = _grammar(inner.get("format"), f"{at}.format")
     description = inner.get("description")
     schema: dict[str, Any] = {"type": "string"}
@@ -271,7 +267,7 @@ def _grammar(value: Any, where: str) -> tuple[str, str] | None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "grammar"):
         kind = value.get("type") if isinstance(value, dict) else value
-        raise InvalidArgument.at(f"{where}.type", f"expected text or grammar, got {shortened(repr(kind))}")
+        raise InvalidArgument.expected(f"{where}.type", "text or grammar", kind)
     if value["type"] == "text":
         return None
     inner = value.get("grammar", value)  # chat nests it, responses does not
@@ -279,13 +275,9 @@ def _grammar(value: Any, where: str) -> tuple[str, str] | None:
         (inner.get("syntax"), inner.get("definition")) if isinstance(inner, dict) else (None, None)
     )
     if syntax not in SYNTAXES:
-        raise InvalidArgument.at(
-            f"{where}.syntax", f"expected one of {', '.join(SYNTAXES)}, got {shortened(repr(syntax))}"
-        )
+        raise InvalidArgument.expected(f"{where}.syntax", f"one of {', '.join(SYNTAXES)}", syntax)
     if not isinstance(definition, str) or not definition:
-        raise InvalidArgument.at(
-            f"{where}.definition", f"expected a non-empty string, got {shortened(repr(definition))}"
-        )
+        raise InvalidArgument.expected(f"{where}.definition", "a non-empty string", definition)
     return syntax, definition
 
 

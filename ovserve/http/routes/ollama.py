@@ -151,9 +151,7 @@ async def _end(process: Process) -> None:
 def _checked_name(model: str) -> str:
     name = model.removesuffix(LATEST)
     if name not in MODELS and (not HUB_ID.fullmatch(name) or Path(name).exists()):
-        raise InvalidArgument.at(
-            "model", f"expected one of {', '.join(MODELS)} or an id on the hub, got {model!r}"
-        )
+        raise InvalidArgument.expected("model", f"one of {', '.join(MODELS)} or an id on the hub", model)
     return name
 
 

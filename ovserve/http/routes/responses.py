@@ -88,7 +88,7 @@ def owner_of(request: web.Request) -> str:
 def _flag(request: web.Request, name: str) -> bool:
     text = request.query.get(name, "false")
     if text.lower() not in FLAGS:
-        raise InvalidArgument.at(name, f"expected true or false, got {text!r}")
+        raise InvalidArgument.expected(name, "true or false", text)
     return FLAGS[text.lower()]
 
 
@@ -97,7 +97,7 @@ def number_of(request: web.Request, name: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise InvalidArgument.at(name, f"expected a whole number, got {text!r}")
+        raise InvalidArgument.expected(name, "a whole number", text)
     return int(text)
 
 
@@ -222,7 +222,7 @@ def _limit(request: web.Request, default: int, most: int) -> int:
 def _order(request: web.Request) -> str:
     order = request.query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidArgument.at("order", f"expected asc or desc, got {order!r}")
+        raise InvalidArgument.expected("order", "asc or desc", order)
     return order
 
 

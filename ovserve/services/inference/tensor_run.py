@@ -156,9 +156,8 @@ class TensorRun:
             return bound
         field, at = f"parameters.{TIMESTAMP}", as_whole(parameter)
         if at is None or not bound <= at <= LAST_TIMESTAMP:
-            raise InvalidArgument.at(
-                field,
-                f"expected {bound} to {LAST_TIMESTAMP}, rising within each input, got {display(parameter)}",
+            raise InvalidArgument.expected(
+                field, f"{bound} to {LAST_TIMESTAMP}, rising within each input", parameter
             )
         return at
 
@@ -185,5 +184,5 @@ def _typed(servable: Servable, name: str, value: Parameter) -> Parameter:
         return value
     whole = as_whole(value)
     if whole is None:
-        raise InvalidArgument.at(f"parameters.{name}", f"expected a whole number, got {display(value)}")
+        raise InvalidArgument.expected(f"parameters.{name}", "a whole number", value)
     return whole

@@ -204,7 +204,7 @@ def updated(config: AnyConfig, changes: Mapping[str, Any], abilities: Abilities)
     changes = dict(changes)
     kind = changes.get("type", config.type)
     if kind not in ("realtime", "transcription"):
-        raise EventError.at("session.type", f"expected realtime or transcription, got {kind!r}")
+        raise EventError.expected("session.type", "realtime or transcription", kind)
     if kind == "realtime" and not abilities.thinks:
         raise EventError.at("session.type", "this graph only transcribes: expected transcription")
     if kind == "transcription":

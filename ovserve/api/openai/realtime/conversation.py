@@ -199,9 +199,9 @@ class Conversation:
         item = self.get(event.get("item_id"))
         end, index = event.get("audio_end_ms"), event.get("content_index")
         if index != 0 or isinstance(index, bool):
-            raise EventError.at("content_index", f"expected 0, got {index!r}")
+            raise EventError.expected("content_index", "0", index)
         if not isinstance(end, int) or isinstance(end, bool) or end < 0:
-            raise EventError.at("audio_end_ms", f"expected an integer of 0 or more, got {end!r}")
+            raise EventError.expected("audio_end_ms", "an integer of 0 or more", end)
         spoken = item.value.get("role") == "assistant" and item.speech is not None
         if not spoken or not item.audio_ms:
             raise EventError.at(
@@ -224,12 +224,10 @@ class Conversation:
 def client_item(fields: Any, param: str = "item") -> Item:
     """Return the item that a client creates. Raises EventError naming the field."""
     if not isinstance(fields, dict):
-        raise EventError.at(param, f"expected an object, got {shortened(repr(fields))}")
+        raise EventError.expected(param, "an object", fields)
     id_ = fields.get("id") or new_id("item")
     if not isinstance(id_, str) or not _ID.fullmatch(id_):
-        raise EventError.at(
-            f"{param}.id", f"expected 1 to 128 letters, digits, _ . : or -, got {shortened(repr(id_))}"
-        )
+        raise EventError.expected(f"{param}.id", "1 to 128 letters, digits, _ . : or -", id_)
     value: Json = {"id": id_, "object": "realtime.item", "type": fields.get("type"), "status": "completed"}
     match fields.get("type"):
         case "message":
@@ -239,9 +237,8 @@ def client_item(fields: Any, param: str = "item") -> Item:
         case "function_call_output":
             value |= _strings(fields, param, "call_id", "output")
         case other:
-            raise EventError.at(
-                f"{param}.type",
-                f"expected message, function_call or function_call_output, got {shortened(repr(other))}",
+            raise EventError.expected(
+                f"{param}.type", "message, function_call or function_call_output", other
             )
     item = Item(value)
     sounds = [part for part in value.get("content", ()) if part["type"] == "input_audio"]
@@ -256,20 +253,16 @@ def client_item(fields: Any, param: str = "item") -> Item:
 def _strings(fields: Json, param: str, *names: str) -> Json:
     for name in names:
         if not isinstance(fields.get(name), str):
-            raise EventError.at(
-                f"{param}.{name}", f"expected a string, got {shortened(repr(fields.get(name)))}"
-            )
+            raise EventError.expected(f"{param}.{name}", "a string", fields.get(name))
     return {name: fields[name] for name in names}
 
 
 def _message(fields: Json, param: str) -> Json:
     role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or role not in _TEXT_PARTS:
-        raise EventError.at(
-            f"{param}.role", f"expected system, user or assistant, got {shortened(repr(role))}"
-        )
+        raise EventError.expected(f"{param}.role", "system, user or assistant", role)
     if not isinstance(content, list) or not content:
-        raise EventError.at(f"{param}.content", f"expected a non-empty array, got {shortened(repr(content))}")
+        raise EventError.expected(f"{param}.content", "a non-empty array", content)
     return {"role": role, "content": [_part(p, role, f"{param}.content[{i}]") for i, p in enumerate(content)]}
 
 
@@ -278,7 +271,7 @@ def _part(part: Any, role: str, param: str) -> Json:
     if kind in _TEXT_PARTS[role]:
         text = part.get("text")
         if not isinstance(text, str):
-            raise EventError.at(f"{param}.text", f"expected a string, got {shortened(repr(text))}")
+            raise EventError.expected(f"{param}.text", "a string", text)
         return {"type": "output_text" if role == "assistant" else kind, "text": text}
     if kind == "input_audio" and role == "user":
         try:
@@ -292,7 +285,7 @@ def _part(part: Any, role: str, param: str) -> Json:
             "audio": audio,
         }
     expected = _TEXT_PARTS[role][0] + (" or input_audio" if role == "user" else "")
-    raise EventError.at(f"{param}.type", f"expected {expected}, got {shortened(repr(kind))}")
+    raise EventError.expected(f"{param}.type", expected, kind)
 
 
 def messages_of(instructions: str, items: Sequence[Item]) -> list[Json]:

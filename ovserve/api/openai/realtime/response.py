@@ -79,7 +79,10 @@ class TurnDetector:
         if not self.speaking:
             self._frames = self._frames + 1 if probability >= threshold else 0
             if self._frames == SPEECH_FRAMES:
-                padding = self._padding * SAMPLES_PER_SECOND // 1000
+                padding_ms = (
+                    self.config.prefix_padding_ms if isinstance(self.config, ServerVad) else PADDING_MS
+                )
+                padding = padding_ms * SAMPLES_PER_SECOND // 1000
                 self._begun = max(self._floor, end - SPEECH_FRAMES * FRAME_SAMPLES - padding, 0)
                 self.speaking, self._silence, self.text = True, 0, None
                 yield Turn("begun", self._begun)
@@ -100,10 +103,6 @@ class TurnDetector:
     def end(self, at: int) -> Turn:
         self.speaking, self._frames, self._floor = False, 0, at
         return Turn("ended", at)
-
-    @property
-    def _padding(self) -> int:
-        return self.config.prefix_padding_ms if isinstance(self.config, ServerVad) else PADDING_MS
 
     @property
     def _patience_ms(self) -> int:

@@ -300,7 +300,7 @@ class RealtimeSession:
         item = client_item(event.get("item"))
         previous = event.get("previous_item_id")
         if previous is not None and not isinstance(previous, str):
-            raise EventError.at("previous_item_id", f"expected a string, got {previous!r}")
+            raise EventError.expected("previous_item_id", "a string", previous)
         if item.pending and not self.abilities.hears:
             raise EventError.at(
                 "item.content", "this graph has no node that hears", event_code="unsupported_audio"

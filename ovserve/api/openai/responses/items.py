@@ -116,14 +116,14 @@ def check_items(items: Sequence[Item]) -> list[str]:
         where, kind = f"input[{i}]", item.kind
         if kind == "message":
             if item.role not in ROLES:
-                raise _wrong(f"{where}.role", f"one of {', '.join(ROLES)}", item.role)
+                raise InvalidArgument.expected(f"{where}.role", f"one of {', '.join(ROLES)}", item.role)
             if item.content is None:
-                raise _missing(f"{where}.content")
+                raise InvalidArgument.at(f"{where}.content", "required, but missing")
             _text(item.content, f"{where}.content", Pictures())
         elif kind in ("function_call", "custom_tool_call"):
             _need(item, where, "name", "arguments" if kind == "function_call" else "input")
             if not (item.call_id or item.id):
-                raise _missing(f"{where}.call_id")
+                raise InvalidArgument.at(f"{where}.call_id", "required, but missing")
         elif kind in ("function_call_output", "custom_tool_call_output"):
             _need(item, where, "call_id")
             _output(item.output, f"{where}.output", Pictures())
@@ -138,7 +138,7 @@ def check_items(items: Sequence[Item]) -> list[str]:
         ):  # made by a tool that runs at OpenAI: nothing for this model
             dropped.append(f"{where}.type={kind}")
         else:
-            raise _wrong(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
+            raise InvalidArgument.expected(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
     return dropped
 
 
@@ -347,9 +347,11 @@ def _text(content: str | list[ContentPart] | None, where: str, images: Pictures)
         value = part.refusal if part.type == "refusal" else part.text
         if part.type != "refusal" and part.type not in TEXT_PARTS:
             kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART}, {FILE_PART} or {chat.AUDIO_PART}"
-            raise InvalidArgument.at(f"{param}.type", f"expected {kinds}, got {part.type!r}")
+            raise InvalidArgument.expected(f"{param}.type", kinds, part.type)
         if value is None:
-            raise _missing(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
+            raise InvalidArgument.at(
+                f"{param}.{'refusal' if part.type == 'refusal' else 'text'}", "required, but missing"
+            )
         pieces.append((value, False))
     return joined(pieces)
 
@@ -390,12 +392,4 @@ def _output(value: Any, where: str, images: Pictures) -> str:
 def _need(item: Item, where: str, *names: str) -> None:
     for name in names:
         if getattr(item, name) is None or (name == "name" and not item.name):
-            raise _missing(f"{where}.{name}")
-
-
-def _missing(param: str) -> InvalidArgument:
-    return InvalidArgument.at(param, "required, but missing")
-
-
-def _wrong(param: str, expected: str, actual: str | None) -> InvalidArgument:
-    return InvalidArgument.at(param, f"expected {expected}, got {actual!r}")
+            raise InvalidArgument.at(f"{where}.{name}", "required, but missing")

@@ -14,7 +14,14 @@ from typing import Any
 
 import msgspec
 
-from ovserve.api.openai.tools import ClientTool, custom_function, function_tool, shown_name, tool_policy
+from ovserve.api.openai.tools import (
+    ClientTool,
+    ToolChoice,
+    custom_function,
+    function_tool,
+    shown_name,
+    tool_policy,
+)
 from ovserve.errors import InvalidArgument, shortened
 from ovserve.llm.request import ToolPolicy
 
@@ -221,11 +228,9 @@ class _Found:
     def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
         name, tools = namespace.get("name"), namespace.get("tools")
         if not isinstance(name, str) or not name:
-            raise InvalidArgument.at(
-                f"{where}.name", f"expected a non-empty string, got {shortened(repr(name))}"
-            )
+            raise InvalidArgument.expected(f"{where}.name", "a non-empty string", name)
         if not isinstance(tools, list):
-            raise InvalidArgument.at(f"{where}.tools", f"expected an array, got {shortened(repr(tools))}")
+            raise InvalidArgument.expected(f"{where}.tools", "an array", tools)
         about, before = namespace.get("description"), len(self.functions)
         for i, tool in enumerate(tools):
             at = f"{where}.tools[{i}]"
@@ -257,7 +262,7 @@ class _Found:
 
 def clean_tools(
     tools: list[dict[str, Any]] | None,
-    choice: str | dict[str, Any] | None,
+    choice: ToolChoice,
     parallel: bool | None = None,
     mcp: tuple[McpOffer, ...] | None = None,
     *,
@@ -290,13 +295,11 @@ def clean_tools(
 def _type_of(tool: Any, where: str) -> str:
     type_ = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(type_, str):
-        raise InvalidArgument.at(f"{where}.type", f"expected a string, got {type_!r}")
+        raise InvalidArgument.expected(f"{where}.type", "a string", type_)
     return type_
 
 
-def _shown_choice(
-    choice: str | dict[str, Any] | None, names: dict[str, ClientTool]
-) -> str | dict[str, Any] | None:
+def _shown_choice(choice: ToolChoice, names: dict[str, ClientTool]) -> ToolChoice:
     if not isinstance(choice, dict) or not names:
         return choice
     listed = choice.get("tools")
@@ -324,8 +327,8 @@ def _shown_tools(tool: Any, names: dict[str, ClientTool]) -> list[Any]:
 
 
 def _without_hosted(
-    choice: str | dict[str, Any] | None, own: tuple[str, ...], *, only_hosted: bool
-) -> tuple[str | dict[str, Any] | None, list[str]]:
+    choice: ToolChoice, own: tuple[str, ...], *, only_hosted: bool
+) -> tuple[ToolChoice, list[str]]:
     """The choice among function tools, and what is dropped of it."""
     if choice == "required" and only_hosted:
         return None, ["tool_choice=required"]  # what is left to choose from is text
@@ -344,7 +347,7 @@ def _without_hosted(
     return choice, []
 
 
-def _echo(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+def _echo(choice: ToolChoice) -> str | dict[str, Any]:
     if isinstance(choice, dict) and choice.get("type") not in ("allowed_tools", MCP):
         inner = choice.get("function")
         name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
