@@ -54,19 +54,20 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
         return _configuration(Path(settings.config_path), options)
     if settings.graphs_dir:
         return _directory(Path(settings.graphs_dir), options)
+    repository = Path(settings.model_repository_path).expanduser()
+    one = _Model("--model_path", settings.model_name, repository, options, task, say)
     if settings.model_path:
-        path = Path(settings.model_path).expanduser()
-        return _path(path, settings, options, task, say, source="--model_path")
-    source, repository = settings.source_model, Path(settings.model_repository_path).expanduser()
+        return one.at(Path(settings.model_path).expanduser())
+    source = settings.source_model
     if not source:
         listed = repository / CONFIG_FILE
         if listed.is_file() and not options and not task:
             return _configuration(listed, options)
         source = DEFAULT_MODEL
+    one = replace(one, source=source)
     if source not in SHORT_NAMES and (path := Path(source).expanduser()).exists():
-        return _path(path, settings, options, task, say, source=source)
-    pulled = _pulled(source, repository, say, task)
-    return _path(pulled, settings, options, task, say, source=source, name=source)
+        return one.at(path)
+    return replace(one, name=one.name or source).at(_pulled(source, repository, say, task))
 
 
 def in_memory(
@@ -125,25 +126,6 @@ def has_versions(path: Path) -> bool:
     return path.is_dir() and any(f.is_dir() and f.name.isdigit() for f in path.iterdir())
 
 
-def _path(
-    path: Path,
-    settings: Settings,
-    options: Mapping[str, Option],
-    task: str,
-    say: Say,
-    *,
-    source: str,
-    name: str = "",
-) -> Served:
-    name = settings.model_name or name or name_of(path.parent if path.name == GRAPH_FILE else path)
-    if not task and _is_plain(path):
-        spec = ServableSpec.of_directory(name, path, origin=source)  # the loader decides
-        return Served(SingleGraph(spec, entry_of(options)), source, name)
-    options, notices = _of_graph(options, path)
-    served = _graph_at(path, settings, options, say, task, source=source, name=name)
-    return replace(served, notices=(*served.notices, *notices))
-
-
 def _is_plain(path: Path) -> bool:
     """Return whether a path is a plain model, and neither a graph, nor a model that gets one."""
     if path.is_file():
@@ -169,88 +151,93 @@ def _of_graph(options: Mapping[str, Option], path: Path) -> tuple[dict[str, Opti
     return {name: value for name, value in options.items() if name not in FLAGS}, notices
 
 
-def _graph_at(
-    path: Path,
-    settings: Settings,
-    options: Mapping[str, Option],
-    say: Say,
-    task: str,
-    *,
-    source: str,
-    name: str,
-) -> Served:
-    if task in ENCODER_TASKS and path.exists():
-        return _single(encoder_in_memory(path, task, name, options))
-    if path.is_file() and path.suffix != ".gguf":
-        return _file(path, options, source=source, name=name)
-    for file in (path / GRAPH_FILE, path / MESH_FOLDER / GRAPH_FILE):  # OVMS looks in both
-        if file.is_file():
-            return _graph(file, name, options)
-    if not task and (detected := encoder_task(path)):
-        return _single(encoder_in_memory(path, detected, name, options))
-    if path.is_file() or (path.is_dir() and has_model(path)):
-        return _single(_model(model_in(path), settings, name, options, say))
-    if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
-        return _directory(path, options)
-    if (path / CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
-        return _configuration(path / CONFIG_FILE, options)
-    if path.is_dir() and (several := sorted(f for f in path.iterdir() if has_versions(f))):
+@dataclass(frozen=True)
+class _Model:
+    """One model or graph that is to be served: how it was named, and what was asked of it."""
+
+    source: str
+    name: str  # under which it is served; "": that of its path
+    repository: Path
+    options: Mapping[str, Option]
+    task: str
+    say: Say
+
+    def at(self, path: Path) -> Served:
+        name = self.name or name_of(path.parent if path.name == GRAPH_FILE else path)
+        if not self.task and _is_plain(path):
+            spec = ServableSpec.of_directory(name, path, origin=self.source)  # the loader decides
+            return Served(SingleGraph(spec, entry_of(self.options)), self.source, name)
+        options, notices = _of_graph(self.options, path)
+        served = replace(self, name=name, options=options)._graph_at(path)
+        return replace(served, notices=(*served.notices, *notices))
+
+    def _graph_at(self, path: Path) -> Served:
+        if self.task in ENCODER_TASKS and path.exists():
+            return _single(encoder_in_memory(path, self.task, self.name, self.options))
+        if path.is_file() and path.suffix != ".gguf":
+            return self._file(path)
+        for file in (path / GRAPH_FILE, path / MESH_FOLDER / GRAPH_FILE):  # OVMS looks in both
+            if file.is_file():
+                return self._graph(file)
+        if not self.task and (detected := encoder_task(path)):
+            return _single(encoder_in_memory(path, detected, self.name, self.options))
+        if path.is_file() or (path.is_dir() and has_model(path)):
+            return _single(self._in_memory(model_in(path)))
+        if path.is_dir() and any(path.glob(f"*/{GRAPH_FILE}")):
+            return _directory(path, self.options)
+        if (path / CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
+            return _configuration(path / CONFIG_FILE, self.options)
+        if path.is_dir() and (several := sorted(f for f in path.iterdir() if has_versions(f))):
+            raise InvalidArgument(
+                f"{self.source}: {path} holds {len(several)} models; serve one of them, such as "
+                f"{several[0]}, or all by a config.json (docs/plain-models.md)"
+            )
+        if not path.exists():
+            raise NotFound(f"{self.source}: {cloud_fault(path) or f'{path} does not exist'}")
+        find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
+        raise InvalidArgument(f"{self.source}: {path} holds neither a {GRAPH_FILE} nor a model")
+
+    def _in_memory(self, model: Path) -> ServableSpec:
+        """Return a model's graph. A .gguf file is converted, unless its options need the other engine."""
+        if model.suffix != ".gguf":
+            return in_memory(model, self.name, self.options)
+        from ovserve.pull.run import convert_for_serving, with_paged_engine  # as long to import as the server
+
+        paged = with_paged_engine(self.options)
+        if paged.get("engine") != "paged":
+            return in_memory(model, self.name, self.options)
+        directory = convert_for_serving(model, self.repository, self.say)
+        return in_memory(directory, self.name or name_of(model), paged)
+
+    def _file(self, path: Path) -> Served:
+        if path.name.endswith(".pbtxt"):
+            return self._graph(path)
+        if path.suffix in CONFIG_SUFFIXES:
+            return _configuration(path, self.options)
+        if is_model_file(path):
+            raise InvalidArgument(f"--task: {path} is a plain model, which has none")
         raise InvalidArgument(
-            f"{source}: {path} holds {len(several)} models; serve one of them, such as {several[0]}, "
-            "or all by a config.json (docs/plain-models.md)"
+            f"{self.source}: expected a .gguf file, a {GRAPH_FILE}, a model file ({', '.join(SUFFIXES)}) or "
+            f"a configuration, got {path.name}"
         )
-    if not path.exists():
-        raise NotFound(f"{source}: {cloud_fault(path) or f'{path} does not exist'}")
-    find(str(path.absolute()), {})  # says what the directory lacks, and how to export a model
-    raise InvalidArgument(f"{source}: {path} holds neither a {GRAPH_FILE} nor a model")
 
+    def _graph(self, file: Path) -> Served:
+        directory = file.parent
+        if not self.options:
+            spec = ServableSpec.of_directory(self.name, directory, origin=str(directory))
+            return _single(replace(spec, graph=file.absolute()))
+        from ovserve.pull.graph_file import pulled_model  # its check of a graph imports all calculators
 
-def _model(
-    model: Path, settings: Settings, name: str, options: Mapping[str, Option], say: Say
-) -> ServableSpec:
-    """Return the graph of a model. A .gguf file is converted, unless its options need the other engine."""
-    if model.suffix != ".gguf":
-        return in_memory(model, name, options)
-    from ovserve.pull.run import convert_for_serving, with_paged_engine  # as long to import as the server
-
-    paged = with_paged_engine(options)
-    if paged.get("engine") != "paged":
-        return in_memory(model, name, options)
-    repository = Path(settings.model_repository_path).expanduser()
-    directory = convert_for_serving(model, repository, say)
-    return in_memory(directory, name or name_of(model), paged)
-
-
-def _file(path: Path, options: Mapping[str, Option], *, source: str, name: str) -> Served:
-    if path.name.endswith(".pbtxt"):
-        return _graph(path, name, options)
-    if path.suffix in CONFIG_SUFFIXES:
-        return _configuration(path, options)
-    if is_model_file(path):
-        raise InvalidArgument(f"--task: {path} is a plain model, which has none")
-    raise InvalidArgument(
-        f"{source}: expected a .gguf file, a {GRAPH_FILE}, a model file ({', '.join(SUFFIXES)}) or a "
-        f"configuration, got {path.name}"
-    )
-
-
-def _graph(file: Path, name: str, options: Mapping[str, Option]) -> Served:
-    directory = file.parent
-    if not options:
-        spec = ServableSpec.of_directory(name, directory, origin=str(directory))
-        return _single(replace(spec, graph=file.absolute()))
-    from ovserve.pull.graph_file import pulled_model  # its check of a graph imports all calculators
-
-    first = next(iter(options))
-    if (pulled := pulled_model(file, options)) is not None:
-        notice = f"{file}, which pull wrote, is used with --{first} of the command line"
-        return _single(in_memory(pulled.model, name, pulled.options, pulled.draft), notice)
-    if not has_model(directory):
-        raise InvalidArgument(
-            f"--{first}: {file} has a graph of its own and no model next to it; change the file"
-        )
-    notice = f"{file}, which stays as it is, is not used: the command line gives --{first}"
-    return _single(in_memory(model_in(directory), name, options), notice)
+        first = next(iter(self.options))
+        if (pulled := pulled_model(file, self.options)) is not None:
+            notice = f"{file}, which pull wrote, is used with --{first} of the command line"
+            return _single(in_memory(pulled.model, self.name, pulled.options, pulled.draft), notice)
+        if not has_model(directory):
+            raise InvalidArgument(
+                f"--{first}: {file} has a graph of its own and no model next to it; change the file"
+            )
+        notice = f"{file}, which stays as it is, is not used: the command line gives --{first}"
+        return _single(in_memory(model_in(directory), self.name, self.options), notice)
 
 
 def _single(spec: ServableSpec, *notices: str) -> Served:
