@@ -65,73 +65,56 @@ def _facts(name: str) -> Read:
     return read
 
 
+def _plain(
+    name: str, kind: str, help_: str, read: Read, labels: tuple[str, ...] = ("version",)
+) -> Family[Model]:
+    return Family(name, kind, help_, read, labels, plain=True)
+
+
 PLAIN_MODEL_FAMILIES: tuple[Family[Model], ...] = (
-    Family(
+    _plain(
         "ovms_requests_success",
         "counter",
         "ModelReady and ModelMetadata calls that were answered, and inferences of plain models.",
         calls(lambda m: m.metrics.lookups, "success"),
         Call._fields,
-        plain=True,
     ),
-    Family(
+    _plain(
         "ovms_requests_fail",
         "counter",
         "ModelReady and ModelMetadata calls that were not, and inferences of plain models.",
         calls(lambda m: m.metrics.lookup_failures, "fail"),
         Call._fields,
-        plain=True,
     ),
-    Family(
-        "ovms_current_requests",
-        "gauge",
-        "Requests to a plain model under way.",
-        _each(lambda m: m.current),
-        ("version",),
-        plain=True,
+    _plain(
+        "ovms_current_requests", "gauge", "Requests to a plain model under way.", _each(lambda m: m.current)
     ),
-    Family(
+    _plain(
         "ovms_request_time_us",
         "histogram",
         "Microseconds from a request to a plain model to its answer, for those that succeed.",
         _request_times,
         ("interface", "version"),
-        plain=True,
     ),
-    Family(
+    _plain(
         "ovms_inference_time_us",
         "histogram",
         "Microseconds of an inference in the engine.",
         _each(lambda m: m.inference_us),
-        ("version",),
-        plain=True,
     ),
-    Family(
+    _plain(
         "ovms_wait_for_infer_req_time_us",
         "histogram",
         "Microseconds between the arrival of a call in the engine and its inference.",
         _each(lambda m: m.wait_us),
-        ("version",),
-        plain=True,
     ),
-    Family(
-        "ovms_streams",
-        "gauge",
-        "Inferences that the device runs at a time.",
-        _facts("streams"),
-        ("version",),
-        plain=True,
-    ),
-    Family(
-        "ovms_infer_req_queue_size", "gauge", "Infer requests.", _facts("max_calls"), ("version",), plain=True
-    ),
-    Family(
+    _plain("ovms_streams", "gauge", "Inferences that the device runs at a time.", _facts("streams")),
+    _plain("ovms_infer_req_queue_size", "gauge", "Infer requests.", _facts("max_calls")),
+    _plain(
         "ovms_infer_req_active",
         "gauge",
         "Inferences that run or wait in the engine.",
         _each(lambda m: m.active),
-        ("version",),
-        plain=True,
     ),
 )
 
