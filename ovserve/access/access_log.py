@@ -165,11 +165,6 @@ class AccessLog:
                 listener(ended)
 
 
-# It has every request but successful probes, scrapes and what the console reads. So it holds refused keys,
-# changes of what is served, and inference, but no prompts, answers and keys. It has no level, unlike the
-# access log. A line is written when its request ends, and a file that is moved away is made anew.
-
-
 audit_problems = logging.getLogger(__name__)
 
 

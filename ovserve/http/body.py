@@ -259,10 +259,8 @@ def json_response(
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def json_of(
-    value: Any, headers: Mapping[str, str] | None = None, status: int = HTTPStatus.OK
-) -> web.Response:
-    return json_response(encode(value), headers, status)
+def json_of(value: Any, headers: Mapping[str, str] | None = None) -> web.Response:
+    return json_response(encode(value), headers)
 
 
 def tokens_response(result: TokenizeResult) -> web.Response:

@@ -310,10 +310,6 @@ def _is_console(path: str) -> bool:
     return path.startswith(CONSOLE) and path[len(CONSOLE) :][:1] in ("", "/")
 
 
-def _is_page(path: str) -> bool:
-    return _is_console(path) and not path.startswith(CONSOLE_API)
-
-
 def authorize(guard: Guard) -> Middleware:
     """Authenticate the caller; `serving/` checks the rights, for all transports alike."""
 
@@ -323,7 +319,8 @@ def authorize(guard: Guard) -> Middleware:
             check = guard.session_caller if request.path.endswith(REALTIME) else guard.caller
             current_request().caller = check(presented_key(request.headers))
         except Unauthenticated:
-            if not (request.path in OPEN or _is_page(request.path)):
+            page = _is_console(request.path) and not request.path.startswith(CONSOLE_API)
+            if not (page or request.path in OPEN):
                 raise
         if request.method == "POST" and request.path.startswith(ADMINISTRATION) and not guard.required:
             check_site(request.headers)

@@ -15,7 +15,6 @@ from typing import Any
 
 from ovserve import __version__
 from ovserve.access.access_log import Ended
-from ovserve.access.request_context import RequestContext
 from ovserve.errors import LoadError, extra
 
 PATH = "/v1/traces"  # the path of an OTLP collector
@@ -93,19 +92,15 @@ def _stages(ended: Ended) -> list[Part]:
     """Return queue, prefill and decode, as far as the request came. A request that runs twice has its first
     times."""
     call, end = ended.call, ended.seconds
+    cached = {} if call.cached_tokens is None else {"ovserve.cached_tokens": call.cached_tokens}
     marks: tuple[tuple[str, float | None, dict[str, Any]], ...] = (
         ("queue", call.queued, {}),
-        ("prefill", call.admitted, _request_attributes(call)),
+        ("prefill", call.admitted, {"gen_ai.usage.input_tokens": call.prompt_tokens, **cached}),
         ("decode", call.first_token, {}),
     )
     stages = [(name, at, more) for name, at, more in marks if at is not None]
     limits = [*(at for _, at, _ in stages[1:]), end]
     return [(name, at, max(at, until), more) for (name, at, more), until in zip(stages, limits, strict=True)]
-
-
-def _request_attributes(call: RequestContext) -> dict[str, Any]:
-    cached = {} if call.cached_tokens is None else {"ovserve.cached_tokens": call.cached_tokens}
-    return {"gen_ai.usage.input_tokens": call.prompt_tokens, **cached}
 
 
 def _nodes(ended: Ended) -> list[Part]:

@@ -17,6 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from ovserve.access import Guard, current_request, presented_key
 from ovserve.access.caller import check_site
+from ovserve.api.openai.body import decode_struct
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unauthenticated, for_log, public
 from ovserve.http.body import headers_of, json_response, read_small_body
@@ -50,6 +51,9 @@ class SecretRequest(msgspec.Struct, frozen=True):
     session: Annotated[
         dict[str, Any] | None, doc("The configuration of its sessions; `model` names the graph.")
     ] = None
+
+
+_secret = msgspec.json.Decoder(SecretRequest)
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -121,12 +125,7 @@ class RealtimeRoutes:
 
     async def create_secret(self, request: web.Request) -> web.Response:
         body = await read_small_body(request)
-        try:
-            options = msgspec.json.decode(body or b"{}", type=SecretRequest)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(f"the body is not valid: {error}") from None
-        except msgspec.DecodeError as error:
-            raise InvalidArgument(f"the body is not valid JSON: {error}") from None
+        options = decode_struct(body or b"{}", _secret)
         session = options.session or {}
         name = session.get("model")
         if name is not None and not isinstance(name, str):
