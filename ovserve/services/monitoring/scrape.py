@@ -31,8 +31,8 @@ from ovserve.services.monitoring.families import (
     PROCESS,
     RELOADS,
     WRONG_CONFIGURATION,
+    Model,
 )
-from ovserve.services.monitoring.kind_families import Model
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.status import VersionState
