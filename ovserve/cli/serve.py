@@ -256,8 +256,8 @@ def _run_to_end(runner: asyncio.Runner, serving: Coroutine[Any, Any, int]) -> in
 
 async def _serve(settings: Settings, served: Served, notices: Iterable[str], child: Child | None) -> int:
     async with Spare(child) as spare:
+        from ovserve.server.environment import listening
         from ovserve.server.first_spec import first_spec
-        from ovserve.server.listening import listening
         from ovserve.server.settings import cache_path
 
         with listening(settings) as bound:

@@ -1,4 +1,7 @@
-"""Options from text: the environment variables of `ovserve serve`, and the values on its command line."""
+"""The surroundings of a server: options from text, its sockets, and the list of running servers.
+
+Options are the environment variables of `ovserve serve`, and the values on its command line.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import Field
+from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
 from ovserve.errors import InvalidArgument
-from ovserve.http.sockets import UNIX
-from ovserve.server.settings import OPTIONS
+from ovserve.http.sockets import UNIX, Sockets, split
+from ovserve.server.settings import OPTIONS, Settings
 
 # The list of this user's running servers, so that `ovserve run` loads no second copy of a model.
 #
@@ -70,6 +73,35 @@ def _is_private(directory: Path) -> bool:
     """Return whether no other user can have written an address into it."""
     state = directory.lstat()
     return state.st_uid == os.getuid() and not state.st_mode & 0o022 and not directory.is_symlink()
+
+
+# The HTTP sockets, bound before anything is loaded: a port in use must not cost a model load.
+
+
+@dataclass(frozen=True)
+class Listening:
+    """`metrics` has no sockets without --metrics_port."""
+
+    api: Sockets
+    metrics: Sockets
+
+    def close(self) -> None:
+        """Accept no more connections; any number of times."""
+        self.api.close()
+        self.metrics.close()
+
+
+@contextmanager
+def listening(settings: Settings) -> Iterator[Listening]:
+    """Bind, and close at the end. Raises LoadError."""
+    bound = Listening(Sockets.bind(split(settings.rest_bind_address), settings.rest_port), Sockets())
+    try:
+        if settings.metrics_port:
+            metrics = Sockets.bind(split(settings.metrics_bind_address), settings.metrics_port)
+            bound = Listening(bound.api, metrics)
+        yield bound
+    finally:
+        bound.close()
 
 
 PREFIX = "OVSERVE_"

@@ -1,8 +1,8 @@
 """The composition root: builds everything, starts it, and stops it in the reverse order. Called by `cli`.
 
-Start: the sockets are bound (`listening.py`), and the first engine probably loads already (`first_spec.py`).
-While it does so, check and load the graphs, import and build the frontends (`frontends.py`). Clients that
-connect earlier wait in the sockets' queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests
+Start: the sockets are bound, and the first engine probably loads already (`first_spec.py`). While it does so,
+check and load the graphs, import and build the frontends (`frontends.py`). Clients that connect earlier wait
+in the sockets' queue. Stop, on SIGTERM or SIGINT: be not ready, let running requests
 finish for `shutdown_timeout`, end the rest, stop the engines. A second signal does not wait.
 """
 
@@ -38,8 +38,7 @@ from ovserve.server.build import (
     require_store,
     serving_settings,
 )
-from ovserve.server.environment import listed
-from ovserve.server.listening import Listening
+from ovserve.server.environment import Listening, listed
 from ovserve.server.settings import Settings, tls_files
 from ovserve.server.source import Served
 from ovserve.services.responses.daily_usage import DailyUsage
