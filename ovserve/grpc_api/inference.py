@@ -26,7 +26,6 @@ from ovserve.services.inference.administration import (
     NO_SHARED_MEMORY,
     NO_TRACES,
     Administration,
-    Description,
 )
 from ovserve.services.inference.infer import Inference, infer_stream
 from ovserve.telemetry.metrics import GRPC, MODEL_METADATA, MODEL_READY
@@ -174,30 +173,30 @@ def _refusing(why: str) -> Method:
 class InferenceService:
     """The service, with a method for each call under its name."""
 
-    def __init__(self, model: Description, inference: Inference, administration: Administration) -> None:
-        self._administration = administration
-        self._description = model
-        self._inference = inference
+    def __init__(self, administration: Administration, inference: Inference) -> None:
+        self._administration, self._inference = administration, inference
 
     async def ServerLive(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._description.ready)
+        return pb.ServerReadyResponse(ready=self._administration.ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        with self._description.counted(request.name, GRPC, MODEL_READY):
-            return pb.ModelReadyResponse(ready=self._description.model_ready(request.name, request.version))
+        with self._administration.counted(request.name, GRPC, MODEL_READY):
+            return pb.ModelReadyResponse(
+                ready=self._administration.model_ready(request.name, request.version)
+            )
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        server = self._description.server
+        server = self._administration.server
         return pb.ServerMetadataResponse(
             name=server.name, version=server.version, extensions=server.extensions
         )
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        with self._description.counted(request.name, GRPC, MODEL_METADATA):
-            document = self._description.metadata(request.name, request.version)
+        with self._administration.counted(request.name, GRPC, MODEL_METADATA):
+            document = self._administration.metadata(request.name, request.version)
         return ParseDict(document, pb.ModelMetadataResponse(), ignore_unknown_fields=True)
 
     async def ModelInfer(self, request: Infer) -> pb.ModelInferResponse:
@@ -221,7 +220,7 @@ class InferenceService:
             yield await self._decode(message)
 
     async def ModelConfig(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config = self._description.config(request.name, request.version)
+        config = self._administration.config(request.name, request.version)
         return ParseDict({"config": config}, pb.ModelConfigResponse())
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:

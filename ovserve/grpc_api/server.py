@@ -50,7 +50,7 @@ from ovserve.grpc_api.service import Context, service_handler
 from ovserve.protos import kserve_pb2, tensorflow_serving_pb2
 from ovserve.protos import tensorflow_error_pb2 as error_pb
 from ovserve.protos import tensorflow_serving_pb2 as tfs_pb
-from ovserve.services.inference.administration import Administration, Description, Entry
+from ovserve.services.inference.administration import Administration, Entry
 from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import Manager
 
@@ -206,8 +206,8 @@ WATCH_SECONDS = 0.5  # the failure of an engine sends no notification
 
 
 class Health:
-    def __init__(self, description: Description, services: Sequence[str]) -> None:
-        self._description = description
+    def __init__(self, administration: Administration, services: Sequence[str]) -> None:
+        self._administration = administration
         self._services = services
 
     async def Check(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
@@ -215,7 +215,7 @@ class Health:
 
     async def List(self, request: Any) -> Any:
         response = pb.HealthListResponse()  # type: ignore[attr-defined]  # newer than the stubs
-        for service in ("", *self._services, *self._description.names):
+        for service in ("", *self._services, *self._administration.names):
             response.statuses[service].status = self._status(service)
         return response
 
@@ -235,12 +235,12 @@ class Health:
     def _status(self, service: str) -> int:
         """Raises NotFound."""
         if service == "" or service in self._services:
-            serving = self._description.ready
+            serving = self._administration.ready
         elif current_request().caller is NOBODY:
             with calling(RequestContext()):  # probes have no keys; they only see the name that they ask for
-                serving = self._description.model_ready(service)
+                serving = self._administration.model_ready(service)
         else:
-            serving = self._description.model_ready(service)
+            serving = self._administration.model_ready(service)
         return pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
 
 
@@ -279,7 +279,7 @@ class RpcServer:
     ) -> None:
         """`guard` None: every client may call."""
         around = (guard or Guard(), access_log or AccessLog())
-        description, administration = Description(manager), Administration(manager)
+        administration = Administration(manager)
         self._options = options
         self._server = grpc.aio.server(
             interceptors=options.interceptors,
@@ -287,11 +287,11 @@ class RpcServer:
             maximum_concurrent_rpcs=options.calls,
         )
         servicers: dict[ServiceDescriptor, object] = {
-            INFERENCE: InferenceService(description, inference, administration),
+            INFERENCE: InferenceService(administration, inference),
             MODELS: ModelService(administration),
         }
         names = [service.full_name for service in (*servicers, HEALTH, STABLE, ALPHA)]
-        servicers[HEALTH] = Health(description, names)
+        servicers[HEALTH] = Health(administration, names)
         reflection = Reflection(names, {s.file for s in (*servicers, STABLE, ALPHA)})
         servicers |= {STABLE: reflection, ALPHA: reflection}
         self._server.add_generic_rpc_handlers([service_handler(*pair, *around) for pair in servicers.items()])

@@ -31,18 +31,17 @@ from ovserve.http.middleware import (
     other_method,
 )
 from ovserve.http.openapi import VERSIONS
-from ovserve.http.routes.config import Config, MetricsRoute
-from ovserve.http.routes.describe import PARENT, Describe, TokenRoutes, VoiceRoutes
-from ovserve.http.routes.lora import LoraRoutes
-from ovserve.http.routes.ollama import Ollama, OllamaPull
+from ovserve.http.routes.config import Config, LoraRoutes
+from ovserve.http.routes.describe import PARENT, Describe, TokenRoutes
+from ovserve.http.routes.ollama import Ollama
 from ovserve.http.routes.realtime import RealtimeRoutes
 from ovserve.http.routes.responses import BatchRoutes, ResponsesRoutes
 from ovserve.http.routes.tensorflow import MODEL as TENSORFLOW_MODEL
 from ovserve.http.routes.tensorflow import VERSIONS as TENSORFLOW_VERSIONS
 from ovserve.http.routes.tensorflow import TensorFlow
-from ovserve.http.routes.v2 import V2, V2Admin, V2Models, no_shared_memory, no_traces
+from ovserve.http.routes.v2 import V2, V2Models, no_shared_memory, no_traces
 from ovserve.http.routes.v3 import V3, Azure
-from ovserve.services.inference.administration import Administration, Description
+from ovserve.services.inference.administration import Administration
 from ovserve.services.inference.infer import Inference
 from ovserve.services.responses.batch_lines import BatchBounds
 from ovserve.services.responses.batches import BatchService
@@ -59,17 +58,17 @@ MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
     """Return the paths of KServe and Triton, except those of health."""
-    models, admin = V2Models(Description(manager), inference), V2Admin(Administration(manager))
+    models = V2Models(Administration(manager), inference)
     table: list[tuple[str, str, Handler]] = [
         # First, because aiohttp tries patterns with the same beginning one by one.
         *(("POST", model + "/infer", models.infer) for model in MODEL_PATHS),
         ("GET", "/v2", models.server),
         ("GET", "/v2/models/stats", models.statistics),
-        ("POST", "/v2/repository/index", admin.index),
-        ("POST", "/v2/repository/models/{name}/load", admin.load),
-        ("POST", "/v2/repository/models/{name}/unload", admin.unload),
-        ("GET", "/v2/logging", admin.log_settings),
-        ("POST", "/v2/logging", admin.change_log_settings),
+        ("POST", "/v2/repository/index", models.index),
+        ("POST", "/v2/repository/models/{name}/load", models.load),
+        ("POST", "/v2/repository/models/{name}/unload", models.unload),
+        ("GET", "/v2/logging", models.log_settings),
+        ("POST", "/v2/logging", models.change_log_settings),
     ]
     for model in MODEL_PATHS:
         table += [
@@ -88,7 +87,7 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
 
 def _tensorflow(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
     """Return TensorFlow Serving's paths, except that of a model's status, which is OpenAI's as well."""
-    served = TensorFlow(Description(manager), inference, Administration(manager))
+    served = TensorFlow(Administration(manager), inference)
     table: list[tuple[str, str, Handler]] = []
     for version in TENSORFLOW_VERSIONS:
         model = TENSORFLOW_MODEL + version
@@ -97,9 +96,9 @@ def _tensorflow(manager: Manager, inference: Inference) -> list[tuple[str, str, 
     return table
 
 
-def _ollama(ollama: Ollama, pull: OllamaPull) -> list[tuple[str, str, Handler]]:
+def _ollama(ollama: Ollama) -> list[tuple[str, str, Handler]]:
     return [
-        ("POST", "/api/pull", pull.pull),
+        ("POST", "/api/pull", ollama.pull),
         ("POST", "/{endpoint:api/(?:chat|generate)}", ollama.infer),
         ("POST", "/api/{endpoint:embed(?:dings)?}", ollama.embed),
         ("GET", "/api/tags", ollama.tags),
@@ -126,7 +125,7 @@ def routes(
         ("GET", "/v2/health/ready", v2.ready),
         ("GET", "/", v2.live),
         ("GET", "/openapi.json", describe.openapi),
-        ("GET", "/metrics", MetricsRoute(manager).get),
+        ("GET", "/metrics", config.metrics),
         ("GET", "/v1/config", config.status),
         ("POST", "/v1/config/reload", config.reload),
         *_kserve(manager, inference),
@@ -141,14 +140,14 @@ def routes(
         ("GET", FOUNDRY_INFO, azure.info_or(v3.get_model)),
         ("POST", DEPLOYED, azure.deployed),
     ]
-    table += _ollama(Ollama(manager), OllamaPull(manager, models))
+    table += _ollama(Ollama(manager, models))
     lora, batches = LoraRoutes(manager), BatchRoutes(batch_service)
     for version in VERSIONS:
         table += [
             ("GET", version + INFO, azure.info),
             ("POST", version + ENDPOINTS, v3.infer),
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
-            ("GET", version + "/audio/voices", VoiceRoutes(manager).list_voices),
+            ("GET", version + "/audio/voices", describe.voices),
             ("POST", version + "/{endpoint:audio/(?:transcriptions|translations)}", v3.infer_form),
             ("POST", version + "/load_lora_adapter", lora.load),
             ("POST", version + "/unload_lora_adapter", lora.unload),
@@ -265,7 +264,7 @@ def build_metrics_app(manager: Manager, limits: RestLimits, access_log: AccessLo
     app[ACCESS_LOG] = access_log
     app.on_response_prepare.append(finish_headers(Cors("")))
     ready = ("/v2/health/ready", *(version + "/health" for version in VERSIONS))
-    table = [("GET", "/metrics", MetricsRoute(manager).get), ("GET", "/v2/health/live", v2.live)]
+    table = [("GET", "/metrics", Config(manager).metrics), ("GET", "/v2/health/live", v2.live)]
     _add_routes(app, (*table, *(("GET", path, v2.ready) for path in ready)))
     return app
 

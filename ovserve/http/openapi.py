@@ -47,7 +47,7 @@ from ovserve.api.openai.tokenize import (
     TokenizerInfo,
 )
 from ovserve.http.errors import ApiStyle, style_of
-from ovserve.http.routes import config, lora, realtime, tensorflow, v2
+from ovserve.http.routes import config, realtime, tensorflow, v2
 from ovserve.kinds.encoders import embeddings_api, rerank_api, score_api
 from ovserve.kinds.encoders import embeddings_api as embeddings
 from ovserve.kinds.images import api as answers
@@ -246,9 +246,7 @@ OPERATIONS: tuple[Operation, ...] = (
     describe.OPERATION,
     *v2.OPERATIONS,
     *tensorflow.OPERATIONS,
-    *config.METRICS_OPERATIONS,
     *config.OPERATIONS,
-    *lora.OPERATIONS,
     *realtime.OPERATIONS,
     OPENAPI,
 )

@@ -67,17 +67,6 @@ def _chosen(manager: Manager, request: web.Request) -> list[Servable]:
     return [servable for servable in manager.servables if may(servable.name)]
 
 
-class VoiceRoutes:
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
-
-    async def list_voices(self, request: web.Request) -> web.Response:
-        """List the voices of all graphs, or of the one that `?model=` names."""
-        servables = _chosen(self._manager, request)
-        voices = [voice for servable in servables for voice in _voices(servable)]
-        return json_of(VoiceList(voices))
-
-
 def _voices(servable: Servable) -> list[Voice]:
     return [
         Voice(
@@ -98,6 +87,11 @@ class Describe:
         if not self._document:
             self._document = encode(document(routes_of(request.app)))
         return json_response(self._document)
+
+    async def voices(self, request: web.Request) -> web.Response:
+        """List the voices of all graphs, or of the one that `?model=` names."""
+        servables = _chosen(self._manager, request)
+        return json_of(VoiceList([voice for servable in servables for voice in _voices(servable)]))
 
     async def capabilities(self, request: web.Request) -> web.Response:
         """Describe every model, or the one that `?model=` names."""

@@ -71,32 +71,6 @@ from ovserve.serving.servable import Servable, State
 END_SECONDS = 5.0
 
 
-class OllamaPull:
-    """`repository` is where models go. One is fetched at a time; others wait."""
-
-    def __init__(self, manager: Manager, repository: Path) -> None:
-        self._manager, self._repository = manager, repository
-        self._one_at_a_time = asyncio.Lock()
-
-    async def pull(self, request: web.Request) -> web.StreamResponse:
-        current_request().caller.require_admin()
-        options, model = requested_model(await read_small_body(request))
-        name = _checked_name(model)
-        async with aclosing(self._lines(name)) as lines:  # a client that leaves ends the command
-            return await _answer(request, lines, stream=options.stream is not False)
-
-    async def _lines(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer's lines. Raises LoadError with what the command said."""
-        if not any(s.name == name for s in self._manager.servables):
-            async with self._one_at_a_time:
-                async with aclosing(_fetch(name, self._repository)) as lines:
-                    async for line in lines:
-                        yield line
-                yield {"status": f"loading {name}"}
-                await self._manager.load(name, self._repository / name)
-        yield {"status": "success"}
-
-
 async def _answer(
     request: web.Request, lines: AsyncIterator[dict[str, Any]], *, stream: bool
 ) -> web.StreamResponse:
@@ -176,8 +150,29 @@ _of_model = msgspec.json.Decoder(OfModel)
 
 
 class Ollama:
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
+    """`repository` is where pulled models go. One is fetched at a time; others wait."""
+
+    def __init__(self, manager: Manager, repository: Path) -> None:
+        self._manager, self._repository = manager, repository
+        self._one_at_a_time = asyncio.Lock()
+
+    async def pull(self, request: web.Request) -> web.StreamResponse:
+        current_request().caller.require_admin()
+        options, model = requested_model(await read_small_body(request))
+        name = _checked_name(model)
+        async with aclosing(self._lines(name)) as lines:  # a client that leaves ends the command
+            return await _answer(request, lines, stream=options.stream is not False)
+
+    async def _lines(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the answer's lines. Raises LoadError with what the command said."""
+        if not any(s.name == name for s in self._manager.servables):
+            async with self._one_at_a_time:
+                async with aclosing(_fetch(name, self._repository)) as lines:
+                    async for line in lines:
+                        yield line
+                yield {"status": f"loading {name}"}
+                await self._manager.load(name, self._repository / name)
+        yield {"status": "success"}
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         endpoint, body = request.match_info["endpoint"], await read_body(request)

@@ -15,7 +15,7 @@ from ovserve.errors import InvalidArgument, NotFound
 from ovserve.http.body import BODIES, json_of, json_response, read_body
 from ovserve.http.routes.config import ModelStatus, version_status
 from ovserve.kinds.payload import ignored_header
-from ovserve.services.inference.administration import Administration, Description, End
+from ovserve.services.inference.administration import Administration, End
 from ovserve.services.inference.infer import Inference
 from ovserve.telemetry.metrics import TENSORFLOW
 
@@ -34,9 +34,8 @@ class PredictAnswer(Struct):
 
 
 class TensorFlow:
-    def __init__(self, model: Description, inference: Inference, administration: Administration) -> None:
-        self._description, self._inference = model, inference
-        self._administration = administration
+    def __init__(self, administration: Administration, inference: Inference) -> None:
+        self._administration, self._inference = administration, inference
 
     async def predict(self, request: web.Request) -> web.Response:
         name, version = _which(request)
@@ -58,7 +57,7 @@ class TensorFlow:
 
     async def metadata(self, request: web.Request) -> web.Response:
         name, version = _which(request)
-        model = self._description.model(name, version)
+        model = self._administration.model(name, version)
         served = self._inference.servable(name, version).version
         signature = {"inputs": _ends(model.inputs), "outputs": _ends(model.outputs), "methodName": ""}
         return json_of(

@@ -29,7 +29,6 @@ from ovserve.services.inference.administration import (
     NO_SHARED_MEMORY,
     NO_TRACES,
     Administration,
-    Description,
 )
 from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import RETRY_AFTER, Manager
@@ -54,11 +53,31 @@ _index = msgspec.json.Decoder(_Index)
 _change = msgspec.json.Decoder(_Change)
 
 
-class V2Admin:
-    """An empty body is the same as {}: curl -X POST sends none."""
+async def no_shared_memory(request: web.Request) -> web.Response:
+    raise NotFound(NO_SHARED_MEMORY)
 
-    def __init__(self, administration: Administration) -> None:
-        self._administration = administration
+
+async def no_traces(request: web.Request) -> web.Response:
+    raise NotFound(NO_TRACES)
+
+
+def _parameter(name: str, raw: msgspec.Raw) -> Parameter:
+    try:
+        value: Parameter = msgspec.json.decode(raw, type=Parameter)
+    except msgspec.ValidationError as exc:
+        raise InvalidArgument(f"settings.{name}: {exc}", param=name) from None
+    return value
+
+
+TEXTS = BYTES.encode()  # the datatype in the JSON
+SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
+
+
+class V2Models:
+    """An empty body of Triton's calls is the same as {}: curl -X POST sends none."""
+
+    def __init__(self, administration: Administration, inference: Inference) -> None:
+        self._administration, self._inference = administration, inference
 
     async def index(self, request: web.Request) -> web.Response:
         options, _ = decode_body(await read_small_body(request) or b"{}", _index)
@@ -81,50 +100,24 @@ class V2Admin:
         fields = decode_fields(await read_small_body(request) or b"{}")
         return json_of(self._administration.log_settings({k: _parameter(k, v) for k, v in fields.items()}))
 
-
-async def no_shared_memory(request: web.Request) -> web.Response:
-    raise NotFound(NO_SHARED_MEMORY)
-
-
-async def no_traces(request: web.Request) -> web.Response:
-    raise NotFound(NO_TRACES)
-
-
-def _parameter(name: str, raw: msgspec.Raw) -> Parameter:
-    try:
-        value: Parameter = msgspec.json.decode(raw, type=Parameter)
-    except msgspec.ValidationError as exc:
-        raise InvalidArgument(f"settings.{name}: {exc}", param=name) from None
-    return value
-
-
-TEXTS = BYTES.encode()  # the datatype in the JSON
-SMALL_BYTES = 64 * 1024  # of binary tensors that are read in the event loop: elements of BYTES are walked
-
-
-class V2Models:
-    def __init__(self, model: Description, inference: Inference) -> None:
-        self._description = model
-        self._inference = inference
-
     async def server(self, request: web.Request) -> web.Response:
-        return json_of(self._description.server)
+        return json_of(self._administration.server)
 
     async def model(self, request: web.Request) -> web.Response:
         name, version = _which(request)
-        with self._description.counted(name, KSERVE_REST, MODEL_METADATA):
-            return json_of(self._description.metadata(name, version))
+        with self._administration.counted(name, KSERVE_REST, MODEL_METADATA):
+            return json_of(self._administration.metadata(name, version))
 
     async def ready(self, request: web.Request) -> web.Response:
         """200, or 503 while it cannot answer."""
         name, version = _which(request)
-        with self._description.counted(name, KSERVE_REST, MODEL_READY):
-            if not self._description.model_ready(name, version):
+        with self._administration.counted(name, KSERVE_REST, MODEL_READY):
+            if not self._administration.model_ready(name, version):
                 raise Unavailable(f"model {name!r} is not ready", retry_after=RETRY_AFTER)
         return json_of({"name": name, "ready": True})
 
     async def config(self, request: web.Request) -> web.Response:
-        return json_of(self._description.config(*_which(request)))
+        return json_of(self._administration.config(*_which(request)))
 
     async def statistics(self, request: web.Request) -> web.Response:
         return json_of(self._inference.model_statistics(*_which(request)))

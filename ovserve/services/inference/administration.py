@@ -33,10 +33,9 @@ from ovserve.errors import (
     UnsupportedParameter,
 )
 from ovserve.kinds.tensors.spec import TensorInfo
-from ovserve.services.inference.infer import names
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.entries import DEFAULT_VERSIONS
-from ovserve.serving.interface import Interface
+from ovserve.serving.interface import Interface, http_streams
 from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.serving.servable import State
 from ovserve.serving.sessions import input_info, output_info
@@ -84,91 +83,6 @@ class ModelMetadata:
     platform: str = "OpenVINO"
     versions: tuple[str, ...] = (str(GRAPH_VERSION),)
     rt_info: Mapping[str, object] = field(default_factory=dict)  # the model's own description, if it has one
-
-
-class Description:
-    server = ServerMetadata()
-
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
-
-    @property
-    def ready(self) -> bool:
-        return self._manager.ready
-
-    @property
-    def names(self) -> list[str]:
-        may = current_request().caller.may_use
-        return list(dict.fromkeys(s.name for s in self._manager.servables if may(s.name)))
-
-    @contextmanager
-    def counted(self, name: str, front: Front, method: str) -> Iterator[None]:
-        """Count a call in OVMS's metrics. An unknown model name does not become a label."""
-        call = Call(front.api, front.interface, method)
-        try:
-            yield
-        except ModelNotFound:
-            raise
-        except OvserveError:
-            self._manager.metrics.of(name).lookup_failures[call] += 1
-            raise
-        self._manager.metrics.of(name).lookups[call] += 1
-
-    def model_ready(self, name: str, version: str = "") -> bool:
-        """Return False while it cannot answer. Raises ModelNotFound."""
-        try:
-            return self._manager.get(name, version).state is State.AVAILABLE
-        except Unavailable:
-            return False
-
-    def model(self, name: str, version: str = "") -> ModelMetadata:
-        """Return the metadata of a model. Raises ModelNotFound or Unavailable."""
-        servable = self._manager.get(name, version)
-        if servable.model is not None:
-            facts = servable.model.model
-            return ModelMetadata(
-                name,
-                tuple(End(i.name, i.datatype, list(i.shape)) for i in facts.inputs),
-                tuple(End(o.name, o.datatype, list(o.shape)) for o in facts.outputs),
-                decoupled=False,
-                versions=tuple(self._manager.versions(name)),
-                rt_info=facts.rt_info,
-            )
-        if servable.interface is Interface.HTTP:
-            source, target = names(servable)
-            return ModelMetadata(name, (End(source, BYTES, [1]),), (End(target, BYTES, [1]),))
-        plan = servable.graph.plan
-        return ModelMetadata(
-            name,
-            tuple(_end(e.name, input_info(plan, e.name)) for e in plan.inputs),
-            tuple(_end(e.name, output_info(plan, e.name)) for e in plan.outputs),
-        )
-
-    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return KServe's document about a model; its `rt_info` is OVMS's."""
-        model = self.model(name, version)
-        document: dict[str, Any] = {
-            "name": model.name,
-            "versions": list(model.versions),
-            "platform": model.platform,
-            "inputs": [end._asdict() for end in model.inputs],
-            "outputs": [end._asdict() for end in model.outputs],
-        }
-        return document | ({"rt_info": {"model_info": model.rt_info}} if model.rt_info else {})
-
-    def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return Triton's configuration of a model."""
-        model = self.model(name, version)
-        return {
-            "name": model.name,
-            "platform": model.platform,
-            "backend": BACKEND,
-            "version_policy": {"specific": {"versions": list(map(int, model.versions))}},
-            "max_batch_size": 0,
-            "input": [_config(end) for end in model.inputs],
-            "output": [_config(end) for end in model.outputs],
-            "model_transaction_policy": {"decoupled": model.decoupled},
-        }
 
 
 def _config(end: End) -> dict[str, Any]:
@@ -245,8 +159,88 @@ class Entry:
 
 
 class Administration:
+    server = ServerMetadata()
+
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+
+    @property
+    def ready(self) -> bool:
+        return self._manager.ready
+
+    @property
+    def names(self) -> list[str]:
+        may = current_request().caller.may_use
+        return list(dict.fromkeys(s.name for s in self._manager.servables if may(s.name)))
+
+    @contextmanager
+    def counted(self, name: str, front: Front, method: str) -> Iterator[None]:
+        """Count a call in OVMS's metrics. An unknown model name does not become a label."""
+        call = Call(front.api, front.interface, method)
+        try:
+            yield
+        except ModelNotFound:
+            raise
+        except OvserveError:
+            self._manager.metrics.of(name).lookup_failures[call] += 1
+            raise
+        self._manager.metrics.of(name).lookups[call] += 1
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Return False while it cannot answer. Raises ModelNotFound."""
+        try:
+            return self._manager.get(name, version).state is State.AVAILABLE
+        except Unavailable:
+            return False
+
+    def model(self, name: str, version: str = "") -> ModelMetadata:
+        """Return the metadata of a model. Raises ModelNotFound or Unavailable."""
+        servable = self._manager.get(name, version)
+        if servable.model is not None:
+            facts = servable.model.model
+            return ModelMetadata(
+                name,
+                tuple(End(i.name, i.datatype, list(i.shape)) for i in facts.inputs),
+                tuple(End(o.name, o.datatype, list(o.shape)) for o in facts.outputs),
+                decoupled=False,
+                versions=tuple(self._manager.versions(name)),
+                rt_info=facts.rt_info,
+            )
+        if servable.interface is Interface.HTTP:
+            source, target = http_streams(servable.graph.plan)
+            return ModelMetadata(name, (End(source, BYTES, [1]),), (End(target, BYTES, [1]),))
+        plan = servable.graph.plan
+        return ModelMetadata(
+            name,
+            tuple(_end(e.name, input_info(plan, e.name)) for e in plan.inputs),
+            tuple(_end(e.name, output_info(plan, e.name)) for e in plan.outputs),
+        )
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return KServe's document about a model; its `rt_info` is OVMS's."""
+        model = self.model(name, version)
+        document: dict[str, Any] = {
+            "name": model.name,
+            "versions": list(model.versions),
+            "platform": model.platform,
+            "inputs": [end._asdict() for end in model.inputs],
+            "outputs": [end._asdict() for end in model.outputs],
+        }
+        return document | ({"rt_info": {"model_info": model.rt_info}} if model.rt_info else {})
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return Triton's configuration of a model."""
+        model = self.model(name, version)
+        return {
+            "name": model.name,
+            "platform": model.platform,
+            "backend": BACKEND,
+            "version_policy": {"specific": {"versions": list(map(int, model.versions))}},
+            "max_batch_size": 0,
+            "input": [_config(end) for end in model.inputs],
+            "output": [_config(end) for end in model.outputs],
+            "model_transaction_policy": {"decoupled": model.decoupled},
+        }
 
     def index(self, *, ready: bool = False, repository: str = "") -> list[Listed]:
         """Return all models that the caller may use; with `ready`, only those that answer."""

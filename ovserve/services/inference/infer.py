@@ -94,7 +94,9 @@ class Inference:
         outputs: dict[str, Tensor] = {}
         whole = InferResponse(outputs)
         with self.statistics[servable.name].request():
-            async with aclosing(self._one(servable, request, front)) as responses:
+            http = servable.interface is Interface.HTTP
+            answers = payload_answers(servable, request, front, whole=True) if http else None
+            async with aclosing(answers or self._tensors(servable, request, front)) as responses:
                 async for response in responses:
                     if twice := outputs.keys() & response.outputs.keys():
                         raise InvalidArgument(
@@ -141,13 +143,6 @@ class Inference:
             for name, version, counted in self.counts(name, version)
         ]
         return {"model_stats": rows}
-
-    def _one(
-        self, servable: Servable, request: InferRequest, front: Front
-    ) -> AsyncGenerator[InferResponse, None]:
-        if servable.interface is not Interface.HTTP:
-            return self._tensors(servable, request, front)
-        return payload_answers(servable, request, front, whole=True)
 
     async def _tensors(
         self, servable: Servable, request: InferRequest, front: Front
@@ -255,14 +250,11 @@ class _SideBySide:
         try:
             # It counts as a request of its own, as if it had arrived separately.
             with calling(RequestContext(current_request().caller)):
-                await self._respond(request)
+                async with aclosing(self._responses(request)) as responses:
+                    async for response in responses:
+                        await self._send(response)
         except OvserveError as exc:
             await self._send(InferFailure(request.id, exc))
-
-    async def _respond(self, request: InferRequest) -> None:
-        async with aclosing(self._responses(request)) as responses:
-            async for response in responses:
-                await self._send(response)
 
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """Yield the responses to one request; the last one is empty and says so, if requested."""
@@ -363,14 +355,9 @@ def default_endpoint(servable: Servable) -> str:
     return DEFAULT_ENDPOINT if not declared or DEFAULT_ENDPOINT in declared else declared[0]
 
 
-def names(servable: Servable) -> tuple[str, str]:
-    """The tensors of an input or an output."""
-    return http_streams(servable.graph.plan)
-
-
 async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
     """Raises InvalidArgument that names the field, or the bound that the body in the tensor is past."""
-    source, target = names(servable)
+    source, target = http_streams(servable.graph.plan)
     request.check_inputs()
     if tuple(request.inputs) != (source,):
         input_names = ", ".join([name[:64] for name in request.inputs][:8]) or "none"
@@ -415,7 +402,7 @@ async def payload_answers(
     parameters that mean something to the caller; others without a meaning are reported. With `whole`, a body
     that asks for a stream is rejected.
     """
-    target = names(servable)[1]
+    target = http_streams(servable.graph.plan)[1]
     unused = [name for name in request.parameters if name != ENDPOINT and name not in used_names]
     unused += request.ignored
     async with AsyncExitStack() as held:
@@ -434,18 +421,17 @@ async def payload_answers(
             body = await answer.whole(first)
             yield InferResponse({target: Tensor.of_bytes(body)}, parameters=parameters)
             return
-        split = _Events() if first.content_type == EVENT_STREAM else _Pieces()
+        split = _Events().feed if first.content_type == EVENT_STREAM else _piece
         piece: bytes | None = first.body
         while piece is not None:
-            for data in split.feed(piece):
+            for data in split(piece):
                 yield InferResponse({target: Tensor.of_bytes(data)}, parameters=parameters)
                 parameters = {}
             piece = await answer.next()
 
 
-class _Pieces:
-    def feed(self, piece: bytes) -> Iterable[bytes]:
-        return [piece] if piece else []
+def _piece(piece: bytes) -> Iterable[bytes]:
+    return [piece] if piece else []
 
 
 class _Events:
