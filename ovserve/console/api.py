@@ -292,9 +292,7 @@ class Api:
         """PUT with `If-Match`: 412 if the file is not the one that was edited."""
         expected = request.headers.get("If-Match", "").strip('"')
         if not expected:
-            raise InvalidArgument(
-                "If-Match: required, the hash of the text that was edited", param="If-Match"
-            )
+            raise InvalidArgument.at("If-Match", "required, the hash of the text that was edited")
         request_body = await read(request, _Apply)
         try:
             return answer(await self._graphs.apply(request.match_info["name"], request_body.text, expected))

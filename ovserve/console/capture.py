@@ -242,7 +242,7 @@ def integer(text: str | None, name: str, default: int) -> int:
     try:
         return default if text is None else int(json.loads(text))
     except (ValueError, TypeError):
-        raise InvalidArgument(f"{name}: expected a number, got {text!r}", param=name) from None
+        raise InvalidArgument.expected(name, "a number", text) from None
 
 
 # Count what nodes and streams of a graph do, while it is watched or a capture runs.

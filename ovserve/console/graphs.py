@@ -297,7 +297,7 @@ def _graph_of(spec: ServableSpec, manager: Manager) -> Graph | None:
 
 def _check_size(text: str) -> None:
     if len(text) > MOST:
-        raise InvalidArgument(f"text: expected at most {MOST} characters, got {len(text)}", param="text")
+        raise InvalidArgument.at("text", f"expected at most {MOST} characters, got {len(text)}")
 
 
 def _diagnostic(error: LoadError) -> dict[str, Any]:

@@ -78,10 +78,10 @@ class AudioLoader:
     async def load_base64(self, data: str, param: str) -> Recording:
         """Decode a file that is base64, or a data URL with base64. Raises as `load`."""
         if len(data) * 3 // 4 > self.bounds.bytes + DATA_URL_BYTES:
-            raise InvalidArgument(
-                f"{param}: {len(data)} characters of base64 are more than the "
+            raise InvalidArgument.at(
+                param,
+                f"{len(data)} characters of base64 are more than the "
                 f"{self.bounds.bytes} bytes that a file may have",
-                param=param,
             )
         try:
             descriptor, path = scratch_file()
@@ -92,7 +92,7 @@ class AudioLoader:
                 path.unlink()
                 os.close(descriptor)
         except binascii.Error as error:
-            raise InvalidArgument(f"{param}: expected base64: {error}", param=param) from None
+            raise InvalidArgument.at(param, f"expected base64: {error}") from None
         except OSError as error:
             raise Unavailable(f"the server cannot store audio: {error.strerror}") from error
 
@@ -108,10 +108,10 @@ class AudioLoader:
                 f"{FUNCTIONS}:decode", str(source), str(target), self.bounds.seconds, returns=int
             )
             if samples < SHORTEST:
-                raise InvalidArgument(f"{param}: the audio is too short: {samples} samples", param=param)
+                raise InvalidArgument.at(param, f"the audio is too short: {samples} samples")
         except Undecodable as error:
             os.close(descriptor)
-            raise InvalidArgument(f"{param}: the audio cannot be read: {error}", param=param) from None
+            raise InvalidArgument.at(param, f"the audio cannot be read: {error}") from None
         except BaseException:
             os.close(descriptor)
             raise

@@ -72,9 +72,8 @@ class Templates:
             error.param = conversation.param
             raise
         except (RecursionError, UnicodeEncodeError) as error:
-            raise InvalidArgument(
-                f"{conversation.param}: cannot be passed to the chat template: {error}",
-                param=conversation.param,
+            raise InvalidArgument.at(
+                conversation.param, f"cannot be passed to the chat template: {error}"
             ) from error
         assert prompt is not None
         return prompt

@@ -112,9 +112,7 @@ class Manager:
         """Return a servable by name; without a name the only one. Raises like `get`, or InvalidArgument."""
         names = self._listed()
         if name is None and len(names) > 1:
-            raise InvalidArgument(
-                f"model: required, as {len(names)} are served: {', '.join(names)}", param="model"
-            )
+            raise InvalidArgument.at("model", f"required, as {len(names)} are served: {', '.join(names)}")
         return self.get(name if name is not None else names[0] if names else "")
 
     def declares(self, endpoint: str) -> bool:

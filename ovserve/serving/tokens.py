@@ -45,9 +45,8 @@ def check_size(texts: Sequence[str], limits: Limits, param: str) -> None:
     if size <= most:
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     if size > most:
-        raise InvalidArgument(
-            f"{param}: expected at most {most} bytes of text (--max_tokenize_bytes), got at least {size}",
-            param=param,
+        raise InvalidArgument.at(
+            param, f"expected at most {most} bytes of text (--max_tokenize_bytes), got at least {size}"
         )
 
 
@@ -55,8 +54,8 @@ def check_count(rows: Sequence[Sequence[int]], limits: Limits) -> None:
     """Raises InvalidArgument for more ids than --max_detokenize_tokens."""
     count, most = sum(map(len, rows)), limits.max_detokenize_tokens
     if count > most:
-        raise InvalidArgument(
-            f"tokens: expected at most {most} ids (--max_detokenize_tokens), got {count}", param="tokens"
+        raise InvalidArgument.at(
+            "tokens", f"expected at most {most} ids (--max_detokenize_tokens), got {count}"
         )
 
 
@@ -165,8 +164,7 @@ class Tokens:
         )
         assert request.conversation is not None, "a response has one"
         if request.image_sources and vision is not None and vision.tokens is None:
-            param = request.image_sources[0].param
-            raise InvalidArgument(f"{param}: {NOT_COUNTED}", param=param)
+            raise InvalidArgument.at(request.image_sources[0].param, NOT_COUNTED)
         with self._lease():
             conversation = await llm.with_files(request.conversation, request.file_sources)
             prompt = await llm.render(conversation)
@@ -218,7 +216,7 @@ def _read_tokenize(body: bytes, model: ModelContext | None) -> tuple[Tokenizing,
     request = tokenize.decode_tokenize(body)
     if model is None:
         if request.body.messages is not None:
-            raise InvalidArgument("messages: this model has no chat template; use prompt", param="messages")
+            raise InvalidArgument.at("messages", "this model has no chat template; use prompt")
         return request, None
     conversation = request.conversation(model)
     if conversation is None:

@@ -74,9 +74,7 @@ class Fetcher:
     async def fetch(self, url: str, param: str) -> bytes:
         """Download. Raises InvalidArgument for every failure, because the client chose the URL."""
         if not self._policy.urls:
-            raise InvalidArgument(
-                f"{param}: URLs are not allowed on this server (--allowed_media_domains)", param=param
-            )
+            raise InvalidArgument.at(param, "URLs are not allowed on this server (--allowed_media_domains)")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._follow(url, param)
@@ -112,14 +110,10 @@ class Fetcher:
         except ValueError:
             host = ""
         if not host or not _is_host(host) or url.scheme not in ("http", "https") or url.raw_user is not None:
-            raise InvalidArgument(
-                f"{param}: expected an http or https URL with a host and without user name", param=param
-            )
+            raise InvalidArgument.at(param, "expected an http or https URL with a host and without user name")
         if not self._policy.allows_host(host):
             kind = "address" if as_address(host) else "host"
-            raise InvalidArgument(
-                f"{param}: {kind} {host} is not allowed by --allowed_media_domains", param=param
-            )
+            raise InvalidArgument.at(param, f"{kind} {host} is not allowed by --allowed_media_domains")
         return url
 
     async def _read(self, response: aiohttp.ClientResponse, param: str) -> bytes:
@@ -160,4 +154,4 @@ def _is_host(host: str) -> bool:
 
 
 def _failed(param: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{param}: the image cannot be downloaded: {why}", param=param)
+    return InvalidArgument.at(param, f"the image cannot be downloaded: {why}")

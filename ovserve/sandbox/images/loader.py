@@ -46,27 +46,25 @@ def read_file(text: str, policy: Policy, max_bytes: int, param: str) -> bytes:
     """Read `text`, a path or a file:// URL. Raises InvalidArgument, which reveals nothing about other
     files."""
     if policy.directory is None:
-        raise InvalidArgument(
-            f"{param}: files are not allowed on this server (--allowed_local_media_path)", param=param
-        )
+        raise InvalidArgument.at(param, "files are not allowed on this server (--allowed_local_media_path)")
     given = Path(_path(text, param))
     if ".." in given.parts:
-        raise InvalidArgument(f"{param}: a path must not contain '..'", param=param)
+        raise InvalidArgument.at(param, "a path must not contain '..'")
     try:
         path = given.resolve()
     except (OSError, RuntimeError, ValueError) as exc:  # a loop of links; a NUL
-        raise InvalidArgument(f"{param}: no such file", param=param) from exc
+        raise InvalidArgument.at(param, "no such file") from exc
     if not path.is_relative_to(policy.directory) or path == policy.directory:
-        raise InvalidArgument(f"{param}: the file is outside of the allowed directory", param=param)
+        raise InvalidArgument.at(param, "the file is outside of the allowed directory")
     try:
         with os.fdopen(_open(policy.directory, path.relative_to(policy.directory)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidArgument(f"{param}: not a regular file", param=param)
+                raise InvalidArgument.at(param, "not a regular file")
             data = file.read(max_bytes + 1)
     except OSError as exc:
-        raise InvalidArgument(f"{param}: the file cannot be read: {exc.strerror}", param=param) from exc
+        raise InvalidArgument.at(param, f"the file cannot be read: {exc.strerror}") from exc
     if len(data) > max_bytes:
-        raise InvalidArgument(f"{param}: the file is larger than {max_bytes} bytes", param=param)
+        raise InvalidArgument.at(param, f"the file is larger than {max_bytes} bytes")
     return data
 
 
@@ -75,7 +73,7 @@ def _path(text: str, param: str) -> str:
         return text
     url = urlsplit(text)
     if url.netloc not in ("", "localhost"):
-        raise InvalidArgument(f"{param}: a file URL must not name a host, got {url.netloc!r}", param=param)
+        raise InvalidArgument.at(param, f"a file URL must not name a host, got {url.netloc!r}")
     return unquote(url.path)
 
 
@@ -144,20 +142,16 @@ class Media:
         too many images already.
         """
         if len(sources) > (most := self._bounds.images):
-            param = sources[most].param
-            raise InvalidArgument(
-                f"{param}: {len(sources)} images are too many; a request may have {most}",
-                param=param,
+            raise InvalidArgument.at(
+                sources[most].param, f"{len(sources)} images are too many; a request may have {most}"
             )
         return tuple([await self._load(source) for source in sources])
 
     async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]:
         """Return the text of each file. Raises InvalidArgument naming the field of the first without text."""
         if len(sources) > MAX_FILES:
-            param = sources[MAX_FILES].param
-            raise InvalidArgument(
-                f"{param}: {len(sources)} files are too many; a request may have {MAX_FILES}",
-                param=param,
+            raise InvalidArgument.at(
+                sources[MAX_FILES].param, f"{len(sources)} files are too many; a request may have {MAX_FILES}"
             )
         return tuple([await self._read(source) for source in sources])
 
@@ -176,9 +170,7 @@ class Media:
 
     def _stored(self, file: Path, param: str) -> bytes:
         if file.stat().st_size > self._bounds.bytes:
-            raise InvalidArgument(
-                f"{param}: the image is larger than {self._bounds.bytes} bytes", param=param
-            )
+            raise InvalidArgument.at(param, f"the image is larger than {self._bounds.bytes} bytes")
         return file.read_bytes()
 
     async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels:
@@ -211,15 +203,11 @@ class Media:
     async def _read(self, source: FileSource) -> str:
         data = source.data.partition(_BASE64)[2] if source.data.startswith("data:") else source.data
         if len(data) * 3 // 4 > self._bounds.bytes:
-            raise InvalidArgument(
-                f"{source.param}: the file is larger than {self._bounds.bytes} bytes", param=source.param
-            )
+            raise InvalidArgument.at(source.param, f"the file is larger than {self._bounds.bytes} bytes")
         try:
             text: str = await self._pool.decode(READ, data.encode(errors="replace"), returns=str)
         except Undecodable as error:
-            raise InvalidArgument(
-                f"{source.param}: the file cannot be read: {error}", param=source.param
-            ) from None
+            raise InvalidArgument.at(source.param, f"the file cannot be read: {error}") from None
         return text
 
     async def _load(self, source: ImageSource) -> Image:
@@ -233,7 +221,7 @@ class Media:
         try:
             image: Image = await self._pool.decode(function, *arguments, returns=Image)
         except Undecodable as error:
-            raise InvalidArgument(f"{param}: the image cannot be read: {error}", param=param) from None
+            raise InvalidArgument.at(param, f"the image cannot be read: {error}") from None
         self.held += len(image.rgb)
         weakref.finalize(image, self._let_go, len(image.rgb))
         return image
@@ -247,17 +235,15 @@ class Media:
         if scheme.startswith("data:") or scheme.startswith(_BASE64):
             _, found, text = url.partition(_BASE64)
             if not found:
-                raise InvalidArgument(f"{param}: expected a data URL with base64", param=param)
+                raise InvalidArgument.at(param, "expected a data URL with base64")
             if len(text) * 3 // 4 > self._bounds.bytes:
-                raise InvalidArgument(
-                    f"{param}: the image is larger than {self._bounds.bytes} bytes", param=param
-                )
+                raise InvalidArgument.at(param, f"the image is larger than {self._bounds.bytes} bytes")
             return text.encode(errors="replace"), True
         if scheme.startswith(("http://", "https://")):
             return await self._fetch(url, param), False
         if "://" in url[:16] and not scheme.startswith(FILE_SCHEME):
-            raise InvalidArgument(
-                f"{param}: expected a data, http or https URL, or a file; got {url[:16]!r}...", param=param
+            raise InvalidArgument.at(
+                param, f"expected a data, http or https URL, or a file; got {url[:16]!r}..."
             )
         return await asyncio.to_thread(read_file, url, self._policy, self._bounds.bytes, param), False
 
