@@ -446,7 +446,12 @@ def _check_parameters(fields: dict[str, msgspec.Raw], bounds: BodyBounds) -> Non
         return
     if most <= limit // 2:
         raise over("body", f"{len(fields)} fields", limit, "properties")
-    raise over(_short(worst), f"{total} JSON values besides the data of the request", limit, "properties")
+    raise over(
+        worst if len(worst) <= 64 else worst[:64] + "...",
+        f"{total} JSON values besides the data of the request",
+        limit,
+        "properties",
+    )
 
 
 def _check_lengths(fields: dict[str, msgspec.Raw], bounds: BodyBounds) -> None:
@@ -470,10 +475,3 @@ def over(param: str, amount: str, limit: int, option: str) -> InvalidArgument:
         f"{param}: got {amount}, and the server accepts at most {limit} (--max_{option})",
         param=None if param == "body" else param,
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 64 else name[:64] + "..."
-
-
-__all__ = ["DEFAULT_BOUNDS", "BodyBounds", "check_bounds", "count_nodes", "over"]

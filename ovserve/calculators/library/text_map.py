@@ -55,7 +55,6 @@ MAX_HELD = 1 << 16
 
 # The next match at or after a position, as (start, end), or None.
 Find = Callable[[str, int], tuple[int, int] | None]
-Replace = Callable[[str], str]
 
 
 class Segment(NamedTuple):

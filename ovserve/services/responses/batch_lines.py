@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
-from msgspec import Raw
 
 from ovserve.access import NOBODY, Guard, RequestContext, calling
 from ovserve.api.openai.batches import (
@@ -143,7 +142,7 @@ def check_line(data: bytes, endpoint: str) -> tuple[Line, str]:
             raise LineFault(code, f"body.{name}: a batch has whole answers only", f"body.{name}")
     if (decoder := DECODERS.get(endpoint)) is not None:
         try:
-            decoder.decode(body_of(line))
+            decoder.decode(encode(line.body))
         except InvalidArgument as error:
             param = f"body.{error.param}" if error.param else "body"
             message = error.message if error.param is None else f"body.{error.message}"
@@ -154,10 +153,6 @@ def check_line(data: bytes, endpoint: str) -> tuple[Line, str]:
 def read_line(data: bytes) -> Line:
     """Return a line that was checked before."""
     return _line.decode(with_whole_characters(data.removeprefix(BYTE_ORDER_MARK)))
-
-
-def body_of(line: Line, **more: Raw) -> bytes:
-    return encode({**line.body, **more})
 
 
 def _decoded(data: bytes) -> Line:

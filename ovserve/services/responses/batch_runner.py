@@ -43,7 +43,6 @@ from ovserve.services.responses.batch_lines import (
     BatchBounds,
     BatchValidator,
     ResultWriter,
-    body_of,
     encoded,
     endpoint_of,
     read_line,
@@ -370,7 +369,7 @@ class BatchRunner:
         try:
             call.caller = self._guard.caller_named(running.owner)
             with calling(call):
-                status, body = await self._send(running, body_of(line))
+                status, body = await self._send(running, encode(line.body))
         except OvserveError as error:
             if (failure := await self._failure(running, place, call, error, alone=alone)) is None:
                 return None
