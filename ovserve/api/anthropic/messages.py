@@ -35,6 +35,7 @@ from ovserve.api.openai.messages import (
     Message,
     ToolCallItem,
     is_foreign,
+    json_text,
     readable,
     template_message,
 )
@@ -141,10 +142,8 @@ def _assistant(turn: Turn, where: str, dropped: list[str]) -> Message:
             arguments = {} if block.input is None else block.input
             if not isinstance(arguments, dict | str):
                 raise InvalidArgument.at(f"{at}.input", f"expected an object, got {show(arguments)}")
-            # As text, like OpenAI's clients: what a template wants instead is found in one place.
-            if isinstance(arguments, dict):
-                arguments = msgspec.json.encode(arguments).decode()
-            calls.append(ToolCallItem(FunctionCall(name, arguments), _required(block.id, f"{at}.id")))
+            call = FunctionCall(name, json_text(arguments))
+            calls.append(ToolCallItem(call, _required(block.id, f"{at}.id")))
         elif block.type in KINDS:
             texts.append(_text(block, at))
         elif text := _foreign(block, dropped):

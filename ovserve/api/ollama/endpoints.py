@@ -32,6 +32,7 @@ from ovserve.api.openai.messages import (
     ToolCallItem,
     check_messages,
     data_url,
+    json_text,
     template_message,
 )
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
@@ -203,9 +204,7 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
             number += 1
             id_ = call.id or f"call{number:05d}"  # nine characters, which some templates ask for
             open_calls.append(id_)
-            arguments = call.function.arguments or {}
-            if not isinstance(arguments, str):
-                arguments = msgspec.json.encode(arguments).decode()
+            arguments = json_text(call.function.arguments or {})
             calls.append(ToolCallItem(FunctionCall(call.function.name, arguments), id_))
         answered = turn.tool_call_id
         if turn.role == "tool" and answered is None and open_calls:

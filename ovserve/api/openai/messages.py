@@ -239,6 +239,11 @@ def data_url(data: str | None) -> str | None:
     return data if not data or data.startswith("data:") else f"data:;base64,{data}"
 
 
+def json_text(arguments: str | dict[str, Any] | None) -> str | None:
+    """Return the arguments of a call as text, which is how OpenAI's clients send them."""
+    return msgspec.json.encode(arguments).decode() if isinstance(arguments, dict) else arguments
+
+
 def template_message(message: Message, index: int, images: Pictures) -> dict[str, Any]:
     """A message as templates expect it: content is one string, with tags for its images."""
     content, thoughts, _ = _split(message)

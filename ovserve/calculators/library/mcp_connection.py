@@ -65,19 +65,16 @@ class McpConnection:
 
     async def tools(self) -> tuple[McpTool, ...]:
         """List the tools; a connection that fails at it is replaced once. Raises McpError."""
-        is_running = self._task is not None
-        try:
-            return await self._list()
-        except McpError:
-            await self.close()
-            if not is_running:
-                raise
-        log.info("MCP server %s: it is started again", self._target.label)
-        try:
-            return await self._list()
-        except McpError:
-            await self.close()
-            raise
+        may_repeat = self._task is not None
+        while True:
+            try:
+                return await self._list()
+            except McpError:
+                await self.close()
+                if not may_repeat:
+                    raise
+            may_repeat = False
+            log.info("MCP server %s: it is started again", self._target.label)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the result as text. Raises McpError."""

@@ -213,7 +213,7 @@ def _listed(item: Item) -> dict[str, Any]:
             output = _output(output, "output", Pictures())
         return plain | {"id": item.id or new_id("fco_"), "call_id": item.call_id, "output": output}
     field = "arguments" if item.kind == "function_call" else "input"
-    value = _arguments(item) if item.kind == "function_call" else item.input
+    value = chat.json_text(item.arguments) if item.kind == "function_call" else item.input
     call_id = item.call_id or item.id
     plain |= {"id": item.id or new_id("fc_"), "call_id": call_id, "name": item.name, field: value}
     return plain | ({"namespace": item.namespace} if item.namespace else {})
@@ -268,7 +268,9 @@ def to_messages(
                 flush()
             turn.content = _text(item.content, f"{where}.content", images)
         elif kind in ("function_call", "custom_tool_call"):
-            arguments = _arguments(item) if kind == "function_call" else input_arguments(item.input)
+            arguments = (
+                chat.json_text(item.arguments) if kind == "function_call" else input_arguments(item.input)
+            )
             call = chat.FunctionCall(shown_name(item.namespace, item.name or ""), arguments or "{}")
             turn.calls.append(chat.ToolCallItem(call, item.call_id or item.id))
         elif (called := _mcp_call(item, requests)) is not None:
@@ -300,7 +302,9 @@ def _mcp_call(item: Item, requests: dict[str, Item]) -> chat.ToolCallItem | None
         called = requests.get(item.approval_request_id or "")
     if called is None or called.server_label is None:
         return None
-    return chat.ToolCallItem(chat.FunctionCall(called.name or "", _arguments(called) or "{}"), called.id)
+    return chat.ToolCallItem(
+        chat.FunctionCall(called.name or "", chat.json_text(called.arguments) or "{}"), called.id
+    )
 
 
 def _mcp_output(item: Item) -> str:
@@ -314,15 +318,6 @@ def _mcp_output(item: Item) -> str:
         [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     )
     return "\n".join(text for text in texts if isinstance(text, str)) or f"error: {item.error or 'no result'}"
-
-
-def _arguments(item: Item) -> str | None:
-    arguments = item.arguments
-    return (
-        arguments
-        if arguments is None or isinstance(arguments, str)
-        else msgspec.json.encode(arguments).decode()
-    )
 
 
 def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
