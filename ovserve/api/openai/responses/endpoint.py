@@ -78,6 +78,12 @@ def usage_of(meter: UsageCounter) -> Usage:
     return Usage(meter.prompt_tokens, cached, meter.completion_tokens, details, total)
 
 
+ECHOED = (
+    "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
+    "safety_identifier", "user",
+)  # fmt: skip
+
+
 def new_response(request: GenerateRequest, presentation: ResponsePresentation) -> Response:
     """Return the object of a response that has begun: what the request set, and no output yet."""
     decoded, sampling = presentation.decoded, request.sampling
@@ -93,18 +99,12 @@ def new_response(request: GenerateRequest, presentation: ResponsePresentation) -
         model=presentation.model,
         output=[],
         background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
         reasoning={
             "effort": reasoning.effort if reasoning else None,
             "summary": reasoning.summary if reasoning else None,
         },
-        safety_identifier=body.safety_identifier,
         store=decoded.context.store,
         temperature=sampling.temperature,
         top_p=sampling.top_p if body.top_p is None else body.top_p,
@@ -115,7 +115,7 @@ def new_response(request: GenerateRequest, presentation: ResponsePresentation) -
         tools=list(decoded.tools.listed),
         top_logprobs=body.top_logprobs or 0,
         truncation=body.truncation or "disabled",
-        user=body.user,
+        **{name: getattr(body, name) for name in ECHOED},
     )
 
 

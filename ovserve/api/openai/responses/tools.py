@@ -358,11 +358,5 @@ def _echo(choice: ToolChoice) -> str | dict[str, Any]:
 
 def _flat(tool: dict[str, Any]) -> dict[str, Any]:
     """Add the fields that OpenAI's types require."""
-    function = tool["function"]
-    return {
-        "type": "function",
-        "name": function["name"],
-        "description": function.get("description"),
-        "parameters": function.get("parameters"),
-        "strict": function.get("strict"),
-    }
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", **{name: tool["function"].get(name) for name in names}}
