@@ -100,7 +100,7 @@ class Manager:
                 raise Unavailable(f"model {name!r} is loading", retry_after=RETRY_AFTER)
         if self._repository is not None and not (self._applied or self._entries):
             raise Unavailable("the server is starting", retry_after=RETRY_AFTER)
-        served = dict.fromkeys(s.name for s in self.servables if call.caller.may_use(s.name))
+        served = dict.fromkeys(s.name for s in self.usable)
         names = ", ".join(served) or "none"
         raise ModelNotFound(f"model {name[:80]!r} is not served; served: {names}", param="model")
 
@@ -122,6 +122,17 @@ class Manager:
     @property
     def servables(self) -> list[Servable]:
         return [e.servable for e in self._entries.values() if e.servable is not None]
+
+    @property
+    def usable(self) -> list[Servable]:
+        """Return the servables that the caller may use: a key limited to some graphs does not see others."""
+        may = current_request().caller.may_use
+        return [servable for servable in self.servables if may(servable.name)]
+
+    @property
+    def usable_statuses(self) -> list[ServableStatus]:
+        may = current_request().caller.may_use
+        return [status for status in self.statuses() if may(status.name)]
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a name that answer."""

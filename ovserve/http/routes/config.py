@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -69,14 +70,10 @@ class Config:
         return self._document(RELOADED if result.changed else UNCHANGED)
 
     def _document(self, status: int) -> web.Response:
-        caller = current_request().caller
-        visible = [s for s in self._manager.statuses() if caller.may_use(s.name)]
-        versions = {name: list(group) for name, group in groupby(visible, lambda status: status.name)}
-        body = encode(
-            {name: ModelStatus(list(map(version_status, statuses))) for name, statuses in versions.items()}
-        )
+        by_name = groupby(self._manager.usable_statuses, attrgetter("name"))
+        body = encode({name: ModelStatus(list(map(version_status, group))) for name, group in by_name})
         # OVMS's document has a place for each model, and none for the configuration itself.
-        fault = self._manager.fault if caller.rights.admin else ""
+        fault = self._manager.fault if current_request().caller.rights.admin else ""
         headers = {FAULT: " ".join(fault.split())[:MAX_HEADER_CHARACTERS]} if fault else {}
         return json_response(body, headers, status)
 

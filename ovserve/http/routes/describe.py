@@ -11,7 +11,6 @@ import re
 
 from aiohttp import hdrs, web
 
-from ovserve.access import current_request
 from ovserve.api.openai import describe
 from ovserve.api.openai.common import encode
 from ovserve.http.body import (
@@ -61,10 +60,8 @@ class TokenRoutes:
 
 def _chosen(manager: Manager, request: web.Request) -> list[Servable]:
     """Return the servable that `?model=` names, or all that the caller may use."""
-    if (name := request.query.get("model")) is not None:
-        return [manager.get(name)]
-    may = current_request().caller.may_use
-    return [servable for servable in manager.servables if may(servable.name)]
+    name = request.query.get("model")
+    return manager.usable if name is None else [manager.get(name)]
 
 
 def _voices(servable: Servable) -> list[Voice]:

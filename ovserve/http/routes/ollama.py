@@ -229,8 +229,7 @@ class Ollama:
 
     async def _described(self, *, loaded: bool = False) -> list[Described]:
         """Describe what answers; with `loaded`, without what the next request loads."""
-        may = current_request().caller.may_use
-        served = [s for s in self._manager.servables if may(s.name) and s.state is State.AVAILABLE]
+        served = [s for s in self._manager.usable if s.state is State.AVAILABLE]
         served = [s for s in served if not loaded or s.residence != "unloaded"]
         return list(await asyncio.gather(*map(describe, served)))
 

@@ -146,8 +146,7 @@ class RealtimeRoutes:
             if ENDPOINT not in servable.endpoints:
                 raise ModelNotFound(f"model {name!r} is not a realtime graph", param="model")
             return servable
-        may = current_request().caller.may_use
-        names = [s.name for s in self._manager.servables if ENDPOINT in s.endpoints and may(s.name)]
+        names = [s.name for s in self._manager.usable if ENDPOINT in s.endpoints]
         if len(names) == 1:
             return self._manager.get(names[0])
         listed = ", ".join(names) or "none"

@@ -8,7 +8,6 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from ovserve.access import current_request
 from ovserve.api.kserve import Parameter
 from ovserve.api.kserve.json_body import (
     HEADER_LENGTH,
@@ -177,9 +176,8 @@ class V2:
         """200 once the first load is done and something can answer; 503 says why not."""
         if self._manager.ready:
             return json_of(Ready())
-        may = current_request().caller.may_use
-        visible = [s for s in self._manager.statuses() if may(s.name)]
-        states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in visible)
+        statuses = self._manager.usable_statuses
+        states = ", ".join(f"{s.name} {s.state.name} {s.reason}".rstrip() for s in statuses)
         raise Unavailable(f"not ready: {states or 'loading'}", retry_after=RETRY_AFTER)
 
 

@@ -16,7 +16,6 @@ from aiohttp.typedefs import Middleware
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ovserve.access import current_request
 from ovserve.api.anthropic.body import model_info, model_page
 from ovserve.api.azure import DEPLOYMENT, VALUE, embeddings_for, endpoint_for, info_body, is_azure, mode_of
 from ovserve.api.openai.body import shown_value
@@ -185,9 +184,7 @@ class V3:
 
     def _owners(self, endpoint: str) -> list[str]:
         """Return the names of servables with an open endpoint that this is."""
-        may = current_request().caller.may_use
-        servables = (s for s in self._manager.servables if matches(endpoint, s.open_endpoints))
-        return [s.name for s in servables if may(s.name)]
+        return [s.name for s in self._manager.usable if matches(endpoint, s.open_endpoints)]
 
     async def _open(self, request: web.Request, endpoint: str, owners: list[str]) -> web.StreamResponse:
         """Hand on any request. Several servables with one path are chosen from by `?model=NAME`."""
@@ -224,9 +221,8 @@ class V3:
 
     def _models(self) -> list[Model]:
         """List models that can answer first, because some clients take the first one."""
-        may = current_request().caller.may_use
         lengths = {s.name: s.max_length for s in self._manager.servables}
-        visible = [s for s in self._manager.statuses() if s.state not in GONE and may(s.name)]
+        visible = [s for s in self._manager.usable_statuses if s.state not in GONE]
         # Of several versions the one that answers is shown.
         newest = {s.name: s for s in sorted(visible, key=lambda s: s.state is AVAILABLE)}
         cards = [_model(s, lengths.get(s.name)) for s in newest.values()]

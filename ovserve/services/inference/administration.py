@@ -170,8 +170,7 @@ class Administration:
 
     @property
     def names(self) -> list[str]:
-        may = current_request().caller.may_use
-        return list(dict.fromkeys(s.name for s in self._manager.servables if may(s.name)))
+        return list(dict.fromkeys(s.name for s in self._manager.usable))
 
     @contextmanager
     def counted(self, name: str, front: Front, method: str) -> Iterator[None]:
@@ -248,8 +247,7 @@ class Administration:
             raise InvalidArgument.at(
                 "repository_name", f"there is one repository, without a name; got {repository!r}"
             )
-        may = current_request().caller.may_use
-        rows = [_listed(status) for status in self._manager.statuses() if may(status.name)]
+        rows = [_listed(status) for status in self._manager.usable_statuses]
         return [row for row in rows if row.state == "READY" or not ready]
 
     def status(self, name: str, version: str = "") -> list[ServableStatus]:

@@ -119,11 +119,7 @@ class Inference:
 
         Raises ModelNotFound or Unavailable.
         """
-        if name:
-            servables = [self.servable(name, version)]
-        else:
-            may = current_request().caller.may_use
-            servables = [s for s in self._manager.servables if may(s.name)]
+        servables = [self.servable(name, version)] if name else self._manager.usable
         return [(s.name, s.version, self.statistics[s.name]) for s in servables]
 
     def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:

@@ -18,7 +18,6 @@ from functools import partial
 
 from prometheus_client import ProcessCollector
 
-from ovserve.access import current_request
 from ovserve.api.openai.batches import LIVING as BATCH_STATES
 from ovserve.services.monitoring.families import (
     BATCH_LINES,
@@ -128,15 +127,13 @@ class _Kept:
 
 
 def _models(manager: Manager) -> Iterator[Model]:
-    """Yield the models the caller may use: a key limited to some graphs does not see others."""
+    """Yield the models that the caller may use."""
     versions: dict[str, list[Servable]] = {}
     for servable in manager.servables:
         versions.setdefault(servable.name, []).append(servable)
-    may = current_request().caller.may_use
-    newest = {status.name: status for status in manager.statuses() if status.state is not VersionState.END}
-    for status in ({s.name: s for s in manager.statuses()} | newest).values():
-        if not may(status.name):
-            continue
+    statuses = manager.usable_statuses
+    newest = {status.name: status for status in statuses if status.state is not VersionState.END}
+    for status in ({s.name: s for s in statuses} | newest).values():
         of_name = tuple(versions.get(status.name, ()))
         yield Model(
             status.name, manager.metrics.of(status.name), of_name[-1] if of_name else None, status, of_name
