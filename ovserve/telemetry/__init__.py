@@ -1,6 +1,5 @@
 """Plain counters, histograms and tracing; whoever has something to count imports this.
 
-- `counters`: per servable, and of the requests of a model
-- `metrics`: families and histograms
+- `metrics`: counters per servable and of the requests of a model, families and histograms
 - `tracing`: OpenTelemetry spans
 """
