@@ -52,7 +52,7 @@ from ovserve.serving.manager import Manager
 
 DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings}"
 TEXTS = "(?:chat/|fim/)?completions|embeddings|rerank|score|classify"
-ENDPOINTS = "/{endpoint:" + TEXTS + "|images/(?:generations|edits)|audio/speech}"
+ENDPOINTS = "/{endpoint:" + TEXTS + "|messages|images/(?:generations|edits)|audio/speech}"
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 
@@ -99,7 +99,7 @@ def _tensorflow(manager: Manager, inference: Inference) -> list[tuple[str, str, 
 def _ollama(ollama: Ollama) -> list[tuple[str, str, Handler]]:
     return [
         ("POST", "/api/pull", ollama.pull),
-        ("POST", "/{endpoint:api/(?:chat|generate)}", ollama.infer),
+        ("POST", "/api/{endpoint:chat|generate}", ollama.infer),
         ("POST", "/api/{endpoint:embed(?:dings)?}", ollama.embed),
         ("GET", "/api/tags", ollama.tags),
         ("GET", "/api/ps", ollama.ps),
@@ -154,7 +154,6 @@ def routes(
             ("GET", version + "/models", v3.list_models),
             ("GET", version + "/models/{model:.+}", v3.get_model),
             ("GET", version + "/health", v2.ready),
-            ("POST", version + "/{endpoint:messages}", v3.infer),
             ("POST", version + "/messages/count_tokens", tokens.count),
             ("POST", version + PARENT + "tokenize", tokens.tokenize),
             ("POST", version + PARENT + "detokenize", tokens.detokenize),

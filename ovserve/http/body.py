@@ -214,18 +214,12 @@ class Unpacker:
         return InvalidArgument(f"the body cannot be read: it {what}")
 
 
-def servable_of(manager: Manager, body: Body) -> Servable:
-    """The one that `model` names. A body that names two is a 400, whether or not the last one is served."""
-    name = body.model
+def servable_of(manager: Manager, body: Body, *, only: bool = False) -> Servable:
+    """The one that `model` names. A body that names two is a 400, whether or not the last one is served.
+    With `only`, it may be left out when one graph is served."""
+    name = body.optional_model if only else body.model
     with named_once(body.data, large=body.head.large):
-        return manager.get(name)
-
-
-def only_servable_of(manager: Manager, body: Body) -> Servable:
-    """Like `servable_of`; `model` may be left out when one graph is served."""
-    name = body.optional_model
-    with named_once(body.data, large=body.head.large):
-        return manager.only(name)
+        return manager.only(name) if name is None or only else manager.get(name)
 
 
 def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:

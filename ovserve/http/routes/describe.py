@@ -16,7 +16,6 @@ from ovserve.api.openai.common import encode
 from ovserve.http.body import (
     json_of,
     json_response,
-    only_servable_of,
     read_body,
     servable_of,
     tokens_response,
@@ -38,12 +37,12 @@ class TokenRoutes:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        servable = only_servable_of(self._manager, body)
+        servable = servable_of(self._manager, body, only=True)
         return tokens_response(await tokens_of(servable).tokenize(body.data, body.head.large))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        servable = only_servable_of(self._manager, body)
+        servable = servable_of(self._manager, body, only=True)
         return tokens_response(await tokens_of(servable).detokenize(body.data, body.head.large))
 
     async def count(self, request: web.Request) -> web.Response:

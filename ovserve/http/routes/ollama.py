@@ -175,7 +175,7 @@ class Ollama:
         yield {"status": "success"}
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
-        endpoint, body = request.match_info["endpoint"], await read_body(request)
+        endpoint, body = f"api/{request.match_info['endpoint']}", await read_body(request)
         servable = self._servable(body.model)
         glance = _read_glance(body)
         if not (glance.messages or glance.prompt or glance.images or glance.suffix):
