@@ -46,7 +46,9 @@ class _Peek(msgspec.Struct):
     tools: Raw = Raw(b"null")
 
 
-class _Reference(msgspec.Struct):
+class ItemHead(msgspec.Struct):
+    """The fields by which an item is known as an instruction, a turn or a reference."""
+
     type: str | None = None
     id: str | None = None
     role: object = None
@@ -206,14 +208,14 @@ async def _history(owner: str, id_: str, store: ResponseStore | None) -> list[Ra
 
 async def _resolve(owner: str, item: Raw, index: int, store: ResponseStore | None) -> Raw:
     try:
-        reference = msgspec.json.decode(item, type=_Reference)
+        reference = msgspec.json.decode(item, type=ItemHead)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return item  # the graph's endpoint says what is wrong with it
     if reference.id is None or not reference.refers:
         return item
     record = None if store is None else await read_stored(store.find_item(owner, reference.id))
     for raw in [] if record is None else [*_raws.decode(record.input), *_output.decode(record.body).output]:
-        if msgspec.json.decode(raw, type=_Reference).id == reference.id:
+        if msgspec.json.decode(raw, type=ItemHead).id == reference.id:
             return raw
     raise InvalidArgument.at(f"input[{index}].id", f"item {reference.id!r} is not stored here")
 

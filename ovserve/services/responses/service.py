@@ -39,7 +39,7 @@ from ovserve.api.openai.responses.request import Deleted, ItemPage
 from ovserve.errors import ContextLengthExceeded, Internal, InvalidArgument, OvserveError, Unavailable
 from ovserve.kinds.payload import HttpResponse
 from ovserve.sandbox.bodies import Head
-from ovserve.services.responses.input import ResolvedRequest, own_items, prepare
+from ovserve.services.responses.input import ItemHead, ResolvedRequest, own_items, prepare
 from ovserve.services.responses.mcp_answer import McpAnswer, McpSession, session_of
 from ovserve.services.responses.run import (
     SERVER_GONE,
@@ -68,16 +68,11 @@ Answer = GraphResponse | McpAnswer
 Start = Callable[[Items | None, Items | None], Answer]
 
 
-class _Kind(msgspec.Struct):
-    type: str | None = None
-    role: str | None = None
-
-
 def _turns(items: list[Raw]) -> list[list[int]]:
     """Indices of what may go, by turns: each begins with a user's message. Instructions and tools stay."""
     turns: list[list[int]] = []
     for i, item in enumerate(items):
-        kind = msgspec.json.decode(item, type=_Kind)
+        kind = msgspec.json.decode(item, type=ItemHead)
         if kind.role in ("system", "developer") or kind.type == ADDITIONAL_TOOLS:
             continue
         if kind.role == "user" or not turns:
