@@ -70,9 +70,7 @@ class EarlyAnswer:
 
 
 class RealtimeSession:
-    def __init__(
-        self, abilities: Abilities, make_ear: Callable[[Format], Ear], now: float | None = None
-    ) -> None:
+    def __init__(self, abilities: Abilities, make_ear: Callable[[Format], Ear]) -> None:
         self.abilities = abilities
         self.id = new_id("sess")
         self.events: list[Json] = []
@@ -82,7 +80,7 @@ class RealtimeSession:
         self.active: Response | None = None  # of the conversation
         self.responses: dict[str, Response] = {}  # in progress, all of them
         self.counts: dict[str, int] = {}  # of responses by status, and of early answers
-        self._expires = int((time.time() if now is None else now) + SESSION_SECONDS)
+        self._expires = int(time.time() + SESSION_SECONDS)
         self._numbers = 0
         self._early: EarlyAnswer | None = None
         self._spoke = False  # audio was sent: the voice stays
