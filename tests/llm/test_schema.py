@@ -66,6 +66,8 @@ from tests.odd_schemas import SCHEMAS
         ({"oneOf": [{"type": "null"}, {"type": "string"}]}, []),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, []),
         ({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, ["oneOf"]),
+        ({"oneOf": [{"const": i} for i in range(64)]}, []),
+        ({"oneOf": [{"const": i} for i in range(65)]}, ["oneOf"]),
         (
             {"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {"$dynamicRef": "#b"}}},
             ["$defs.a.$dynamicRef"],

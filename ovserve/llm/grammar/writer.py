@@ -113,7 +113,7 @@ def _values(writer: RuleWriter, name: str, plain: tuple[Schema, ...]) -> Facts:
 # ---- whether a conjunction has no instance: False only means that no simple reason was found
 
 MAX_DEPTH = 4
-MAX_BRANCHES = 16  # of a union that is looked into
+MAX_SEARCHED_BRANCHES = 16  # of a union that is looked into
 
 
 def impossible(writer: RuleWriter, conjunction: Conjunction | None, depth: int = MAX_DEPTH) -> bool:
@@ -129,7 +129,7 @@ def impossible(writer: RuleWriter, conjunction: Conjunction | None, depth: int =
         return not values
     if all(_kind_is_impossible(writer, conjunction, kind, depth) for kind in writer.kinds(plain)):
         return True
-    if not conjunction.unions or len(conjunction.unions[0]) > MAX_BRANCHES:
+    if not conjunction.unions or len(conjunction.unions[0]) > MAX_SEARCHED_BRANCHES:
         return False
     branches = conjunction.unions[0]
     return all(impossible(writer, writer.document.branch(conjunction, one), depth - 1) for one in branches)
