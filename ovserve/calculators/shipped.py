@@ -5,6 +5,7 @@ alone. A new calculator is a file in this package and a row here.
 """
 
 from ovserve.calculators import library, realtime, realtime_audio
+from ovserve.graph import Registry
 from ovserve.kinds.encoders import node as encoder_node
 from ovserve.kinds.images import node as image_generation
 from ovserve.kinds.python import node as python_node
@@ -28,4 +29,9 @@ MODULES = (
     *library.MODULES,
 )
 
-__all__ = ["MODULES"]
+
+def shipped_registry() -> Registry:
+    """Return these calculators and those of installed packages."""
+    registry = Registry(MODULES)
+    registry.add_entry_points()
+    return registry

@@ -88,18 +88,15 @@ def _check_metrics(path: Path) -> None:
 
 
 async def _check(arguments: argparse.Namespace) -> bool:
-    from ovserve.calculators.shipped import MODULES
+    from ovserve.calculators.shipped import shipped_registry
     from ovserve.engine.host.memory import memory
-    from ovserve.graph import Registry
     from ovserve.sandbox.templates import Templates
     from ovserve.server.build import convert_when_loaded
     from ovserve.server.source import model_without_graph
     from ovserve.serving.check import CONFIG_SUFFIXES, Probe, Trial, find, report
     from ovserve.serving.config.file import RepositoryContent
 
-    registry = Registry(MODULES)
-    registry.add_entry_points()
-    templates, probe = Templates(), Probe()
+    registry, templates, probe = shipped_registry(), Templates(), Probe()
     repository = Path(Settings.model_repository_path)
     convert = partial(convert_when_loaded, repository=repository, say=_say)
     trial: Trial | None = None

@@ -29,8 +29,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.calculators.shipped import MODULES
-    from ovserve.graph import Registry
+    from ovserve.calculators.shipped import shipped_registry
     from ovserve.serving.check import find
     from ovserve.serving.loader import check
     from ovserve.tools.explain import diagram, draw_svg, draw_text
@@ -38,8 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
     repository = find(arguments.graph)
     if len(repository.specs) != 1:
         raise LoadError(f"{arguments.graph} has {len(repository.specs)} graphs; name one of them")
-    registry = Registry(MODULES)
-    registry.add_entry_points()
+    registry = shipped_registry()
     try:
         checked = check(repository.specs[0], registry)
     except LoadError as error:

@@ -43,13 +43,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _rows(paths: list[Path]) -> list[list[str]]:
-    from ovserve.calculators.shipped import MODULES
-    from ovserve.graph import Registry
+    from ovserve.calculators.shipped import shipped_registry
     from ovserve.sandbox.templates import Templates
     from ovserve.serving.check import graphs_below, model_places, models_at, report
 
-    registry, templates = Registry(MODULES), Templates()
-    registry.add_entry_points()
+    registry, templates = shipped_registry(), Templates()
     rows: list[list[str]] = []
     try:
         for path in paths:

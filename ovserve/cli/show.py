@@ -67,15 +67,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _report(spec: ServableSpec) -> Report:
-    from ovserve.calculators.shipped import MODULES
-    from ovserve.graph import Registry
+    from ovserve.calculators.shipped import shipped_registry
     from ovserve.sandbox.templates import Templates
     from ovserve.serving.check import report
 
-    registry, templates = Registry(MODULES), Templates()
-    registry.add_entry_points()
+    templates = Templates()
     try:
-        return await report(spec, registry, templates)
+        return await report(spec, shipped_registry(), templates)
     finally:
         await templates.stop()
 

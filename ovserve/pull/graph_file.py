@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ovserve.calculators.shipped import MODULES
+from ovserve.calculators.shipped import shipped_registry
 from ovserve.errors import LoadError
-from ovserve.graph import Registry
 from ovserve.graph.config import load_graph
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.pull.graph_text import OPTIONS, OptionValue, graph_text
@@ -38,10 +37,8 @@ def check_options(text: str) -> None:
 
 
 def check_file(directory: Path, name: str) -> Checked:
-    registry = Registry(MODULES)
-    registry.add_entry_points()
     base = directory.absolute()
-    return check(ServableSpec(base.name, base, base / name), registry)
+    return check(ServableSpec(base.name, base, base / name), shipped_registry())
 
 
 def write(directory: Path, text: str) -> str:

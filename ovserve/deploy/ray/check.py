@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ovserve.calculators.shipped import MODULES
+from ovserve.calculators.shipped import shipped_registry
 from ovserve.errors import LoadError
-from ovserve.graph import Registry
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.check import report
 from ovserve.serving.settings import ServableSpec
@@ -15,8 +14,7 @@ from ovserve.serving.settings import ServableSpec
 async def check(specs: Sequence[ServableSpec]) -> int:
     """Return the smallest `max_num_seqs` of the engines, 0 if no engine has one. Raises LoadError with all
     faults if something would not be served."""
-    registry = Registry(MODULES)
-    registry.add_entry_points()
+    registry = shipped_registry()
     plain = [spec.name for spec in specs if spec.plain]
     templates = Templates()
     faults: list[str] = []

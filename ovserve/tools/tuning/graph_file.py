@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from ovserve.calculators.shipped import MODULES
+from ovserve.calculators.shipped import shipped_registry
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import Internal, InvalidArgument, LoadError
-from ovserve.graph import Node, Registry
+from ovserve.graph import Node
 from ovserve.graph.pbtxt.scanner import Document, Edit, Entry
 from ovserve.kinds.plugin_config import with_properties
 from ovserve.kinds.text.options import LlmOptions
@@ -51,9 +51,7 @@ def find(path: Path, name: str = "") -> Target:
     Raises LoadError for a graph that would not be served, InvalidArgument for a node that is not there.
     """
     file = path.absolute() / GRAPH_FILE if path.is_dir() else path.absolute()
-    registry = Registry(MODULES)
-    registry.add_entry_points()
-    checked = check(ServableSpec(file.parent.name, file.parent, file, origin=str(path)), registry)
+    checked = check(ServableSpec(file.parent.name, file.parent, file, origin=str(path)), shipped_registry())
     checked.graph.close()
     engines = [e for e in checked.engines.values() if isinstance(e.options, LlmOptions)]
     nodes = {engine.node.name: engine for engine in engines}
@@ -84,10 +82,12 @@ def with_options(text: str, node: int, options: str, values: Mapping[str, Value]
     document = Document(text)
     block = _block(document, node, options)
     edits: list[Edit] = []
+    missing = []
     for name, value in values.items():
         if (entry := block.child(name)) is not None:
             edits.append((entry.at, entry.value_end, literal(value)))
-    missing = [f"{name}: {literal(value)}" for name, value in values.items() if block.child(name) is None]
+        else:
+            missing.append(f"{name}: {literal(value)}")
     if missing:
         edits.append(_inserted(text, block, missing))
     return _edited(text, edits)
