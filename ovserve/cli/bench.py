@@ -49,9 +49,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.tools import bench as plot
-    from ovserve.tools import bench as report
-    from ovserve.tools.bench import Target, jobs, lengths, run
+    from ovserve.tools import bench
+    from ovserve.tools.bench import lengths
     from ovserve.tools.tuning.prompts import read
 
     _check(arguments)
@@ -59,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(flags) > 1:
         raise InvalidArgument(f"--{flags[0]} and --{flags[1]}: give only one of them")
     made_up = lengths(arguments.prompt_words, "--prompt_words") if arguments.prompt_words else None
-    todo = jobs(
+    todo = bench.jobs(
         arguments.requests,
         read(arguments.prompts) if arguments.prompts else [arguments.prompt or PROMPT],
         lengths(arguments.max_tokens, "--max_tokens"),
@@ -67,24 +66,24 @@ def _run(arguments: argparse.Namespace) -> int:
         rate=arguments.rate,
         seed=arguments.seed,
     )
-    target = Target(arguments.url, arguments.model, os.environ.get("API_KEY", ""))
-    answers, seconds = run(target, todo, arguments.concurrency or DEFAULT_CONCURRENCY)
+    target = bench.Target(arguments.url, arguments.model, os.environ.get("API_KEY", ""))
+    answers, seconds = bench.run(target, todo, arguments.concurrency or DEFAULT_CONCURRENCY)
     parameters = {
         k: str(v) if isinstance(v, Path) else v
         for k, v in vars(arguments).items()
         if k not in ("run", "command")
     }
-    document = report.document(answers, seconds, parameters)
+    document = bench.document(answers, seconds, parameters)
     if str(arguments.json) == "-":
         print(json.dumps(document, indent=1))  # noqa: T201
     else:
-        lines, rows = report.text(document)
+        lines, rows = bench.text(document)
         print("\n".join(lines))  # noqa: T201
         if rows:
-            print("\n" + table(["milliseconds", *report.PARTS], rows))  # noqa: T201
+            print("\n" + table(["milliseconds", *bench.PARTS], rows))  # noqa: T201
         if arguments.json:
             arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.plot and not plot.draw(answers, f"{arguments.url} {arguments.model}", arguments.plot):
+    if arguments.plot and not bench.draw(answers, f"{arguments.url} {arguments.model}", arguments.plot):
         raise InvalidArgument(f"--plot: matplotlib is not installed; {extra('plot')}")
     return EXIT_FAILED if document["failed"] else 0
 

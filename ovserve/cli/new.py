@@ -226,15 +226,11 @@ def add_to(commands: Commands) -> None:
 
 
 def _calculator(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.new import new_calculator
-
     new_calculator(arguments.name, arguments.directory, _say)
     return 0
 
 
 def _graph(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.new import new_graph
-
     model = arguments.model
     place = repository()
     if not Path(model).exists() and model in names_in(place):

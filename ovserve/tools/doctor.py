@@ -88,8 +88,9 @@ def check_machine(connections: int, system: Path = Path("/sys")) -> Iterator[Fin
         yield check_kernels(find_compiler(), kernel_directories())
     if advice := _governor(system):
         yield Finding("governor", "slow", "powersave", advice)
-    yield check_memory(*_memory())
-    yield check_models_of(memory(), read_bandwidth())
+    available = memory()
+    yield check_memory(available.available, available.limit)
+    yield check_models_of(available, read_bandwidth())
     if (shared := Path("/dev/shm")).is_dir():
         yield check_shared_memory(shutil.disk_usage(shared).free)
     yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections)
@@ -184,11 +185,6 @@ def check_load(load: float, threads: int) -> Finding:
     if load > threads * MAX_LOAD_PER_CORE:
         return Finding("load", "slow", state, "other programs take the cores that inference needs")
     return Finding("load", "ok", state)
-
-
-def _memory() -> tuple[int, str]:
-    state = memory()
-    return state.available, state.limit
 
 
 def _governor(system: Path) -> str:

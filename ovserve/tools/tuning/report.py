@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from ovserve.tools.tuning.graph_file import label
-from ovserve.tools.tuning.search import Comparison, Difference, Trial, TuneResult
+from ovserve.tools.tuning.search import Comparison, Trial, TuneResult
 
 HEADER = ("tried", "against", "speed", "by streams", "min..max", "pairs", "outcome")
 PLOT_CHARACTERS = 48  # characters of the plot
@@ -82,7 +82,8 @@ def by_streams(match: Comparison) -> Iterator[str]:
 
 
 def texts(result: TuneResult) -> str:
-    text = _of_texts(result.difference)
+    parted = result.difference
+    text = "greedy answers are the same" if parted is None else f"greedy answers: {parted}"
     if not result.deterministic:
         text += "; but the graph as it was did not repeat its own answers either"
     return text
@@ -109,10 +110,6 @@ def evidence(result: TuneResult, heading: Sequence[str]) -> list[str]:
         *(f"  at {line}" for line in by_streams(result.final)),
         f"  {texts(result)}",
     ]
-
-
-def _of_texts(parted: Difference | None) -> str:
-    return "greedy answers are the same" if parted is None else f"greedy answers: {parted}"
 
 
 def _figures(match: Comparison) -> list[str]:

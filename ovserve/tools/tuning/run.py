@@ -19,7 +19,6 @@ from ovserve.engine.host.memory import cpu_seconds, is_runnable, memory, waiting
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.text.resource import load_template
-from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import FIELD, convert_spec
@@ -100,7 +99,7 @@ class Benchmark:
 
     async def pair(self, first: TextSpec, second: TextSpec) -> tuple[Round, Round]:
         """Run one round of each, the first one first, on the same prompts, which are new to both."""
-        requests = [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
+        requests = await self._requests()
         return await self._round(first, requests), await self._round(second, requests)
 
     async def texts(self, spec: TextSpec) -> list[str]:
@@ -114,7 +113,7 @@ class Benchmark:
         """Set the length of answers so that a round takes about `seconds`."""
         durations = []
         for self.tokens in (LEAST_TOKENS, 2 * LEAST_TOKENS):
-            requests = [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
+            requests = await self._requests()
             began = time.monotonic()
             await self._round(spec, requests)
             durations.append(time.monotonic() - began)
@@ -139,30 +138,28 @@ class Benchmark:
         engine = await self.engine(spec)
         return {c: await play(engine, of_round, c, self.tokens) for c, of_round in requests}
 
+    async def _requests(self) -> list[tuple[int, list[GenerateRequest]]]:
+        return [(c, await self._take(max(c, LEAST_REQUESTS))) for c in self._streams]
+
     async def _take(self, count: int) -> list[GenerateRequest]:
         return [await self.ask(prompt) for prompt in self._prompts.take(count)]
 
 
-class Asker:
-    """Makes requests; a model without a chat template gets the plain text."""
+async def asker(target: Target, facts: TextFacts, templates: Templates) -> Ask:
+    """Return what makes requests, without sampling, which the round sets.
 
-    def __init__(self, templates: Templates, template: ChatTemplate | None) -> None:
-        self._templates = templates
-        self._template = template
+    A model without a chat template gets the plain text. Raises LoadError in jinja's words.
+    """
+    template = await load_template(target.node, target.parsed, facts, templates)
 
-    @classmethod
-    async def of(cls, target: Target, facts: TextFacts, templates: Templates) -> Asker:
-        """Build it. Raises LoadError in jinja's words."""
-        template = await load_template(target.node, target.parsed, facts, templates)
-        return cls(templates, template)
+    async def ask(text: str) -> GenerateRequest:
+        prompt = text
+        if template is not None:
+            conversation = template.conversation([{"role": "user", "content": text}])
+            prompt = await templates.render(template, conversation)
+        return GenerateRequest("tune", (prompt,), template is None, Sampling())
 
-    async def request(self, text: str) -> GenerateRequest:
-        """Return the request without sampling, which the round sets."""
-        prompt, plain = text, self._template is None
-        if self._template is not None:
-            conversation = self._template.conversation([{"role": "user", "content": text}])
-            prompt = await self._templates.render(self._template, conversation)
-        return GenerateRequest("tune", (prompt,), plain, Sampling())
+    return ask
 
 
 USUAL_PAIRS = 3  # pairs per match; losers have fewer, winners more
@@ -208,7 +205,7 @@ async def tune(target: Target, options: TuneOptions, progress: Progress) -> Tune
                 raise
             target = replace(target, spec=fallback)
             facts = (await arena.engine(fallback)).facts
-        arena.ask = (await Asker.of(target, facts, templates)).request
+        arena.ask = await asker(target, facts, templates)
         choices = dimensions(
             target.spec,
             processor(),

@@ -204,12 +204,9 @@ class Search:
                 again.append((dimension, choice))
         for _, choice in again:
             last = [t for t in self._trials if t.choice is choice][-1]
-            if last.baseline != self._options and not self._is_set(choice):
+            # An option that is set already is in use, or lost to what is.
+            if last.baseline != self._options and not choice.options.keys() & self._options.keys():
                 await self._try(choice)
-
-    def _is_set(self, choice: Choice) -> bool:
-        """Return whether it is already in use, or lost to what is."""
-        return any(name in self._options for name in choice.options)
 
     async def _try(self, choice: Choice) -> Trial:
         trial = Trial(choice, self._options)
