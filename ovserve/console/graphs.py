@@ -23,7 +23,6 @@ from ovserve.console.capture import caller
 from ovserve.errors import InvalidArgument, LoadError, ModelNotFound, OvserveError
 from ovserve.graph.calculator import Calculator, Input, Output, Port, SideOutput, SidePacket
 from ovserve.graph.graph import Graph
-from ovserve.graph.node import Endpoint
 from ovserve.graph.pbtxt.schema import STRUCT
 from ovserve.graph.planning import NodePlan
 from ovserve.graph.registry import Registry
@@ -75,7 +74,7 @@ def _calculator(name: str, cls: type[Calculator]) -> dict[str, Any]:
     type_, fields = _option_fields(cls.options_type)
     return {
         "name": name,
-        **{kind: sorted({label(p) for p in ports if isinstance(p, type_)}) for kind, type_ in kinds},
+        **{kind: sorted({p.label for p in ports if isinstance(p, type_)}) for kind, type_ in kinds},
         "options_type": type_,
         "options": fields,
     }
@@ -93,19 +92,15 @@ def _node(plan: NodePlan) -> dict[str, Any]:
         "executor": plan.executor,
         "waits": plan.cls.waits,
         "inputs": [
-            {"port": label(i.port), "stream": i.stream, "type": _type(i.port), "back_edge": i.back_edge}
+            {"port": i.port.label, "stream": i.stream, "type": _type(i.port), "back_edge": i.back_edge}
             for i in plan.inputs
         ],
-        "outputs": [{"port": label(o.port), "stream": o.stream, "type": _type(o.port)} for o in plan.outputs],
-        "side_inputs": [{"port": label(p), "packet": name} for p, name in plan.side_packets],
-        "side_outputs": [{"port": label(p), "packet": name} for p, name in plan.side_outputs],
+        "outputs": [{"port": o.port.label, "stream": o.stream, "type": _type(o.port)} for o in plan.outputs],
+        "side_inputs": [{"port": p.label, "packet": name} for p, name in plan.side_packets],
+        "side_outputs": [{"port": p.label, "packet": name} for p, name in plan.side_outputs],
         "sync_sets": len(plan.sync_sets),
         "options": _options(plan),
     }
-
-
-def label(port: Port[Any]) -> str:
-    return Endpoint(port.tag, port.index, "", "").label
 
 
 def _option_fields(type_: type[Message] | type[msgspec.Struct] | None) -> tuple[str, list[str]]:
@@ -201,7 +196,8 @@ class Graphs:
         from ovserve.serving.check import report  # an untouched console does not load it
 
         spec = self._spec(name)
-        _check_size(text)
+        if len(text) > MOST:
+            raise InvalidArgument(f"text: expected at most {MOST} characters, got {len(text)}", param="text")
         if self._templates is None:
             self._templates = Templates()
         with scratch_directory("ovserve-check-") as folder:
@@ -211,9 +207,9 @@ class Graphs:
             try:
                 (await asyncio.to_thread(check, edited, self._manager.registry)).graph.close()
             except LoadError as error:
-                return [_diagnostic(each) for each in (error, *error.others)]
+                return [_from_error(each) for each in (error, *error.others)]
             result = await report(edited, self._manager.registry, self._templates)
-            diagnostics = [_diagnostic(error) for error in result.located]
+            diagnostics = [_from_error(error) for error in result.located]
             located = {str(error) for error in result.located}
             diagnostics += [_plain(m, "error", str(folder)) for m in result.errors if m not in located]
             return diagnostics + [_plain(m, "warning", str(folder)) for m in result.warnings]
@@ -300,27 +296,23 @@ def _check_size(text: str) -> None:
         raise InvalidArgument.at("text", f"expected at most {MOST} characters, got {len(text)}")
 
 
-def _diagnostic(error: LoadError) -> dict[str, Any]:
-    return {
-        "line": error.line,
-        "node": error.node,
-        "field": error.field,
-        "severity": "error",
-        "message": error.reason,
-    }
+def _diagnostic(
+    message: str, severity: str = "error", line: int = 0, node: str = "", field: str = ""
+) -> dict[str, Any]:
+    return {"line": line, "node": node, "field": field, "severity": severity, "message": message}
+
+
+def _from_error(error: LoadError) -> dict[str, Any]:
+    return _diagnostic(error.reason, "error", error.line, error.node, error.field)
 
 
 def _plain(message: str, severity: str, folder: str) -> dict[str, Any]:
     """Return a message without a place of its own; that of a warning stands before it."""
+    if not message.startswith(folder):
+        return _diagnostic(message, severity)
     place, _, rest = message.partition(": ")
-    line = place.rpartition(":")[2] if place.startswith(folder) else ""
-    return {
-        "line": int(line) if line.isdigit() else 0,
-        "node": "",
-        "field": "",
-        "severity": severity,
-        "message": rest if place.startswith(folder) else message,
-    }
+    line = place.rpartition(":")[2]
+    return _diagnostic(rest, severity, int(line) if line.isdigit() else 0)
 
 
 def _by() -> str:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import msgspec
 
 from ovserve.errors import LoadError
+from ovserve.graph.node import label_of
 from ovserve.telemetry.metrics import NodeEvents
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ class Port(Generic[T]):
     @property
     def key(self) -> tuple[str, int]:
         return self.tag, self.index
+
+    @property
+    def label(self) -> str:
+        return label_of(self.tag, self.index)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.tag}:{self.index})"

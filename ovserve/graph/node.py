@@ -23,6 +23,11 @@ _SPEC = re.compile(r"(?:(?P<tag>[A-Z_][A-Z0-9_]*):)?(?:(?P<index>0|[1-9][0-9]*):
 _TAG_INDEX = re.compile(r"(?P<tag>[A-Z_][A-Z0-9_]*)?(?::(?P<index>0|[1-9][0-9]*))?")
 
 
+def label_of(tag: str, index: int) -> str:
+    """Return the end of a node as errors and pictures name it."""
+    return f"{tag}:{index}" if index or not tag else tag
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """`TAG:index:name` in parts; `text` is its spelling in the file."""
@@ -38,7 +43,7 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        return f"{self.tag}:{self.index}" if self.index else self.tag or f":{self.index}"
+        return label_of(self.tag, self.index)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def _match(
     for end in ends:
         port = by_key.pop(end.key, None)
         if port is None:
-            labels = [Endpoint(p.tag, p.index, "", "").label for p in ports]
+            labels = [p.label for p in ports]
             near = difflib.get_close_matches(end.label, labels, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             has = ", ".join(labels) or "none"
@@ -187,8 +187,9 @@ def _match(
         pairs.append((port, end))
     for port in by_key.values():
         if not port.optional:
-            label = Endpoint(port.tag, port.index, "", "").label
-            raise node.error(f"{node.calculator} needs {label}, which the node does not connect", field_name)
+            raise node.error(
+                f"{node.calculator} needs {port.label}, which the node does not connect", field_name
+            )
     return pairs
 
 

@@ -97,17 +97,18 @@ def _layers(plan: GraphPlan) -> list[int]:
 
 def _box(plan: NodePlan, layer: int, engine: str) -> NodeBox:
     """`engine`: which one generates the node's text, and why; empty: none does."""
-    ins = [PortRow(_tag(p.port), _type(p.port.type), p.stream, p.back_edge) for p in plan.inputs]
-    ins += [PortRow(_tag(port), _type(port.type), name, side=True) for port, name in plan.side_packets]
-    outs = [PortRow(_tag(p.port), _type(p.port.type), p.stream) for p in plan.outputs]
-    outs += [PortRow(_tag(port), _type(port.type), name, side=True) for port, name in plan.side_outputs]
+    ins = [PortRow(p.port.label, _type(p.port.type), p.stream, p.back_edge) for p in plan.inputs]
+    ins += [PortRow(port.label, _type(port.type), name, side=True) for port, name in plan.side_packets]
+    outs = [PortRow(p.port.label, _type(p.port.type), p.stream) for p in plan.outputs]
+    outs += [PortRow(port.label, _type(port.type), name, side=True) for port, name in plan.side_outputs]
     connected: set[object] = {p.port for p in plan.inputs} | {p.port for p in plan.outputs}
     connected |= {port for port, _ in plan.side_packets}
     contract, options = plan.contract, {**_options(plan)}
     if engine:
         options.pop("engine", None)
-    ins += [_unused(p) for p in (*contract.inputs, *contract.side_packets) if p not in connected]
-    outs += [_unused(p) for p in contract.outputs if p not in connected]
+    unused_inputs = [p for p in (*contract.inputs, *contract.side_packets) if p not in connected]
+    ins += [PortRow(port.label, _type(port.type), None) for port in unused_inputs]
+    outs += [PortRow(p.label, _type(p.type), None) for p in contract.outputs if p not in connected]
     return NodeBox(
         plan.node.name,
         plan.node.calculator,
@@ -120,14 +121,6 @@ def _box(plan: NodePlan, layer: int, engine: str) -> NodeBox:
         ),
         layer,
     )
-
-
-def _unused(port: Any) -> PortRow:
-    return PortRow(_tag(port), _type(port.type), None)
-
-
-def _tag(port: Any) -> str:
-    return f"{port.tag}:{port.index}" if port.index or not port.tag else str(port.tag)
 
 
 def _type(type_: Any) -> str:
@@ -370,21 +363,7 @@ def _path(line: _Line) -> str:
 # └▶ DECODED  decoded: DecodedRequest      the last input that reads it
 
 
-ASCII = str.maketrans(
-    {
-        "┌": "+",
-        "├": "+",
-        "└": "+",
-        "│": "|",
-        "─": "-",
-        "┼": "-",
-        "▶": ">",
-        "■": "#",
-        "↺": "@",
-        "◆": "*",
-        "…": "~",
-    }
-)
+ASCII = str.maketrans("┌├└│─┼▶■↺◆…", "+++|-->#@*~")
 BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 LANES = [f"\x1b[{code}m" for code in (36, 33, 35, 32, 34, 31)]  # colours of streams, by their lane
 
