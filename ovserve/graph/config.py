@@ -24,7 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ovserve.errors import LoadError
 from ovserve.graph.pbtxt.proto_file import Messages, plain_fields
 from ovserve.graph.pbtxt.scanner import Document, Entry, Fault, lenient_escapes
-from ovserve.graph.pbtxt.schema import STRUCT, Values, as_struct, check, is_plain, read_block, read_struct
+from ovserve.graph.pbtxt.schema import STRUCT, Values, as_struct, check, is_plain, read_block
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 
 M = TypeVar("M", bound=Message)
@@ -111,7 +111,7 @@ class GraphConfig:
             fields = MessageToDict(message) if type_name == STRUCT else plain_fields(message, None)
             return Values(fields, {(): self._nodes[i].start})
         if type_name == STRUCT:
-            return read_struct(blocks[0], self._document)
+            return read_block(blocks[0], self._document, plain=is_plain(blocks[0]))
         values = read_block(blocks[0], self._document)
         values.value = plain_fields(message, values.value)
         return values
@@ -233,7 +233,7 @@ def _fill_structs(document: Document, message: CalculatorGraphConfig) -> None:
         for each, packed in zip(options, node.node_options, strict=True):
             for block in each.children:
                 if _type_of(block) == STRUCT and is_plain(block):
-                    packed.Pack(as_struct(read_struct(block, document)))
+                    packed.Pack(as_struct(read_block(block, document)))
 
 
 def _queue_size(document: Document) -> QueueSize:

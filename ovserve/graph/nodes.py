@@ -237,10 +237,8 @@ class InlineNode(NodeRun):
             port: self.run.side_packets[name] for port, name in self.plan.side_packets
         }
         try:
-            self._calc, self._cc = (
-                self.plan.cls(),
-                Context(self.plan.node, self.plan.contract, side, self.state),
-            )
+            self._calc = self.plan.cls()
+            self._cc = Context(self.plan.node, self.plan.contract, side, self.state)
             self._calc.open(self._cc)
             self._opened = True
             self.publish_sides(self._cc)

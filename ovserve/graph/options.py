@@ -15,7 +15,6 @@ fields are those of the struct; what it has no field for is an error. So is what
 from __future__ import annotations
 
 import contextlib
-import difflib
 import enum
 import inspect
 import re
@@ -235,15 +234,12 @@ def check_class(cls: type[Calculator]) -> None:
     if cls.process is Calculator.process and any(isinstance(v, Input) for v in vars(cls).values()):
         missing.append("process")
     for name in missing:
-        others = [n for n, v in vars(cls).items() if inspect.isfunction(v) and not _overrides_base(cls, n)]
-        near = difflib.get_close_matches(name, others, n=1)
+        base_names = {name for base in cls.__mro__[1:] for name in vars(base)}
+        others = [n for n, v in vars(cls).items() if inspect.isfunction(v) and n not in base_names]
+        near = get_close_matches(name, others, n=1)
         hint = f"; {near[0]}() is not one that the server calls" if near else ""
         text = f"{name}{inspect.signature(getattr(cls, name))}".replace("'", "")
         raise TypeError(f"{cls.__name__} has to define {text}{hint}")
-
-
-def _overrides_base(cls: type[Calculator], name: str) -> bool:
-    return any(name in vars(base) for base in cls.__mro__[1:])
 
 
 def _check_member(cls: type[Calculator], name: str, own: Any, default: Any) -> None:

@@ -24,7 +24,7 @@ from ovserve.protos.pool import POOL
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/) | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-      | (?P<word>[\w.+-]+) | (?P<mark>[{}<>\[\]()=;,:/])""",
+      | (?P<word>[\w.+-]+) | (?P<mark>[{}<>\[\]()=;,:/]) | (?P<bad>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _SCALARS = {
@@ -122,21 +122,14 @@ def _plain(field: Any, value: Any, text: Any) -> Any:
 
 class _Parser:
     def __init__(self, text: str, path: Path) -> None:
-        self._path = path
-        self._tokens: list[tuple[str, int]] = []
+        self._path, self._text = path, text
+        self._tokens: list[tuple[str, int]] = []  # and offsets
         self._at = 0
-        self._scan(text)
-
-    def _scan(self, text: str) -> None:
-        at = 0
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            line = text.count("\n", 0, at) + 1
-            if match is None:
-                raise self._error(f"{text[at]!r} is not expected here", line)
+        for match in _TOKEN.finditer(text):
+            if match.lastgroup == "bad":
+                raise self._error(f"{match[0]!r} is not expected here", match.start())
             if match.lastgroup != "space":
-                self._tokens.append((match[0], line))
-            at = match.end()
+                self._tokens.append((match[0], match.start()))
 
     def file(self) -> File:
         file = File(name=self._path.name, syntax="proto2")
@@ -308,6 +301,7 @@ class _Parser:
             if (token := self._take()) != each:
                 raise self._error(f"expected {each!r}, got {token!r}")
 
-    def _error(self, message: str, line: int = 0) -> LoadError:
-        before = self._tokens[max(0, self._at - 1)][1] if self._tokens else 1
-        return LoadError(message, file=str(self._path), line=line or before)
+    def _error(self, message: str, offset: int | None = None) -> LoadError:
+        if offset is None:
+            offset = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
+        return LoadError(message, file=str(self._path), line=self._text.count("\n", 0, offset) + 1)

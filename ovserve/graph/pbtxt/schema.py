@@ -295,17 +295,10 @@ def is_plain(entry: Entry) -> bool:
     return not entry.children or not all(e.name == "fields" and e.child("key") for e in entry.children)
 
 
-def read_struct(entry: Entry, document: Document) -> Values:
-    """Read a Struct block of either form. Raises Fault at a name that is not one."""
+def read_block(entry: Entry, document: Document, *, plain: bool = True) -> Values:
+    """Read plain fields, or a Struct in protobuf's own form. Raises Fault at a name that is not one."""
     values = Values(offsets={(): entry.start})
-    values.value = (_plain if is_plain(entry) else _typed)(entry, (), values.offsets, document)
-    return values
-
-
-def read_block(entry: Entry, document: Document) -> Values:
-    """Read the block of any message as plain fields."""
-    values = Values(offsets={(): entry.start})
-    values.value = _plain(entry, (), values.offsets, document)
+    values.value = (_plain if plain else _typed)(entry, (), values.offsets, document)
     return values
 
 
