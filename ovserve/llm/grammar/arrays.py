@@ -9,16 +9,15 @@ from typing import Any
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.judge import finite_values
 from ovserve.llm.grammar.rule_writer import RuleWriter, identity
-from ovserve.llm.grammar.rules import Repeat
+from ovserve.llm.grammar.rules import Body, Repeat, Tokens
 
 CONTAINS = ("contains", "minContains", "maxContains")
 MAX_STATES = 256  # rules of an array whose items are counted
 MAX_ORDERED = 6  # different items that may come in any order
 REST = ("items", "additionalItems", "unevaluatedItems")
-Tokens = list["str | int | Repeat"]
 
 
-def body(writer: RuleWriter, conjunction: Conjunction) -> list[Tokens]:
+def body(writer: RuleWriter, conjunction: Conjunction) -> Body:
     plain = conjunction.plain
     items = Items(writer, conjunction)
     least, most = writer.count(plain, "minItems", "maxItems")
@@ -73,7 +72,7 @@ def _matches(writer: RuleWriter, node: Schema) -> tuple[int, int | None]:
 
 def _with_matches(
     writer: RuleWriter, items: Items, containing: list[Schema], least: int, most: int | None
-) -> list[Tokens] | None:
+) -> Body | None:
     """Return arrays in which enough items, and not too many, match each `contains`; None if that is too much.
 
     A rule is the rest of an array after some items, of which some match. With `maxContains` the others must
@@ -84,7 +83,7 @@ def _with_matches(
         return []
     others: list[list[Any]] = []
     for node, (_, greatest) in zip(containing, limits, strict=True):
-        negation = writer.document.negation(node["contains"]) if greatest is not None else []
+        negation = writer.document.alternatives.negation(node["contains"]) if greatest is not None else []
         if negation is None:
             return None
         opposite = writer.document.derive({"anyOf": negation}, node, "contains") if negation else False
@@ -98,7 +97,7 @@ def _with_matches(
     rules = {(i, some): writer.rules.new() for i in range(last + 1) for some in counts}
     for (i, some), rule in rules.items():
         enough = all(k >= fewest for k, (fewest, _) in zip(some, limits, strict=True))
-        body: list[Tokens] = [['"]"']] if i >= least and enough else []
+        body: Body = [['"]"']] if i >= least and enough else []
         for contained in choices if most is None or i < most else ():
             ways = zip(contained, some, limits, strict=True)
             if any(one and k == greatest for one, k, (_, greatest) in ways):
@@ -112,7 +111,7 @@ def _with_matches(
     return [['"["', rules[0, (0,) * len(caps)]]]
 
 
-def _distinct(writer: RuleWriter, items: Items, least: int, most: int | None) -> list[Tokens] | None:
+def _distinct(writer: RuleWriter, items: Items, least: int, most: int | None) -> Body | None:
     """Return arrays of different constants; None for other items. Many come in their order."""
     if items.length:
         return None
@@ -132,7 +131,7 @@ def _distinct(writer: RuleWriter, items: Items, least: int, most: int | None) ->
     rules, todo = {start: writer.rules.new()}, [start]
     while todo:
         unused, count = todo.pop()
-        body: list[Tokens] = [['"]"']] if count >= least else []
+        body: Body = [['"]"']] if count >= least else []
         for i, text in enumerate(texts):
             if not unused >> i & 1 or count == most:
                 continue
@@ -147,7 +146,7 @@ def _distinct(writer: RuleWriter, items: Items, least: int, most: int | None) ->
     return [['"["', rules[start]]]
 
 
-def _prefixed(writer: RuleWriter, firsts: list[int], rest: Tokens, needed: int) -> list[Tokens]:
+def _prefixed(writer: RuleWriter, firsts: list[int], rest: Tokens, needed: int) -> Body:
     """Return arrays of at least `needed` of the first items; `rest` follows only all of them."""
     tail = rest
     for i in reversed(range(len(firsts))):
@@ -158,7 +157,7 @@ def _prefixed(writer: RuleWriter, firsts: list[int], rest: Tokens, needed: int) 
     return [['"["', *tail, '"]"']]
 
 
-def _with_rest(tokens: Tokens, item: int, least: int, most: int | None) -> list[Tokens]:
+def _with_rest(tokens: Tokens, item: int, least: int, most: int | None) -> Body:
     others = Repeat(['", "', item], max(least - 1, 0), None if most is None else most - 1)
     filled: Tokens = ['"["', item, others, '"]"']
     return [filled] if least else [['"[]"'], filled]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from ovserve.llm.grammar.regular import (
     Alternatives,
@@ -148,9 +149,9 @@ class _Terms:
 
     def __init__(self, letters: _Letters, spend: Callable[[int], None]) -> None:
         self._letters, self._spend, self._left = letters, spend, MAX_DERIVATIVES
-        self._keys: list[tuple[object, ...]] = []
+        self._keys: list[tuple[Any, ...]] = []
         self.nullable: list[bool] = []
-        self._numbers: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
         self._derived: dict[tuple[int, int], int] = {}
         self.nothing = self._term(("chars", 0), nullable=False)
         self.empty = self._term(("empty",), nullable=True)
@@ -165,7 +166,7 @@ class _Terms:
         if self._left < 0:
             raise TooLarge
 
-    def _term(self, key: tuple[object, ...], *, nullable: bool) -> int:
+    def _term(self, key: tuple[Any, ...], *, nullable: bool) -> int:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._keys)
@@ -185,7 +186,7 @@ class _Terms:
             return one
         key = self._keys[one]
         if key[0] == "joined":
-            return self.joined(_int(key[1]), self.joined(_int(key[2]), other))
+            return self.joined(key[1], self.joined(key[2], other))
         return self._term(("joined", one, other), nullable=self.nullable[one] and self.nullable[other])
 
     def either(self, terms: Sequence[int]) -> int:
@@ -194,11 +195,11 @@ class _Terms:
         for term in terms:
             key = self._keys[term]
             if key[0] == "chars":
-                mask |= _int(key[1])
+                mask |= key[1]
             elif key[0] == "either":
-                for inner in _set(key[1]):
+                for inner in key[1]:
                     if self._keys[inner][0] == "chars":
-                        mask |= _int(self._keys[inner][1])
+                        mask |= self._keys[inner][1]
                     else:
                         members.add(inner)
             else:
@@ -218,7 +219,7 @@ class _Terms:
         members: set[int] = set()
         for term in terms:
             key = self._keys[term]
-            members |= _set(key[1]) if key[0] == "both" else {term}
+            members |= key[1] if key[0] == "both" else {term}
         self._take(len(members) // MEMBERS_PER_DERIVATIVE)
         members.discard(self.free)
         if self.nothing in members:
@@ -236,9 +237,7 @@ class _Terms:
         if term == self.nothing:
             return self.free
         key = self._keys[term]
-        return (
-            _int(key[1]) if key[0] == "not" else self._term(("not", term), nullable=not self.nullable[term])
-        )
+        return key[1] if key[0] == "not" else self._term(("not", term), nullable=not self.nullable[term])
 
     def repeated(self, term: int, least: int, most: int | None) -> int:
         if most == 0 or term == self.empty:
@@ -323,7 +322,7 @@ class _Terms:
         key = self._keys[term]
         kind = key[0]
         if kind == "chars":
-            return self.empty if _int(key[1]) >> letter & 1 else self.nothing
+            return self.empty if key[1] >> letter & 1 else self.nothing
         if kind == "empty" or term == self.free:
             return term if term == self.free else self.nothing
         after = self._derived.get((term, letter))
@@ -332,20 +331,20 @@ class _Terms:
             after = self._derived[term, letter] = self._derive(term, key, letter)
         return after
 
-    def _derive(self, term: int, key: tuple[object, ...], letter: int) -> int:
+    def _derive(self, term: int, key: tuple[Any, ...], letter: int) -> int:
         kind = key[0]
         if kind == "joined":
-            one, other = _int(key[1]), _int(key[2])
+            one, other = key[1], key[2]
             after = self.joined(self.derived(one, letter), other)
             return self.either([after, self.derived(other, letter)]) if self.nullable[one] else after
         if kind == "either":
-            return self.either([self.derived(one, letter) for one in _set(key[1])])
+            return self.either([self.derived(one, letter) for one in key[1]])
         if kind == "both":
-            return self.both([self.derived(one, letter) for one in _set(key[1])])
+            return self.both([self.derived(one, letter) for one in key[1]])
         if kind == "not":
-            return self.complement(self.derived(_int(key[1]), letter))
-        inner, least, most = _int(key[1]), _int(key[2]), key[3]
-        most_left = None if most is None else _int(most) - 1
+            return self.complement(self.derived(key[1], letter))
+        _, inner, least, most = key
+        most_left = None if most is None else most - 1
         return self.joined(self.derived(inner, letter), self.repeated(inner, max(least - 1, 0), most_left))
 
     def step(self, term: int) -> dict[int, int]:
@@ -356,16 +355,6 @@ class _Terms:
             if following != self.nothing:
                 transitions[following] = transitions.get(following, 0) | 1 << letter
         return transitions
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
-def _set(value: object) -> frozenset[int]:
-    assert isinstance(value, frozenset)
-    return value
 
 
 def _explored(terms: _Terms, start: int) -> tuple[list[dict[int, int]], list[bool]]:

@@ -89,7 +89,7 @@ class Document:
         self._kept: list[Schema] = []
         self._orders: dict[tuple[int, ...], tuple[tuple[Any, ...], dict[str, int]]] = {}
         self._is_quiet = 0
-        self._alternatives = negations(self)
+        self.alternatives = negations(self)
 
     @property
     def reported(self) -> list[str]:
@@ -117,9 +117,8 @@ class Document:
     def fault(self, node: Any, keyword: str, why: str, *values: Any) -> InvalidArgument:
         suffix = f", got {show(values[0])}" if values else ""
         origin, instead = self._origins.get(id(node), (node, ""))
-        return InvalidArgument(
-            f"{self._what}: {self._path(origin)}{instead or keyword}: {why}{suffix}", param=self._what
-        )
+        path = self._paths({id(origin)}).get(id(origin), "")
+        return InvalidArgument(f"{self._what}: {path}{instead or keyword}: {why}{suffix}", param=self._what)
 
     def derive(self, schema: Schema, origin: Schema, keyword: str = "") -> Schema:
         """Register and keep a schema that stands for a part of the client's, which reports name instead."""
@@ -198,7 +197,7 @@ class Document:
         )
 
     def _visit(self, walk: _Walk, node: Schema, owners: frozenset[int]) -> None:
-        if self._alternatives.is_aside(node):  # a negated schema evaluates nothing
+        if self.alternatives.is_aside(node):  # a negated schema evaluates nothing
             owners = frozenset()
         inner = owners | {id(node)} if node.keys() & _UNEVALUATED else owners
         for keyword in REFERENCES:
@@ -213,7 +212,7 @@ class Document:
             if union in node:
                 branches = self._branches(node, union)
                 if inner and union == "anyOf":
-                    branches = self._alternatives.with_overlaps(branches, node)
+                    branches = self.alternatives.with_overlaps(branches, node)
                 walk.unite(branches, inner)
                 if union == "oneOf":
                     self.one_of[id(branches)] = node
@@ -224,7 +223,7 @@ class Document:
             walk.scopes.update((owner, id(node)) for owner in owners)
 
     def _condition(self, walk: _Walk, node: Schema, owners: frozenset[int]) -> None:
-        for keyword, branches in self._alternatives.of(node, evaluates=bool(owners)):
+        for keyword, branches in self.alternatives.of(node, evaluates=bool(owners)):
             if branches is None or not self.conditions or walk.ways * len(branches) > MAX_WAYS:
                 self.report(node, keyword)
                 walk.complete = False
@@ -233,14 +232,6 @@ class Document:
             else:
                 walk.ways *= max(len(branches), 1)
                 walk.unite(branches, owners)
-
-    def negation(self, schema: Any) -> list[Any] | None:
-        """Return schemas of which one holds only where `schema` does not (conditions.py); None if there are
-        none."""
-        return self._alternatives.negation(schema)
-
-    def has_exact_negation(self, schema: Any) -> bool:
-        return self._alternatives.exact_negation(schema) is not None
 
     def both(self, one: Conjunction, other: Conjunction) -> Conjunction:
         plain = {id(node): node for node in (*one.plain, *other.plain)}
@@ -319,12 +310,8 @@ class Document:
             raise self.fault(node, keyword, "points to no schema", ref)
         return target
 
-    def _path(self, target: Any) -> str:
-        """Return its path, with a dot at the end."""
-        return self._paths({id(target)}).get(id(target), "")
-
     def _paths(self, ids: set[int]) -> dict[int, str]:
-        """Return the paths of these, by identity; found by a search, because they are rarely needed."""
+        """Return the paths of these, with a dot at the end, by identity. They are rarely needed."""
         paths: dict[int, str] = {}
         for node, trail in self._nodes() if ids else ():
             if id(node) in ids and id(node) not in paths:

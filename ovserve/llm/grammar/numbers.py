@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Protocol
+
+from ovserve.llm.grammar.rules import Rules
 
 MAX_DIGITS = 40  # before or after the point, for a number with bounds
 MIN_PLACES = 6  # also for numbers with distant bounds
@@ -25,14 +26,6 @@ PLACES = '"." [0-9]{0,5} [1-9]'
 INTEGER = '"0" | "-"? [1-9] [0-9]*'
 
 STATE_STEPS = 8  # steps that a state of the automaton takes
-
-
-class Home(Protocol):
-    """The target of an expression's rules: `Rules`."""
-
-    def name_rule(self, text: str) -> str: ...
-
-    def spend(self, steps: int) -> None: ...
 
 
 class Inexpressible(Exception):
@@ -92,7 +85,7 @@ class Range:
         return min(max(SIGNIFICANT_DIGITS - 1 - exponent, self._places, MIN_PLACES), MAX_DIGITS)
 
 
-def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
+def expression(range_: Range, *, integer: bool, home: Rules) -> str | None:
     """Return EBNF of the numbers in the range; None if there are none. Raises Inexpressible."""
     if range_.free:
         return INTEGER if integer else NUMBER
@@ -116,7 +109,7 @@ def expression(range_: Range, *, integer: bool, home: Home) -> str | None:
     return " | ".join(options) or None
 
 
-def fraction(range_: Range, home: Home) -> str | None:
+def fraction(range_: Range, home: Rules) -> str | None:
     """Return EBNF of numbers in the range that are not integers, between whole ones in it; None if there are
     none. Raises Inexpressible."""
     if range_.multiple is not None:
@@ -156,7 +149,7 @@ def _within_digits(
     return (None if low is None else max(low, -limit)), (None if high is None else min(high, limit))
 
 
-def _magnitudes(low: int, high: int | None, places: int, modulus: int, home: Home) -> list[str]:
+def _magnitudes(low: int, high: int | None, places: int, modulus: int, home: Rules) -> list[str]:
     """Return alternatives for the unsigned texts of low to high, both scaled by `places`."""
     shortest = max(len(str(low)) - places, 1)
     if high is None and modulus > 1:  # an unbounded range would need rules that refer to each other
@@ -197,7 +190,7 @@ class _Digits:
         high: str,
         length: int,
         modulus: int,
-        home: Home,
+        home: Rules,
         cache: dict[tuple[int, int], str | None],
     ) -> None:
         self._low, self._high, self._length, self._places = low, high, length, len(low) - length

@@ -21,7 +21,7 @@ from ovserve.llm.grammar.conditions import BEYOND, UNLIKE, UNNAMED, WITHOUT
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.judge import finite_strings, finite_texts, fits, fits_pattern
 from ovserve.llm.grammar.rule_writer import RuleWriter
-from ovserve.llm.grammar.rules import STEP_BYTES, Repeat
+from ovserve.llm.grammar.rules import STEP_BYTES, Body, Repeat, Tokens
 from ovserve.llm.grammar.text import complement, in_string
 
 _NARROWING = frozenset(("format", "pattern", "minLength", "maxLength", UNLIKE))
@@ -29,7 +29,7 @@ _ESCAPED = '"/\\'  # a slash may be escaped
 _END = ""  # the mark of a name's end in the trie
 
 
-def strings_without(writer: RuleWriter, plain: tuple[Schema, ...]) -> list[list[str | int | Repeat]]:
+def strings_without(writer: RuleWriter, plain: tuple[Schema, ...]) -> Body:
     """Return the strings of these schemas, without those that a negation excludes."""
     excluded = [text for node in plain for text in node.get(WITHOUT, ())]
     if excluded and not any(node.keys() & _NARROWING for node in plain):
@@ -52,7 +52,7 @@ def other_keys(writer: RuleWriter, names: Iterable[str]) -> int:
     leaf = 0
     while todo:
         rule, node = todo.pop()
-        alternatives: list[list[str | int | Repeat]] = [] if _END in node else [['"\\""']]
+        alternatives: Body = [] if _END in node else [['"\\""']]
         children = [(char, child) for char, child in node.items() if char]
         alternatives += _others(writer, [char for char, _ in children])
         for char, child in children:
@@ -68,7 +68,7 @@ def other_keys(writer: RuleWriter, names: Iterable[str]) -> int:
     return writer.rules.add([['"\\""', start]])
 
 
-def _others(writer: RuleWriter, chars: list[str]) -> list[list[str | int | Repeat]]:
+def _others(writer: RuleWriter, chars: list[str]) -> Body:
     """Return the rest of a string that begins with none of these; in short EBNF if they need no escape."""
     if all(" " <= char <= "~" and char not in _ESCAPED for char in chars):
         escaped = writer.rules.name_rule(f'"\\\\" ["\\\\bfnrt] {strings.end(writer)}')
@@ -82,10 +82,9 @@ OPEN = ("additionalProperties", "unevaluatedProperties")
 MAX_CHAIN = 4000  # rules spent on the number of properties
 MAX_PATTERNS = 4  # of one object: keys are written for every set of them
 INLINE_TOKENS = 24  # tokens of a run of required properties in one rule
-Tokens = list["str | int | Repeat"]
 
 
-def body(writer: RuleWriter, conjunction: Conjunction) -> list[list[str | int | Repeat]]:
+def body(writer: RuleWriter, conjunction: Conjunction) -> Body:
     plain = conjunction.plain
     beyond = next((node for node in plain if BEYOND in node), None)
     if beyond is not None:
@@ -182,7 +181,7 @@ class Members:
             self._writer.report_present(self._conjunction.plain, "propertyNames")
         return False not in verdicts
 
-    def others(self, members: dict[str, tuple[int, bool]]) -> list[Tokens] | None:
+    def others(self, members: dict[str, tuple[int, bool]]) -> Body | None:
         """Return alternatives of an unnamed property; None if there are none."""
         writer, nodes = self._writer, list(self._nodes.values())
         if self._keys is not None:
@@ -191,7 +190,7 @@ class Members:
             node.schema[node.open]
             for node in nodes
             if node.open == "additionalProperties"
-            or (node.open and not any(one.evaluates_all for one in node.evaluators))
+            or (node.open and not any(one.open for one in node.evaluators))
         ]
         if any(node.patterns for node in nodes):
             return self._by_pattern(opened, members)
@@ -225,7 +224,7 @@ class Members:
         )
         return has_properties and least <= num_named
 
-    def _by_pattern(self, opened: list[Any], members: dict[str, tuple[int, bool]]) -> list[Tokens]:
+    def _by_pattern(self, opened: list[Any], members: dict[str, tuple[int, bool]]) -> Body:
         """Return keys by the patterns that they match, each with the schemas of these."""
         writer, nodes = self._writer, list(self._nodes.values())
         patterns = list(dict.fromkeys(pattern for node in nodes for pattern in node.patterns))
@@ -233,7 +232,7 @@ class Members:
         if len(patterns) > MAX_PATTERNS:
             writer.report_present(self._conjunction.plain, "patternProperties")
             return [[strings.free(writer), '": "', writer.of(*opened)]] if False not in opened else []
-        pairs: list[Tokens] = []
+        pairs: Body = []
         for size in range(0 if writer.exact or opened else 1, len(patterns) + 1):
             for matched in combinations(patterns, size):
                 parts = [part for node in nodes for part in node.matched_by(matched)]
@@ -274,16 +273,12 @@ class _Node:
             return parts
         if self.open == "unevaluatedProperties":
             for one in self.evaluators:
-                if one.evaluates_all or any(pattern in one.patterns for pattern in patterns):
+                if one.open or any(pattern in one.patterns for pattern in patterns):
                     return []
         return [self.schema[self.open]]
 
     def evaluates(self, name: str) -> bool:
-        return self.evaluates_all or bool(self.own(name))
-
-    @property
-    def evaluates_all(self) -> bool:
-        return bool(self.open)
+        return bool(self.open or self.own(name))
 
 
 def named_members(writer: RuleWriter, conjunction: Conjunction) -> list[tuple[str, Any, bool]]:
@@ -313,7 +308,7 @@ class _Chain:
         self,
         writer: RuleWriter,
         members: dict[str, tuple[int, bool]],
-        others: list[Tokens] | None,
+        others: Body | None,
         least: int,
         most: int | None,
         fewest: int,
@@ -323,7 +318,7 @@ class _Chain:
         self._others = None if others is None else writer.rules.add(others)
         self._cap = max(1, least, 0 if most is None else most)
 
-    def written(self) -> list[list[str | int | Repeat]]:
+    def written(self) -> Body:
         reached = self._reached()
         tails = {count: self._end(count) for count in reached[-1]}
         for at in reversed(range(len(self._named))):

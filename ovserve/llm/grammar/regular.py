@@ -68,6 +68,10 @@ ANY = Chars(((0, LAST_CHARACTER),))
 FREE = Repeat(ANY, 0, None)
 
 
+def literal(text: str) -> Tree:
+    return Sequence(tuple(Chars(((ord(char), ord(char)),)) for char in text))
+
+
 def children(tree: Tree) -> tuple[Tree, ...]:
     if isinstance(tree, Sequence):
         return tree.parts
@@ -110,7 +114,7 @@ def anchored(tree: Tree, around: Tree) -> tuple[Tree, bool] | None:
         parts: list[Tree] = list(option.parts) if isinstance(option, Sequence) else [option]
         first = next((i for i, part in enumerate(parts) if part != Edge(True)), len(parts))
         last = next((i for i in range(len(parts), first, -1) if parts[i - 1] != Edge(False)), first)
-        inner = _as_tree(parts[first:last])
+        inner = parts[first] if last == first + 1 else Sequence(tuple(parts[first:last]))
         if isinstance(option, Alternatives) and not is_plain(option):  # a group around all
             nested = anchored(option, around)
             if nested is None:
@@ -124,10 +128,6 @@ def anchored(tree: Tree, around: Tree) -> tuple[Tree, bool] | None:
         whole = whole and begun and ended
         trees.append(Sequence((*(() if begun else (around,)), inner, *(() if ended else (around,)))))
     return (trees[0] if len(trees) == 1 else Alternatives(tuple(trees))), whole
-
-
-def _as_tree(parts: list[Tree]) -> Tree:
-    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
 
 # ---- lengths
@@ -435,11 +435,7 @@ def to_ebnf(tree: Tree, one: Callable[[Ranges], str | None], name_rule: Callable
 def _element(tree: Tree, one: Callable[[Ranges], str | None], name_rule: Callable[[str], str]) -> str | None:
     """Return it in parentheses where it is more than one element."""
     text = to_ebnf(tree, one, name_rule)
-    return f"({text})" if text and isinstance(tree, Sequence | Alternatives) and not _is_one(text) else text
-
-
-def _is_one(text: str) -> bool:
-    return " " not in text
+    return f"({text})" if text and isinstance(tree, Sequence | Alternatives) and " " in text else text
 
 
 def _repeat(tree: Repeat, one: Callable[[Ranges], str | None], name_rule: Callable[[str], str]) -> str | None:

@@ -25,7 +25,7 @@ class Repeat:
 
     __slots__ = ("least", "most", "tokens")
 
-    def __init__(self, tokens: list[str | int | Repeat], least: int = 0, most: int | None = 1) -> None:
+    def __init__(self, tokens: Tokens, least: int = 0, most: int | None = 1) -> None:
         self.tokens, self.least, self.most = tokens, least, most
 
     @property
@@ -37,12 +37,16 @@ class Repeat:
         return f"{{{self.least},{'' if self.most is None else self.most}}}"
 
 
+Tokens = list[str | int | Repeat]  # text, numbers of rules, and repetitions
+Body = list[Tokens]  # the alternatives of a rule
+
+
 class Rules:
     """Numbered rules. A number is assigned before its rule is written, which allows recursion."""
 
     def __init__(self, what: str = "the schema") -> None:
         self._what = what
-        self._bodies: list[list[list[str | int | Repeat]]] = []
+        self._bodies: list[Body] = []
         self._texts: dict[str, int] = {}
         self._used_by_name: set[int] = set()
         self._recursive: dict[str, str] = {}
@@ -58,12 +62,12 @@ class Rules:
         self._grow(8)
         return len(self._bodies) - 1
 
-    def fill(self, rule: int, body: list[list[str | int | Repeat]]) -> int:
+    def fill(self, rule: int, body: Body) -> int:
         self._bodies[rule] = body
         self._grow(sum(_size(alternative) + 1 for alternative in body))
         return rule
 
-    def add(self, body: list[list[str | int | Repeat]]) -> int:
+    def add(self, body: Body) -> int:
         return self.fill(self.new(), body)
 
     def text(self, text: str) -> int:
@@ -138,7 +142,7 @@ class Rules:
         todo: list[int] = []
         for rule, body in enumerate(self._bodies):
             for alternative in body:
-                needed = set(_needed(alternative))
+                needed = set(_refs(alternative, needed=True))
                 if not needed:
                     todo.append(rule)
                 entry = [len(needed), rule]
@@ -166,20 +170,13 @@ def _size(tokens: Iterable[str | int | Repeat]) -> int:
     return size
 
 
-def _needed(tokens: Iterable[str | int | Repeat]) -> Iterator[int]:
+def _refs(tokens: Iterable[str | int | Repeat | None], *, needed: bool = False) -> Iterator[int]:
+    """Yield the numbers of the rules that the tokens refer to; with `needed` those of required parts only."""
     for token in tokens:
         if isinstance(token, int):
             yield token
-        elif isinstance(token, Repeat) and token.least:
-            yield from _needed(token.tokens)
-
-
-def _refs(tokens: Iterable[str | int | Repeat | None]) -> Iterator[int]:
-    for token in tokens:
-        if isinstance(token, int):
-            yield token
-        elif isinstance(token, Repeat):
-            yield from _refs(token.tokens)
+        elif isinstance(token, Repeat) and (token.least or not needed):
+            yield from _refs(token.tokens, needed=needed)
 
 
 def _pruned(tokens: Iterable[str | int | Repeat], alive: set[int]) -> Iterator[str | int | Repeat | None]:
@@ -188,7 +185,7 @@ def _pruned(tokens: Iterable[str | int | Repeat], alive: set[int]) -> Iterator[s
         if isinstance(token, int):
             yield token if token in alive else None
         elif isinstance(token, Repeat):
-            dead = any(ref not in alive for ref in _needed(token.tokens))
+            dead = any(ref not in alive for ref in _refs(token.tokens, needed=True))
             if not dead:
                 inner = [part for part in _pruned(token.tokens, alive) if part is not None]
                 yield Repeat(inner, token.least, token.most)

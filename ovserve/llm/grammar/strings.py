@@ -13,10 +13,8 @@ from ovserve.llm.grammar.conditions import UNLIKE, WITHOUT
 from ovserve.llm.grammar.conjunction import Schema
 from ovserve.llm.grammar.regular import Tree
 from ovserve.llm.grammar.rule_writer import RuleWriter
-from ovserve.llm.grammar.rules import Repeat
+from ovserve.llm.grammar.rules import Body
 from ovserve.llm.grammar.text import repeated
-
-Body = list[list[str | int | Repeat]]
 
 STEPS_PER_CHARACTER = 10  # per character of a pattern, because patterns are slow to read
 LENGTHS = ("minLength", "maxLength")
@@ -62,10 +60,8 @@ def _excluding(writer: RuleWriter, plain: tuple[Schema, ...], needs: _Asked) -> 
     trees: dict[Tree, None] = {}
     for node in plain:
         if names := node.get(WITHOUT):
-            texts = (
-                regular.Sequence(tuple(regular.Chars(((ord(c), ord(c)),)) for c in name)) for name in names
-            )
-            trees[unlike(regular.Sequence((regular.Alternatives(tuple(texts)), regular.Edge(False))))] = None
+            texts = regular.Alternatives(tuple(map(regular.literal, names)))
+            trees[unlike(regular.Sequence((texts, regular.Edge(False))))] = None
         for pattern in node.get(UNLIKE, ()):
             try:
                 tree = patterns.read(pattern)

@@ -69,7 +69,7 @@ def bare_string(schema: Mapping[str, Any], without: Iterable[str], what: str) ->
     if not (isinstance(pattern, str) or meaning or least or most is not None):
         return None
     rules = Rules(what)
-    texts = tuple(regular.Sequence(tuple(regular.Chars(((ord(c), ord(c)),)) for c in one)) for one in without)
+    texts = tuple(map(regular.literal, without))
     lengths = int(least), None if most is None else int(most)
     wholes = [meaning] if meaning else []
     try:

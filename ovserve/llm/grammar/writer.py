@@ -23,7 +23,7 @@ from ovserve.llm.grammar.constraint import JSON_MARK, Format, ebnf
 from ovserve.llm.grammar.judge import admitted
 from ovserve.llm.grammar.objects import named_members, strings_without
 from ovserve.llm.grammar.rule_writer import RuleWriter, common, identity
-from ovserve.llm.grammar.rules import Repeat, Rules, TooLarge
+from ovserve.llm.grammar.rules import Body, Rules, TooLarge
 
 MAX_BRANCHES = 64  # pairs are compared
 MAX_OVERLAPS = 6  # of one branch with others, each a negation
@@ -76,14 +76,15 @@ def _alone(
     branches = conjunction.unions[0]
     parts = [branches[i]]
     for j in others:
-        negation = writer.document.negation(branches[j])
+        negation = writer.document.alternatives.negation(branches[j])
         if negation is None:
             return None
         parts.append(writer.document.derive({"not": branches[j]}, origin, "oneOf"))
     if len(parts) == 1:
         return parts[0]
     alone = writer.document.derive({"allOf": parts}, origin, "oneOf")
-    if all(writer.document.has_exact_negation(branches[j]) for j in others):
+    exact_negation = writer.document.alternatives.exact_negation
+    if all(exact_negation(branches[j]) is not None for j in others):
         return alone
     return None if impossible(writer, writer.document.branch(conjunction, alone)) else alone
 
@@ -248,7 +249,7 @@ def _grammar(writer: RuleWriter, schema: Any) -> str | None:
     return None if grammar is None else JSON_MARK + grammar
 
 
-def _body(writer: RuleWriter, conjunction: Conjunction) -> list[list[str | int | Repeat]]:
+def _body(writer: RuleWriter, conjunction: Conjunction) -> Body:
     plain = conjunction.plain
     if conjunction.unions:
         branches = conjunction.unions[0]
@@ -264,7 +265,7 @@ def _body(writer: RuleWriter, conjunction: Conjunction) -> list[list[str | int |
             for form in _forms(value)
         ]
     kinds = writer.kinds(plain)
-    body: list[list[str | int | Repeat]] = []
+    body: Body = []
     if "object" in kinds:
         body += objects.body(writer, conjunction)
     if "array" in kinds:
@@ -281,9 +282,7 @@ def _body(writer: RuleWriter, conjunction: Conjunction) -> list[list[str | int |
     return body
 
 
-def _number(
-    writer: RuleWriter, plain: tuple[Schema, ...], *, integer: bool
-) -> list[list[str | int | Repeat]]:
+def _number(writer: RuleWriter, plain: tuple[Schema, ...], *, integer: bool) -> Body:
     fraction = any(FRACTION in node for node in plain)
     if fraction and integer:
         return []
