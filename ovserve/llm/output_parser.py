@@ -34,26 +34,30 @@ class OutputParser:
 
     def feed(self, delta: Delta) -> Parsed:
         if self._parsing is None:
-            return Parsed(
-                (Content(delta.text),) if delta.text else (),
-                delta.tokens,
-                delta.finish_reason,
-                delta.prompt_tokens,
-                delta.max_tokens,
-                delta.index,
-                delta.logprobs,
-                0,
-                delta.last,
-                delta.drafted,
-                delta.accepted,
-                delta.cached_tokens,
-                delta.stop_string,
-                repetitive=delta.repetitive,
-            )
+            return _parsed(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason, 0)
         choice = self._choices.get(delta.index)
         if choice is None:
             choice = self._choices[delta.index] = _Choice(self._parsing, self._tools)
         return choice.feed(delta)
+
+
+def _parsed(delta: Delta, parts: tuple[Part, ...], finish: str | None, reasoning_tokens: int) -> Parsed:
+    return Parsed(
+        parts,
+        delta.tokens,
+        finish,
+        delta.prompt_tokens,
+        delta.max_tokens,
+        delta.index,
+        delta.logprobs,
+        reasoning_tokens,
+        delta.last,
+        delta.drafted,
+        delta.accepted,
+        delta.cached_tokens,
+        delta.stop_string,
+        repetitive=delta.repetitive,
+    )
 
 
 class _Choice:
@@ -87,22 +91,7 @@ class _Choice:
         parts = self._parts(events)
         if finish == "stop" and self._calls.standing and not parser.cut_call:
             finish = "tool_calls"
-        return Parsed(
-            parts,
-            delta.tokens,
-            finish,
-            delta.prompt_tokens,
-            delta.max_tokens,
-            delta.index,
-            delta.logprobs,
-            reasoning_tokens,
-            delta.last,
-            delta.drafted,
-            delta.accepted,
-            delta.cached_tokens,
-            delta.stop_string,
-            repetitive=delta.repetitive,
-        )
+        return _parsed(delta, parts, finish, reasoning_tokens)
 
     def _parts(self, events: list[Event]) -> tuple[Part, ...]:
         parts: list[Part] = []
