@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, ItemsView, Iterator, ValuesView
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from enum import Enum
@@ -144,43 +144,22 @@ _OF_PHASE = {
 DEFAULT_VERSIONS = ("", "0")  # OVMS's 0, and none, mean the newest that answers
 
 
-class Entries:
+class Entries(dict[str, Entry]):
     """Entries by `ServableSpec.key`; none is ever removed."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        super().__init__()
         self._by_name: defaultdict[str, list[Entry]] = defaultdict(list)
 
-    def __getitem__(self, key: str) -> Entry:
-        return self._entries[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: str) -> Entry | None:
-        return self._entries.get(key)
-
-    def values(self) -> ValuesView[Entry]:
-        return self._entries.values()
-
-    def items(self) -> ItemsView[str, Entry]:
-        return self._entries.items()
-
     def begin(self, spec: ServableSpec, phase: Phase) -> None:
-        entry = self._entries.get(spec.key)
+        entry = self.get(spec.key)
         if entry is None:
-            entry = self._entries[spec.key] = Entry(spec.name, spec)
+            entry = self[spec.key] = Entry(spec.name, spec)
             self._by_name[spec.name].append(entry)
         entry.begin(spec, phase)
 
     def clear(self) -> None:
-        self._entries.clear()
+        super().clear()
         self._by_name.clear()
 
     def all_names(self) -> list[str]:
@@ -191,7 +170,7 @@ class Entries:
         """Return the servable that a name means: its own, or that of a variant; else the name as it is."""
         if name in self._by_name:
             return name
-        served = (e.servable for e in self._entries.values() if e.servable is not None)
+        served = (e.servable for e in self.values() if e.servable is not None)
         return next((s.name for s in served if name in s.variants), name)
 
     def of(self, name: str) -> list[Entry]:
@@ -207,7 +186,7 @@ class Entries:
 
     def statuses(self, name: str | None) -> list[ServableStatus]:
         """Return all statuses, or those of one name, by name and version. Raises ModelNotFound."""
-        entries = self._entries.values() if name is None else self.of(name)
+        entries = self.values() if name is None else self.of(name)
         if not entries and name is not None:
             raise ModelNotFound(f"model {name!r} is not known", param="model")
         return sorted((entry.status for entry in entries), key=lambda s: (s.name, s.version))

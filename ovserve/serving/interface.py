@@ -9,7 +9,7 @@ tag, so REQUEST_PAYLOAD counts as REQUEST; here the whole tag counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -68,11 +68,11 @@ def _check_types(plan: GraphPlan, interface: Interface) -> None:
     into, out_of = _TYPES[interface]
     inputs, outputs = _ends(plan, interface)
     for node in plan.nodes:
-        ports: Iterator[tuple[str, str, Any, Any]] = iter(
-            [("input_stream", p.stream, p.port.type, into) for p in node.inputs if p.stream in inputs]
-            + [("output_stream", p.stream, p.port.type, out_of) for p in node.outputs if p.stream in outputs]
-        )
-        for field, stream, has, expected in ports:
+        ends = [("input_stream", p.stream, p.port.type, into) for p in node.inputs if p.stream in inputs]
+        ends += [
+            ("output_stream", p.stream, p.port.type, out_of) for p in node.outputs if p.stream in outputs
+        ]
+        for field, stream, has, expected in ends:
             if not compatible(expected, has):
                 raise node.node.error(
                     f"the graph's stream {stream!r} has {interface.value}, and the node's is {has}", field

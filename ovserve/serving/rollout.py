@@ -249,10 +249,8 @@ class Rollout:
     def _keys(self, specs: Mapping[str, Spec]) -> dict[str, Key]:
         """Return the engine key of each side packet: its specification, and the digest of its model files."""
         cached = {packet: with_cache(spec, self._settings.cache_dir) for packet, spec in specs.items()}
-        return {packet: (spec, self._model_digest(spec)) for packet, spec in cached.items()}
-
-    def _model_digest(self, spec: Spec) -> str:
-        return " ".join(self._fingerprints.model(path) for path in spec.model_paths)
+        digest = self._fingerprints.model
+        return {packet: (s, " ".join(map(digest, s.model_paths))) for packet, s in cached.items()}
 
     def unload(self, entry: Entry) -> None:
         """Unload on request; new requests no longer reach it when this returns."""

@@ -226,19 +226,14 @@ def _read_tokenize(body: bytes, model: ModelContext | None) -> tuple[Tokenizing,
     return replace(request.without_messages(), ignored=ignored), encoded(conversation)
 
 
-class _Counted(NamedTuple):
-    conversation: EncodedConversation
-    images: list[ImageSource]
-    files: list[FileSource]
-    ignored: tuple[str, ...]
-
-
-def _read_count(body: bytes, model: ModelContext) -> _Counted:
+def _read_count(
+    body: bytes, model: ModelContext
+) -> tuple[EncodedConversation, list[ImageSource], list[FileSource], tuple[str, ...]]:
     decoded = decode_count(body)
     images = pictures_to_count(model)
     rendered = to_render(decoded, model, images)
     ignored = tuple(sorted({*decoded.ignored, *rendered.ignored}))
-    return _Counted(encoded(rendered.conversation), images.sources, images.files, ignored)
+    return encoded(rendered.conversation), images.sources, images.files, ignored
 
 
 def tokens_of(servable: Servable) -> Tokens:

@@ -65,7 +65,7 @@ class ConfigFile:
 
     def read(self) -> RepositoryContent:
         """Read the file. Raises LoadError that names each fault with its line."""
-        value = self._value()
+        value = self.value()
         warnings = [
             f"{self.path}:{use.line}: {use.path} has no effect: {use.effect}"
             for use in uses(value, FILE, self.is_plain)
@@ -80,23 +80,19 @@ class ConfigFile:
         except OSError as error:
             return f"unreadable: {error.strerror}"
         try:
-            specs = list(with_models(self._entries(self._value(text)), []).specs)
+            specs = list(with_models(self._entries(self.value(text)), []).specs)
         except LoadError:
             specs = []
         return sha256(text + repr([(s, s.subconfig) for s in specs]).encode()).hexdigest()
 
-    def value(self) -> Value:
-        """Return the checked content. Raises as `read`."""
-        return self._value()
-
     def monitoring(self) -> Monitoring:
-        metrics = self._value().plain.get("monitoring", {}).get("metrics", {})
+        metrics = self.value().plain.get("monitoring", {}).get("metrics", {})
         listed = metrics.get("metrics_list")
         return Monitoring(metrics.get("enable"), None if listed is None else tuple(listed))
 
     def option_faults(self) -> dict[str, str]:
         """Return why options of plain models are refused, by their path in the file."""
-        entries = [item.data["config"] for item in items(self._value(), "model_config_list")]
+        entries = [item.data["config"] for item in items(self.value(), "model_config_list")]
         return {
             entry.data[key].path: fault
             for entry in entries
@@ -107,21 +103,16 @@ class ConfigFile:
 
     # -- parts
 
-    def _value(self, text: bytes | None = None) -> Value:
+    def value(self, text: bytes | None = None) -> Value:
+        """Return the checked content, that of `text` in place of the file's. Raises as `read`."""
         for last in (*[False] * (TRIES - 1), True):
             try:
-                return self._checked(self._text() if text is None else text)
+                return self._checked(_content(self.path) if text is None else text)
             except LoadError:
                 if last or text is not None:
                     raise
                 time.sleep(TRY_SECONDS)
         raise AssertionError("unreachable")
-
-    def _text(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise LoadError(f"cannot be read: {error.strerror}", file=str(self.path)) from error
 
     def _checked(self, text: bytes) -> Value:
         if self._parsed is None or self._parsed[0] != text:
@@ -258,7 +249,7 @@ def subconfig_models(path: Path) -> list[list[ServableSpec]]:
     """Return the versions of each plain model that a subconfig lists. Raises LoadError if it is invalid."""
     if not path.is_file():
         return []
-    value = _subconfig(path)
+    value = checked(_content(path), path, SUBCONFIG)
     models = []
     for item in items(value, "model_config_list"):
         entry = item.data["config"]
@@ -268,16 +259,16 @@ def subconfig_models(path: Path) -> list[list[ServableSpec]]:
     return models
 
 
-def _subconfig(path: Path) -> Value:
+def _content(path: Path) -> bytes:
     try:
-        return checked(path.read_bytes(), path, SUBCONFIG)
+        return path.read_bytes()
     except OSError as error:
         raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
 
 
 def check_subconfig(path: Path) -> list[str]:
     """Return warnings about keys without effect. Raises LoadError if the file is invalid."""
-    used = uses(_subconfig(path), SUBCONFIG, lambda entry: True)
+    used = uses(checked(_content(path), path, SUBCONFIG), SUBCONFIG, lambda entry: True)
     return [f"{path}:{use.line}: {use.path} has no effect: {use.effect}" for use in used if use.effect]
 
 

@@ -266,7 +266,9 @@ def _faults(value: Value, schema: Object | List | type) -> Iterator[Fault]:
             return
         for inner in value.data:
             yield from _faults(inner, schema.item)
-    elif schema is not object and (not isinstance(value.data, schema) or _bool_for_int(value.data, schema)):
+    elif schema is not object and (
+        not isinstance(value.data, schema) or (schema is int and isinstance(value.data, bool))
+    ):
         yield _wrong(value, _WORDS[schema])
 
 
@@ -291,10 +293,6 @@ def _example(schema: List) -> str:
     (name, *_) = schema.item.required
     inner = '{"name": "m", "base_path": "m"}' if isinstance(schema.item.keys[name].holds, Object) else '"m"'
     return f'; an example is [{{"{name}": {inner}}}]'
-
-
-def _bool_for_int(data: Any, schema: type) -> bool:
-    return schema is int and isinstance(data, bool)
 
 
 def _wrong(value: Value, expected: str) -> Fault:
