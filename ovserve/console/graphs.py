@@ -197,7 +197,7 @@ class Graphs:
 
         spec = self._spec(name)
         if len(text) > MOST:
-            raise InvalidArgument(f"text: expected at most {MOST} characters, got {len(text)}", param="text")
+            raise InvalidArgument.at("text", f"expected at most {MOST} characters, got {len(text)}")
         if self._templates is None:
             self._templates = Templates()
         with scratch_directory("ovserve-check-") as folder:
@@ -289,11 +289,6 @@ def _graph_of(spec: ServableSpec, manager: Manager) -> Graph | None:
         return None
     graph.close()
     return graph
-
-
-def _check_size(text: str) -> None:
-    if len(text) > MOST:
-        raise InvalidArgument.at("text", f"expected at most {MOST} characters, got {len(text)}")
 
 
 def _diagnostic(

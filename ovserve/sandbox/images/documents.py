@@ -39,7 +39,6 @@ Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
 T = TypeVar("T")
 
 _ORIENTATION = 0x0112
-_TURNED = (5, 6, 7, 8)  # by a quarter
 
 
 def initialize() -> None:

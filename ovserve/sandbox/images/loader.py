@@ -34,7 +34,7 @@ IMAGE_SECONDS = 10.0  # for one image
 MEMORY = 1 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.images.documents"  # imports Pillow, so the server does not import it
 DECODE, DECODE_PIXELS, DECODE_RASTER = (f"{FUNCTIONS}:decode{what}" for what in ("", "_pixels", "_raster"))
-READ = "ovserve.sandbox.images.documents:read"
+READ = f"{FUNCTIONS}:read"
 MAX_HELD = 1 << 30  # bytes of decoded images in the server
 MAX_FILES = 16  # in a request
 RETRY_AFTER = 2.0  # seconds
@@ -160,8 +160,7 @@ class Media:
 
         Raises InvalidArgument naming the field, Unavailable when the server holds too many images already.
         """
-        if self.held > self._max_held:
-            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
+        self._check_room()
         if isinstance(source, Path):
             data, base64 = await asyncio.to_thread(self._stored, source, param), False
         else:
@@ -169,8 +168,7 @@ class Media:
         return await self._image(param, DECODE_RASTER, data, form, self._bounds.pixels, base64)
 
     def _stored(self, file: Path, param: str) -> bytes:
-        if file.stat().st_size > self._bounds.bytes:
-            raise InvalidArgument.at(param, f"the image is larger than {self._bounds.bytes} bytes")
+        self._check_size(file.stat().st_size, param)
         return file.read_bytes()
 
     async def pixels(self, files: Sequence[bytes], form: PixelForm, param: str) -> Pixels:
@@ -183,8 +181,7 @@ class Media:
                 f"{param}: an image is larger than {self._bounds.bytes} bytes", param="inputs"
             )
         size = len(files) * form.width * form.height * form.channels
-        if self.held + size > self._max_held:
-            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
+        self._check_room(size)
         decoded: list[Pixels] = []
         for i, file in enumerate(files):
             try:
@@ -202,8 +199,7 @@ class Media:
 
     async def _read(self, source: FileSource) -> str:
         data = source.data.partition(_BASE64)[2] if source.data.startswith("data:") else source.data
-        if len(data) * 3 // 4 > self._bounds.bytes:
-            raise InvalidArgument.at(source.param, f"the file is larger than {self._bounds.bytes} bytes")
+        self._check_size(len(data) * 3 // 4, source.param, "file")
         try:
             text: str = await self._pool.decode(READ, data.encode(errors="replace"), returns=str)
         except Undecodable as error:
@@ -211,8 +207,7 @@ class Media:
         return text
 
     async def _load(self, source: ImageSource) -> Image:
-        if self.held > self._max_held:
-            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
+        self._check_room()
         data, base64 = await self._data(source.url, source.param)
         return await self._image(source.param, DECODE, data, source.detail, self._bounds.pixels, base64)
 
@@ -226,6 +221,16 @@ class Media:
         weakref.finalize(image, self._let_go, len(image.rgb))
         return image
 
+    def _check_room(self, size: int = 0) -> None:
+        if self.held + size > self._max_held:
+            raise Unavailable("the server holds too many images", retry_after=RETRY_AFTER)
+
+    def _check_size(self, size: int, param: str, what: str = "image") -> None:
+        if size > self._bounds.bytes:
+            raise InvalidArgument(
+                f"{param}: the {what} is larger than {self._bounds.bytes} bytes", param=param
+            )
+
     def _let_go(self, size: int) -> None:
         self.held -= size
 
@@ -236,8 +241,7 @@ class Media:
             _, found, text = url.partition(_BASE64)
             if not found:
                 raise InvalidArgument.at(param, "expected a data URL with base64")
-            if len(text) * 3 // 4 > self._bounds.bytes:
-                raise InvalidArgument.at(param, f"the image is larger than {self._bounds.bytes} bytes")
+            self._check_size(len(text) * 3 // 4, param)
             return text.encode(errors="replace"), True
         if scheme.startswith(("http://", "https://")):
             return await self._fetch(url, param), False
