@@ -63,7 +63,7 @@ def _model_info(manager: Manager, name: str) -> dict[str, Any]:
     status = entry.status
     return {
         "name": name,
-        "state": _state_of(status),
+        "state": _state(status, status.state_detail.upper() or status.state.name),
         "reason": status.reason,
         "parent": entry.spec.adapter.parent if entry.spec.adapter is not None else None,
         "revision": status.revision,
@@ -73,14 +73,6 @@ def _model_info(manager: Manager, name: str) -> dict[str, Any]:
         "context": entry.servable.max_length if entry.servable is not None else None,
         "engines": _engines(entry.servable) if entry.servable is not None else [],
     }
-
-
-def _state_of(status: ServableStatus) -> str:
-    if status.failed:
-        return "FAILED"
-    if status.error_code == "UNAVAILABLE":
-        return "RESTARTING"
-    return status.state_detail.upper() or status.state.name
 
 
 def _engines(servable: Servable) -> list[dict[str, Any]]:
@@ -248,7 +240,7 @@ class Api:
             {
                 "id": s.name,
                 "created": s.since,
-                "state": _state(s),
+                "state": _state(s, "AVAILABLE" if s.state is AVAILABLE else "LOADING"),
                 "reason": s.reason or s.state_detail,
                 "max_model_len": lengths.get(s.name),
                 "chats": s.name in chats,
@@ -330,27 +322,21 @@ class Api:
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """GET: an event per change, with the lines since the one before."""
-        return await stream(request, self._lines(integer(request.query.get("after"), "after", 0)))
+        return await stream(request, self._lines(integer(request.query.get("after"), "after")))
 
     async def _lines(self, number: int) -> AsyncGenerator[Any]:
         while True:
             if lines := self._logs.since(number):
                 number = lines[-1]["number"]
                 yield {"lines": lines}
-            while not await heard(self._wait(number)):
+            while not await heard(self._logs.wait(number)):
                 yield None
 
-    async def _wait(self, number: int) -> None:
-        await self._logs.wait(number)
-        await asyncio.sleep(0.2)
 
-
-def _state(status: ServableStatus) -> str:
+def _state(status: ServableStatus, otherwise: str) -> str:
     if status.failed:
         return "FAILED"
-    if status.error_code == "UNAVAILABLE":
-        return "RESTARTING"
-    return "AVAILABLE" if status.state is AVAILABLE else "LOADING"
+    return "RESTARTING" if status.error_code == "UNAVAILABLE" else otherwise
 
 
 def _of_servable(servable: Servable | None, *, admin: bool) -> dict[str, Any]:

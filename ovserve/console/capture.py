@@ -166,6 +166,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 PING_SECONDS = 15.0  # of silence in a stream
+SETTLE_SECONDS = 0.2  # so that many changes make few events
 
 
 @dataclass(frozen=True)
@@ -232,15 +233,16 @@ async def heard(waiting: Coroutine[Any, Any, None]) -> bool:
     try:
         async with asyncio.timeout(PING_SECONDS):
             await waiting
+            await asyncio.sleep(SETTLE_SECONDS)
     except TimeoutError:
         return False
     return True
 
 
-def integer(text: str | None, name: str, default: int) -> int:
-    """Return a number of the query. Raises InvalidArgument."""
+def integer(text: str | None, name: str) -> int:
+    """Return a number of the query, 0 if it has none. Raises InvalidArgument."""
     try:
-        return default if text is None else int(json.loads(text))
+        return 0 if text is None else int(json.loads(text))
     except (ValueError, TypeError):
         raise InvalidArgument.expected(name, "a number", text) from None
 

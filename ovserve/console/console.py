@@ -75,7 +75,7 @@ class Inspector:
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         """GET: an event per change, with the requests that have ended since the one before."""
-        return await stream(request, self._news(integer(request.query.get("after"), "after", 0)))
+        return await stream(request, self._news(integer(request.query.get("after"), "after")))
 
     async def _news(self, number: int) -> AsyncGenerator[Any]:
         who, first = caller(), True
@@ -89,12 +89,8 @@ class Inspector:
                     "capture": self._state(),
                 }
             first = False
-            while not await heard(self._wait(number)):
+            while not await heard(self.requests.wait(number)):
                 yield {"capture": self._state()}
-
-    async def _wait(self, number: int) -> None:
-        await self.requests.wait(number)
-        await asyncio.sleep(0.2)  # so that many requests make few events
 
     async def get(self, request: web.Request) -> web.Response:
         """GET: one request, with its capture if there is one."""
@@ -273,7 +269,7 @@ class InProgress:
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST: end the request of this number with an error; no effect if it has ended."""
-        number = integer(request.match_info["number"], "number", 0)
+        number = integer(request.match_info["number"], "number")
         one = next((one for one in self.of(caller()) if one.number == number), None)
         if one is None:
             raise NotFound(f"no request {number} is running")

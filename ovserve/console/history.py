@@ -210,9 +210,6 @@ class Row(NamedTuple):
             values |= {"failure": str(error), "refused": ended.call.failure is None, **error_fields(error)}
         return values
 
-    def visible_to(self, caller: Caller) -> bool:
-        return caller.rights.admin or self.owner is caller
-
 
 def hidden(path: str) -> bool:
     """Return whether a request is one that pages make, and no one looks for."""
@@ -264,7 +261,7 @@ class RequestLog:
     def since(self, number: int, caller: Caller) -> tuple[int, list[Row]]:
         """Return the newest number, and the requests after `number` that the caller may see, oldest first."""
         rows: Iterable[Row] = (r for r in self._rows.values() if r.number > number)
-        return self._last, [r for r in rows if r.visible_to(caller)]
+        return self._last, [r for r in rows if caller.rights.admin or r.owner is caller]
 
     def get(self, id_: str, caller: Caller) -> Row:
         """Raises NotFound, also for the request of another key."""
