@@ -12,13 +12,11 @@ import shutil
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, add_graph_options, graph_options
-from ovserve.cli.run import flag
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 
 EXIT_SOME_FAILED = 3
@@ -49,11 +47,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ovserve.cli.chat.connection import OwnServer
-    from ovserve.cli.local import repository
-    from ovserve.cli.progress import Shown, waiting
-    from ovserve.server.settings import Settings
-    from ovserve.server.source import resolve
+    from ovserve.cli.chat.connection import own_server
 
     source, output = arguments.input or arguments.input_file, arguments.output_file
     if source is None or (arguments.input and arguments.input_file):
@@ -65,18 +59,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(f"-o: {output} exists; remove it, or name another file")
     name, endpoint = _first(source)
     _claim(state, source, arguments.model)
-    options = graph_options(arguments)
-    # Where the user sees it, pull the model.
-    settings = Settings(source_model=arguments.model, model_repository_path=str(repository()))
-    resolve(settings, options, Shown(sys.stderr))
-    flags = [arguments.model] if arguments.model else []
-    flags += ["--model_name", name, "--max_file_bytes", WITHOUT_BOUND, "--max_batch_requests", WITHOUT_BOUND]
+    flags = ["--model_name", name, "--max_file_bytes", WITHOUT_BOUND, "--max_batch_requests", WITHOUT_BOUND]
     flags += ["--file_store_max_bytes", "0", "--batch_window_seconds", WITHOUT_BOUND]
-    flags += [part for key, value in options.items() for part in (f"--{key}", flag(value))]
     try:
-        with ExitStack() as stack:
-            with waiting(sys.stderr, f"loading {arguments.model or 'the default model'}"):
-                connection = stack.enter_context(OwnServer(flags, state / "store.db"))
+        with own_server(arguments.model, graph_options(arguments), flags, state / "store.db") as connection:
             batch = _followed(connection, _begun(connection, source, endpoint))
             code = _finish(connection, batch, output)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ovserve.cli.parser import EXIT_USAGE, Commands, Parser, add_graph_options, graph_options, table
+from ovserve.cli.parser import EXIT_USAGE, Commands, Parser, add_graph_options, graph_options, spelling, table
 from ovserve.cli.progress import Shown
 from ovserve.cli.pull import TASKS
 from ovserve.cli.serve import add_options
@@ -163,7 +163,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         load_keys(Path(settings.api_keys_file))
         keys = Path(settings.api_keys_file).read_text()
     most = asyncio.run(check(served.repository.read().specs))
-    options = {name: _text(value) for name, value in values.items() if name not in TRAVELS}
+    options = {name: spelling(value) for name, value in values.items() if name not in TRAVELS}
     options.setdefault("response_store", "off")
     low = arguments.replicas or arguments.min_replicas or 1
     return Plan(
@@ -183,10 +183,6 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         load_timeout=settings.load_timeout,
         request_timeout=settings.request_timeout,
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _write(arguments: argparse.Namespace, plan: Plan) -> int:

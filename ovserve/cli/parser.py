@@ -19,7 +19,8 @@ from ovserve.serving.config.models import FLAGS
 V = TypeVar("V")
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-STATES = {"AVAILABLE": "\x1b[32m", "LOADING": "\x1b[33m", "UNLOADING": "\x1b[33m", "FAILED": "\x1b[31m"}
+STATES = {"AVAILABLE": "\x1b[32m", "LOADING": "\x1b[33m", "UNLOADING": "\x1b[33m", "UNLOADED": "\x1b[36m",
+          "FAILED": "\x1b[31m"}  # fmt: skip
 CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")  # argparse's own words
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # argparse's own
@@ -127,6 +128,11 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def spelling(value: OptionValue) -> str:
+    """Return the value of an option as a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def colours(out: TextIO) -> bool:
     """Return whether colours may be written: to a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -171,8 +177,7 @@ def graph_options(arguments: argparse.Namespace) -> dict[str, OptionValue]:
 
 
 def _add(group: argparse._ArgumentGroup, option: GraphOption) -> None:
-    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
-    note = "" if default in (None, "") else f" (default: {default})"
+    note = "" if option.default in (None, "") else f" (default: {spelling(option.default)})"
     place = f"; {option.property} in plugin_config" if option.property else ""
     words = {int: "COUNT", bool: "true|false", str: "TEXT", float: "NUMBER"}
     group.add_argument(

@@ -22,7 +22,6 @@ HEADER = ("NAME", "STATE", "CONTEXT", "MEMORY", "CACHE", "RUNNING", "WAITING", "
 SAMPLE_SECONDS = 1.0
 ANSWER_TIMEOUT_SECONDS = 10.0  # for an answer
 METRIC = re.compile(r'^(\w+)\{name="((?:[^"\\]|\\.)*)"\} (\S+)$', re.MULTILINE)
-STATES = {"AVAILABLE": "green", "LOADING": "yellow", "UNLOADED": "cyan", "FAILED": "red"}
 
 
 def add_to(commands: Commands) -> None:
@@ -57,16 +56,14 @@ def _run(arguments: argparse.Namespace) -> int:
 def _refresh(connection: Connection, before: dict[str, dict[str, float]]) -> int:
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table
+    from rich.text import Text
 
     began = time.monotonic() - SAMPLE_SECONDS
     with Live(console=Console(), auto_refresh=False, screen=False) as live:
         while True:
             now, moment = _metrics(connection), time.monotonic()
-            screen = Table(*HEADER, box=None, header_style="bold", pad_edge=False)
-            for name, state, *rest in _rows(connection, before, now, moment - began):
-                screen.add_row(name, f"[{STATES.get(state, 'white')}]{state}[/]", *rest)
-            live.update(screen, refresh=True)
+            rows = _rows(connection, before, now, moment - began)
+            live.update(Text.from_ansi(table(HEADER, rows), no_wrap=True), refresh=True)
             before, began = now, moment
             time.sleep(SAMPLE_SECONDS)
 
@@ -84,25 +81,23 @@ def _rows(
         counts = now.get(name, {})
         tokens = counts.get("ovserve_generated_tokens_total", 0)
         rate = (tokens - before.get(name, {}).get("ovserve_generated_tokens_total", 0)) / seconds
-        has_counts = bool(counts)
+        figures = [
+            f"{counts.get('ovserve_kv_cache_usage_ratio', 0):.0%}",
+            f"{counts.get('ovserve_requests_running', 0):.0f}",
+            f"{counts.get('ovserve_requests_waiting', 0) + counts.get('ovserve_queue_requests', 0):.0f}",
+            f"{max(rate, 0):.1f}",
+            f"{tokens:.0f}",
+        ]
         rows.append(
             [
                 name,
                 model.get("state_detail", model.get("state", "")).upper(),
                 str(model.get("max_model_len") or "-"),
                 size(memory[name]) if name in memory else "-",
-                f"{counts.get('ovserve_kv_cache_usage_ratio', 0):.0%}" if has_counts else "-",
-                f"{counts.get('ovserve_requests_running', 0):.0f}" if has_counts else "-",
-                f"{_waiting(counts):.0f}" if has_counts else "-",
-                f"{max(rate, 0):.1f}" if has_counts else "-",
-                f"{tokens:.0f}" if has_counts else "-",
+                *(figures if counts else "-" * len(figures)),
             ]
         )
     return rows
-
-
-def _waiting(counts: dict[str, float]) -> float:
-    return counts.get("ovserve_requests_waiting", 0) + counts.get("ovserve_queue_requests", 0)
 
 
 def _memory(connection: Connection) -> dict[str, int]:

@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ovserve.cli.parser import Commands, add_graph_options, graph_options
+from ovserve.cli.ps import DEFAULT_URL
 from ovserve.cli.reload import read_key
 from ovserve.errors import InvalidArgument, LoadError, OvserveError
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:  # imported where needed: --help needs none of them
     from ovserve.cli.chat.connection import Connection
     from ovserve.cli.chat.conversation import Conversation
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 INTERRUPTED_EXIT_CODE = 130
 
 
@@ -157,7 +157,7 @@ def _schema(text: str) -> Any:
 @contextmanager
 def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str, int]]:
     """Yield a server that is ready, its model, and the model's context."""
-    from ovserve.cli.chat.connection import Connection
+    from ovserve.cli.chat.connection import Connection, own_server
 
     options = graph_options(arguments)
     elsewhere = bool(arguments.url)
@@ -166,19 +166,7 @@ def _connected(arguments: argparse.Namespace) -> Iterator[tuple[Connection, str,
         if served := _served(connection, arguments.model, required=elsewhere):
             yield connection, *served
             return
-    from ovserve.cli.chat.connection import OwnServer
-    from ovserve.cli.local import repository
-    from ovserve.cli.progress import Shown, waiting
-    from ovserve.server.settings import Settings
-    from ovserve.server.source import resolve
-
-    settings = Settings(source_model=arguments.model, model_repository_path=str(repository()))
-    resolve(settings, options, Shown(sys.stderr))  # pulls it, where the user sees it
-    flags = [part for name, value in options.items() for part in (f"--{name}", flag(value))]
-    source = [arguments.model] if arguments.model else []
-    with ExitStack() as stack:
-        with waiting(sys.stderr, f"loading {arguments.model or 'the default model'}"):
-            connection = stack.enter_context(OwnServer([*source, *flags]))
+    with own_server(arguments.model, options) as connection:
         served = _served(connection, "", required=True)
         assert served is not None, "required"
         yield connection, *served
@@ -210,7 +198,3 @@ def _served(connection: Connection, model: str, *, required: bool) -> tuple[str,
         names = ", ".join(m["id"] for m in usable) or "nothing"
         raise InvalidArgument(f"{connection.address} does not serve {model!r}, but {names}")
     return None
-
-
-def flag(value: int | bool | str | float) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

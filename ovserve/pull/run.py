@@ -302,11 +302,11 @@ def _is_beside_its_conversion(file: Path) -> bool:
     recorded, network = record.read(file.parent), file.parent / MAIN
     current = recorded.converted and recorded.conversion == record.CONVERSION_VERSION and network.is_file()
     current = current and (have_kernels() or not recorded.exact)
-    return current and gguf_models(file.parent) == [file] and _changed_at(file) <= _changed_at(network)
-
-
-def _changed_at(file: Path) -> int:
-    return file.stat().st_mtime_ns
+    return (
+        current
+        and gguf_models(file.parent) == [file]
+        and file.stat().st_mtime_ns <= network.stat().st_mtime_ns
+    )
 
 
 def _is_free_for(source: Source, file: Path, directory: Path) -> bool:

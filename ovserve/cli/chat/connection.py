@@ -18,14 +18,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ovserve.cli.local import repository
+from ovserve.cli.parser import spelling
 from ovserve.errors import InvalidArgument, LoadError, OvserveError, Unavailable
+from ovserve.pull.graph_text import OptionValue
 from ovserve.scratch import scratch_directory
 
 # The server of `run` and `batch`, in a process of its own: it ends with the process that has started it.
@@ -95,6 +97,25 @@ class OwnServer:
                 process.kill()
                 process.wait()
         self._stack.close()
+
+
+@contextmanager
+def own_server(
+    model: str, options: Mapping[str, OptionValue], flags: Sequence[str] = (), store: Path | None = None
+) -> Iterator[Connection]:
+    """Yield a server of its own with a model, pulled before if needed, where the user sees it."""
+    from ovserve.cli.progress import Shown, waiting  # not needed in the process of the server
+    from ovserve.server.settings import Settings
+    from ovserve.server.source import resolve
+
+    settings = Settings(source_model=model, model_repository_path=str(repository()))
+    resolve(settings, options, Shown(sys.stderr))
+    arguments = [*([model] if model else []), *flags]
+    arguments += [part for name, value in options.items() for part in (f"--{name}", spelling(value))]
+    with ExitStack() as stack:
+        with waiting(sys.stderr, f"loading {model or 'the default model'}"):
+            connection = stack.enter_context(OwnServer(arguments, store))
+        yield connection
 
 
 def _last_lines(log: Path) -> str:

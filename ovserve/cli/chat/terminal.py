@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,11 +79,6 @@ class Wrapped:
             columns = 0
         return max((columns or DEFAULT_COLUMNS) - 1, 2)
 
-
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
 
 LOCAL_FLAGS = 3  # the place of lflag in what tcgetattr() returns
 HISTORY = Path("~/.local/state/ovserve/history")
@@ -159,7 +155,7 @@ class Chat:
 @contextmanager
 def without_echo() -> Iterator[None]:
     """Keep keys that are pressed meanwhile out of what is written; Ctrl-C still interrupts."""
-    if termios is None or not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
@@ -174,22 +170,18 @@ def without_echo() -> Iterator[None]:
 
 def show(answer: Iterator[Chunk], out: TextIO) -> bool:
     """Write an answer to a terminal; False if Ctrl-C has stopped it."""
-    with without_echo():
-        return _show(answer, out)
-
-
-def _show(answer: Iterator[Chunk], out: TextIO) -> bool:
     dim = colours(out)
     reasoning = False
     wrapped = Wrapped(out)
     try:
-        for chunk in answer:
-            if chunk.reasoning != reasoning:
-                if dim:
-                    out.write(DIM if chunk.reasoning else PLAIN)
-                wrapped.write("" if dim and chunk.reasoning else "\n\n" if dim else "\n")
-                reasoning = chunk.reasoning
-            wrapped.write(visible(chunk.text))
+        with without_echo():
+            for chunk in answer:
+                if chunk.reasoning != reasoning:
+                    if dim:
+                        out.write(DIM if chunk.reasoning else PLAIN)
+                    wrapped.write("" if dim and chunk.reasoning else "\n\n" if dim else "\n")
+                    reasoning = chunk.reasoning
+                wrapped.write(visible(chunk.text))
     except KeyboardInterrupt:
         return False
     finally:
