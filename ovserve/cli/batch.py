@@ -18,6 +18,7 @@ from typing import Any
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, add_graph_options, graph_options
 from ovserve.errors import InvalidArgument, LoadError, NotFound
+from ovserve.pull.packaged import DEFAULT_MODEL
 
 EXIT_SOME_FAILED = 3
 POLL_SECONDS = 0.5
@@ -41,7 +42,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "-o", "--output-file", type=Path, metavar="OUT.jsonl", required=True, help="for the results"
     )
-    parser.add_argument("--model", default="", help="a model as for `ovserve run` (default: smollm2)")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help=f"a model as for `ovserve run` (default: {DEFAULT_MODEL})"
+    )
     add_graph_options(parser, "options of the graph")
     parser.set_defaults(run=_run)
 

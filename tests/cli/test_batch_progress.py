@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ovserve.cli.batch import _with_bar
+from ovserve.cli.commands import build_parser
+from ovserve.pull.packaged import DEFAULT_MODEL
 
 TEXT = "20 of 40 lines, 1 failed"
 
@@ -23,3 +25,9 @@ def test_the_bar_takes_what_the_text_leaves(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert _with_bar(TEXT, 0.5) == expected
+
+
+def test_without_a_model_it_is_the_default_one() -> None:
+    """A server under the name of the first line needs to be told which model that is."""
+    arguments = build_parser(["batch"]).parse_args(["batch", "in.jsonl", "-o", "out.jsonl"])
+    assert arguments.model == DEFAULT_MODEL
