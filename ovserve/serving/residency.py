@@ -43,11 +43,15 @@ PERMANENT = "permanent"
 class Group:
     """`idle_seconds` after the last request it is unloaded; 0: never for that reason."""
 
-    name: str
-    engines: list[AnyEngine] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # of its servables
-    permanent: bool = False
-    idle_seconds: float = 0.0
+    name: str  # the first of its labels
+    labels: set[str]  # more than one if groups of the configuration share an engine
+    engines: list[AnyEngine]
+    names: list[str]  # of its servables
+    idle_seconds: float
+
+    @property
+    def permanent(self) -> bool:
+        return PERMANENT in self.labels
 
     @property
     def asleep(self) -> list[AnyEngine]:
@@ -112,48 +116,24 @@ class Group:
 
 def groups_of(entries: Iterable[Entry], settings: IdleSettings) -> list[Group]:
     """Return the groups of all servables that have engines."""
-    groups: dict[str, Group] = {}
-    of_engine: dict[AnyEngine, Group] = {}
+    groups: list[Group] = []
     for entry in entries:
-        servable = entry.servable
-        if servable is None or not servable.engines:
+        if entry.servable is None or not entry.servable.engines:
             continue
-        name = group_name(entry.spec)
-        group = groups.setdefault(name, Group(name))
-        group.names.append(entry.name)
-        group.permanent = group.permanent or name == PERMANENT
-        group.idle_seconds = _longer(group, idle_seconds(entry.spec, settings))
-        for engine in servable.engines.values():
-            other = of_engine.setdefault(engine, group)
-            if other is group:
-                if engine not in group.engines:
-                    group.engines.append(engine)
-            else:
-                group = _join(group, other, groups, of_engine)
-    return [group for group in dict.fromkeys(groups.values()) if group.engines]
+        engines, label = list(dict.fromkeys(entry.servable.engines.values())), group_name(entry.spec)
+        new = Group(label, {label}, engines, [entry.name], idle_seconds(entry.spec, settings))
+        for group in [g for g in groups if label in g.labels or not set(g.engines).isdisjoint(engines)]:
+            groups.remove(group)
+            new = _union(group, new)
+        groups.append(new)
+    return groups
 
 
-def _join(one: Group, other: Group, groups: dict[str, Group], of_engine: dict[AnyEngine, Group]) -> Group:
-    """Return a group in the place of two that share an engine."""
-    one.permanent = one.permanent or other.permanent
-    one.idle_seconds = _longer(one, other.idle_seconds)
-    one.names += other.names
-    for engine in other.engines:
-        if engine not in one.engines:
-            one.engines.append(engine)
-    for engine in one.engines:
-        of_engine[engine] = one
-    for name, group in groups.items():
-        if group is other:
-            groups[name] = one
-    return one
-
-
-def _longer(group: Group, seconds: float) -> float:
-    """Return the longer of two idle times; 0 is the longest."""
-    if len(group.names) <= 1:
-        return seconds
-    return max(group.idle_seconds, seconds) if group.idle_seconds and seconds else 0.0
+def _union(one: Group, other: Group) -> Group:
+    engines = list(dict.fromkeys([*one.engines, *other.engines]))
+    never = 0.0 in (one.idle_seconds, other.idle_seconds)
+    idle = 0.0 if never else max(one.idle_seconds, other.idle_seconds)
+    return Group(one.name, one.labels | other.labels, engines, one.names + other.names, idle)
 
 
 def group_name(spec: ServableSpec) -> str:

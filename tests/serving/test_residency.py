@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ from ovserve.engine.client.state import RestartPolicy
 from ovserve.errors import Overloaded, OvserveError, Unavailable
 from ovserve.graph import Registry
 from ovserve.kinds.payload import HttpPayload
+from ovserve.serving.entries import Entry
 from ovserve.serving.manager import Manager
+from ovserve.serving.residency import groups_of
 from ovserve.serving.settings import IdleSettings, ServableSpec, ServingSettings
 from tests.conftest import eventually, script_graph
 
@@ -299,3 +302,17 @@ async def test_the_engines_of_graphs_that_were_replaced_are_let_go(tmp_path: Pat
             return len(clients)
 
         await eventually(lambda: not processes(manager) and left() == 1)
+
+
+@pytest.mark.parametrize("times", [(5.0, 0.0), (0.0, 5.0), (5.0, 0.0, 7.0)])
+def test_graphs_that_share_an_engine_stay_if_one_of_them_may_not_be_unloaded(
+    times: tuple[float, ...],
+) -> None:
+    engine: Any = object()
+    entries = []
+    for name, seconds in zip("abc", times, strict=False):
+        servable: Any = SimpleNamespace(engines={"llm": engine})
+        spec = ServableSpec(name, Path(), Path(), idle_seconds=seconds)
+        entries.append(Entry(name, spec, servable))
+    (group,) = groups_of(entries, IdleSettings())
+    assert (group.idle_seconds, group.names, group.engines) == (0.0, [*"abc"[: len(times)]], [engine])
