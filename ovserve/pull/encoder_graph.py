@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ovserve.errors import InvalidArgument
-from ovserve.pull.graph_text import GraphOption, properties_of
+from ovserve.pull.graph_text import GraphOption, OptionValue, literal, properties_of, quoted, single_quoted
 
 EMBEDDINGS, RERANK, CLASSIFICATION = "embeddings", "rerank", "classification"
 TEXT2SPEECH = "text2speech"
@@ -186,7 +186,7 @@ LOOP_HANDLER = """\
 
 def encoder_graph(
     task: str,
-    options: Mapping[str, object],
+    options: Mapping[str, OptionValue],
     models_path: str,
     heading: str = "",
     more: Sequence[str] = (),
@@ -203,15 +203,13 @@ def encoder_graph(
     values = {option.name: options.get(option.name, option.default) for option in of.options}
     flags = {"num_streams": ("NUM_STREAMS", values.pop("num_streams"))}
     properties = properties_of(str(values.pop("plugin_config")), flags)
-    fields = [("models_path", json.dumps(models_path))]
+    fields = [("models_path", quoted(models_path))]
     for name, value in values.items():
         if value is not None:
             option = options_by_name[name]
-            quoted = isinstance(value, str) and not option.choices
-            text = json.dumps(value) if quoted or isinstance(value, bool) else str(value)
-            fields.append((option.field or name, text))
+            fields.append((option.field or name, literal(option, value)))
     if properties:
-        fields.append(("plugin_config", "'" + json.dumps(properties).replace("'", "\\'") + "'"))
+        fields.append(("plugin_config", single_quoted(json.dumps(properties))))
     lines = "".join(f"      {name}: {text},\n" for name, text in fields)
     lines += "".join(f"      {line}\n" for line in more)
     before = "".join(f"# {line}\n" for line in heading.splitlines())

@@ -221,12 +221,12 @@ def graph_text(
     for option in OPTIONS:
         value = values[option.name]
         if option.name == "plugin_config":
-            fields.append(("models_path", _quoted(models_path)))
-            fields.append((option.name, _single_quoted(_plugin_config(values))))
+            fields.append(("models_path", quoted(models_path)))
+            fields.append((option.name, single_quoted(_plugin_config(values))))
         elif value is not None and not option.property:
-            fields.append((option.field or option.name, _literal(option, value)))
+            fields.append((option.field or option.name, literal(option, value)))
     if draft_path:
-        fields.append(("draft_models_path", _quoted(draft_path)))
+        fields.append(("draft_models_path", quoted(draft_path)))
     lines = "".join(f"      {name}: {text},\n" for name, text in fields)
     before, after = (FIVE_BEFORE, FIVE_AFTER) if explicit else (BEFORE, AFTER)
     return "".join(f"# {line}\n" for line in heading.splitlines()) + before + lines + after
@@ -257,18 +257,18 @@ def _plugin_config(values: Mapping[str, Any]) -> str:
     return json.dumps(properties) if properties else "{ }"
 
 
-def _literal(option: GraphOption, value: OptionValue) -> str:
+def literal(option: GraphOption, value: OptionValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    bare = option.kind is int or option.choices == PIPELINES  # a number or a name of an enum
-    return str(value) if bare else _quoted(str(value))
+    is_enum = option.choices not in ((), ENGINES)
+    return str(value) if is_enum or option.kind in (int, float) else quoted(str(value))
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return '"' + _escaped(text).replace('"', '\\"') + '"'
 
 
-def _single_quoted(text: str) -> str:
+def single_quoted(text: str) -> str:
     return "'" + _escaped(text).replace("'", "\\'") + "'"
 
 

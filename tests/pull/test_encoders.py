@@ -4,6 +4,7 @@ repository."""
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import zipfile
@@ -13,6 +14,8 @@ import pytest
 
 from ovserve.cli import main
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.graph.config import load_graph
+from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
 from ovserve.pull import encoders
 from ovserve.pull.encoder_graph import encoder_graph
 from ovserve.pull.encoders import PackagedEncoder
@@ -127,6 +130,15 @@ def test_the_files_of_a_repository() -> None:
     assert [f.name for f in choose("o/n", files, encoder=True)] == names[:3]
     with pytest.raises(LoadError, match=r"neither openvino_model\.xml nor model\.safetensors"):
         choose("o/n", files[1:], encoder=True)
+
+
+def test_texts_with_quotes_and_backslashes_are_kept(tmp_path: Path) -> None:
+    properties = {"CACHE_DIR": 'C:\\"it\'s"'}
+    options = {"plugin_config": json.dumps(properties)}
+    (tmp_path / "graph.pbtxt").write_text(encoder_graph("embeddings", options, str(VECTORS / "mpnet")))
+    config = load_graph(tmp_path / "graph.pbtxt").options(0, EmbeddingsCalculatorOVOptions)
+    assert config is not None
+    assert json.loads(config.plugin_config) == properties
 
 
 def test_help_lists_every_short_name(capsys: pytest.CaptureFixture[str]) -> None:
