@@ -116,19 +116,19 @@ class GraphConfig:
         values.value = plain_fields(message, values.value)
         return values
 
-    def place_at(self, offset: int) -> tuple[int, int]:
-        return self._document.place(offset)
-
     def paths(self) -> list[str]:
         """Return every path in the options of all nodes (`models_path` and the like), as written there."""
         entries = [inner for node in self._nodes for child in node.children for inner in child.walk()]
         return [e.text for e in entries if e.name.endswith("_path") and e.value is not None and e.text]
 
-    def error(self, message: str, i: int, field: str = "", text: str | None = None) -> LoadError:
-        """Return a LoadError at node `i`: at that field if it is present, else at the node."""
-        line = self.line_of(i, field, text) or self.line_of_node(i)
-        node = self.message.node[i]
-        return LoadError(message, file=self.file, line=line, node=node.name or node.calculator, field=field)
+    def error(
+        self, message: str, i: int, field: str, text: str | None = None, *, name: str = "", offset: int = -1
+    ) -> LoadError:
+        """Return a LoadError at node `i`: at the offset, or that field if it is present, else at the node."""
+        line, column = self.place_of(i, field, text) if offset < 0 else self._document.place(offset)
+        node, line = self.message.node[i], line or self.line_of_node(i)
+        name = name or node.name or node.calculator
+        return LoadError(message, file=self.file, line=line, node=name, field=field, column=column)
 
     @property
     def _nodes(self) -> list[Entry]:

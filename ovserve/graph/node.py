@@ -68,17 +68,10 @@ class Node:
             raise self.error(f"required: node_options with {type_.DESCRIPTOR.full_name}", "node_options")
         return options
 
-    def error(self, message: str, field: str = "", text: str = "") -> LoadError:
+    def error(self, message: str, field: str = "", text: str = "", offset: int = -1) -> LoadError:
         """Return a LoadError at this node: at the line of `field`, the one with the value `text` if given."""
-        line, column = self.config.place_of(self.position, field, text or None) if field else (0, 0)
-        return LoadError(
-            message,
-            file=self.config.file,
-            line=line or self.config.line_of_node(self.position),
-            node=self.name,
-            field=field,
-            column=column,
-        )
+        position, name = self.position, self.name
+        return self.config.error(message, position, field, text or None, name=name, offset=offset)
 
 
 def split_endpoints(texts: list[str]) -> tuple[list[Endpoint], str | None]:

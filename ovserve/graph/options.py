@@ -75,10 +75,7 @@ def option_message(node: Node, type_: type[msgspec.Struct]) -> str:
 
 def _error(node: Node, text: str, path: Path, offset: int) -> LoadError:
     field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
-    place = node.config.place_at(offset) if offset >= 0 else (node.config.line_of_node(node.position), 0)
-    line, column = place
-    where = field or "node_options"
-    return LoadError(text, file=node.config.file, line=line, node=node.name, field=where, column=column)
+    return node.error(text, field or "node_options", offset=offset)
 
 
 def _explained(message: str, value: Any, type_: type[msgspec.Struct]) -> tuple[Path, str]:
