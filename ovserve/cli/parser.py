@@ -108,15 +108,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for row in every:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]]
         if coloured:
+            codes = [BOLD if row is header else STATES.get(cell.strip(), "") for cell in cells]
             cells = [
-                _coloured(cell, BOLD if row is header else STATES.get(cell.strip(), "")) for cell in cells
+                f"{code}{cell}{PLAIN}" if code else cell for code, cell in zip(codes, cells, strict=True)
             ]
         lines.append("  ".join(cells))
     return "\n".join(lines)
-
-
-def _coloured(cell: str, code: str) -> str:
-    return f"{code}{cell}{PLAIN}" if code else cell
 
 
 def size(count: float) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,10 @@ class Fingerprints:
         if spec.text:
             return Fingerprint(_combined([spec.text]), models)
         files = [spec.graph, *([spec.subconfig] if spec.subconfig else [])]
-        own = [f"{os.path.relpath(path, spec.base)} {self.file(str(path))}" for path in _own(spec.base)]
+        own = [
+            f"{os.path.relpath(path, spec.base)} {self.file(str(path))}"
+            for path in _files(author_files, spec.base)
+        ]
         return Fingerprint(_combined([*(self.file(str(path)) for path in files), *own]), models)
 
     def model(self, path: str) -> str:
@@ -64,7 +67,7 @@ class Fingerprints:
         A handler of a Python node imports the modules next to it, so they count as well.
         """
         if path.endswith(".py"):
-            beside = _beside(Path(path).parent)
+            beside = _files(modules, Path(path).parent)[:MAX_FILES]
             return _combined([self.file(path), *(f"{name} {self.file(str(name))}" for name in beside)])
         if not os.path.isdir(path):
             return self.file(path)
@@ -86,18 +89,10 @@ class Fingerprints:
             return f"unreadable: {error}"
 
 
-def _own(directory: Path) -> list[Path]:
-    """Return the authors' files; none of a directory that does not exist or cannot be read."""
+def _files(list_files: Callable[[Path], list[Path]], directory: Path) -> list[Path]:
+    """Return the files; none of a directory that does not exist or cannot be read."""
     try:
-        return author_files(directory)
-    except (OSError, ValueError):
-        return []
-
-
-def _beside(directory: Path) -> list[Path]:
-    """Return the modules of a directory and of the packages in it; none of one that cannot be read."""
-    try:
-        return modules(directory)[:MAX_FILES]
+        return list_files(directory)
     except (OSError, ValueError):
         return []
 
