@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,18 +175,6 @@ def adapters_of(spec: ServableSpec, config: GraphConfig) -> list[ServableSpec]:
     return adapters
 
 
-def with_adapters(specs: Iterable[ServableSpec], configs: Mapping[str, GraphConfig]) -> list[ServableSpec]:
-    """Return the servables and those of their adapters. A name that is taken keeps its servable."""
-    by_key = {spec.key: spec for spec in specs}
-    for key, config in configs.items():
-        for spec in adapters_of(by_key[key], config):
-            if spec.key in by_key and by_key[spec.key].adapter != spec.adapter:
-                log.error("%s: the alias %r of an adapter is a name already", key, spec.name)
-            else:
-                by_key.setdefault(spec.key, spec)
-    return list(by_key.values())
-
-
 def with_adapter(nodes: Mapping[str, EngineNode], adapter: AdapterOf) -> dict[str, EngineNode]:
     """Return the engines of a graph with the adapter in the one it belongs to. Raises LoadError."""
     texts = {packet: node for packet, node in nodes.items() if isinstance(node.spec, TextSpec)}
@@ -300,13 +288,21 @@ def _without_options(cls: type[Calculator]) -> type[Calculator]:
 
 
 def listed_with_adapters(specs: Sequence[ServableSpec]) -> list[ServableSpec]:
-    """Return the specifications, and those of the adapters that their graphs list."""
-    configs: dict[str, GraphConfig] = {}
-    for spec in specs:
-        if spec.model is None and spec.adapter is None and not spec.fault and _may_list_adapters(spec):
-            with suppress(LoadError):  # it is reported when the graph is checked
-                configs[spec.key] = _graph_config(spec)
-    return with_adapters(specs, configs)
+    """Return the specifications, and those of the adapters that their graphs list. A name that is taken keeps
+    its servable."""
+    by_key = {spec.key: spec for spec in specs}
+    for graph in list(by_key.values()):
+        if graph.model or graph.adapter or graph.fault or not _may_list_adapters(graph):
+            continue
+        adapters: list[ServableSpec] = []
+        with suppress(LoadError):  # it is reported when the graph is checked
+            adapters = adapters_of(graph, _graph_config(graph))
+        for spec in adapters:
+            if spec.key in by_key and by_key[spec.key].adapter != spec.adapter:
+                log.error("%s: the alias %r of an adapter is a name already", graph.key, spec.name)
+            else:
+                by_key.setdefault(spec.key, spec)
+    return list(by_key.values())
 
 
 def _may_list_adapters(spec: ServableSpec) -> bool:
