@@ -50,14 +50,14 @@ class GraphConfig:
     base: Path = Path()  # what relative paths in options start from
 
     def line_of_node(self, i: int) -> int:
-        nodes = self._nodes
+        nodes = self._document.nodes
         return self._document.place(nodes[i].start)[0] if i < len(nodes) else 0
 
     def lines_of_node(self, i: int) -> tuple[int, int]:
         """Return the first and the last line of node `i`; 0, 0 if unknown."""
-        if i >= len(self._nodes):
+        if i >= len(self._document.nodes):
             return 0, 0
-        entry = self._nodes[i]
+        entry = self._document.nodes[i]
         return self._document.place(entry.start)[0], self._document.place(max(entry.start, entry.end - 1))[0]
 
     def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
@@ -70,7 +70,7 @@ class GraphConfig:
         if i is None:
             around = [entry for entry in self._document.entries if entry.name != "node"]
         else:
-            around = self._nodes[i].children if i < len(self._nodes) else []
+            around = self._document.nodes[i].children if i < len(self._document.nodes) else []
         for entry in (inner for each in around for inner in each.walk()):
             if entry.name == field and (text is None or (entry.value is not None and entry.text == text)):
                 return self._document.place(entry.start if text is None else entry.at)
@@ -106,10 +106,10 @@ class GraphConfig:
         if not packed:
             return None
         message = self._messages.unpacked(packed[0])
-        blocks = [block for block in _blocks(self._nodes[i]) if _type_of(block) == type_name]
+        blocks = [block for block in _blocks(self._document.nodes[i]) if _type_of(block) == type_name]
         if not blocks:  # as `type_url` and `value`
             fields = MessageToDict(message) if type_name == STRUCT else plain_fields(message, None)
-            return Values(fields, {(): self._nodes[i].start})
+            return Values(fields, {(): self._document.nodes[i].start})
         if type_name == STRUCT:
             return read_block(blocks[0], self._document, plain=is_plain(blocks[0]))
         values = read_block(blocks[0], self._document)
@@ -118,7 +118,9 @@ class GraphConfig:
 
     def paths(self) -> list[str]:
         """Return every path in the options of all nodes (`models_path` and the like), as written there."""
-        entries = [inner for node in self._nodes for child in node.children for inner in child.walk()]
+        entries = [
+            inner for node in self._document.nodes for child in node.children for inner in child.walk()
+        ]
         return [e.text for e in entries if e.name.endswith("_path") and e.value is not None and e.text]
 
     def error(
@@ -129,10 +131,6 @@ class GraphConfig:
         node, line = self.message.node[i], line or self.line_of_node(i)
         name = name or node.name or node.calculator
         return LoadError(message, file=self.file, line=line, node=name, field=field, column=column)
-
-    @property
-    def _nodes(self) -> list[Entry]:
-        return [entry for entry in self._document.entries if entry.name == "node"]
 
 
 def load_graph(path: Path, base: Path | None = None) -> GraphConfig:
@@ -181,8 +179,7 @@ def _parse(document: Document, text: str, messages: Messages) -> CalculatorGraph
             # It asks the pool for names only, and `messages` answers with those of the files too.
             text_format.Parse(text, message, descriptor_pool=cast(DescriptorPool, messages))
         _check_packed(document.entries, message.graph_options, "graph_options", messages)
-        nodes = [entry for entry in document.entries if entry.name == "node"]
-        for entry, node in zip(nodes, message.node, strict=True):
+        for entry, node in zip(document.nodes, message.node, strict=True):
             _check_packed(entry.children, node.node_options, "node_options", messages)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
@@ -227,8 +224,7 @@ def _type_of(block: Entry) -> str:
 
 def _fill_structs(document: Document, message: CalculatorGraphConfig) -> None:
     """Put the values of plain Struct blocks into the message, from which digests of graphs are made."""
-    nodes = [entry for entry in document.entries if entry.name == "node"]
-    for entry, node in zip(nodes, message.node, strict=True):
+    for entry, node in zip(document.nodes, message.node, strict=True):
         options = [each for each in entry.children if each.name == "node_options"]
         for each, packed in zip(options, node.node_options, strict=True):
             for block in each.children:

@@ -250,9 +250,6 @@ class _Authors:
                 return path
         return None
 
-    def has(self, top: str) -> bool:
-        return self.find(f"{self.package}.{top}") is not None
-
     def _load(self, name: str) -> None:
         if name in sys.modules:
             return
@@ -308,7 +305,7 @@ def _importer(authors: _Authors) -> Callable[..., ModuleType]:
             authors.load_parts(full, names)
             return sys.modules[full]
         top = name.partition(".")[0]
-        if not authors.has(top):
+        if authors.find(f"{authors.package}.{top}") is None:
             return builtins.__import__(name, globals, locals, names, 0)
         full = f"{authors.package}.{name}"
         authors.load_parts(full, names)

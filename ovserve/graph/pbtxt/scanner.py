@@ -112,6 +112,10 @@ class Document:
         except _Stop:
             pass
 
+    @property
+    def nodes(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.name == "node"]
+
     def place(self, offset: int) -> tuple[int, int]:
         """Return line and column, both from 1."""
         line = bisect_right(self._line_starts, offset)

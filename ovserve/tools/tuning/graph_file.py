@@ -96,8 +96,7 @@ def with_options(text: str, node: int, options: str, values: Mapping[str, Value]
 def with_paths(text: str, moved: Mapping[str, str]) -> str:
     """Replace every `..._path` in the options of all nodes that is a key of `moved` by its value."""
     document = Document(text)
-    nodes = [entry for entry in document.entries if entry.name == "node"]
-    inner = [e for node in nodes for child in node.children for e in child.walk()]
+    inner = [e for node in document.nodes for child in node.children for e in child.walk()]
     paths = [e for e in inner if e.name.endswith("_path") and e.value is not None and e.text in moved]
     return _edited(text, [(e.at, e.value_end, literal(moved[e.text])) for e in paths])
 
@@ -115,8 +114,7 @@ def literal(value: Value) -> str:
 
 
 def _block(document: Document, node: int, options: str) -> Entry:
-    nodes = [entry for entry in document.entries if entry.name == "node"]
-    for entry in nodes[node].walk() if node < len(nodes) else ():
+    for entry in document.nodes[node].walk() if node < len(document.nodes) else ():
         name = entry.name.removeprefix("[").removesuffix("]").rpartition("/")[2].removesuffix(".ext")
         if entry.name.startswith("[") and name == options and entry.value is None:
             return entry
