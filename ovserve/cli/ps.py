@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ovserve.cli.parser import Commands, size, table
 from ovserve.cli.reload import read_key
-from ovserve.errors import NotFound, OvserveError
 
 if TYPE_CHECKING:
     from ovserve.cli.chat.connection import Connection
@@ -107,12 +106,12 @@ def _memory(connection: Connection) -> dict[str, int]:
 
 def _metrics(connection: Connection) -> dict[str, dict[str, float]]:
     """Return the metrics by graph; none where the server shows none."""
+    from ovserve.cli.chat.connection import RequestFailed
+
     try:
         text = connection.text("/metrics", ANSWER_TIMEOUT_SECONDS)
-    except NotFound:
-        return {}
-    except OvserveError as error:
-        if getattr(error, "status", 0) == 404:
+    except RequestFailed as error:
+        if error.status == 404:
             return {}
         raise
     models: dict[str, dict[str, float]] = {}

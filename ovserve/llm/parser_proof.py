@@ -186,9 +186,7 @@ def _matches(result: Seen, answer: ExpectedOutput, whitespace: str) -> bool:
 
 def _text(text: str | None, whitespace: str) -> str:
     text = text or ""
-    return (
-        text if whitespace == "exact" else text.strip() if whitespace == "strip" else " ".join(text.split())
-    )
+    return {"exact": text, "strip": text.strip(), "collapse": " ".join(text.split())}[whitespace]
 
 
 def _same(arguments: str, expected: Any) -> bool:

@@ -19,7 +19,7 @@ from ovserve.children import bound_command
 from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, PACKED_WEIGHTS, read_model_files
-from ovserve.engine.model.gguf import GGUFError, Tensor
+from ovserve.engine.model.gguf import GGUFError
 from ovserve.engine.model.gguf_forms import converted_size, is_finer_than_int8
 from ovserve.engine.model.gguf_model import GGUFModel, read_model
 from ovserve.errors import LoadError, ResourceExhausted
@@ -108,7 +108,8 @@ def convert(
         f"{directory / MAIN}: {size_written / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
         f"{time.monotonic() - began:.0f} s"
     )
-    changed = [step for step in steps if step != INT8_OUTPUT or is_finer_than_int8(_output_layer(model))]
+    output_layer = model.gguf.tensors["token_embd.weight" if model.tied else "output.weight"]
+    changed = [step for step in steps if step != INT8_OUTPUT or is_finer_than_int8(output_layer)]
     _say_what_stays(directory / MAIN, steps, changed, say)
     return changed
 
@@ -137,10 +138,6 @@ def _size_here(model: GGUFModel, weight_format: str, steps: Sequence[str], *, ex
     if INT8_OUTPUT in steps and model.tied:
         size += model.parameters.width * model.parameters.vocabulary
     return size
-
-
-def _output_layer(model: GGUFModel) -> Tensor:
-    return model.gguf.tensors["token_embd.weight" if model.tied else "output.weight"]
 
 
 def remove(directory: Path) -> None:

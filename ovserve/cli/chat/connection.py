@@ -187,9 +187,9 @@ class Connection:
         """Return the JSON of an answer. Raises Unavailable, RequestFailed."""
         return self._json("GET", path, None, timeout)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Like `get`, with a body."""
-        return self._json("POST", path, body, timeout)
+        return self._json("POST", path, body, None)
 
     def upload(self, path: str, file: BinaryIO, size: int, fields: Mapping[str, str]) -> Any:
         """Send a form with a file; return the JSON of the answer. Raises as `get`."""

@@ -141,18 +141,12 @@ class Media:
         Raises InvalidArgument naming the field of the first unusable one, Unavailable when the server holds
         too many images already.
         """
-        if len(sources) > (most := self._bounds.images):
-            raise InvalidArgument.at(
-                sources[most].param, f"{len(sources)} images are too many; a request may have {most}"
-            )
+        _check_count(sources, self._bounds.images, "images")
         return tuple([await self._load(source) for source in sources])
 
     async def read(self, sources: Sequence[FileSource]) -> tuple[str, ...]:
         """Return the text of each file. Raises InvalidArgument naming the field of the first without text."""
-        if len(sources) > MAX_FILES:
-            raise InvalidArgument.at(
-                sources[MAX_FILES].param, f"{len(sources)} files are too many; a request may have {MAX_FILES}"
-            )
+        _check_count(sources, MAX_FILES, "files")
         return tuple([await self._read(source) for source in sources])
 
     async def raster(self, source: str | Path, form: RasterForm, param: str) -> Image:
@@ -227,9 +221,7 @@ class Media:
 
     def _check_size(self, size: int, param: str, what: str = "image") -> None:
         if size > self._bounds.bytes:
-            raise InvalidArgument(
-                f"{param}: the {what} is larger than {self._bounds.bytes} bytes", param=param
-            )
+            raise InvalidArgument.at(param, f"the {what} is larger than {self._bounds.bytes} bytes")
 
     def _let_go(self, size: int) -> None:
         self.held -= size
@@ -266,3 +258,11 @@ class Media:
             await self._fetcher.stop()
         await self._pool.stop()
         await self.audio.stop()
+
+
+def _check_count(sources: Sequence[ImageSource | FileSource], most: int, what: str) -> None:
+    if len(sources) > most:
+        param = sources[most].param
+        raise InvalidArgument(
+            f"{param}: {len(sources)} {what} are too many; a request may have {most}", param=param
+        )
