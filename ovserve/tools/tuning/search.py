@@ -148,24 +148,18 @@ def noise(control: Comparison) -> float:
     return min(MOST_NOISE, max(LEAST_GAIN, worst))
 
 
+@dataclass
 class Search:
     """A search. `seconds` is the budget, counted from `began` (`time.monotonic()`)."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        spec: TextSpec,
-        *,
-        began: float,
-        seconds: float,
-        allowed: Allowed,
-        progress: Progress,
-    ) -> None:
-        self._turns = turns
-        self._spec = spec
-        self._began, self._seconds = began, seconds
-        self._allowed = allowed
-        self._progress = progress
+    turns: Turns
+    spec: TextSpec
+    began: float = field(kw_only=True)
+    seconds: float = field(kw_only=True)
+    allowed: Allowed = field(kw_only=True)
+    progress: Progress = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         self._options: Options = {}
         self._own_texts: list[str] = []
         self._noise = MOST_NOISE
@@ -175,22 +169,22 @@ class Search:
     async def run(self, dimensions: Sequence[Dimension]) -> TuneResult:
         """Search. Raises what the graph's own engine raises; a candidate's failure is a result."""
         self._say("the graph as it is")
-        self._own_texts = await self._turns.texts(self._spec)
-        deterministic = await self._turns.texts(self._spec) == self._own_texts
+        self._own_texts = await self.turns.texts(self.spec)
+        deterministic = await self.turns.texts(self.spec) == self._own_texts
         control = Comparison()
         while len(control.pairs) < CONTROL_PAIRS and self._gone() < MOST_ON_CONTROL:
             most = len(control.pairs) + 1
-            await self._play(control, self._spec, self._spec, most, "the graph against itself")
+            await self._play(control, self.spec, self.spec, most, "the graph against itself")
         self._noise = noise(control)
         await self._passes(dimensions)
         final, parted = None, None
         if self._options:
-            winner, final = applied(self._spec, self._options), Comparison()
-            parted = difference(self._own_texts, await self._turns.texts(winner))
-            await self._play(final, self._spec, winner, FINAL_PAIRS, "the winner against the graph as it was")
+            winner, final = applied(self.spec, self._options), Comparison()
+            parted = difference(self._own_texts, await self.turns.texts(winner))
+            await self._play(final, self.spec, winner, FINAL_PAIRS, "the winner against the graph as it was")
             if final.median <= 1 + self._noise / 2:  # single gains that add up to none
                 self._options = {}
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self.began
         return TuneResult(self._options, control, self._trials, final, parted, deterministic, seconds)
 
     async def _passes(self, dimensions: Sequence[Dimension]) -> None:
@@ -211,25 +205,25 @@ class Search:
     async def _try(self, choice: Choice) -> Trial:
         trial = Trial(choice, self._options)
         self._trials.append(trial)
-        if self._time_left() < LEAST_PAIRS * self._pair_seconds + self._turns.load_seconds:
+        if self._time_left() < LEAST_PAIRS * self._pair_seconds + self.turns.load_seconds:
             return trial
-        baseline = applied(self._spec, self._options)
-        candidate = applied(self._spec, {**self._options, **choice.options})
+        baseline = applied(self.spec, self._options)
+        candidate = applied(self.spec, {**self._options, **choice.options})
         self._say(f"{choice.label}: loading")
         try:
-            await self._turns.engine(candidate)
+            await self.turns.engine(candidate)
             self._say(f"{choice.label}: comparing texts")
-            trial.difference = difference(self._own_texts, await self._turns.texts(candidate))
+            trial.difference = difference(self._own_texts, await self.turns.texts(candidate))
             most = MOST_PAIRS if self._objection(trial) is None else PAIRS_TO_TELL
             await self._play(trial.match, baseline, candidate, most, choice.label, settle=True)
         except OvserveError as error:
             trial.outcome, trial.message = "failed", error.message
-            await self._turns.drop(candidate)
+            await self.turns.drop(candidate)
             return trial
         trial.outcome = self._judged(trial)
         if trial.outcome == "taken":
             self._options = {**self._options, **choice.options}
-        await self._turns.drop(baseline if trial.outcome == "taken" else candidate)
+        await self.turns.drop(baseline if trial.outcome == "taken" else candidate)
         return trial
 
     def _judged(self, trial: Trial) -> Outcome:
@@ -244,9 +238,9 @@ class Search:
 
     def _objection(self, trial: Trial) -> Outcome | None:
         """Return why it cannot win, however fast it is."""
-        if trial.choice.price and not self._allowed.fewer_features:
+        if trial.choice.price and not self.allowed.fewer_features:
             return "loses features"
-        return "other text" if trial.difference is not None and not self._allowed.other_text else None
+        return "other text" if trial.difference is not None and not self.allowed.other_text else None
 
     async def _play(
         self,
@@ -266,9 +260,9 @@ class Search:
         while len(match.pairs) < most and not (len(match.pairs) >= LEAST_PAIRS and self._gone() >= 1):
             began = time.monotonic()
             if len(match.pairs) % 2 == 0:
-                of_holder, of_challenger = await self._turns.pair(baseline, candidate)
+                of_holder, of_challenger = await self.turns.pair(baseline, candidate)
             else:
-                of_challenger, of_holder = await self._turns.pair(candidate, baseline)
+                of_challenger, of_holder = await self.turns.pair(candidate, baseline)
             match.pairs.append((of_holder, of_challenger))
             self._pair_seconds = time.monotonic() - began
             self._say(f"{name}: {match.median:.2f}")
@@ -285,12 +279,12 @@ class Search:
 
     def _time_left(self) -> float:
         """Return the rest of the budget, without the time for the last match."""
-        reserve = FINAL_PAIRS * self._pair_seconds + self._turns.load_seconds
-        return self._began + self._seconds - time.monotonic() - reserve
+        reserve = FINAL_PAIRS * self._pair_seconds + self.turns.load_seconds
+        return self.began + self.seconds - time.monotonic() - reserve
 
     def _gone(self) -> float:
         """Return the used part of the budget, 0 to 1."""
-        return (time.monotonic() - self._began) / self._seconds
+        return (time.monotonic() - self.began) / self.seconds
 
     def _say(self, text: str) -> None:
-        self._progress(min(1.0, self._gone()), text)
+        self.progress(min(1.0, self._gone()), text)
