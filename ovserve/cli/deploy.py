@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ovserve.server.settings import OPTIONS, Settings
 
 if TYPE_CHECKING:
     from ovserve.deploy.ray.plan import Plan
+    from ovserve.serving.settings import ServableSpec
 
 # Options that the replica sets, or that say what is served, which travels as its content.
 SERVED = {"source_model", "model_repository_path", "model_name", "model_path", "config_path", "graphs_dir"}
@@ -145,7 +147,6 @@ def _run(arguments: argparse.Namespace) -> int:
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises an OvserveError that names the flag or the file."""
     from ovserve.access.keys import load_keys
-    from ovserve.deploy.ray.check import check
     from ovserve.deploy.ray.plan import Plan
     from ovserve.deploy.ray.rollout import pack
     from ovserve.server.settings import problem
@@ -162,7 +163,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
         keys = Path(settings.api_keys_file).read_text()
-    most = asyncio.run(check(served.repository.read().specs))
+    most = asyncio.run(_check(served.repository.read().specs))
     options = {name: spelling(value) for name, value in values.items() if name not in TRAVELS}
     options.setdefault("response_store", "off")
     low = arguments.replicas or arguments.min_replicas or 1
@@ -183,6 +184,29 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         load_timeout=settings.load_timeout,
         request_timeout=settings.request_timeout,
     )
+
+
+async def _check(specs: Sequence[ServableSpec]) -> int:
+    """Return the smallest `max_num_seqs` of the engines, 0 if no engine has one. Raises LoadError with what
+    `ovserve check` would report for each graph."""
+    from ovserve.calculators.shipped import shipped_registry
+    from ovserve.sandbox.templates import Templates
+    from ovserve.serving.check import report
+
+    registry, templates = shipped_registry(), Templates()
+    plain = [spec.name for spec in specs if spec.plain]
+    faults: list[str] = []
+    limits: list[int] = []
+    try:
+        for spec in specs:
+            one = await report(spec, registry, templates, None, plain)
+            faults += [f"{spec.label}: {error}" for error in one.errors]
+            limits += [number for model in one.models if (number := getattr(model.spec, "max_num_seqs", 0))]
+    finally:
+        await templates.stop()
+    if faults or not specs:
+        raise LoadError(f"not deployed: {'; '.join(faults) or 'nothing is served'}")
+    return min(limits, default=0)
 
 
 def _write(arguments: argparse.Namespace, plan: Plan) -> int:
