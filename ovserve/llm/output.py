@@ -23,21 +23,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ovserve.llm.parsing.output import Content, ContentWasReasoning, Reasoning, ToolCallBroken
+from ovserve.llm.parsing.output import Content as Content
+from ovserve.llm.parsing.output import ContentWasReasoning as ContentWasReasoning
+from ovserve.llm.parsing.output import Reasoning as Reasoning
+from ovserve.llm.parsing.output import ToolCallBroken as ToolCallBroken
 from ovserve.llm.request import TokenLogprob
-
-__all__ = [
-    "Completion",
-    "Content",
-    "ContentWasReasoning",
-    "FoldedChoice",
-    "Parsed",
-    "Part",
-    "Reasoning",
-    "ToolCall",
-    "ToolCallBroken",
-    "ToolCallDelta",
-]
 
 
 class ToolCallDelta(msgspec.Struct, gc=False):
