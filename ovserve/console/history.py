@@ -77,7 +77,6 @@ class History:
         return self._changes
 
     def record(self, at: float, page: str) -> None:
-        """Add a reading of /metrics."""
         self._last += 1
         self._readings.append((self._last, at))
         series, heads = self._series, set[str]()
@@ -97,7 +96,6 @@ class History:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the oldest reading."""
         self._readings.popleft()
         oldest = self._readings[0][0]
         for head in list(self._series):

@@ -61,7 +61,6 @@ class GraphConfig:
         return self._document.place(entry.start)[0], self._document.place(max(entry.start, entry.end - 1))[0]
 
     def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
-        """Return the line of a field, as `place_of`."""
         return self.place_of(i, field, text)[0]
 
     def place_of(self, i: int | None, field: str, text: str | None = None) -> tuple[int, int]:

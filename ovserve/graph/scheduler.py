@@ -389,7 +389,6 @@ class GraphRun:
         await future
 
     def retired(self) -> None:
-        """Record that a node has finished."""
         self._unfinished -= 1
         if not self._unfinished and self._finished is not None:
             wake(self._finished)

@@ -266,7 +266,6 @@ def _endpoint() -> str | None:
 
 @contextmanager
 def _converted_errors(repo: str, revision: str) -> Iterator[None]:
-    """Convert the library's errors to ours."""
     errors = _library().errors
     try:
         yield

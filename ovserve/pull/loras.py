@@ -105,7 +105,6 @@ def _fetch(adapter: Adapter, directory: Path, *, again: bool, say: Callable[[str
 def lora_fields(
     paths: dict[str, str], adapters: Sequence[Adapter], composites: Sequence[Composite]
 ) -> list[str]:
-    """Return the lines of the node's options."""
     lines = []
     for adapter in adapters:
         alpha = f" alpha: {adapter.alpha}" if adapter.alpha else ""

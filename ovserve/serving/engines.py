@@ -81,7 +81,6 @@ class Engines:
         self._conversions: dict[Key, Key] = {}  # of .gguf files
 
     def __len__(self) -> int:
-        """Return the number of engines in use."""
         return len(self._users)
 
     def has(self, key: Key) -> bool:

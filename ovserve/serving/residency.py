@@ -82,7 +82,6 @@ class Group:
 
     @property
     def busy(self) -> bool:
-        """Return whether a process of it has work."""
         return any(engine.busy for engine in self.engines)
 
     @property

@@ -290,7 +290,6 @@ class Servable:
         return None if self._mcp is None else self._mcp[1]
 
     def count_mcp(self, event: str) -> None:
-        """Count an event of their node."""
         if self._mcp is not None:
             self.metrics.node_events.add(self._mcp[0], event)
 

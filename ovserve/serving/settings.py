@@ -73,7 +73,6 @@ class ServableSpec:
 
     @property
     def label(self) -> str:
-        """Return the name for people."""
         return f"{self.name} version {self.version}" if self.plain else self.name
 
     @property

@@ -216,7 +216,6 @@ class Connection:
         return self._read("GET", path, None, timeout).decode("utf-8", "replace")
 
     def ready(self) -> bool:
-        """Return whether the server can answer now."""
         try:
             with closing(self._open("GET", "/v2/health/ready", None, PROBE_SECONDS)) as connection:
                 return connection.getresponse().status == 200

@@ -340,7 +340,6 @@ class Commands:
 
 
 def stats_lines(stats: Stats, context: int = 0) -> list[str]:
-    """Return the lines about one answer."""
     cached = f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""
     of = f" of {context}" if context else ""
     context_tokens = stats.prompt_tokens + stats.generated_tokens

@@ -21,7 +21,6 @@ def put(replica: Any, user_config: object) -> None:
 
 
 def get(replica: Any) -> object:
-    """Return the configuration, None if there is none."""
     stored = internal_kv._internal_kv_get(_key(replica), namespace=NAMESPACE)
     return None if stored is None else msgspec.json.decode(stored)
 

@@ -154,7 +154,6 @@ class Body:
             yield chunk
 
     async def disconnected(self) -> None:
-        """Return when the client has left."""
         await self._complete.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -303,7 +303,6 @@ def read_block(entry: Entry, document: Document, *, plain: bool = True) -> Value
 
 
 def as_struct(values: Values) -> Struct:
-    """Return the protobuf message with these values."""
     message = Struct()
     message.update(values.value)
     return message

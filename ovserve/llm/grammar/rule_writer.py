@@ -90,7 +90,6 @@ class RuleWriter:
         return dict.fromkeys(value)
 
     def report_present(self, plain: tuple[Schema, ...], *keywords: str) -> None:
-        """Report these keywords where they are present."""
         for node in plain:
             for keyword in keywords:
                 if keyword in node:

@@ -82,7 +82,6 @@ class Made(NamedTuple):
 
 
 def free(writer: RuleWriter) -> int:
-    """Any string."""
     return writer.rules.text(f'"\\"" {end(writer)}')
 
 

@@ -42,7 +42,6 @@ class Difference:
 
 
 def difference(was: Sequence[str], now: Sequence[str]) -> Difference | None:
-    """Compare the answers; None if all are the same."""
     parted = [(_common(a, b), a, b) for a, b in zip(was, now, strict=True) if a != b]
     if not parted:
         return None
