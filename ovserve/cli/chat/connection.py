@@ -18,9 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
@@ -42,80 +42,53 @@ OF_ANOTHER = tuple(f"OVSERVE_{name}" for name in _NAMES)  # variables of a serve
 SHOWN_LINES = 8  # of the log of a server that did not start
 
 
-class OwnServer:
-    """`with OwnServer(arguments) as connection`. `arguments` are those of `ovserve serve`.
-
-    It listens on a socket in a directory that only this user can enter.
-    """
-
-    def __init__(self, arguments: Sequence[str], store: Path | None = None) -> None:
-        """`store`: the file of --response_store_path, for work that outlives the server."""
-        keeps = ["--response_store", "off"] if store is None else ["--response_store_path", str(store)]
-        self._arguments = [*arguments, *keeps]
-        self._stack = ExitStack()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Connection:
-        """Raises LoadError with the end of the server's log."""
-        place = self._stack.enter_context(scratch_directory("ovserve-run-"))
-        command = [sys.executable, "-m", __name__, "serve", *self._arguments]
-        command += ["--rest_bind_address", f"{UNIX}{place}/s", "--grpc_port", "0"]
-        command += ["--file_system_poll_wait_seconds", "0", "--model_repository_path", str(repository())]
-        environment = {k: v for k, v in os.environ.items() if k != "API_KEY" and not k.startswith(OF_ANOTHER)}
-        try:
-            with (place / "log").open("wb") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,  # Ctrl-C stops an answer, not the server
-                )
-            connection = Connection(f"{UNIX}{place}/s")
-            while not connection.ready():
-                if self._process.poll() is not None:
-                    raise LoadError(_last_lines(place / "log"))
-                time.sleep(POLL_SECONDS)
-        except BaseException:
-            self._end()
-            raise
-        return connection
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None:
-            process.stdin.close()  # the server ends by itself
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._stack.close()
-
-
 @contextmanager
 def own_server(
     model: str, options: Mapping[str, OptionValue], flags: Sequence[str] = (), store: Path | None = None
 ) -> Iterator[Connection]:
-    """Yield a server of its own with a model, pulled before if needed, where the user sees it."""
+    """Yield a server of its own with a model, pulled before if needed, where the user sees it.
+
+    It listens on a socket in a directory that only this user can enter. `store`: the file of
+    --response_store_path, for work that outlives the server. Raises LoadError with the end of its log.
+    """
     from ovserve.cli.progress import Shown, waiting  # not needed in the process of the server
     from ovserve.server.settings import Settings
     from ovserve.server.source import resolve
 
     settings = Settings(source_model=model, model_repository_path=str(repository()))
     resolve(settings, options, Shown(sys.stderr))
-    arguments = [*([model] if model else []), *flags]
-    arguments += [part for name, value in options.items() for part in (f"--{name}", spelling(value))]
-    with ExitStack() as stack:
-        with waiting(sys.stderr, f"loading {model or 'the default model'}"):
-            connection = stack.enter_context(OwnServer(arguments, store))
-        yield connection
+    command = [sys.executable, "-m", __name__, "serve", *([model] if model else []), *flags]
+    command += [part for name, value in options.items() for part in (f"--{name}", spelling(value))]
+    command += ["--response_store", "off"] if store is None else ["--response_store_path", str(store)]
+    command += ["--file_system_poll_wait_seconds", "0", "--model_repository_path", str(repository())]
+    environment = {k: v for k, v in os.environ.items() if k != "API_KEY" and not k.startswith(OF_ANOTHER)}
+    with scratch_directory("ovserve-run-") as place:
+        address = f"{UNIX}{place}/s"
+        with (place / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "--rest_bind_address", address, "--grpc_port", "0"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C stops an answer, not the server
+            )
+        try:
+            connection = Connection(address)
+            with waiting(sys.stderr, f"loading {model or 'the default model'}"):
+                while not connection.ready():
+                    if process.poll() is not None:
+                        raise LoadError(_last_lines(place / "log"))
+                    time.sleep(POLL_SECONDS)
+            yield connection
+        finally:
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.close()  # the server ends by itself
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _last_lines(log: Path) -> str:
