@@ -48,10 +48,10 @@ def body(writer: RuleWriter, conjunction: Conjunction) -> Body:
     tokens: Tokens = []
     if item is not None:
         if not firsts:
-            return _with_rest([], item, least, more)
+            return _with_rest(item, least, more)
         tokens = [Repeat(['", "', item], max(least - length, 0), more)]
     needed = min(least, length) if writer.exact else length
-    return _prefixed(writer, firsts, tokens, needed)
+    return _prefixed(firsts, tokens, needed)
 
 
 def _containing(writer: RuleWriter, plain: tuple[Schema, ...]) -> list[Schema]:
@@ -146,7 +146,7 @@ def _distinct(writer: RuleWriter, items: Items, least: int, most: int | None) ->
     return [['"["', rules[start]]]
 
 
-def _prefixed(writer: RuleWriter, firsts: list[int], rest: Tokens, needed: int) -> Body:
+def _prefixed(firsts: list[int], rest: Tokens, needed: int) -> Body:
     """Return arrays of at least `needed` of the first items; `rest` follows only all of them."""
     tail = rest
     for i in reversed(range(len(firsts))):
@@ -157,7 +157,7 @@ def _prefixed(writer: RuleWriter, firsts: list[int], rest: Tokens, needed: int) 
     return [['"["', *tail, '"]"']]
 
 
-def _with_rest(tokens: Tokens, item: int, least: int, most: int | None) -> Body:
+def _with_rest(item: int, least: int, most: int | None) -> Body:
     others = Repeat(['", "', item], max(least - 1, 0), None if most is None else most - 1)
     filled: Tokens = ['"["', item, others, '"]"']
     return [filled] if least else [['"[]"'], filled]

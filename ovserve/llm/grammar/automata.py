@@ -328,10 +328,10 @@ class _Terms:
         after = self._derived.get((term, letter))
         if after is None:
             self._take(1)
-            after = self._derived[term, letter] = self._derive(term, key, letter)
+            after = self._derived[term, letter] = self._derive(key, letter)
         return after
 
-    def _derive(self, term: int, key: tuple[Any, ...], letter: int) -> int:
+    def _derive(self, key: tuple[Any, ...], letter: int) -> int:
         kind = key[0]
         if kind == "joined":
             one, other = key[1], key[2]
