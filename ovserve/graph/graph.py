@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ovserve.errors import LoadError, described
 from ovserve.graph.calculator import LoadContext, NodeState
 from ovserve.graph.config import GraphConfig, load_graph, parse_graph
-from ovserve.graph.nodes import InlineNode, TaskNode, WholeNode
+from ovserve.graph.nodes import InlineNode, TaskNode
 from ovserve.graph.planning import GraphPlan, NodePlan, plan_graph
 from ovserve.graph.registry import Registry, innermost
 from ovserve.graph.scheduler import GraphRun, NodeRun
@@ -185,7 +185,7 @@ class Graph:
         ]
 
     def _whole(self, run: GraphRun) -> list[NodeRun]:
-        return [WholeNode(run, self.plan.nodes[0], self.states[0])]
+        return [TaskNode(run, self.plan.nodes[0], self.states[0], whole=True)]
 
     def close(self) -> None:
         """Release the thread pools; runs under way finish."""

@@ -26,18 +26,32 @@ Method = Callable[[Context], Awaitable[None] | None]
 
 
 class TaskNode(NodeRun):
-    __slots__ = ("_full", "parked")
+    """A node with a task, or `whole`: the one node of a graph that answers as a whole, which is called by the
+    task that reads the answer.
 
-    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
+    A task of its own would cost a short request two more turns of the event loop and a copy of its context.
+    Nothing could happen between them: the input is complete when the reader comes, and the output when the
+    node returns. Rules, errors and taps are the same.
+    """
+
+    __slots__ = ("_full", "_stopped", "_whole", "parked")
+
+    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState, *, whole: bool = False) -> None:
         super().__init__(run, plan, state)
         self.parked: asyncio.Future[None] | None = None
         self._full: Queue
+        self._whole = whole
+        self._stopped = False  # by the run, and not by the reader's own end
+        if whole:
+            run.drive = self._drive
 
     def start(self) -> None:
-        self.task = asyncio.create_task(self._main(), name=f"node {self.plan.node.name}")
+        if not self._whole:  # else the reader calls `GraphRun.drive`
+            self.task = asyncio.create_task(self._main(), name=f"node {self.plan.node.name}")
 
     def stop(self) -> None:
-        if self.task is not None:
+        if self.task is not None and not (self._whole and self._stopped):
+            self._stopped = True
             self.task.cancel()
 
     def notice(self) -> None:
@@ -159,32 +173,8 @@ class TaskNode(NodeRun):
         self.run.rest()
         await parked
 
-
-class WholeNode(TaskNode):
-    """The one node of a graph that answers as a whole: it is called by the task that reads the answer.
-
-    A task of its own would cost a short request two more turns of the event loop and a copy of its context.
-    Nothing could happen between them: the input is complete when the reader comes, and the output when the
-    node returns. Rules, errors and taps are those of any node that waits.
-    """
-
-    __slots__ = ("_stopped",)
-
-    def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
-        super().__init__(run, plan, state)
-        run.drive = self.drive
-        self._stopped = False  # by the run, and not by the reader's own end
-
-    def start(self) -> None:
-        """The reader calls `GraphRun.drive`."""
-
-    def stop(self) -> None:
-        if self.task is not None and not self._stopped:
-            self._stopped = True
-            self.task.cancel()
-
-    async def drive(self) -> None:
-        """Run the node to its end, once. What it raises is the run's error."""
+    async def _drive(self) -> None:
+        """Run a `whole` node to its end, once. What it raises is the run's error."""
         self.task = reader = asyncio.current_task()
         assert reader is not None, "a coroutine on the event loop"
         before = reader.cancelling()
