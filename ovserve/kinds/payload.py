@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import msgspec
+
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.api.openai.responses.request import ResponseContext
+from ovserve.errors import InvalidArgument
 from ovserve.graph import Calculator
 from ovserve.sandbox.bodies import UNREAD, Head
 
@@ -126,3 +129,11 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
 def _header_text(name: str) -> str:
     """A body's field name may hold anything; a header may not."""
     return "".join(c if " " < c < "\x7f" and c != "," else "?" for c in name[:64])
+
+
+def packed(texts: Any, param: str) -> bytes:
+    """Return msgpack for the engine. Raises InvalidArgument for half a surrogate pair."""
+    try:
+        return msgspec.msgpack.encode(texts)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{param}: is not valid Unicode: {error.reason}", param=param) from None

@@ -16,6 +16,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.payload import packed
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -100,14 +101,6 @@ def decode_embeddings(body: bytes) -> Embed:
     truncate_to(request.truncate_prompt_tokens)
     request.input = ""
     return Embed(request, packed(inputs, "input"), len(inputs), tokens, tuple(sorted(unknown)))
-
-
-def packed(texts: Any, param: str) -> bytes:
-    """Return msgpack for the engine. Raises InvalidArgument for half a surrogate pair."""
-    try:
-        return msgspec.msgpack.encode(texts)
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{param}: is not valid Unicode: {error.reason}", param=param) from None
 
 
 def truncate_to(value: int | None) -> int | None:

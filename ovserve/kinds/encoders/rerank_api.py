@@ -18,6 +18,7 @@ from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.encoders.spec import RerankArguments
+from ovserve.kinds.payload import packed
 
 TEXT = "text"  # the field of an object that is ranked unless rank_fields says others
 COUNT = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -92,11 +93,8 @@ def decode_rerank(body: bytes) -> Ranked:
             "documents: all documents have to be the same type (string or objects)", param="documents"
         )
     texts = [_text(d, i, request.rank_fields) for i, d in enumerate(request.documents)]
-    try:
-        packed = msgspec.msgpack.encode(texts)
-        request.query.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"documents: is not valid Unicode: {error.reason}", param="documents") from None
+    documents_packed = packed(texts, "documents")
+    packed(request.query, "documents")
     arguments = RerankArguments(
         request.query,
         max_chunks_per_document=request.max_chunks_per_doc,
@@ -106,7 +104,7 @@ def decode_rerank(body: bytes) -> Ranked:
     )
     documents = tuple(request.documents) if request.return_documents else None
     ignored = tuple(sorted({*unknown, *_without_effect(request)}))
-    return Ranked(request.model, packed, len(texts), arguments, request.top_n, documents, ignored)
+    return Ranked(request.model, documents_packed, len(texts), arguments, request.top_n, documents, ignored)
 
 
 def _without_effect(request: RerankRequest) -> Iterator[str]:

@@ -18,8 +18,9 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
-from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of, packed, truncate_to
+from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of, truncate_to
 from ovserve.kinds.encoders.spec import ClassifyArguments, ScoreArguments
+from ovserve.kinds.payload import packed
 
 SCORE, CLASSIFY = "score", "classify"
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

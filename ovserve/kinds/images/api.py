@@ -24,6 +24,7 @@ from ovserve.api.openai.body import decode_body, decode_fields, refuse_unsupport
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.payload import packed
 
 GENERATIONS, EDITS = "images/generations", "images/edits"
 MAX_PROMPT = 32_000  # characters, OpenAI's limit
@@ -125,10 +126,7 @@ def checked(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Drawing:
     without = REPORTED if type(request) is ImageRequest else WITHOUT_EFFECT
     refuse_unsupported(unknown, REFUSED)
     for name in TEXTS:
-        try:
-            (getattr(request, name) or "").encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"{name}: is not valid Unicode: {error.reason}", param=name) from None
+        packed(getattr(request, name), name)
     if request.partial_images and not request.stream:
         raise InvalidArgument("partial_images: only with stream: true", param="partial_images")
     if request.output_format in (None, "png") and request.output_compression not in (None, 100):

@@ -18,6 +18,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.payload import packed
 
 NAME = "audio/speech"
 Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
@@ -109,10 +110,7 @@ _decoder = msgspec.json.Decoder(SpeechRequest)
 def decode_speech(body: bytes) -> Speech:
     """Raises InvalidArgument naming the field."""
     request, unknown = decode_body(body, _decoder)
-    try:
-        request.input.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"input: is not valid Unicode: {error.reason}", param="input") from None
+    packed(request.input, "input")
     if not request.input.strip():
         raise InvalidArgument("input: expected text, got none", param="input")
     if request.speed is not None and not math.isfinite(request.speed):
