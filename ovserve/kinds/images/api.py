@@ -46,7 +46,9 @@ WITHOUT_EFFECT = ("quality", "style", "moderation", "user", "input_fidelity")
 REPORTED = dict.fromkeys(WITHOUT_EFFECT, "without effect") | {"strength": "only of edits"}
 
 
-class ImageRequest(msgspec.Struct, kw_only=True):
+class ImageFields(msgspec.Struct, kw_only=True):
+    """The fields that both endpoints have."""
+
     model: Annotated[str, doc("the name under which a graph is served, or a LoRA adapter of it")]
     prompt: Annotated[Text, doc("what to draw")]
     n: Annotated[Count | None, doc("number of images; image i has the seed plus i")] = None
@@ -90,11 +92,15 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     input_fidelity: Annotated[str | None, doc("without effect")] = None
 
 
+class ImageRequest(ImageFields, kw_only=True):
+    """A body of images/generations."""
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A checked body. Sizes in pixels; None where the graph decides."""
 
-    request: ImageRequest
+    request: ImageFields
     size: tuple[int, int] | None
     count: int | None
     seed: int | None
@@ -143,13 +149,13 @@ def checked(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Drawing:
     )
 
 
-def _one_of(request: ImageRequest, name: str, other: str) -> Any:
+def _one_of(request: ImageFields, name: str, other: str) -> Any:
     if getattr(request, name) is not None and getattr(request, other) is not None:
         raise InvalidArgument(f"{other}: not with {name}, which is the same", param=other)
     return getattr(request, name) if getattr(request, name) is not None else getattr(request, other)
 
 
-def _size(request: ImageRequest) -> tuple[int, int] | None:
+def _size(request: ImageFields) -> tuple[int, int] | None:
     text, width, height = request.size, request.width, request.height
     for name in ("width", "height"):
         if text is not None and getattr(request, name) is not None:
@@ -176,7 +182,7 @@ _NUMBER = re.compile(r"\s*-?\d{1,20}(\.\d{1,20})?([eE][-+]?\d{1,3})?\s*")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-class ImageEditRequest(ImageRequest, kw_only=True):
+class ImageEditRequest(ImageFields, kw_only=True):
     image: Annotated[
         str,
         doc("a file of the form; in JSON a data URL, or a URL as chats take them"),

@@ -40,6 +40,7 @@ from ovserve.kinds.images.options import (
 )
 from ovserve.kinds.images.spec import GENERATE, PNG, GenerateArguments, ImageFacts, ImageItem, Raster, Task
 from ovserve.kinds.payload import (
+    EVENT_STREAM,
     TRUNCATED_HEADER,
     AnswerPacket,
     Decoder,
@@ -243,9 +244,6 @@ def _seeds(drawing: Drawing, count: int) -> list[int]:
             param=field,
         )
     return list(range(first, first + count))
-
-
-EVENT_STREAM = "text/event-stream"
 
 
 async def _make(node: Node, options: ImageOptions, engine: CallClient, host: Host) -> ImageResource:

@@ -59,20 +59,12 @@ _CHECK = re.compile(r"Check '.*?' failed at (\S+?):\d+:\s*(.*)", re.DOTALL)
 _OF_REQUESTS = "/image_generation/"
 
 
-def refused(text: str) -> InvalidArgument:
-    return InvalidArgument(text)
-
-
 def of_request(error: RuntimeError) -> InvalidArgument | None:
     """Return the client's error if the library rejected an option, such as prompt_2 of a model without it."""
     match = _CHECK.search(str(error))
     if match is None or _OF_REQUESTS not in match[1]:
         return None
     return InvalidArgument(f"the model rejects the request: {sentence(error)}")
-
-
-def load_error(error: RuntimeError, directory: str) -> LoadError:
-    return LoadError(f"cannot be loaded: {sentence(error)}", file=directory, field="models_path")
 
 
 def sentence(error: RuntimeError) -> str:
@@ -358,7 +350,7 @@ class ImageBackend:
         )
         pipeline = self._pipelines.get(task)
         if pipeline is None:
-            raise refused(f"this model has no pipeline to {task} images")
+            raise InvalidArgument(f"this model has no pipeline to {task} images")
         adapters, cut = self._adapters.options_for(arguments.adapters), self._prompts.cut(arguments)
         drawing = Drawing(pipeline, arguments, adapters, invocation, cut)
         yield from drawing.items()
@@ -390,7 +382,7 @@ def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
             source = pipelines[task]
     if not pipelines:
         assert failure is not None, "a pipeline that is not there has failed"
-        raise load_error(failure, str(directory))
+        raise LoadError(f"cannot be loaded: {sentence(failure)}", file=str(directory), field="models_path")
     return pipelines
 
 
