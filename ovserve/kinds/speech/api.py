@@ -20,7 +20,7 @@ from ovserve.api.openai.common import encode, event
 from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.speech.languages import language_name
-from ovserve.kinds.speech.spec import TranscribeArguments
+from ovserve.kinds.speech.spec import Span, TranscribeArguments
 
 TRANSCRIPTIONS, TRANSLATIONS = "audio/transcriptions", "audio/translations"
 FILE = "file"
@@ -31,7 +31,9 @@ Prompt = Annotated[str, Meta(max_length=PROMPT_BYTES)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 
 
-class TranslationRequest(msgspec.Struct, kw_only=True):
+class AudioFields(msgspec.Struct, kw_only=True):
+    """The fields that both endpoints have."""
+
     file: Annotated[str, doc("the audio, as a file part of the form; its name")]
     model: Annotated[str, doc("the name under which a graph is served")]
     prompt: Annotated[Prompt | None, doc("names, spelling, style")] = None
@@ -39,7 +41,11 @@ class TranslationRequest(msgspec.Struct, kw_only=True):
     temperature: Annotated[Temperature | None, doc("0: the likeliest words; above, they are drawn")] = None
 
 
-class TranscriptionRequest(TranslationRequest, kw_only=True):
+class TranslationRequest(AudioFields, kw_only=True):
+    """A form of audio/translations."""
+
+
+class TranscriptionRequest(AudioFields, kw_only=True):
     language: Annotated[
         str | None, doc("code, locale or English name: de, deu, de-AT, German; default: found in the audio")
     ] = None
@@ -163,7 +169,7 @@ class AudioEndpoint:
 
 
 def _checked(
-    request: TranslationRequest,
+    request: AudioFields,
     more: TranscriptionRequest,
     unknown: Mapping[str, msgspec.Raw],
     *,
@@ -258,14 +264,6 @@ TEXTS = ("text", "srt", "vtt")
 FRAMES_PER_SECOND = 100  # frames of Whisper's spectrogram per second, the unit of `seek`
 
 
-class Timed(msgspec.Struct, frozen=True):
-    """A segment or a word; times are in seconds."""
-
-    start: float
-    end: float
-    text: str
-
-
 @dataclass
 class Transcript:
     """The text of a recording, as far as it is known."""
@@ -273,8 +271,8 @@ class Transcript:
     duration: float = 0.0  # seconds, of the whole recording
     language: str = ""  # code
     texts: list[str] = field(default_factory=list)  # of the pieces, as the model wrote them
-    segments: list[Timed] = field(default_factory=list)
-    words: list[Timed] = field(default_factory=list)
+    segments: list[Span] = field(default_factory=list)
+    words: list[Span] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -330,7 +328,7 @@ def delta_event(text: str) -> bytes:
     return event(TranscriptDelta(text))
 
 
-def segment_events(first: int, segments: list[Timed]) -> bytes:
+def segment_events(first: int, segments: list[Span]) -> bytes:
     """`first` is the number of the first one."""
     return b"".join(
         event(TranscriptSegmentEvent(f"seg_{i}", round(s.start, 3), round(s.end, 3), s.text))

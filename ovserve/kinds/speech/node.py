@@ -42,7 +42,6 @@ from ovserve.kinds.speech.api import (
     TRANSCRIPTIONS,
     TRANSLATIONS,
     AudioEndpoint,
-    Timed,
     Transcribe,
     Transcript,
     content_type,
@@ -57,7 +56,6 @@ from ovserve.kinds.speech.spec import (
     TRANSCRIBE,
     WINDOW,
     Piece,
-    Span,
     SpeechFacts,
     SpeechToTextSpec,
     TextDelta,
@@ -149,8 +147,8 @@ class Transcription:
             raise Internal("the engine read nothing of the audio")
         transcript, seconds = self.transcript, self._at / SAMPLES_PER_SECOND
         transcript.texts.append(piece.text)
-        transcript.segments += [_timed(span, seconds) for span in piece.segments]
-        transcript.words += [_timed(span, seconds) for span in piece.words]
+        transcript.segments += [span.moved(seconds) for span in piece.segments]
+        transcript.words += [span.moved(seconds) for span in piece.words]
         transcript.language = transcript.language or piece.language
         self._at += piece.consumed
         self._said = ""
@@ -165,10 +163,6 @@ class Transcription:
         if not self._recording.closed:
             self._recording.close()
             self._metrics.open -= 1
-
-
-def _timed(span: Span, seconds: float) -> Timed:
-    return Timed(span.start + seconds, span.end + seconds, span.text)
 
 
 STREAMS, MOST_STREAMS = "NUM_STREAMS", 64
