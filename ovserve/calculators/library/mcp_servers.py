@@ -33,7 +33,7 @@ import msgspec
 from ovserve import installation
 from ovserve.api.openai.responses.tools import McpTool
 from ovserve.calculators.library.mcp_connection import McpConnection, Target
-from ovserve.calculators.library.server_tools import ServerToolsOptions, run_call
+from ovserve.calculators.library.server_tools import CallLimits, run_call
 from ovserve.errors import LoadError
 from ovserve.graph import Calculator, Contract, LoadContext, Node, calculator
 from ovserve.llm.output import ToolCall, ToolResult
@@ -56,7 +56,7 @@ class McpServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.label}: {self.url.partition('?')[0] or ' '.join(self.command[:1])}"
 
 
-class McpServersOptions(ServerToolsOptions, frozen=True):
+class McpServersOptions(CallLimits, frozen=True):
     servers: tuple[McpServerOptions, ...] = ()
     connect_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
 

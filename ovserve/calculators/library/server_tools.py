@@ -49,11 +49,17 @@ THREAD = "tool"
 MOST_THREADS = 32  # of plain methods in the process: one that hangs keeps its thread
 
 
-class ServerToolsOptions(msgspec.Struct, frozen=True):
+class CallLimits(msgspec.Struct, frozen=True):
+    """The options of nodes that run tools."""
+
     max_rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
     max_calls: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     call_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     max_output_characters: Annotated[int, msgspec.Meta(ge=1)] = 4000
+
+
+class ServerToolsOptions(CallLimits, frozen=True):
+    """Those of tools of the server's own."""
 
 
 def tool(method: F) -> F:
@@ -71,7 +77,7 @@ class _Tool(msgspec.Struct, frozen=True):
 
 class Toolbox:
     def __init__(
-        self, tools: Mapping[str, _Tool], owner: ServerTools, options: ServerToolsOptions, count: Any
+        self, tools: Mapping[str, _Tool], owner: ServerTools, options: CallLimits, count: Any
     ) -> None:
         self.options = options
         self._tools, self._owner, self._count = tools, owner, count
@@ -102,7 +108,7 @@ class Toolbox:
 
 
 async def run_call(
-    call: ToolCall, value: Awaitable[Any], options: ServerToolsOptions, count: Callable[[str], None]
+    call: ToolCall, value: Awaitable[Any], options: CallLimits, count: Callable[[str], None]
 ) -> ToolResult:
     """Await the value of a call within the limits of a node, and count it. An error is its output."""
     began, failed, seconds = time.monotonic(), False, options.call_seconds

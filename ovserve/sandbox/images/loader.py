@@ -262,7 +262,6 @@ class Media:
 
 def _check_count(sources: Sequence[ImageSource | FileSource], most: int, what: str) -> None:
     if len(sources) > most:
-        param = sources[most].param
-        raise InvalidArgument(
-            f"{param}: {len(sources)} {what} are too many; a request may have {most}", param=param
+        raise InvalidArgument.at(
+            sources[most].param, f"{len(sources)} {what} are too many; a request may have {most}"
         )
