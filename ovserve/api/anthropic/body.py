@@ -108,9 +108,7 @@ class OutputConfig(msgspec.Struct):
     ] = None
 
 
-class CountRequest(msgspec.Struct, kw_only=True):
-    """The fields that make the prompt."""
-
+class PromptFields(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], doc("the conversation")]
     system: Annotated[
@@ -126,7 +124,11 @@ class CountRequest(msgspec.Struct, kw_only=True):
     output_format: Annotated[JsonFormat | None, doc("the older name of output_config.format")] = None
 
 
-class MessagesRequest(CountRequest, kw_only=True):
+class CountRequest(PromptFields, kw_only=True):
+    """The fields that make the prompt."""
+
+
+class MessagesRequest(PromptFields, kw_only=True):
     max_tokens: Annotated[
         Natural,
         doc("clamped to the room left in the context, which is reported; 0: the prompt is cached alone"),

@@ -23,6 +23,7 @@ from ovserve.api.anthropic.body import (
     Block,
     CountRequest,
     MessagesRequest,
+    PromptFields,
     SystemText,
     Turn,
     check_stops,
@@ -52,7 +53,7 @@ ROLES = ("user", "assistant", "system")
 KINDS = ("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
-def to_messages(body: CountRequest, images: Pictures) -> tuple[list[Message], list[str]]:
+def to_messages(body: PromptFields, images: Pictures) -> tuple[list[Message], list[str]]:
     """The messages, with tags for images, and names of what was dropped. Raises InvalidArgument naming the
     block."""
     dropped: list[str] = []
@@ -238,7 +239,7 @@ class Tools:
     dropped: tuple[str, ...] = ()  # types that only Anthropic can run, and what is not enforced
 
 
-def openai_tools(body: CountRequest) -> Tools:
+def openai_tools(body: PromptFields) -> Tools:
     """Raises InvalidArgument naming the index, or the choice of a tool that is not there."""
     functions: list[dict[str, Any]] = []
     dropped: list[str] = []
@@ -287,7 +288,7 @@ _count_decoder = msgspec.json.Decoder(CountRequest)
 
 @dataclass(frozen=True)
 class DecodedMessages:
-    body: CountRequest
+    body: PromptFields
     messages: list[Message]
     tools: Tools
     ignored: tuple[str, ...]
@@ -379,7 +380,7 @@ def count_body(tokens: int) -> bytes:
     return encode(TokenCount(tokens))
 
 
-def _decoded(body: CountRequest, unknown: dict[str, msgspec.Raw]) -> DecodedMessages:
+def _decoded(body: PromptFields, unknown: dict[str, msgspec.Raw]) -> DecodedMessages:
     messages, dropped = to_messages(body, Pictures())
     tools = openai_tools(body)
     return DecodedMessages(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
@@ -406,7 +407,7 @@ def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -
     return ToRender(conversation, plain, ignored)
 
 
-def _budget(body: CountRequest, model: ModelContext) -> tuple[ReasoningBudget | None, list[str]]:
+def _budget(body: PromptFields, model: ModelContext) -> tuple[ReasoningBudget | None, list[str]]:
     """Return the budget of the reasoning, and its field if it has no effect."""
     thinking = body.thinking
     if thinking is None or thinking.budget_tokens is None:
@@ -416,7 +417,7 @@ def _budget(body: CountRequest, model: ModelContext) -> tuple[ReasoningBudget | 
     return reasoning_budget({BUDGET_FIELD: thinking.budget_tokens}, model)
 
 
-def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> list[str]:
+def _effort(body: PromptFields, model: ModelContext, kwargs: dict[str, Any]) -> list[str]:
     """Puts the effort into the template's variables; returns what has no effect."""
     effort = body.output_config.effort if body.output_config is not None else None
     if effort is None:
@@ -428,7 +429,7 @@ def _effort(body: CountRequest, model: ModelContext, kwargs: dict[str, Any]) -> 
     return []
 
 
-def _thinking(body: CountRequest, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
+def _thinking(body: PromptFields, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
     """Return `thinking` as template variables, if the template reads one, and the fields without effect."""
     thinking = body.thinking
     if thinking is None or thinking.type not in (*THINKING_TYPES, "disabled"):
