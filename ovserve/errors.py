@@ -22,7 +22,7 @@
     |-- Cancelled                  its owner or an administrator cancelled this request
     |-- Unimplemented              a method of a public protocol that this server does not implement
     |-- Internal                   a fault of the server
-    |   `-- EndsEngine             this request ends the engine, so it is not sent again
+    |-- EndsEngine                 this request ends the engine, so it is not sent again
     |-- LoadError                  a graph or model that cannot be served; carries file, line, node, field
     `-- NodeError                  a calculator raised; carries node, phase and the cause's kind
 
@@ -192,7 +192,8 @@ class Internal(OvserveError):
     kind = "internal"
 
 
-class EndsEngine(Internal):
+class EndsEngine(OvserveError):
+    kind = "internal"
     code = "request_ends_engine"
 
 
