@@ -41,7 +41,6 @@ from ovserve.api.openai.messages import (
     template_message,
 )
 from ovserve.api.openai.sampling import SamplingFields, to_sampling
-from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import ToolChoice, check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import Conversation
@@ -332,7 +331,7 @@ class Messages:
             stream=request.stream,
             source=request,
         )
-        ignored = tuple(sorted([*decoded.ignored, *without_effect(sampling)]))
+        ignored = tuple(sorted([*decoded.ignored, *sampling.answer_format.unenforced]))
         return replace(decoded, ignored=ignored, sampling=sampling)
 
     def to_request(self, decoded: DecodedMessages, model: ModelContext) -> GenerateRequest:

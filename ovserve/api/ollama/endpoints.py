@@ -36,7 +36,6 @@ from ovserve.api.openai.messages import (
     template_message,
 )
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
-from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm import request as llm
@@ -122,7 +121,7 @@ def _decoded(
 ) -> Decoded:
     options = read_options(body)
     check_sampling(options.sampling)
-    ignored = tuple(sorted([*unknown, *options.unused, *without_effect(options.sampling)]))
+    ignored = tuple(sorted([*unknown, *options.unused, *options.sampling.answer_format.unenforced]))
     return Decoded(body, turns, options, ignored, tools)
 
 

@@ -51,7 +51,6 @@ from ovserve.api.openai.sampling import (
     narrow_sampling,
     to_sampling,
 )
-from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import (
     FIELDS,
     ToolChoice,
@@ -247,7 +246,7 @@ class ChatCompletions:
         request.messages = in_tools_form(request.messages)
         policy = _policy(request, dropped)
         unenforced = policy.unenforced if policy is not None else ()
-        ignored = tuple(sorted([*unknown, *dropped, *unenforced, *without_effect(request)]))
+        ignored = tuple(sorted([*unknown, *dropped, *unenforced, *request.answer_format.unenforced]))
         custom = (tool.get("custom", tool) for tool in request.tools or () if tool.get("type") == "custom")
         return DecodedChat(request, policy, ignored, frozenset(tool["name"] for tool in custom))
 

@@ -43,7 +43,6 @@ from ovserve.api.openai.sampling import (
     narrow_sampling,
     to_sampling,
 )
-from ovserve.api.openai.structured import without_effect
 from ovserve.errors import InvalidArgument
 from ovserve.llm.fim import ending_middle, middle_prompt
 from ovserve.llm.model import ModelContext
@@ -113,7 +112,7 @@ def _checked(request: CompletionRequest, unknown: Iterable[str]) -> DecodedCompl
         )
     if request.max_tokens == 0 and not request.echo:
         raise InvalidArgument.at("max_tokens", "0 is only allowed with echo: true")
-    return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *without_effect(request)])))
+    return DecodedCompletions(request, prompts, tuple(sorted([*unknown, *request.answer_format.unenforced])))
 
 
 def _to_request(decoded: DecodedCompletions, model: ModelContext, endpoint: str) -> GenerateRequest:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -27,7 +28,13 @@ from ovserve.api.openai.operation import (
     Temperature,
     doc,
 )
-from ovserve.api.openai.structured import ConstraintFields, constraint_of
+from ovserve.api.openai.structured import (
+    FIELDS,
+    AnswerFormat,
+    Choices,
+    StructuredOutputs,
+    read_constraint,
+)
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
     ASSISTED_FIELDS,
@@ -92,9 +99,29 @@ LEAST_TOP_P = 1e-9
 MOST_MIN_P = 0.999999
 
 
-class SamplingFields(ConstraintFields, kw_only=True):
+class SamplingFields(msgspec.Struct, kw_only=True, dict=True):
     """Mixed into the request struct of each endpoint."""
 
+    response_format: Annotated[
+        dict[str, Any] | None,
+        doc(
+            "type text, json_object, json_schema, structural_tag, regex, grammar, or another format of "
+            "XGrammar; enforced, and 400 if it does not compile"
+        ),
+    ] = None
+    structured_outputs: Annotated[StructuredOutputs | None, doc("vLLM's name for the same")] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | None, doc("vLLM's older spelling of structured_outputs.json")
+    ] = None
+    guided_regex: Annotated[str | None, doc("the same of structured_outputs.regex")] = None
+    guided_choice: Annotated[Choices | None, doc("the same of structured_outputs.choice")] = None
+    guided_grammar: Annotated[str | None, doc("the same of structured_outputs.grammar")] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | None, doc("SGLang's and llama.cpp's name of structured_outputs.json")
+    ] = None
+    regex: Annotated[str | None, doc("SGLang's name of structured_outputs.regex")] = None
+    ebnf: Annotated[str | None, doc("SGLang's name of structured_outputs.grammar")] = None
+    grammar: Annotated[str | None, doc("llama.cpp's name of structured_outputs.grammar; empty: none")] = None
     temperature: Annotated[Temperature | None, doc("0 is greedy; above it tokens are drawn")] = None
     top_p: Annotated[
         Share | None, doc("draws from the likeliest tokens of this mass; 0: takes the likeliest")
@@ -183,6 +210,17 @@ class SamplingFields(ConstraintFields, kw_only=True):
         doc("longest run of tokens that prompt lookup searches for; 0: the default"),
     ] = None
     stream: Annotated[bool | None, doc("server-sent events as the text comes")] = None
+
+    @property
+    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
+        """Return the fields for a format in OpenAI's form, and their values."""
+        return [("response_format", self.response_format)]
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """Raises InvalidArgument naming field and value."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        return read_constraint(self.formats, self.structured_outputs, values)
 
 
 # What absence means where neither the request nor the model's generation_config.json says anything.
@@ -384,7 +422,7 @@ def to_sampling(
         logit_bias=bias,
         echo=echo,
         reasoning_budget=reasoning_budget,
-        constraint=constraint_of(fields),
+        constraint=fields.answer_format.constraint,
         **assistance(model.decoding, assisted, model.defaults),
     )
 

@@ -1,16 +1,15 @@
 """The fields that constrain an answer's text, in OpenAI's and vLLM's spelling; shared by all endpoints.
 
-`response_format` (or what the API style has in its place, see `formats`), `structured_outputs`, the older
-`guided_*`, and the names of SGLang and llama.cpp (`FIELDS`): each gives one format of
-llm/grammar/constraint.py, and a request may have one of them. What a schema asks beyond the compiler is
-rejected with `strict`, otherwise reported like an unknown field.
+`response_format` (or what the API style has in its place, see `SamplingFields.formats`),
+`structured_outputs`, the older `guided_*`, and the names of SGLang and llama.cpp (`FIELDS`): each gives one
+format of llm/grammar/constraint.py, and a request may have one of them. What a schema asks beyond the
+compiler is rejected with `strict`, otherwise reported like an unknown field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -54,70 +53,39 @@ class StructuredOutputs(msgspec.Struct):
     whitespace_pattern: Annotated[str | None, doc("ignored")] = None
 
 
-class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
-    """Mixed into the request struct of each endpoint, by way of `SamplingFields`."""
-
-    response_format: Annotated[
-        dict[str, Any] | None,
-        doc(
-            "type text, json_object, json_schema, structural_tag, regex, grammar, or another format of "
-            "XGrammar; enforced, and 400 if it does not compile"
-        ),
-    ] = None
-    structured_outputs: Annotated[StructuredOutputs | None, doc("vLLM's name for the same")] = None
-    guided_json: Annotated[
-        str | dict[str, Any] | None, doc("vLLM's older spelling of structured_outputs.json")
-    ] = None
-    guided_regex: Annotated[str | None, doc("the same of structured_outputs.regex")] = None
-    guided_choice: Annotated[Choices | None, doc("the same of structured_outputs.choice")] = None
-    guided_grammar: Annotated[str | None, doc("the same of structured_outputs.grammar")] = None
-    json_schema: Annotated[
-        str | dict[str, Any] | None, doc("SGLang's and llama.cpp's name of structured_outputs.json")
-    ] = None
-    regex: Annotated[str | None, doc("SGLang's name of structured_outputs.regex")] = None
-    ebnf: Annotated[str | None, doc("SGLang's name of structured_outputs.grammar")] = None
-    grammar: Annotated[str | None, doc("llama.cpp's name of structured_outputs.grammar; empty: none")] = None
-
-    @property
-    def formats(self) -> list[tuple[str, dict[str, Any] | None]]:
-        """Return the fields for a format in OpenAI's form, and their values."""
-        return [("response_format", self.response_format)]
-
-    @cached_property
-    def read(self) -> tuple[Constraint | None, list[str]]:
-        """Return the constraint and what of it is not enforced. The schema is walked once.
-
-        Raises InvalidArgument naming field and value.
-        """
-        constraints = list(_constraints(self))
-        options = self.structured_outputs
-        unused = [f"structured_outputs.{name}" for name in IDLE if options and getattr(options, name)]
-        if len(constraints) > 1:
-            first, second = constraints[0][0], constraints[1][0]
-            raise InvalidArgument.at(
-                second, f"an answer has one constraint at most, and there is {first} already"
-            )
-        unused += [name for field in self.formats for name in _unread(*field)]
-        if not constraints:
-            return None, unused
-        where, form = constraints[0]
-        if form.get("type") == "json_schema":
-            schema = form["json_schema"]
-            strict = _is_strict(self, where)
-            result = strictly(schema, where) if strict else write(schema, what=where, exact=False)
-            unused += [f"{where}:{path}" for path in (*result.unenforced, *result.noted)]
-            form = ebnf(result.grammar)
-        return constrain(form, where), unused
+class AnswerFormat(NamedTuple):
+    constraint: Constraint | None
+    unenforced: list[str]
 
 
-def constraint_of(fields: ConstraintFields) -> Constraint | None:
-    """Return the constraint on the answer's text. Raises InvalidArgument naming field and value."""
-    return fields.read[0]
+def read_constraint(
+    formats: Sequence[tuple[str, dict[str, Any] | None]],
+    options: StructuredOutputs | None,
+    values: Mapping[str, Any],
+) -> AnswerFormat:
+    """Read the fields of a request that constrain the answer's text. The schema is walked once.
 
-
-def without_effect(fields: ConstraintFields) -> list[str]:
-    """Return which parts of the constraint are not enforced. Raises like `constraint_of`."""
-    return fields.read[1]
+    `formats` are fields for a format in OpenAI's form, `values` those of FIELDS. Raises InvalidArgument
+    naming field and value.
+    """
+    constraints = list(_constraints(formats, options, values))
+    unused = [f"structured_outputs.{name}" for name in IDLE if options and getattr(options, name)]
+    if len(constraints) > 1:
+        first, second = constraints[0][0], constraints[1][0]
+        raise InvalidArgument.at(
+            second, f"an answer has one constraint at most, and there is {first} already"
+        )
+    unused += [name for field in formats for name in _unread(*field)]
+    if not constraints:
+        return AnswerFormat(None, unused)
+    where, form = constraints[0]
+    if form.get("type") == "json_schema":
+        schema = form["json_schema"]
+        strict = _is_strict(dict(formats).get(where), where)
+        result = strictly(schema, where) if strict else write(schema, what=where, exact=False)
+        unused += [f"{where}:{path}" for path in (*result.unenforced, *result.noted)]
+        form = ebnf(result.grammar)
+    return AnswerFormat(constrain(form, where), unused)
 
 
 def _unread(where: str, value: dict[str, Any] | None) -> Iterator[str]:
@@ -129,15 +97,19 @@ def _unread(where: str, value: dict[str, Any] | None) -> Iterator[str]:
         yield from (f"{where}.json_schema.{name}" for name in inner if name not in WRAPPER and inner[name])
 
 
-def _constraints(fields: ConstraintFields) -> Iterator[tuple[str, Format]]:
+def _constraints(
+    formats: Sequence[tuple[str, dict[str, Any] | None]],
+    options: StructuredOutputs | None,
+    values: Mapping[str, Any],
+) -> Iterator[tuple[str, Format]]:
     """Every constraint of the request: where it stands, and its format."""
-    for where, value in fields.formats:
+    for where, value in formats:
         if value is not None and (form := _response_format(value, where)) is not None:
             yield where, form
-    if fields.structured_outputs is not None:
-        yield from _structured_outputs(fields.structured_outputs)
+    if options is not None:
+        yield from _structured_outputs(options)
     for where, format_of in FIELDS.items():
-        value = getattr(fields, where)
+        value = values[where]
         if value is not None and (where, value) != ("grammar", ""):  # llama.cpp's default
             yield where, format_of(value, where)
 
@@ -191,8 +163,7 @@ def _openai_schema(value: dict[str, Any], where: str) -> dict[str, Any] | bool:
     return _schema(inner, f"{where}.json_schema")
 
 
-def _is_strict(fields: ConstraintFields, where: str) -> bool:
-    value = dict(fields.formats).get(where)
+def _is_strict(value: dict[str, Any] | None, where: str) -> bool:
     if value is None:
         return False
     inner = value.get("json_schema")

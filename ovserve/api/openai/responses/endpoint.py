@@ -62,7 +62,6 @@ from ovserve.api.openai.responses.request import (
 )
 from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
-from ovserve.api.openai.structured import without_effect
 from ovserve.api.openai.tools import ClientTool, InputReader, check_model
 from ovserve.errors import Internal, InvalidArgument, shortened
 from ovserve.llm import output as parts
@@ -321,7 +320,7 @@ class Responses:
         check_sampling(request)
         check_response(request)
         items = as_items(request.input)
-        ignored = [*unknown, *unused_fields(request), *check_items(items), *without_effect(request)]
+        ignored = [*unknown, *unused_fields(request), *check_items(items), *request.answer_format.unenforced]
         tools = clean_tools(
             request.tools,
             request.tool_choice if request.previous_response_id is None else None,  # it may have the tool
