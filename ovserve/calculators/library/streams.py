@@ -41,6 +41,24 @@ class PassThrough(Calculator):
                 cc.send(target, cc[source])
 
 
+def _switching(node: Node, own: Contract) -> Contract:
+    """Return a switch's own ports, with an output of the input's type for each branch. Raises LoadError."""
+    outputs = [end.index for end in node.outputs if end.tag == "OUT"]
+    if not outputs:
+        raise node.error("a switch needs outputs OUT:0, OUT:1 and so on", "output_stream")
+    type_: Any = own.inputs[0].type
+    out: tuple[Output[Any], ...] = tuple(Output(f"OUT:{i}", type_) for i in range(max(outputs) + 1))
+    return Contract(own.inputs, out, own.side_packets, own.side_outputs, own.options)
+
+
+def _send(cc: Context, value: Any, index: int) -> None:
+    outputs = cc.contract.outputs
+    if not 0 <= index < len(outputs):
+        raise IndexError(f"choose() returned {index}; the node has OUT:0 to OUT:{len(outputs) - 1}")
+    cc.count(f"out_{index}")
+    cc.send(outputs[index], value)
+
+
 class Switch(Calculator):
     """Base of switches. Override `choose`."""
 
@@ -48,13 +66,7 @@ class Switch(Calculator):
 
     @classmethod
     def get_contract(cls, node: Node) -> Contract:
-        outputs = [end.index for end in node.outputs if end.tag == "OUT"]
-        if not outputs:
-            raise node.error("a switch needs outputs OUT:0, OUT:1 and so on", "output_stream")
-        own = super().get_contract(node)
-        type_: Any = own.inputs[0].type
-        out: tuple[Output[Any], ...] = tuple(Output(f"OUT:{i}", type_) for i in range(max(outputs) + 1))
-        return Contract(own.inputs, out, own.side_packets, own.side_outputs, own.options)
+        return _switching(node, super().get_contract(node))
 
     @must_override
     def choose(self, cc: Context, value: Any) -> int | Awaitable[int]:
@@ -64,19 +76,10 @@ class Switch(Calculator):
     async def process(self, cc: Context) -> None:
         value = cc[self.given]
         if value is not None:
-            index = await awaited(self.choose(cc, await self.read(cc, value)))
-            outputs = cc.contract.outputs
-            if not 0 <= index < len(outputs):
-                raise IndexError(f"choose() returned {index}; the node has OUT:0 to OUT:{len(outputs) - 1}")
-            cc.count(f"out_{index}")
-            cc.send(outputs[index], value)
-
-    async def read(self, cc: Context, value: Any) -> Any:
-        """Return what `choose` gets for a packet; the packet itself by default."""
-        return value
+            _send(cc, value, await awaited(self.choose(cc, value)))
 
 
-class RequestSwitch(Switch):
+class RequestSwitch(Calculator):
     """A switch of requests. `choose` gets the last user message, or the prompt."""
 
     runs_on = "loop"
@@ -84,9 +87,20 @@ class RequestSwitch(Switch):
     given = Input("IN", DecodedRequest)
     llm = SidePacket("LLM_NODE_RESOURCES", LlmResources)
 
-    async def read(self, cc: Context, value: DecodedRequest) -> str:
-        llm = cc[self.llm]
-        return await question(llm, await value.to_request(llm))
+    @classmethod
+    def get_contract(cls, node: Node) -> Contract:
+        return _switching(node, super().get_contract(node))
+
+    @must_override
+    def choose(self, cc: Context, value: str) -> int | Awaitable[int]:
+        """Return the index of the output, at once or when awaited."""
+        raise NotImplementedError
+
+    async def process(self, cc: Context) -> None:
+        request, llm = cc[self.given], cc[self.llm]
+        if request is not None:
+            text = await question(llm, await request.to_request(llm))
+            _send(cc, request, await awaited(self.choose(cc, text)))
 
 
 @calculator("MergeCalculator")
