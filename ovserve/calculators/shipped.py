@@ -4,7 +4,8 @@ It imports all of them and with them every API, so what needs only the options o
 alone. A new calculator is a file in this package and a row here.
 """
 
-from ovserve.calculators import library, realtime, realtime_audio
+from ovserve.calculators import realtime, realtime_audio
+from ovserve.calculators.library import answerer, conversation, mcp_servers, streams, text_filter
 from ovserve.graph import Registry
 from ovserve.kinds.encoders import node as encoder_node
 from ovserve.kinds.images import node as image_generation
@@ -26,7 +27,11 @@ MODULES = (
     text_to_speech,
     realtime,
     realtime_audio,
-    *library.MODULES,
+    answerer,
+    conversation,
+    mcp_servers,
+    streams,
+    text_filter,
 )
 
 

@@ -5,7 +5,6 @@
 docs/calculators.md explains them.
 """
 
-from ovserve.calculators.library import answerer, conversation, mcp_servers, streams, text_filter
 from ovserve.calculators.library.answerer import Answerer, Cascade, Question
 from ovserve.calculators.library.checks import AnswerCheck, Exchange, Observer, PromptCheck
 from ovserve.calculators.library.conversation import ConversationMemory, PromptInsertion
@@ -30,16 +29,7 @@ from ovserve.kinds.text.resource import Generated, LlmCalculator, LlmResources, 
 from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta, ToolResult
 from ovserve.llm.request import GenerateRequest, Sampling
 
-MODULES = (
-    answerer,
-    conversation,
-    mcp_servers,
-    streams,
-    text_filter,
-)
-
 __all__ = [
-    "MODULES",
     "AnswerCheck",
     "Answerer",
     "Calculator",
