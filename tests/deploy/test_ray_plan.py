@@ -14,9 +14,9 @@ from ovserve.cli.commands import build_parser
 from ovserve.cli.deploy import plan_of
 from ovserve.deploy.ray import merged
 from ovserve.deploy.ray.merged import METRIC, ByQueue, requests_in
+from ovserve.deploy.ray.passthrough import session_of
 from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, HAPROXY, PYTHON, Plan, to_yaml
 from ovserve.deploy.ray.rollout import pack, parse, unpack
-from ovserve.deploy.ray.session import session_of
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.serving.config.file import ConfigFile
 from tests.conftest import script_graph

@@ -1,4 +1,4 @@
 """Ray Serve: one replica is one `ovserve serve` process behind an ASGI pass-through (docs/clusters.md).
 
-Ray is imported only in `app.py`, `replica.py`, `router.py` and `cluster.py`.
+Ray is imported only in `app.py`, `replica.py` and `cluster.py`.
 """
