@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
@@ -77,8 +77,8 @@ class Tokens:
 
     def __init__(
         self,
-        engine: TextClient | EncoderResource,
-        resource: LlmResources | EncoderResource,
+        engine: TextClient | EncoderResource[Any],
+        resource: LlmResources | EncoderResource[Any],
         lease: Callable[[], AbstractContextManager[None]],
         limits: Limits,
     ) -> None:

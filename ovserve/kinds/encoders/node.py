@@ -63,11 +63,8 @@ WITHOUT_EFFECT = "activation", "instruction", "use_activation"  # fields of scor
 log = logging.getLogger(__name__)
 
 
-class EmbeddingsResource(EncoderResource):
-    @property
-    def embedder(self) -> EmbeddingFacts:
-        assert isinstance(self.model, EmbeddingFacts), "the facts of EmbeddingSpec"
-        return self.model
+class EmbeddingsResource(EncoderResource[EmbeddingFacts]):
+    pass
 
 
 def _parse_embeddings(node: Node) -> EncoderOptions:
@@ -117,7 +114,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         embedder.metrics.inputs += request.count
         vectors = bytes(item.blobs[0]).split(SEPARATOR)
         ignored = request.ignored
-        if request.body.input_type in SIDES and not _by_input_type(request, embedder.embedder):
+        if request.body.input_type in SIDES and not _by_input_type(request, embedder.model):
             ignored = tuple(sorted((*ignored, "input_type")))
         body = embeddings_body(vectors, request.body.model, answer.tokens)
         return HttpResponse(body, headers=headers_of(ignored, answer.truncated))
@@ -129,7 +126,7 @@ def arguments(request: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     truncates = embedder.options.truncate if body.truncate is None else body.truncate
     truncate = truncate_to(body.truncate_prompt_tokens)
     return EmbedArguments(
-        prompt="" if request.tokens else _prompt(request, embedder.embedder),
+        prompt="" if request.tokens else _prompt(request, embedder.model),
         tokens=request.tokens,
         truncate=0 if truncate is None and truncates else truncate,
         whole=body.truncate is False,
@@ -166,13 +163,8 @@ def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
 MIN_POSITIONS = 8  # OVMS's: so many positions are not enough for a pair
 
 
-class RerankResource(EncoderResource):
+class RerankResource(EncoderResource[RerankFacts]):
     special = False
-
-    @property
-    def form(self) -> str:
-        assert isinstance(self.model, RerankFacts), "the facts of RerankSpec"
-        return self.model.form
 
 
 def _parse_rerank(node: Node) -> EncoderOptions:
@@ -209,7 +201,7 @@ class RerankCalculatorOV(EncoderCalculator):
         reranker = cc[self.reranker]
         most = reranker.options.max_allowed_chunks
         if payload.endpoint == SCORE:
-            without = ("max_tokens_per_query",) if reranker.form == CAUSAL else ("instruction",)
+            without = ("max_tokens_per_query",) if reranker.model.form == CAUSAL else ("instruction",)
             return await score(payload, reranker, without=without, truncate=False, most=most)
         request = await reranker.bodies.run(payload.head.large, decode_rerank, payload.body)
         if request.count > most:
@@ -225,18 +217,15 @@ class RerankCalculatorOV(EncoderCalculator):
         reranker.metrics.chunks += answer.chunks
         scores = struct.unpack(f"<{request.count}f", item.blobs[0])
         ignored = request.ignored
-        if arguments.instruction and reranker.form != CAUSAL:
+        if arguments.instruction and reranker.model.form != CAUSAL:
             ignored = tuple(sorted((*ignored, "instruction")))
         cut = ["query"] * answer.query_cut + [str(answer.documents_cut)] * bool(answer.documents_cut)
         body = rerank_body(request, scores, answer.tokens)
         return HttpResponse(body, headers=headers_of(ignored, ", ".join(cut)))
 
 
-class ClassificationResource(EncoderResource):
-    @property
-    def labels(self) -> tuple[str, ...]:
-        assert isinstance(self.model, ClassificationFacts), "the facts of ClassificationSpec"
-        return self.model.labels
+class ClassificationResource(EncoderResource[ClassificationFacts]):
+    pass
 
 
 def _parse_classification(node: Node) -> EncoderOptions:
@@ -278,5 +267,5 @@ class ClassificationCalculatorOV(EncoderCalculator):
         classifier.count(answer.tokens, answer.truncated, answer.batches)
         classifier.metrics.classified += request.count
         values = bytes(item.blobs[0]).split(SEPARATOR)
-        body = classification_body(request.model, values, answer.best, classifier.labels, answer.tokens)
+        body = classification_body(request.model, values, answer.best, classifier.model.labels, answer.tokens)
         return HttpResponse(body, headers=headers_of(request.ignored, answer.truncated))

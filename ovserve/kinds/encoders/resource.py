@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from msgspec import structs
 
@@ -101,14 +101,17 @@ class EncoderOptions:
     max_allowed_chunks: int = 10_000  # of a reranker's request
 
 
+F = TypeVar("F", bound=EncoderFacts)
+
+
 @dataclass(frozen=True)
-class EncoderResource:
+class EncoderResource(Generic[F]):
     """The side packet of encoder nodes. `special` is false where texts are framed by the node itself."""
 
     special: ClassVar[bool] = True
 
     engine: Caller
-    model: EncoderFacts
+    model: F
     options: EncoderOptions
     bodies: Bodies
     metrics: EncoderMetrics
@@ -146,17 +149,15 @@ class EncoderResource:
 
 def encoder_kind(
     tag: str,
-    resource: type[EncoderResource],
+    resource: type[EncoderResource[F]],
     options_type: type[Message],
     parse: Callable[[Node], EncoderOptions],
 ) -> ResourceKind[EncoderOptions]:
     """Return the kind of a node that holds an encoder; `resource` is what its nodes share."""
 
-    async def make(node: Node, options: EncoderOptions, engine: CallClient, host: Host) -> EncoderResource:
-        facts = engine.facts
-        assert isinstance(facts, EncoderFacts), "the facts of an encoder"
+    async def make(node: Node, options: EncoderOptions, engine: CallClient, host: Host) -> EncoderResource[F]:
         admission, metrics = host.admit_calls(engine, {}), host.metrics.of(EncoderMetrics)
-        return resource(admission, facts, options, host.bodies, metrics)
+        return resource(admission, cast("F", engine.facts), options, host.bodies, metrics)
 
     return ResourceKind(
         tag=tag,
@@ -171,7 +172,7 @@ def encoder_kind(
 
 async def score(
     payload: HttpPayload,
-    encoder: EncoderResource,
+    encoder: EncoderResource[Any],
     *,
     without: Iterable[str],
     truncate: bool,
