@@ -20,6 +20,7 @@ from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import (
+    EVENT_STREAM,
     Decoder,
     HttpCalculator,
     HttpPayload,
@@ -142,7 +143,6 @@ def _display(text: str) -> str:
     return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
 
 
-EVENTS = "text/event-stream"
 PREFIX = "ovserve-speech-"
 MOST_KEPT = 4 << 20  # bytes of a WAV that are kept in memory
 PIECE = 256 << 10  # bytes of a longer one that are sent at once
@@ -285,6 +285,17 @@ SPEAKER = ResourceKind(
 )
 
 
+async def _spoken(stream: ItemStream, metrics: TextToSpeechMetrics) -> tuple[Spoken, bytes] | None:
+    """Return the next sentence with its samples; None at the end."""
+    item = await stream.next()
+    if item is None:
+        return None
+    spoken: Spoken = item.decode(Spoken)
+    if spoken.text:
+        metrics.spoke(len(spoken.text), spoken.audio_seconds, spoken.seconds, spoken.waited)
+    return spoken, b"".join(bytes(blob) for blob in item.blobs)
+
+
 async def speak(
     speaker: SpeechResource, text: str, voice: str, speed: float = 1.0
 ) -> AsyncGenerator[tuple[Spoken, bytes]]:
@@ -292,12 +303,9 @@ async def speak(
     arguments = SpeakArguments(text, voice, speaker.voices.language(None, voice), speed)
     stream = await speaker.engine.call(SPEAK, arguments)
     try:
-        while (item := await stream.next()) is not None:
-            spoken: Spoken = item.decode(Spoken)
-            if spoken.text:
-                seconds = spoken.audio_seconds
-                speaker.metrics.spoke(len(spoken.text), seconds, spoken.seconds, spoken.waited)
-                yield spoken, b"".join(bytes(blob) for blob in item.blobs)
+        while (item := await _spoken(stream, speaker.metrics)) is not None:
+            if item[0].text:
+                yield item
     finally:
         stream.cancel()  # no effect on one that has ended
 
@@ -375,21 +383,16 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         if at > cc.timestamp:
             cc.send(self.response, part, at)
             return
-        kind = EVENTS if request.stream == "sse" else CONTENT_TYPES[request.format]
+        kind = EVENT_STREAM if request.stream == "sse" else CONTENT_TYPES[request.format]
         cc.send(self.response, HttpResponse(part, kind, ignored_header(request.ignored), more=True))
 
     async def _next(self) -> tuple[Spoken, bytes] | None:
         assert self.stream is not None
-        item = await self.stream.next()
-        if item is None:
-            return None
-        spoken: Spoken = item.decode(Spoken)
-        if spoken.text:
-            if not self.spoke:
-                self.metrics.first_audio.observe(time.monotonic() - self.began)
+        item = await _spoken(self.stream, self.metrics)
+        if item is not None and item[0].text and not self.spoke:
             self.spoke = True
-            self.metrics.spoke(len(spoken.text), spoken.audio_seconds, spoken.seconds, spoken.waited)
-        return spoken, b"".join(bytes(blob) for blob in item.blobs)
+            self.metrics.first_audio.observe(time.monotonic() - self.began)
+        return item
 
     def close(self, cc: Context) -> Any:
         if self.stream is not None:
