@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from ovserve.llm.parsing import default, make_parser
+from ovserve.llm.parsing import make_parser
+from ovserve.llm.parsing.registry import default
 from tests.llm.parsing.test_roundtrip import TOOLS, WRITERS
 
 DELTAS, SIZE = 4000, 4

@@ -25,8 +25,8 @@ from ovserve.graph import Calculator, Context, Input, Output, Registry, calculat
 from ovserve.graph.config import parse_graph
 from ovserve.graph.graph import Graph
 from ovserve.kinds.text.resource import LlmResources
-from ovserve.llm.parsing import Registry as Dialects
 from ovserve.llm.parsing.registry import REASONING, TOOLS
+from ovserve.llm.parsing.registry import Registry as Dialects
 from ovserve.protos.calculator_pb2 import CalculatorGraphConfig
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 from ovserve.pull.packaged import MODELS

@@ -13,10 +13,10 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 476,
-    "lines": 100_215,
+    "lines": 100_213,
     "folders": 65,
     "top-level packages": 20,
-    "modules with one importer": 90,
+    "modules with one importer": 88,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 5,
     "base classes with one subclass": 16,
     "depth of inheritance": 5,

@@ -15,8 +15,8 @@ from ovserve.llm.decoding import Mode
 from ovserve.llm.fim import Fim
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
-from ovserve.llm.parsing import default, implicit_reasoning_start, markup, reasoning_closed
-from ovserve.llm.parsing.registry import ParserChoice
+from ovserve.llm.parsing import implicit_reasoning_start, markup, reasoning_closed
+from ovserve.llm.parsing.registry import ParserChoice, default
 from ovserve.llm.request import Parsing, Sampling, ToolPolicy
 
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ovserve.llm.output import Parsed, Part, ToolCallDelta
-from ovserve.llm.parsing import (
+from ovserve.llm.parsing import make_parser
+from ovserve.llm.parsing.output import (
     Content,
     ContentWasReasoning,
     Event,
     Reasoning,
-    TextParser,
     ToolCallArguments,
     ToolCallBroken,
     ToolCallStart,
-    make_parser,
 )
+from ovserve.llm.parsing.scanner import TextParser
 from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
 
@@ -33,31 +33,29 @@ class OutputParser:
         self._choices: dict[int, _Choice] = {}
 
     def feed(self, delta: Delta) -> Parsed:
-        if self._parsing is None:
-            return _parsed(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason, 0)
-        choice = self._choices.get(delta.index)
-        if choice is None:
-            choice = self._choices[delta.index] = _Choice(self._parsing, self._tools)
-        return choice.feed(delta)
-
-
-def _parsed(delta: Delta, parts: tuple[Part, ...], finish: str | None, reasoning_tokens: int) -> Parsed:
-    return Parsed(
-        parts,
-        delta.tokens,
-        finish,
-        delta.prompt_tokens,
-        delta.max_tokens,
-        delta.index,
-        delta.logprobs,
-        reasoning_tokens,
-        delta.last,
-        delta.drafted,
-        delta.accepted,
-        delta.cached_tokens,
-        delta.stop_string,
-        repetitive=delta.repetitive,
-    )
+        finish, reasoning_tokens = delta.finish_reason, 0
+        parts: tuple[Part, ...] = (Content(delta.text),) if delta.text else ()
+        if self._parsing is not None:
+            choice = self._choices.get(delta.index)
+            if choice is None:
+                choice = self._choices[delta.index] = _Choice(self._parsing, self._tools)
+            parts, finish, reasoning_tokens = choice.feed(delta)
+        return Parsed(
+            parts,
+            delta.tokens,
+            finish,
+            delta.prompt_tokens,
+            delta.max_tokens,
+            delta.index,
+            delta.logprobs,
+            reasoning_tokens,
+            delta.last,
+            delta.drafted,
+            delta.accepted,
+            delta.cached_tokens,
+            delta.stop_string,
+            repetitive=delta.repetitive,
+        )
 
 
 class _Choice:
@@ -77,7 +75,8 @@ class _Choice:
         self._tokens = _TokensByChars() if parsing.reasoning is not None else None
         self._thought_sent = 0  # tokens of reasoning reported so far
 
-    def feed(self, delta: Delta) -> Parsed:
+    def feed(self, delta: Delta) -> tuple[tuple[Part, ...], str | None, int]:
+        """Return the parts, the finish reason and the tokens of reasoning."""
         parser = self._parser
         events = parser.feed(delta.text) if delta.text else []
         finish = delta.finish_reason
@@ -89,9 +88,9 @@ class _Choice:
             thought = self._tokens.in_first(parser.thought)
             reasoning_tokens, self._thought_sent = thought - self._thought_sent, thought
         parts = self._parts(events)
-        if finish == "stop" and self._calls.standing and not parser.cut_call:
+        if finish == "stop" and self._calls.standing and not parser.output.cut_call:
             finish = "tool_calls"
-        return _parsed(delta, parts, finish, reasoning_tokens)
+        return parts, finish, reasoning_tokens
 
     def _parts(self, events: list[Event]) -> tuple[Part, ...]:
         parts: list[Part] = []
@@ -111,7 +110,7 @@ class _Choice:
                     text = "".join([part.text for part in parts if isinstance(part, Content)]).strip()
                     parts = [event] if self._content_sent else []
                     parts += [Reasoning(text)] if text else []
-        if self._parser.call_open:
+        if self._parser.output.call_open:
             calls.hold_back(parts)
         else:
             calls.release(parts)

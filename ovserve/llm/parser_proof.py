@@ -18,7 +18,7 @@ import msgspec
 from ovserve.errors import LoadError
 from ovserve.llm.output import Completion, Parsed
 from ovserve.llm.output_parser import OutputParser
-from ovserve.llm.parsing import Registry, default
+from ovserve.llm.parsing.registry import Registry, default
 from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
 

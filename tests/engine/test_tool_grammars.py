@@ -20,7 +20,7 @@ from ovserve.kinds.text.worker.genai import GenAIEngine
 from ovserve.llm.grammar.constraint import Constraint, structural_tag
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.output import FoldedChoice, ToolCall
-from ovserve.llm.parsing import default
+from ovserve.llm.parsing.registry import default
 from ovserve.llm.request import Sampling, ToolPolicy
 from tests.breadth import examples
 from tests.engine.walks import Walks

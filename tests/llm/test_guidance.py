@@ -12,8 +12,8 @@ from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.grammar.constraint import constrain, regex
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact
-from ovserve.llm.parsing import default
 from ovserve.llm.parsing.guide import bare_text, json_arguments
+from ovserve.llm.parsing.registry import default
 from ovserve.llm.request import ToolPolicy
 from tests.bytewise import some_text
 from tests.llm.parsing.cuts import completion, packets

@@ -18,7 +18,7 @@ from ovserve.llm.parser_proof import validate
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text().partition("### A parser of your own")[2]
 IMPORTS = """
-from ovserve.llm.parsing import ToolDialect
+from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.cursor import Cursor, Steps
 from ovserve.llm.parsing.json_call import MARKED, call_object
 from ovserve.llm.parsing.output import Output

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ovserve.llm.model import ModelContext
-from ovserve.llm.parsing import Content, Reasoning, default, make_parser
-from ovserve.llm.parsing.registry import ParserChoice
+from ovserve.llm.parsing import make_parser
+from ovserve.llm.parsing.output import Content, Reasoning
+from ovserve.llm.parsing.registry import ParserChoice, default
 from ovserve.llm.request import ReasoningBudget, Sampling
 
 

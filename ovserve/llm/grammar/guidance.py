@@ -31,7 +31,8 @@ from ovserve.llm.grammar.constraint import (
     triggered,
     within_limit,
 )
-from ovserve.llm.parsing import ReasoningDialect, ToolDialect, registry
+from ovserve.llm.parsing import registry
+from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
 from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.request import ToolPolicy
 

@@ -9,39 +9,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
 from ovserve.llm.parsing.literal import Tools
-from ovserve.llm.parsing.output import (
-    Content,
-    ContentWasReasoning,
-    Event,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallBroken,
-    ToolCallStart,
-)
 from ovserve.llm.parsing.registry import Registry, default
 from ovserve.llm.parsing.scanner import TextParser
-
-__all__ = [
-    "Content",
-    "ContentWasReasoning",
-    "Event",
-    "Reasoning",
-    "ReasoningDialect",
-    "Registry",
-    "TextParser",
-    "ToolCallArguments",
-    "ToolCallBroken",
-    "ToolCallStart",
-    "ToolDialect",
-    "default",
-    "detect",
-    "implicit_reasoning_start",
-    "make_parser",
-    "markup",
-    "reasoning_closed",
-]
 
 
 def make_parser(

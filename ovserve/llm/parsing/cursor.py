@@ -211,6 +211,13 @@ class Cursor:
                     return self.advance(len(option))
             return ""
 
+    def next_of(self, options: Iterable[str]) -> Steps[str]:
+        """Return what `either` would read."""
+        mark = self.mark()
+        text = yield from self.either(options)
+        self.rollback(mark)
+        return text
+
     def close(self, *closers: str) -> Steps[bool]:
         """Read white space and one of these texts, or nothing at all."""
         mark = self.mark()

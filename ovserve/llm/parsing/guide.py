@@ -78,6 +78,13 @@ class Guide(msgspec.Struct, frozen=True):
             raise InvalidArgument(f"{PARAM}: parameters of {name}: {reason}", param=PARAM) from None
 
 
+def json_list(begin: str, end: str = "", *, trigger: str = "", keys: str = "name arguments") -> Guide:
+    """Return the guide of calls in a JSON list between two texts; the first one is the trigger by default."""
+    name, arguments = keys.split()
+    call = f'{{"{name}": "NAME", "{arguments}": '
+    return Guide(call, "}", ", ", block=(f"{begin}[", f"]{end}"), trigger=trigger or begin.strip())
+
+
 def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...] = ()) -> Arguments:
     """Return arguments as a sequence of `parameter` (NAME in it is the key), value and `end`.
 

@@ -312,9 +312,8 @@ def _key(cur: Cursor) -> Steps[str]:
 def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:
     closers = call.keys.closers
     if char == "{":
-        mark = cur.mark()
-        doubled = yield from cur.literal("{{")  # as templates show the object in the one of the call
-        cur.rollback(mark)
+        # As templates show the object in the one of the call.
+        doubled = bool((yield from cur.next_of(("{{",))))
         cur.advance(int(doubled))
         call.arguments_begin()
         yield from value(cur, call.arguments, closers, outer=outer + doubled)

@@ -260,10 +260,7 @@ class _Reader:
     def _at_closer(self, char: str) -> Steps[bool]:
         if not any(closer.startswith(char) for closer in self._closers):
             return False
-        mark = self._cur.mark()
-        here = yield from self._cur.either(self._closers)
-        self._cur.rollback(mark)
-        return bool(here)
+        return bool((yield from self._cur.next_of(self._closers)))
 
     def _key_ahead(self) -> Steps[bool]:
         return self._stack[-1] == "}" and (yield from self._cur.decision(_key_follows))

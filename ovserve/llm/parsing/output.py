@@ -66,13 +66,13 @@ class Output:
         self._hold_space = hold_space  # white space waits: a call may follow
         self._space: list[str] = []
         self._after_reasoning = False
-        self._after_call = False
+        self.after_call = False  # only white space came since the last call
         self._reasoning_space: list[str] = []
         self._content_break = self._reasoning_break = False
         self._ids: set[str] = set()
         self._index = -1
         self._before_call: tuple[list[str], bool, bool] = ([], False, False)
-        self.call_open = False
+        self.call_open = False  # the last one is not certain yet: more of it, or ToolCallBroken, follows
         self.arguments_complete = False  # of the open call; the rest of its object may be missing
         self.cut_call = False  # the answer ended inside a call that was announced
         self.committed = 0  # text before this offset has become calls and is not read again
@@ -87,11 +87,6 @@ class Output:
     def fresh(self) -> bool:
         """Return whether nothing of the answer proper has arrived yet."""
         return not self.has_content and not self.has_call
-
-    @property
-    def after_call(self) -> bool:
-        """Return whether only white space came since the last call."""
-        return self._after_call
 
     @property
     def last_char(self) -> str:
@@ -123,7 +118,7 @@ class Output:
     @property
     def _holds(self) -> bool:
         """Return whether white space is withheld until the next text."""
-        return self._hold_space or self._after_reasoning or self._after_call
+        return self._hold_space or self._after_reasoning or self.after_call
 
     def _put_content(self, text: str) -> None:
         if self._content_break and self.has_content:
@@ -131,7 +126,7 @@ class Output:
         self._content_break = False
         if not text.isspace():
             self.has_content = True
-            self._after_call = False
+            self.after_call = False
         self._last_char = text[-1]
         self._events.append(Content(text))
 
@@ -186,10 +181,10 @@ class Output:
     # -- calls
 
     def start_call(self, name: str, id: str | None = None) -> None:
-        self._before_call = (self._space, self._after_call, self._after_reasoning)
+        self._before_call = (self._space, self.after_call, self._after_reasoning)
         # Blanks before a call are sent only if text follows it, to separate the two texts.
         self._space = self._space.copy() if self.has_content and not self._after_reasoning else []
-        self._after_call = self.has_call = self.call_open = True
+        self.after_call = self.has_call = self.call_open = True
         self.arguments_complete = False
         self._after_reasoning = False
         if not id or id in self._ids:
@@ -220,7 +215,7 @@ class Output:
         """Retract an open call, if there is one; its raw text follows as content."""
         if self.call_open:
             self.call_open = False
-            self._space, self._after_call, self._after_reasoning = self._before_call
+            self._space, self.after_call, self._after_reasoning = self._before_call
             self._events.append(ToolCallBroken(self._index))
 
     def _new_id(self) -> str:
@@ -232,7 +227,7 @@ class Output:
 
     def finish(self) -> None:
         """End the text: white space withheld for a call becomes content."""
-        if self._space and not self._after_call and not self._after_reasoning:
+        if self._space and not self.after_call and not self._after_reasoning:
             self._put_content("".join(self._space))
         self._space.clear()
 
@@ -245,13 +240,9 @@ class Output:
         for _, run in groupby(events, key=_kind):
             group = list(run)
             first = group[0]
-            if len(group) > 1 and isinstance(first, Content):
-                joined.append(Content("".join(e.text for e in group if isinstance(e, Content))))
-            elif len(group) > 1 and isinstance(first, Reasoning):
-                joined.append(Reasoning("".join(e.text for e in group if isinstance(e, Reasoning))))
-            elif len(group) > 1 and isinstance(first, ToolCallArguments):
-                text = "".join(e.text for e in group if isinstance(e, ToolCallArguments))
-                joined.append(ToolCallArguments(first.index, text))
+            if len(group) > 1 and isinstance(first, Content | Reasoning | ToolCallArguments):
+                texts = (event.text for event in group if isinstance(event, type(first)))
+                joined.append(msgspec.structs.replace(first, text="".join(texts)))
             else:
                 joined += group
         return joined

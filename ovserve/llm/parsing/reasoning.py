@@ -160,11 +160,6 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # then the answer begins inside.
     _row("qwen3", _has_think),
     # Names that vLLM and SGLang have for models whose reasoning is that of qwen3 or deepseek_r1.
-    _row("deepseek_v3", None),
-    _row("deepseek_v31", None),
-    _row("kimi_k2", None),
-    _always("minimax_m2", None),
-    _row("nemotron_nano_v2", None),
-    _row("olmo3", None),
-    _always("step3", None),
+    *(_row(name, None) for name in ("deepseek_v3", "deepseek_v31", "kimi_k2", "nemotron_nano_v2", "olmo3")),
+    *(_always(name, None) for name in ("minimax_m2", "step3")),
 )

@@ -16,36 +16,7 @@ import msgspec
 from ovserve.errors import LoadError, described
 from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect
 from ovserve.llm.parsing.reasoning import DIALECTS as REASONING
-from ovserve.llm.parsing.tools.gemma4 import Devstral, Gemma4, Mistral
-from ovserve.llm.parsing.tools.pythonic import Lfm2, Olmo3, Pythonic
-from ovserve.llm.parsing.tools.recipients import GptOss, Onyx
-from ovserve.llm.parsing.tools.sections import DeepseekV3, DeepseekV31, KimiK2
-from ovserve.llm.parsing.tools.tagged_json import (
-    Apertus,
-    Apriel,
-    CommandR7b,
-    Ernie45,
-    Granite,
-    Hermes3,
-    Hunyuan,
-    InternLm,
-    Jamba,
-    Llama3,
-    NemotronNanoV2,
-    Phi4,
-    Qwen25Coder,
-    Xlam,
-)
-from ovserve.llm.parsing.tools.tagged_xml import (
-    DeepseekV32,
-    FunctionaryV31,
-    Glm45,
-    MiniCpm5,
-    MiniMaxM2,
-    Qwen3Coder,
-    SeedOss,
-    Step3,
-)
+from ovserve.llm.parsing.tools import gemma4, pythonic, recipients, sections, tagged_json, tagged_xml
 
 ENTRY_POINT_GROUP = "ovserve.parsers"
 NONE = "none"
@@ -54,39 +25,42 @@ NONE = "none"
 # better known dialect (GLM writes hermes3's tags, Seed qwen3coder's), then OVMS's own order, then the general
 # ones.
 TOOLS: tuple[type[ToolDialect], ...] = (
-    Glm45,
-    SeedOss,
-    DeepseekV32,
-    DeepseekV3,
-    DeepseekV31,
-    KimiK2,
-    MiniMaxM2,
-    Step3,
-    InternLm,
-    Phi4,
-    Granite,
-    Jamba,
-    Apriel,
-    Hunyuan,
-    NemotronNanoV2,
-    CommandR7b,
-    Apertus,
-    Olmo3,
-    Ernie45,
-    GptOss,
-    Onyx,
-    Gemma4,
-    Qwen3Coder,
-    MiniCpm5,
-    Lfm2,
-    Devstral,
-    Mistral,
-    FunctionaryV31,
-    Pythonic,
-    Llama3,
-    Qwen25Coder,
-    Hermes3,
-    Xlam,
+    tagged_xml.Glm45,
+    tagged_xml.SeedOss,
+    tagged_xml.DeepseekV32,
+    sections.DeepseekV3,
+    sections.DeepseekV31,
+    sections.KimiK2,
+    tagged_xml.MiniMaxM2,
+    tagged_xml.Step3,
+    tagged_json.InternLm,
+    tagged_json.GigaChat31,
+    tagged_json.GigaChat3,
+    tagged_json.Phi4,
+    tagged_json.Granite,
+    tagged_json.Jamba,
+    tagged_json.Apriel,
+    tagged_json.Hunyuan,
+    tagged_json.NemotronNanoV2,
+    tagged_json.CommandR7b,
+    tagged_json.Apertus,
+    pythonic.Olmo3,
+    tagged_json.Ernie45,
+    recipients.GptOss,
+    recipients.Onyx,
+    recipients.FunctionaryV32,
+    gemma4.Gemma4,
+    tagged_xml.Qwen3Coder,
+    tagged_xml.MiniCpm5,
+    pythonic.Lfm2,
+    gemma4.Devstral,
+    gemma4.Mistral,
+    tagged_xml.FunctionaryV31,
+    pythonic.Pythonic,
+    tagged_json.Llama3,
+    tagged_json.Qwen25Coder,
+    tagged_json.Hermes3,
+    tagged_json.Xlam,
 )
 
 D = TypeVar("D", ToolDialect, ReasoningDialect)

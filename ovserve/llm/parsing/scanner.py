@@ -47,7 +47,7 @@ class TextParser:
         self._reasoning = reasoning
         self._tools = tools if tools is not None else Tools()
         self._cur = Cursor()
-        self._out = Output(self._cur, hold_space=self._tool is not None)
+        self.output = Output(self._cur, hold_space=self._tool is not None)
         self._wasted = 0
         self.failure: BaseException | None = None  # a fault of a dialect; the text after it is content
 
@@ -70,7 +70,7 @@ class TextParser:
         if frame is not None:
             calls = self._tools if self._tool is frame else None
             self._steps = frame.run(
-                self._cur, self._out, calls, think=reasoning is not None, inside=implicit_reasoning
+                self._cur, self.output, calls, think=reasoning is not None, inside=implicit_reasoning
             )
         else:
             self._steps = self._run(thinks)
@@ -83,10 +83,10 @@ class TextParser:
         plain = self._sought is not None and cur.pos == len(cur.buf) and self._sought.absent(text)
         cur.push(text)
         if plain:
-            self._out.content(cur.advance_all())
+            self.output.content(cur.advance_all())
         else:
             self._resume()
-        return self._out.drain()
+        return self.output.drain()
 
     def finish(self, cut: bool = False) -> list[Event]:
         """End the answer and send everything withheld. `cut`: a token limit or a stop string ended it."""
@@ -96,19 +96,8 @@ class TextParser:
             self._cur.ended = True
             self._cur.cut = cut
             self._resume()
-            self._out.finish()
-        return self._out.drain()
-
-    @property
-    def call_open(self) -> bool:
-        """Return whether the last reported call is not certain yet: more of it, or ToolCallBroken,
-        follows."""
-        return self._out.call_open
-
-    @property
-    def cut_call(self) -> bool:
-        """Return whether the last reported call is incomplete: a limit or a stop string cut the answer."""
-        return self._out.cut_call
+            self.output.finish()
+        return self.output.drain()
 
     @property
     def thought(self) -> int:
@@ -116,7 +105,7 @@ class TextParser:
 
         Open reasoning counts; the number may shrink when a call inside it was real.
         """
-        return self._out.thought(self._cur.come)
+        return self.output.thought(self._cur.come)
 
     def _resume(self) -> None:
         if not self._done:
@@ -128,15 +117,15 @@ class TextParser:
             except BaseException as fault:  # noqa: BLE001 - a third party's dialect must not end the server
                 _log.exception("an output parser failed; the rest of this answer is plain text")
                 self.failure = fault
-                self._out.break_call()
+                self.output.break_call()
                 self._cur.rollback_all()
             self._done = True
-        self._out.content(self._cur.advance_all())
+        self.output.content(self._cur.advance_all())
 
     def _cut_marker(self) -> bool:
         """Return whether the text ends inside a marker, and not just with text that may begin one."""
         tail = self._cur.buf[self._cur.pos :].lstrip()
-        least = 1 if self._out.after_call else _CERTAIN_MARKER
+        least = 1 if self.output.after_call else _CERTAIN_MARKER
         return len(tail) >= least and any(marker.startswith(tail) for marker in self._markup)
 
     def _end_in_marker(self, sought: Markers) -> None:
@@ -144,7 +133,7 @@ class TextParser:
         cur = self._cur
         at, marker = sought.find(cur.buf, cur.pos, ended=False)
         if marker is None:
-            self._out.content(cur.advance(at - cur.pos))
+            self.output.content(cur.advance(at - cur.pos))
             if self._cut_marker():
                 cur.advance_all()
 
@@ -154,7 +143,7 @@ class TextParser:
         if self._reasoning is not None and self._ends:
             if thinks:
                 yield from self._think(self._reasoning, implicit=True)
-            elif (yield from attempt(self._cur, self._out, self._opening(self._reasoning))):
+            elif (yield from attempt(self._cur, self.output, self._opening(self._reasoning))):
                 yield from self._think(self._reasoning, implicit=False)
         yield from self._text()
 
@@ -166,7 +155,7 @@ class TextParser:
             raise NotACall
 
     def _think(self, dialect: ReasoningDialect, *, implicit: bool) -> Steps[None]:
-        cur, out = self._cur, self._out
+        cur, out = self._cur, self.output
         self._thought = True
         out.begin_thinking(0)
         if implicit:  # some models repeat the tag that the prompt already gave
@@ -213,10 +202,7 @@ class TextParser:
             return
         if (yield from self._cur.peek()) == "":
             return
-        mark = self._cur.mark()
-        closed = yield from self._cur.either(dialect.ends)
-        self._cur.rollback(mark)
-        if not closed:
+        if not (yield from self._cur.next_of(dialect.ends)):
             raise NotACall
 
     def _is_call(self, marker: str) -> Steps[bool]:
@@ -244,7 +230,7 @@ class TextParser:
         return False
 
     def _text(self) -> Steps[None]:
-        cur, out, tool = self._cur, self._out, self._tool
+        cur, out, tool = self._cur, self.output, self._tool
         while True:
             if tool is not None and tool.bare and out.fresh:
                 yield from self._bare(tool)
@@ -280,7 +266,7 @@ class TextParser:
         mark = self._cur.mark()
         yield from self._cur.space()
         char = yield from self._cur.peek()
-        if char and char in tool.bare and (yield from self._attempt(self._out)):
+        if char and char in tool.bare and (yield from self._attempt(self.output)):
             self._cur.release(mark)
             return
         self._cur.rollback(mark)
@@ -288,7 +274,7 @@ class TextParser:
             self._cur.advance_all()
         elif char and char in tool.bare:
             # Not a call: skip this character, so that the same position is not tried again.
-            self._out.content((yield from self._cur.space()) + self._cur.advance(1))
+            self.output.content((yield from self._cur.space()) + self._cur.advance(1))
 
     def _end_tokens(self) -> Steps[str]:
         """Read end tokens and the white space between them; return "" at the end, else the text unchanged."""

@@ -114,9 +114,7 @@ def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps
     if not good_name(name):
         raise NotACall
     yield from cur.space()
-    mark = cur.mark()
-    tag = yield from cur.either(form.inner)
-    cur.rollback(mark)
+    tag = yield from cur.next_of(form.inner)
     is_defined = not tools.lacks(name)
     call = _Call(cur, tools, form, name)
     if not tag and not (is_defined and (yield from cur.peek()) == "{"):

@@ -8,7 +8,8 @@ from typing import Any
 
 from ovserve.llm.output import Completion, FoldedChoice, Parsed
 from ovserve.llm.output_parser import OutputParser
-from ovserve.llm.parsing import Event, make_parser
+from ovserve.llm.parsing import make_parser
+from ovserve.llm.parsing.output import Event
 from ovserve.llm.request import Delta, Parsing
 from tests.conformance_adapter import policy
 

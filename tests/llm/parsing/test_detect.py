@@ -71,6 +71,9 @@ def test_implicit_vectors(vector: dict[str, Any]) -> None:
         ("<steptml:invoke", ("step3", None)),
         ("<|python_start|>", ("pythonic", None)),
         ("<function=name></function> <|python_tag|>", ("functionary_v31", None)),
+        ("<|start_header_id|> {{ '>>>all\\n' + message['content'] }}", ("functionary_v32", None)),
+        ("'function call' <|role_sep|>\\n <|message_sep|>\\n\\n", ("gigachat3", None)),
+        ("'function call' <|role_sep|> <|message_sep|> <|function_call|>", ("gigachat31", None)),
         ('<|start_header_id|> {"name": f, "parameters": ...}', ("llama3", None)),
     ],
 )

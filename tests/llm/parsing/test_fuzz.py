@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ovserve.kinds.payload import HttpResponse
 from ovserve.kinds.text.node import ResponseBuilder
 from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
-from ovserve.llm.parsing import default
+from ovserve.llm.parsing.registry import default
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.breadth import examples
 from tests.llm.parsing.cuts import completion, cut, packets, tool

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from ovserve.errors import LoadError
-from ovserve.llm.parsing import Registry, ToolDialect, default, make_parser, registry
+from ovserve.llm.parsing import make_parser, registry
 from ovserve.llm.parsing.cursor import Cursor, Steps
+from ovserve.llm.parsing.dialect import ToolDialect
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.registry import Registry, default
 from tests.llm.parsing.cuts import result
 
 

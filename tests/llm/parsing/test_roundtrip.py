@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovserve.llm.parsing import default
+from ovserve.llm.parsing.registry import default
 from tests.breadth import examples
 from tests.llm.parsing.cuts import completion, cut, packets, result, tool
 
@@ -119,6 +119,9 @@ WRITERS: dict[str, Writer] = {
     ),
     "devstral": each("[TOOL_CALLS]%n[ARGS]%a"),
     "functionary_v31": each("<function=%n>%a</function>"),
+    "functionary_v32": lambda calls: each(">>>%n\n%a")(calls).removeprefix(">>>"),
+    "gigachat3": each("<|message_sep|>\n\nfunction call<|role_sep|>\n" + '{"name": "%n", "arguments": %a}'),
+    "gigachat31": each('<|function_call|>{"name": "%n", "arguments": %a}'),
     "kimi_k2": around("<|tool_calls_section_begin|>", each(KIMI), "<|tool_calls_section_end|>"),
     "deepseek_v3": around("<｜tool▁calls▁begin｜>", each(V3), "<｜tool▁calls▁end｜>"),
     "deepseek_v31": around("<｜tool▁calls▁begin｜>", each(V31), "<｜tool▁calls▁end｜>"),
@@ -230,6 +233,7 @@ BARE_TEXT = {
 }
 # Text before these is the answer: without a marker a call is one only at the very start.
 UNMARKED = {"xlam", "pythonic"}
+FRAMED = {name for name in WRITERS if getattr(default().tool(name), "framed", False)}
 
 
 def test_every_dialect_is_written() -> None:
@@ -246,9 +250,7 @@ def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
         text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=20)
     names = st.sampled_from(["get_weather", "send"]) if name in ("lfm2", "pythonic", "olmo3") else NAMES
     calls = data.draw(st.lists(st.tuples(names, arguments(text)), min_size=1, max_size=3), label="calls")
-    before = (
-        "" if name in UNMARKED | {"gptoss", "onyx"} else data.draw(st.sampled_from(["", "Sure, a moment."]))
-    )
+    before = "" if name in UNMARKED | FRAMED else data.draw(st.sampled_from(["", "Sure, a moment."]))
     answer = before + WRITERS[name](calls)
     cuts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4), label="cuts")
     for pieces in ([answer], list(answer), cut(answer, cuts)):
@@ -259,7 +261,7 @@ def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_a_call_after_thinking_and_between_texts(name: str) -> None:
-    if name in UNMARKED | {"gptoss", "onyx", "llama3", "devstral"}:
+    if name in UNMARKED | FRAMED | {"llama3", "devstral"}:
         pytest.skip("its calls have a fixed place")
     written = WRITERS[name]([("get_weather", {"s": "Oslo"})])
     answer = f"<think>\nHm.\n</think>\n\nLooking.\n\n{written} Looked."
@@ -274,7 +276,7 @@ def test_a_call_after_thinking_and_between_texts(name: str) -> None:
 def test_a_call_cut_anywhere_loses_no_text(name: str) -> None:
     """Whatever the place of the cut: no exception, and words before the call stay."""
     written = WRITERS[name]([("get_weather", {"s": "Oslo"}), ("get_weather", {"n": 5})])
-    framed = name in ("gptoss", "onyx")
+    framed = name in FRAMED
     answer = written if framed else f"Before.\n{written}"
     for end in range(len(answer)):
         for limit in (False, True):
@@ -289,7 +291,7 @@ def test_a_call_cut_anywhere_loses_no_text(name: str) -> None:
 
 # Dialects whose first characters anybody may write: until the name of a tool has come, a call may be an answer.
 UNMARKED_START = {"llama3": len('{"name": "get_weather"'), "xlam": len('[{"name": "get_weather"'),
-                  "pythonic": len("[get_weather("), "phi4": len("functools[")}  # fmt: skip
+                  "pythonic": len("[get_weather("), "phi4": len("functools["), "functionary_v32": len("get_weather")}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
@@ -297,7 +299,7 @@ UNMARKED_START = {"llama3": len('{"name": "get_weather"'), "xlam": len('[{"name"
 def test_a_cut_call_leaves_no_markup_in_the_answer(name: str, stop: str | None) -> None:
     """Cut by a token limit or by a stop string, at any place of the first call or of the second."""
     written = WRITERS[name]([("get_weather", {"s": "Oslo"}), ("send", {"n": 5})])
-    framed = name in ("gptoss", "onyx")
+    framed = name in FRAMED
     before = "" if framed or name in {*UNMARKED_START} - {"phi4"} else "Before."
     calls_seen = set()
     for end in range(1, len(written) + 1):

@@ -7,17 +7,16 @@ import time
 
 import pytest
 
-from ovserve.llm.parsing import (
+from ovserve.llm.parsing import make_parser, reasoning_closed
+from ovserve.llm.parsing.output import (
     Content,
     ContentWasReasoning,
     Reasoning,
     ToolCallArguments,
     ToolCallBroken,
     ToolCallStart,
-    default,
-    make_parser,
-    reasoning_closed,
 )
+from ovserve.llm.parsing.registry import default
 from tests.llm.parsing.cuts import events, result, tool
 
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'

@@ -84,6 +84,6 @@ def test_all_special_tokens_but_the_markup_may_be_hidden(parser: str) -> None:
 
 
 def test_every_tool_dialect_has_vectors() -> None:
-    from ovserve.llm.parsing import default
+    from ovserve.llm.parsing.registry import default
 
     assert {vector["parser"] for vector in VECTORS} >= set(default().tool_names)

@@ -16,7 +16,7 @@ import re
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt, call, good_name, header
-from ovserve.llm.parsing.guide import Guide, listed
+from ovserve.llm.parsing.guide import Guide, json_list, listed
 from ovserve.llm.parsing.json_call import Keys, call_list, call_object, stray, unmarked
 from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools
@@ -97,13 +97,7 @@ class Mistral(ToolDialect):
     inner = ("[ARGS]", "[CALL_ID]")
     erase = ("</s>",)
     bare = "["
-    guide = Guide(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        separator=", ",
-        block=("[TOOL_CALLS] [", "]"),
-        trigger="[TOOL_CALLS]",
-    )
+    guide = json_list("[TOOL_CALLS] ")
 
     def matches(self, template: str) -> bool:
         return "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template

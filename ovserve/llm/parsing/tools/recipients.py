@@ -16,6 +16,7 @@ import msgspec
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt, call, header
 from ovserve.llm.parsing.guide import Guide, tagged
+from ovserve.llm.parsing.json_text import quote
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.xmlcall import Form, calls
@@ -63,11 +64,10 @@ class FramedDialect(ToolDialect):
         elif self.unframed and tools is not None:
             mark = cur.mark()
             yield from cur.space()
-            if (yield from cur.literal(self.unframed)):
-                cur.rollback(mark)
+            is_call = yield from cur.literal(self.unframed)
+            cur.rollback(mark)
+            if is_call:
                 yield from attempt(cur, out, self.body(cur, out, tools, "", self._stops))
-            else:
-                cur.rollback(mark)
         while (yield from cur.peek()):
             mark, start = cur.mark(), cur.offset
             try:
@@ -248,3 +248,85 @@ class Onyx(FramedDialect):
         yield from cur.literal(_OPEN)
         yield from calls(cur, out, tools, _FORM)
         out.content("".join(prose).strip())
+
+
+_NEXT, _EVERYBODY = ">>>", "all"
+_NEXTS = Markers((_NEXT,))
+_NAME = re.compile(r"[\w.\-]+")
+_MAX_NAME = 128
+
+
+class FunctionaryV32(ToolDialect):
+    """functionary_v32: messages `>>>f`, a line end and the arguments; `>>>all` is for the user.
+
+    Functionary 3.2 on Llama 3. The prompt ends with the first `>>>`. Code for a tool with one parameter comes
+    without JSON. `>>>` before other text than a recipient, as Python's prompt, is text.
+
+    Source: read 2026-11-30, the models' chat template, as
+    https://github.com/ye-NX/llama.cpp/blob/b354d7c9ecb7/models/templates/meetkai-functionary-medium-v3.2.jinja
+    """
+
+    name = "functionary_v32"
+    framed = True
+    markup = (_NEXT,)
+    guide = Guide("NAME\n", "", separator=_NEXT, inside=("NAME\n",))
+    template_marks = (">>>all",)
+
+    def run(self, cur: Cursor, out: Output, tools: Tools | None, *, think: bool, inside: bool) -> Steps[None]:
+        marked = False  # the prompt has the mark of the first header
+        while True:
+            mark = cur.mark()
+            name = yield from _recipient(cur, tools, marked)
+            (cur.release if name else cur.rollback)(mark)
+            if name == _EVERYBODY:
+                out.new_message()
+            elif name and tools is not None:
+                yield from attempt(cur, out, _message(cur, out, tools, name))
+                yield from cur.space()
+            yield from _text(cur, out.content, tools)
+            if not (yield from cur.peek()):
+                return
+            marked = True
+
+
+def _text(cur: Cursor, sink: Callable[[str], None], tools: Tools | None) -> Steps[None]:
+    """Read text up to the header of a message, which is left."""
+    while (yield from cur.until(_NEXTS, sink)):
+        mark = cur.mark()
+        name = yield from _recipient(cur, tools, True)
+        cur.rollback(mark)
+        if name:
+            return
+        sink(cur.advance(len(_NEXT)))
+
+
+def _recipient(cur: Cursor, tools: Tools | None, marked: bool) -> Steps[str]:
+    """Read the line that names whom a message is for; return "" if there is none."""
+    if not (yield from cur.literal(_NEXT)) and marked:
+        return ""
+    try:
+        name = yield from cur.matching(_NAME, _MAX_NAME)
+    except NotACall:
+        return ""
+    is_tool = tools is not None and name in tools
+    if not (yield from cur.literal("\n")):
+        is_cut = cur.cut and (yield from cur.peek()) == ""
+        return _EVERYBODY if is_cut and (marked or is_tool or name == _EVERYBODY) else ""
+    if name == _EVERYBODY or is_tool:
+        return name
+    return name if tools is not None and not tools.lacks(name) and (yield from cur.peek()) == "{" else ""
+
+
+def _message(cur: Cursor, out: Output, tools: Tools, name: str) -> Steps[None]:
+    """Read the arguments of a call, which are JSON, or code if the tool takes that alone."""
+    parameters = list(tools.parameters(name))
+    if (yield from cur.peek()) == "{" or len(parameters) != 1:
+        yield from call(cur, out, name, _NEXTS)
+        return
+    out.start_call(name)
+    out.arguments(f'{{{quote(parameters[0])}: "')
+    yield from _text(cur, lambda text: out.arguments(quote(text)[1:-1]), tools)
+    if cur.cut:
+        raise EndOfText
+    out.arguments('"}')
+    out.end_call()

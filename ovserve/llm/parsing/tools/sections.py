@@ -19,7 +19,29 @@ CLOSERS = Markers((END, BEGIN, SECTION_END))
 _NAME_END = Markers((SEPARATOR, BEGIN, END))
 
 
-class DeepseekV31(ToolDialect):
+class Deepseek(ToolDialect):
+    markers = (SECTION, BEGIN)
+    erase = ("<｜end▁of▁sentence｜>",)
+
+    def matches(self, template: str) -> bool:
+        return SECTION in template or BEGIN in template
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        yield from cur.literal(SECTION)
+        yield from cur.space()
+        if (yield from cur.close(SECTION_END)):
+            return
+        yield from cur.expect(BEGIN)
+        while True:
+            yield from _call(cur, out)
+            yield from cur.close(END)
+            out.commit()
+            if not (yield from cur.close(BEGIN)):
+                break
+        yield from cur.close(SECTION_END)
+
+
+class DeepseekV31(Deepseek):
     """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. DeepSeek V3.1 and later.
 
     Source: read 2026-11-22,
@@ -27,30 +49,7 @@ class DeepseekV31(ToolDialect):
     """
 
     name = "deepseek_v31"
-    markers = (SECTION, BEGIN)
-    erase = ("<｜end▁of▁sentence｜>",)
     guide = Guide(f"{BEGIN}NAME{SEPARATOR}", END, block=(SECTION, SECTION_END), trigger=SECTION)
-
-    def matches(self, template: str) -> bool:
-        return SECTION in template or BEGIN in template
-
-    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from _section(cur, out)
-
-
-def _section(cur: Cursor, out: Output) -> Steps[None]:
-    yield from cur.literal(SECTION)
-    yield from cur.space()
-    if (yield from cur.close(SECTION_END)):
-        return
-    yield from cur.expect(BEGIN)
-    while True:
-        yield from _call(cur, out)
-        yield from cur.close(END)
-        out.commit()
-        if not (yield from cur.close(BEGIN)):
-            break
-    yield from cur.close(SECTION_END)
 
 
 _FENCED_NAME_END = Markers(("\n", "```", "{", BEGIN, END))
@@ -71,7 +70,7 @@ def _call(cur: Cursor, out: Output) -> Steps[None]:
     yield from cur.close("```")
 
 
-class DeepseekV3(ToolDialect):
+class DeepseekV3(Deepseek):
     """Like V3.1, with a type before the name and the arguments in a ```json fence. DeepSeek V3, R1.
 
     Source: read 2026-11-22,
@@ -79,8 +78,6 @@ class DeepseekV3(ToolDialect):
     """
 
     name = "deepseek_v3"
-    markers = (SECTION, BEGIN)
-    erase = ("<｜end▁of▁sentence｜>",)
     guide = Guide(
         f"{BEGIN}function{SEPARATOR}NAME\n```json\n",
         f"\n```{END}",
@@ -90,10 +87,7 @@ class DeepseekV3(ToolDialect):
     )
 
     def matches(self, template: str) -> bool:
-        return (SECTION in template or BEGIN in template) and "```json" in template
-
-    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from _section(cur, out)
+        return super().matches(template) and "```json" in template
 
 
 _KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")

@@ -10,7 +10,7 @@ import msgspec
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
-from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.guide import Guide, json_list
 from ovserve.llm.parsing.json_call import (
     FENCES,
     MARKED,
@@ -26,6 +26,7 @@ from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import string, value
 from ovserve.llm.parsing.output import Output
 from ovserve.llm.parsing.tools import pythonic
+from ovserve.llm.parsing.tools.tagged_xml import FUNCTION, function
 
 
 class TaggedJson(ToolDialect):
@@ -56,13 +57,7 @@ class ToolCallsList(TaggedJson):
     """A JSON list in `<tool_calls>`: hunyuan, jamba and apriel, which differ in their end tokens."""
 
     tags = {"<tool_calls>": ("</tool_calls>",)}
-    guide = Guide(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        separator=", ",
-        block=("<tool_calls>[", "]</tool_calls>"),
-        trigger="<tool_calls>",
-    )
+    guide = json_list("<tool_calls>", "</tool_calls>")
 
 
 class Hunyuan(ToolCallsList):
@@ -103,13 +98,7 @@ class CommandR7b(TaggedJson):
     tags = {"<|START_ACTION|>": ("<|END_ACTION|>",)}
     keys = Keys(name=("tool_name", "name"), id=("tool_call_id",))
     erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
-    guide = Guide(
-        '{"tool_name": "NAME", "parameters": ',
-        "}",
-        separator=", ",
-        block=("<|START_ACTION|>[", "]<|END_ACTION|>"),
-        trigger="<|START_ACTION|>",
-    )
+    guide = json_list("<|START_ACTION|>", "<|END_ACTION|>", keys="tool_name parameters")
     template_marks = ("<|START_ACTION|>",)
 
 
@@ -155,13 +144,7 @@ class Granite(TaggedJson):
         "<function_call>": ("</function_call>",),
     }
     erase = ("<|end_of_text|>",)
-    guide = Guide(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        separator=", ",
-        block=("<|tool_call|>[", "]"),
-        trigger="<|tool_call|>",
-    )
+    guide = json_list("<|tool_call|>")
     template_marks = ("<|tool_call|>",)
 
 
@@ -200,14 +183,45 @@ class NemotronNanoV2(TaggedJson):
     name = "nemotron_nano_v2"
     tags = {"<TOOLCALL>": ("</TOOLCALL>",)}
     erase = ("<SPECIAL_12>",)
-    guide = Guide(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        separator=", ",
-        block=("<TOOLCALL>[", "]</TOOLCALL>"),
-        trigger="<TOOLCALL>",
-    )
+    guide = json_list("<TOOLCALL>", "</TOOLCALL>")
     template_marks = ("<TOOLCALL>",)
+
+
+_CALL_TAGS = (
+    "<|message_sep|>\n\nfunction call<|role_sep|>",
+    "<|message_sep|>function call<|role_sep|>",
+    "function call<|role_sep|>",
+    "<|function_call|>",
+)
+
+
+class GigaChat3(TaggedJson):
+    """gigachat3: one JSON object in a message of the role `function call`. Sber GigaChat 3.
+
+    Tokens hold the newlines after them. Sources: read 2026-11-30,
+    https://github.com/ggml-org/llama.cpp/blob/6f9ffbd9dba6/models/templates/GigaChat3-10B-A1.8B.jinja;
+    https://github.com/vllm-project/vllm/pull/36664 (both versions)
+    """
+
+    name = "gigachat3"
+    tags = dict.fromkeys(_CALL_TAGS, ("<|message_sep|>",))
+    erase = ("<|message_sep|>", "</s>")
+    guide = Guide(
+        f'{_CALL_TAGS[0]}\n{{"name": "NAME", "arguments": ', "}", trigger="<|message_sep|>", single=True
+    )
+    template_marks = ("<|role_sep|>", "<|message_sep|>", "function call")
+
+
+class GigaChat31(TaggedJson):
+    """gigachat31: the same after a token of its own. GigaChat 3.1."""
+
+    name = "gigachat31"
+    tags = GigaChat3.tags
+    erase = GigaChat3.erase
+    guide = Guide(
+        '<|function_call|>{"name": "NAME", "arguments": ', "}", trigger="<|function_call|>", single=True
+    )
+    template_marks = ("<|role_sep|>", "<|message_sep|>", "<|function_call|>")
 
 
 class Phi4(TaggedJson):
@@ -225,9 +239,7 @@ class Phi4(TaggedJson):
     plain = ("functools",)
     forms = {"functools": "["}
     erase = ("<|end|>", "<|endoftext|>")
-    guide = Guide(
-        '{"name": "NAME", "arguments": ', "}", separator=", ", block=("functools[", "]"), trigger="functools["
-    )
+    guide = json_list("functools", trigger="functools[")
 
     def matches(self, template: str) -> bool:
         return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template
@@ -254,10 +266,7 @@ class Hermes3(ToolCallTag):
 def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Steps[None]:
     """A block, perhaps with one more pair of braces around the call."""
     yield from cur.space()
-    mark = cur.mark()
-    doubled = yield from cur.literal("{{")
-    cur.rollback(mark)
-    if doubled:
+    if (yield from cur.next_of(("{{",))):
         cur.advance(1)
         ends = keys.closers or markers_of(frozenset(closers))
         yield from block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
@@ -291,10 +300,7 @@ class Qwen25Coder(Hermes3):
         return super().matches(template) and _DOUBLED.search(template) is not None
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        mark = cur.mark()
-        tagged = yield from cur.either(self.markers)
-        cur.rollback(mark)
-        if tagged:
+        if (yield from cur.next_of(self.markers)):
             yield from super().calls(cur, out, tools)
             return
         keys = unmarked(tools)
@@ -330,14 +336,15 @@ class Llama3(ToolDialect):
 
     Models drop the tag often, so an answer that starts with `{` may be a call; it is one only with parameters
     and the name of a tool of the request. Calls are parted by `;` (or just follow each other). Tools that
-    Llama 3.1 was trained with are called as `brave_search.call(query="x")` after the tag.
+    Llama 3.1 was trained with are called as `brave_search.call(query="x")` after the tag. Some
+    prompts ask for the form of functionary_v31.
 
     Source: read 2026-11-22,
     https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/llama3/tool_parser.cpp
     """
 
     name = "llama3"
-    markers = (_TAG,)
+    markers = (_TAG, FUNCTION)
     bare = "{"
     erase = ("<|eom_id|>", "<|eot_id|>", "<|begin_of_text|>", "<|end_of_text|>")
     guide = Guide('{"name": "NAME", "parameters": ', "}", separator="; ", trigger='{"name":')
@@ -346,6 +353,9 @@ class Llama3(ToolDialect):
         return _TAG in template or ("<|start_header_id|>" in template and '"parameters":' in template)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        if (yield from cur.literal(FUNCTION)):
+            yield from function(cur, out)
+            return
         tagged = yield from cur.literal(_TAG)
         yield from cur.space()
         first = yield from cur.peek()

@@ -240,7 +240,7 @@ class Step3(TaggedXml):
         yield from cur.close(_SECTION_END)
 
 
-_OPEN, _CLOSE = "<function=", "</function>"
+FUNCTION, _CLOSE = "<function=", "</function>"
 _NAME_END = Markers((">", "\n"))
 _CLOSERS = Markers((_CLOSE,))
 
@@ -249,22 +249,27 @@ class FunctionaryV31(ToolDialect):
     """`<function=f>{...}</function>`. MeetKai Functionary on Llama 3.1, Llama's own variant."""
 
     name = "functionary_v31"
-    markers = (_OPEN,)
+    markers = (FUNCTION,)
     erase = ("<|eom_id|>", "<|eot_id|>")
     guide = Guide("<function=NAME>", "</function>", trigger="<function=")
 
     def matches(self, template: str) -> bool:
-        return _OPEN in template and _CLOSE in template and "<parameter=" not in template
+        return FUNCTION in template and _CLOSE in template and "<parameter=" not in template
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from cur.expect(_OPEN)
-        name, _ = yield from header(cur, _NAME_END)
-        yield from cur.close(">")  # left out at the end of a line now and then
-        yield from cur.space()
-        if (yield from cur.peek()) not in ("{", "<"):
-            raise cur.failure()
-        yield from call(cur, out, name.strip(), _CLOSERS)
-        yield from cur.close(_CLOSE)
+        yield from cur.expect(FUNCTION)
+        yield from function(cur, out)
+
+
+def function(cur: Cursor, out: Output) -> Steps[None]:
+    """Read a call from its name on."""
+    name, _ = yield from header(cur, _NAME_END)
+    yield from cur.close(">")  # left out at the end of a line now and then
+    yield from cur.space()
+    if (yield from cur.peek()) not in ("{", "<"):
+        raise cur.failure()
+    yield from call(cur, out, name.strip(), _CLOSERS)
+    yield from cur.close(_CLOSE)
 
 
 _GLM_FORM = Form(
