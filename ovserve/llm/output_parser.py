@@ -10,16 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ovserve.llm.output import Parsed, Part, ToolCallDelta
-from ovserve.llm.parsing import make_parser
-from ovserve.llm.parsing.output import (
-    Content,
-    ContentWasReasoning,
-    Event,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallBroken,
-    ToolCallStart,
-)
+from ovserve.llm.parsing import make_parser, output
 from ovserve.llm.parsing.scanner import TextParser
 from ovserve.llm.request import Delta, Parsing, ToolPolicy
 
@@ -34,7 +25,7 @@ class OutputParser:
 
     def feed(self, delta: Delta) -> Parsed:
         finish, reasoning_tokens = delta.finish_reason, 0
-        parts: tuple[Part, ...] = (Content(delta.text),) if delta.text else ()
+        parts: tuple[Part, ...] = (output.Content(delta.text),) if delta.text else ()
         if self._parsing is not None:
             choice = self._choices.get(delta.index)
             if choice is None:
@@ -92,29 +83,29 @@ class _Choice:
             finish = "tool_calls"
         return parts, finish, reasoning_tokens
 
-    def _parts(self, events: list[Event]) -> tuple[Part, ...]:
+    def _parts(self, events: list[output.Event]) -> tuple[Part, ...]:
         parts: list[Part] = []
         calls = self._calls
         for event in events:
             match event:
-                case Content() | Reasoning():
+                case output.Content() | output.Reasoning():
                     calls.release(parts)
                     parts.append(event)
-                case ToolCallStart(_, id, name):
+                case output.ToolCallStart(_, id, name):
                     calls.start(parts, id, name)
-                case ToolCallArguments(_, text):
+                case output.ToolCallArguments(_, text):
                     calls.arguments(parts, text)
-                case ToolCallBroken():
+                case output.ToolCallBroken():
                     calls.broke(parts)
-                case ContentWasReasoning():  # before any call and any reasoning
-                    text = "".join([part.text for part in parts if isinstance(part, Content)]).strip()
+                case output.ContentWasReasoning():  # before any call and any reasoning
+                    text = "".join([part.text for part in parts if isinstance(part, output.Content)]).strip()
                     parts = [event] if self._content_sent else []
-                    parts += [Reasoning(text)] if text else []
+                    parts += [output.Reasoning(text)] if text else []
         if self._parser.output.call_open:
             calls.hold_back(parts)
         else:
             calls.release(parts)
-        self._content_sent = self._content_sent or any(isinstance(part, Content) for part in parts)
+        self._content_sent = self._content_sent or any(isinstance(part, output.Content) for part in parts)
         return tuple(parts)
 
 
@@ -181,7 +172,7 @@ class _Calls:
         if begun_here:
             self._next -= 1  # the client never heard of it
         else:
-            parts.append(ToolCallBroken(self._next - 1))
+            parts.append(output.ToolCallBroken(self._next - 1))
 
     def hold_back(self, parts: list[Part]) -> None:
         """Withhold the last brace of the open call, which is not certain yet."""

@@ -20,24 +20,8 @@ import msgspec
 from ovserve.engine.client.blame import Blame, Trial
 from ovserve.engine.client.process import EngineMessage, EngineProcess, ignore, ignore_end
 from ovserve.engine.client.settings import SHARED_CHECK_SECONDS, EngineSettings, MemoryLimit
+from ovserve.engine.protocol import messages
 from ovserve.engine.protocol.blobs import Segments
-from ovserve.engine.protocol.messages import (
-    Call,
-    Cancel,
-    Done,
-    Failed,
-    FromModel,
-    Item,
-    Load,
-    LoadFailed,
-    Ping,
-    Pong,
-    Ready,
-    Stop,
-    ToEngine,
-    ToModel,
-    Unloaded,
-)
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec
 from ovserve.errors import LoadError
 
@@ -66,14 +50,16 @@ class HostedModel:
         self._unloading = False
         self._judged: asyncio.Task[None] | None = None  # whether it alone has stalled
         self._calls: set[int] = set()  # running in the shared process
-        self._first: asyncio.Future[Ready | LoadFailed | None] = asyncio.get_running_loop().create_future()
+        self._first: asyncio.Future[messages.Ready | messages.LoadFailed | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self.mute()
 
     async def load(self, ready_timeout: float) -> Facts:
         """Return when it is loaded. Raises LoadError, or HostEnded."""
         self.loading = True
         try:
-            self.host.send(self.number, Load.of(self.spec))
+            self.host.send(self.number, messages.Load.of(self.spec))
             async with asyncio.timeout(ready_timeout):
                 first = await self._first
         except TimeoutError:
@@ -88,7 +74,7 @@ class HostedModel:
             self.loading = False
         if first is None:
             raise HostEnded
-        if isinstance(first, LoadFailed):
+        if isinstance(first, messages.LoadFailed):
             self._end()
             raise LoadError(first.message, field=first.field, transient=first.transient)
         self.loaded = True
@@ -132,18 +118,18 @@ class HostedModel:
     def mute(self) -> None:
         self.serve(ignore, ignore_end)
 
-    def send(self, message: ToEngine) -> None:
+    def send(self, message: messages.ToEngine) -> None:
         """Send a message; dropped if the model is gone. Raises FrameError for one that is too large."""
         self.sent += 1
         if self.ended.is_set():
-            if isinstance(message, Call):
+            if isinstance(message, messages.Call):
                 self.segments.free(message.blobs)
             return
-        if isinstance(message, Ping):
+        if isinstance(message, messages.Ping):
             self.host.ping(self)
-        elif isinstance(message, Call | Cancel):
+        elif isinstance(message, messages.Call | messages.Cancel):
             self.host.send(self.number, message)
-            if isinstance(message, Call):
+            if isinstance(message, messages.Call):
                 self._calls.add(message.id)
         else:
             raise TypeError(f"{type(message).__name__} is not a message for a hosted model")
@@ -206,22 +192,24 @@ class HostedModel:
         """Return whether the process does anything for it."""
         return bool(self._calls) or self.loading or self._unloading
 
-    def receive(self, message: FromModel) -> None:
+    def receive(self, message: messages.FromModel) -> None:
         inner = message.message
-        if isinstance(inner, Ready | LoadFailed):
+        if isinstance(inner, messages.Ready | messages.LoadFailed):
             if not self._first.done():
                 self._first.set_result(inner)
             return
-        if isinstance(inner, Unloaded):
+        if isinstance(inner, messages.Unloaded):
             self._end()
             return
-        if isinstance(inner, Done | Failed) or (isinstance(inner, Item) and inner.last):
+        if isinstance(inner, messages.Done | messages.Failed) or (
+            isinstance(inner, messages.Item) and inner.last
+        ):
             self._calls.discard(inner.id)
-        if isinstance(inner, Item | Done | Failed | Pong):
+        if isinstance(inner, messages.Item | messages.Done | messages.Failed | messages.Pong):
             self._on_message(inner)
 
     def pong(self) -> None:
-        self._on_message(Pong())
+        self._on_message(messages.Pong())
 
     def host_ended(self) -> None:
         """Handle the end of the process, at its first sign."""
@@ -233,7 +221,7 @@ class HostedModel:
     def _leave_soon(self) -> None:
         if not self._unloading:
             self._unloading = True
-            self.host.send(self.number, Stop())
+            self.host.send(self.number, messages.Stop())
 
     def _leave(self) -> None:
         """Unload it without waiting for that."""
@@ -330,14 +318,16 @@ class EngineHost:
             self._later(self.process.stop(self._settings.stop_grace))
         return self.retiring
 
-    def send(self, number: int, message: Load | Call | Cancel | Stop) -> None:
+    def send(
+        self, number: int, message: messages.Load | messages.Call | messages.Cancel | messages.Stop
+    ) -> None:
         """Send a message to a model. Raises FrameError for one that is too large."""
-        self.process.send(ToModel(number, message))
+        self.process.send(messages.ToModel(number, message))
 
     def ping(self, hosted: HostedModel) -> None:
         """Ask for a sign of life, once for all models that want one."""
         if not self._pinged:
-            self.process.send(Ping())
+            self.process.send(messages.Ping())
         self._pinged.append(hosted)
 
     def remove(self, hosted: HostedModel) -> None:
@@ -397,7 +387,7 @@ class EngineHost:
 
     async def _probe(self) -> None:
         self._heard.clear()
-        self.process.send(Ping())
+        self.process.send(messages.Ping())
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._heard.wait()
@@ -426,12 +416,12 @@ class EngineHost:
 
     def _on_message(self, message: EngineMessage) -> None:
         self._heard.set()
-        if isinstance(message, FromModel):
+        if isinstance(message, messages.FromModel):
             if (hosted := self.models.get(message.model)) is not None:
                 hosted.receive(message)
-            elif isinstance(message.message, Unloaded):
+            elif isinstance(message.message, messages.Unloaded):
                 self._unloaded.add(message.model)
-        elif isinstance(message, Pong):
+        elif isinstance(message, messages.Pong):
             pinged, self._pinged = self._pinged, []
             for hosted in pinged:
                 hosted.pong()

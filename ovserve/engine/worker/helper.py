@@ -24,19 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve.engine.host.memory import resident
+from ovserve.engine.protocol import messages
 from ovserve.engine.protocol.frames import Channel, FrameError
-from ovserve.engine.protocol.messages import (
-    Compile,
-    Compiled,
-    Detokenize,
-    Detokenized,
-    Failed,
-    Ready,
-    Stop,
-    ToEngine,
-    Tokenize,
-    Tokenized,
-)
 from ovserve.engine.protocol.specs import Facts, GrammarSpec, TokenizerSpec
 from ovserve.errors import OvserveError, ResourceExhausted
 from ovserve.llm.grammar.constraint import structural_tag
@@ -50,8 +39,8 @@ GROWN_BYTES = 128 << 20  # then it ends
 USUAL_STACK = 8 << 20  # bytes, where the system sets no limit
 TOKENIZER_NICENESS = 5  # the engine's steps come first
 
-Conversation = Callable[[Channel[ToEngine]], int]  # returns the exit code of the process
-Answer = Tokenized | Detokenized | Compiled | Failed
+Conversation = Callable[[Channel[messages.ToEngine]], int]  # returns the exit code of the process
+Answer = messages.Tokenized | messages.Detokenized | messages.Compiled | messages.Failed
 
 
 def load_tokenizer(spec: TokenizerSpec) -> Conversation:
@@ -80,7 +69,7 @@ def load_grammars(spec: GrammarSpec) -> Conversation:
         from ovserve.kinds.text.worker.genai.grammar import prover
     prove = prover(spec.model_path)
 
-    def converse(channel: Channel[ToEngine]) -> int:
+    def converse(channel: Channel[messages.ToEngine]) -> int:
         _bound()
         return _converse(channel, partial(_prove, prove), resident(os.getpid()) + GROWN_BYTES)
 
@@ -88,36 +77,38 @@ def load_grammars(spec: GrammarSpec) -> Conversation:
 
 
 def _converse(
-    channel: Channel[ToEngine], answer: Callable[[ToEngine], Answer], most_bytes: float = float("inf")
+    channel: Channel[messages.ToEngine],
+    answer: Callable[[messages.ToEngine], Answer],
+    most_bytes: float = float("inf"),
 ) -> int:
-    channel.send(Ready.of(Facts()))
+    channel.send(messages.Ready.of(Facts()))
     while True:
         for message in channel.receive(block=True):
-            if isinstance(message, Stop):
+            if isinstance(message, messages.Stop):
                 return 0
             channel.send(answer(message))
             if resident(os.getpid()) > most_bytes:
                 return 0
 
 
-def _tokenize(tokenizer: Tokenizer, message: ToEngine) -> Answer:
-    if not isinstance(message, Tokenize | Detokenize):
+def _tokenize(tokenizer: Tokenizer, message: messages.ToEngine) -> Answer:
+    if not isinstance(message, messages.Tokenize | messages.Detokenize):
         raise FrameError("this process only tokenises")
     try:
-        if isinstance(message, Detokenize):
+        if isinstance(message, messages.Detokenize):
             texts = tokenizer.detokenize(message.ids, message.skip_special_tokens, message.escaped)
-            return Detokenized(message.id, texts)
+            return messages.Detokenized(message.id, texts)
         rows = tokenizer.tokenize(message.texts, message.add_special_tokens)
     except OvserveError as error:
-        return Failed(message.id, error.kind, error.message, error.param)
+        return messages.Failed(message.id, error.kind, error.message, error.param)
     if message.packed:
-        return Tokenized(message.id, [], [array("i", row).tobytes() for row in rows])
-    return Tokenized(message.id, rows)
+        return messages.Tokenized(message.id, [], [array("i", row).tobytes() for row in rows])
+    return messages.Tokenized(message.id, rows)
 
 
-def _prove(prove: Callable[[str], str], message: ToEngine) -> Answer:
+def _prove(prove: Callable[[str], str], message: messages.ToEngine) -> Answer:
     """`prove` says what is wrong with a structural tag, or ""; ResourceExhausted where it takes too long."""
-    if not isinstance(message, Compile):
+    if not isinstance(message, messages.Compile):
         raise FrameError("this process only proves grammars")
     before = resident(os.getpid())
     signal.setitimer(signal.ITIMER_PROF, message.cpu_seconds)
@@ -130,8 +121,8 @@ def _prove(prove: Callable[[str], str], message: ToEngine) -> Answer:
         kind, fault = "resource_exhausted", error.message
     signal.setitimer(signal.ITIMER_PROF, 0)
     if fault:
-        return Failed(message.id, kind, fault)
-    return Compiled(message.id, max(resident(os.getpid()) - before, 0))
+        return messages.Failed(message.id, kind, fault)
+    return messages.Compiled(message.id, max(resident(os.getpid()) - before, 0))
 
 
 def _bound() -> None:

@@ -33,7 +33,7 @@ Arguments = Callable[[Schema, bool], Format]  # a schema, and whether all that i
 
 
 PARAM = "tools"
-MAX_REFS = 8
+MAX_REFS = 16
 # Names that parsers read where a format has no quotes and no escapes for them.
 TAGGED_NAME = re.compile(r"(?!\s)[^<>\"'\n]+(?<!\s)")
 LISTED_NAME = re.compile(r"(?!\s)[^=,:()\[\]{}'\"<>|\n]+(?<!\s)")
@@ -168,7 +168,7 @@ def bare_text(
     document = schema if root is None else root
     todo, visited = [schema], set()
     while todo:
-        node = _resolve(todo.pop(), document)
+        node = target_of(todo.pop(), document)
         if id(node) in visited:
             continue
         visited.add(id(node))
@@ -208,7 +208,7 @@ def _string(node: Schema, without: tuple[str, ...], *, alone: bool, exact: bool)
     return None
 
 
-def _resolve(schema: Any, root: Any) -> Schema:
+def target_of(schema: Any, root: Any) -> Schema:
     """Return the schema that it refers to; an empty one if there is none."""
     target: Any = schema
     for _ in range(MAX_REFS):

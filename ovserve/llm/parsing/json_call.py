@@ -262,13 +262,20 @@ class _Call:
             raise NotACall
         self._start()
         if not self._has_arguments:
-            values = {key: "".join(parts) for key, parts in self._others.items() if self.declares(key)}
-            if values.get("type") == '"function"':  # the type of the call
-                del values["type"]
-            self._out.arguments(
-                "{" + ", ".join(f"{quote(key)}: {text}" for key, text in values.items()) + "}"
-            )
+            self._out.arguments(self._from_others())
         self._out.end_call()
+
+    def _from_others(self) -> str:
+        """Return as arguments what stands next to the name: parameters of the tool, one object under a name
+        of the model's own, or else all of it."""
+        values = {key: "".join(parts) for key, parts in self._others.items()}
+        if values.get("type") == '"function"':  # the type of the call
+            del values["type"]
+        parameters = {key: text for key, text in values.items() if self.declares(key)}
+        text = next(iter(values.values())) if not parameters and len(values) == 1 else ""
+        whole = as_json(unquote(text) if text.startswith('"') else text, "{")
+        items = (parameters or values).items()
+        return whole or "{" + ", ".join(f"{quote(key)}: {text}" for key, text in items) + "}"
 
 
 def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:

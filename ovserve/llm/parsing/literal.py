@@ -13,11 +13,12 @@ built, not values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any
 
 from ovserve.llm.parsing.cursor import Cursor, NotACall, Steps, run_to_end
+from ovserve.llm.parsing.guide import target_of
 from ovserve.llm.parsing.json_text import as_json, quote, unquote
 
 Ends = Callable[[int, str, bool], bool | None]  # of quotes in the string so far, and as `cursor.Decision`
@@ -164,7 +165,6 @@ def number(text: str) -> str:
     return ("-" if match[1] == "-" else "") + whole + fraction + (match[4] or "")
 
 
-_MAX_REFS = 16
 _FIRST = {
     "object": "{",
     "array": "[",
@@ -205,6 +205,16 @@ class Tools:
         """Return whether the tools are known, and none has this name."""
         return bool(self._schemas) and name not in self._schemas
 
+    def taking(self, keys: Set[str]) -> str:
+        """Return the only tool that has these parameters and requires no others; "" if more have, or none."""
+        names = [name for name in self._schemas if keys <= self.parameters(name).keys()]
+        names = [name for name in names if all(key in [*keys] for key in self._required(name))]
+        return names[0] if len(names) == 1 else ""
+
+    def _required(self, tool: str) -> list[object]:
+        required = self._resolve(tool, self._schemas[tool]).get("required")
+        return required if isinstance(required, list) else []
+
     def parameters(self, tool: str) -> Mapping[str, Any]:
         """Return the parameter names and schemas that the tool declares."""
         properties = self._resolve(tool, self._schemas.get(tool)).get("properties")
@@ -223,19 +233,7 @@ class Tools:
         return frozenset(types)
 
     def _resolve(self, tool: str, schema: object) -> Mapping[str, Any]:
-        for _ in range(_MAX_REFS):
-            if not isinstance(schema, Mapping):
-                return {}
-            ref = schema.get("$ref")
-            if not isinstance(ref, str):
-                return schema
-            if not ref.startswith("#"):
-                return {}
-            schema = self._schemas.get(tool)
-            for step in ref[1:].split("/")[1:]:
-                step = step.replace("~1", "/").replace("~0", "~")
-                schema = schema.get(step) if isinstance(schema, Mapping) else None
-        return {}
+        return target_of(schema, self._schemas.get(tool))
 
 
 def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:

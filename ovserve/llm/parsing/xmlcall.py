@@ -52,6 +52,11 @@ class Form(msgspec.Struct, frozen=True):
     name_ends: tuple[str, ...] = ()  # what follows the name of a call, if that is not in its tag
 
     @property
+    def broken_end(self) -> re.Pattern[str]:
+        """Return what models write in place of a value's closing tag: without ">", or with more in it."""
+        return re.compile(rf"{re.escape(self.parameter_end[:-1])}[\w/]*+>?\s*\Z")
+
+    @property
     def begins(self) -> tuple[str, ...]:
         """Return the tags that open something."""
         return (self.parameter, self.call, *self.openers)
@@ -68,7 +73,7 @@ class Form(msgspec.Struct, frozen=True):
     @property
     def ambiguous(self) -> tuple[str, ...]:
         """Return what a grammar excludes from values, because what follows could make it the end of one."""
-        ends = [end + after for end in (self.parameter_end, self.call_end) for after in f"<{_GAP_CHARACTERS}"]
+        ends = [end + after for end in (self.parameter_end, *self.ends) for after in f"<{_GAP_CHARACTERS}"]
         return (self.parameter, *ends, *([_CDATA] if self.cdata else []))
 
     @property
@@ -236,8 +241,9 @@ class _Call:
         text = "".join(parts)
         if stop == form.parameter_end:
             cur.advance(len(stop))
-        elif form.value:
-            text = text.rstrip()
+        else:
+            text = form.broken_end.sub("", text)
+            text = text.rstrip() if form.value else text
         if form.trim:
             start = 2 if text.startswith("\r\n") else 1 if text.startswith("\n") else 0
             text = text[start:]

@@ -322,3 +322,14 @@ def test_words_about_the_format_are_text(name: str) -> None:
     opening = "<function=NAME>" if name == "qwen3coder" else '<function name="NAME">'
     text = f"Calls begin with {opening}, as above."
     assert result(list(text), name, None, TOOLS) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    "end", ["</parameter", "</parameter>", "</parameter1>", "</parameter/>", "</parameter_function>"]
+)
+def test_what_models_write_in_place_of_a_closing_tag_is_no_part_of_the_value(end: str) -> None:
+    """sgl-project/sglang#27337"""
+    said = f"<function=f>\n<parameter=a>\nx\n{end}\n<parameter=b>\ny\n{end}\n</function>"
+    tools = [tool("f", a={"type": "string"}, b={"type": "string"})]
+    for pieces in ([said], list(said)):
+        assert result(pieces, "qwen3coder", None, tools) == ("", "", [("f", '{"a": "x", "b": "y"}')])

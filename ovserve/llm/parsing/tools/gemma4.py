@@ -13,15 +13,17 @@ https://github.com/hybridgroup/yzma/pull/243
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.dialect import ToolDialect, attempt, call, good_name, header
 from ovserve.llm.parsing.guide import Guide, json_list, listed
 from ovserve.llm.parsing.json_call import Keys, call_list, call_object, stray, unmarked
 from ovserve.llm.parsing.json_text import as_json, quote
-from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.literal import Tools, literal
 from ovserve.llm.parsing.loose_json import string, value
 from ovserve.llm.parsing.output import Output
+from ovserve.llm.parsing.tools.pythonic import argument_ends
 
 # Mistral's dialects, which begin with the token `[TOOL_CALLS]`.
 
@@ -112,7 +114,7 @@ class Mistral(ToolDialect):
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _BRACKETS = {"{": "}", "(": ")"}
 _NAME_END = Markers((*_BRACKETS, _CLOSE, _OPEN))
-_KEY_END = Markers((":", "=", "}", ")", _CLOSE, _OPEN))
+_KEY_END = Markers((":", "=", ",", "}", ")", _CLOSE, _OPEN))
 _WORD_END = {close: Markers((",", "}", "]", close, _CLOSE, _OPEN, _QUOTE)) for close in _BRACKETS.values()}
 _DELIMITER = Markers((_QUOTE,))
 _STRING_END = Markers((_QUOTE, _CLOSE))
@@ -121,6 +123,9 @@ _WORD = re.compile(r"[\w.$@-]+")
 _MAX_DEPTH = 60
 _NEXT_KEY = re.compile(r",\s*([^\s,:=]+)\s*[:=]")
 _OTHER_KEY = re.compile(r",\s*[\w.$@-]+\s*[:=]\s*$")
+_WORD_AND_KEY = re.compile(
+    r"(-?\d[\d.]*(?:[eE][+-]?\d+)?|true|false|null|True|False|None)\s+[\w.$@-]+\s*[:=]"
+)
 _NEXT_CALL = {close: re.compile(rf"{re.escape(close)}[\s,]*call:") for close in _BRACKETS.values()}
 _MAX_BARE_STRINGS = 64  # per call; the end of each is looked for in the rest of the call
 _MAX_LOOK_AHEADS = 16  # per call, for the end of a string in quotes that has none
@@ -192,6 +197,7 @@ class _Arguments:
             return "{}"
         yield from cur.space()
         if self._close == ")" and (yield from cur.literal("{")):
+            self._close = "}"
             arguments = yield from self._mapping(0, "}")
             yield from cur.close(")")
             return arguments
@@ -204,16 +210,16 @@ class _Arguments:
             yield from cur.space()
             if (yield from cur.literal(close)) or (yield from _ended(cur)):
                 return "{" + ", ".join(f"{quote(key)}: {item}" for key, item in items.items()) + "}"
-            if (yield from cur.literal(_QUOTE)):
-                key = yield from self._text(0)
-                yield from cur.space()
-            elif (yield from cur.peek()) in ("'", '"'):
-                key = yield from string(cur)
-                yield from cur.space()
-            else:
-                key = (yield from header(cur, _KEY_END))[0].strip()
-            if not (yield from cur.literal("=")):
-                yield from cur.expect(":")
+            mark = cur.mark()
+            try:
+                key = yield from self._read_key()
+                cur.release(mark)
+            except NotACall as failure:  # a value without a key, which only one parameter can have
+                unread = self._tools.parameters(self._name).keys() - self._items.keys()
+                if depth or len(unread) != 1 or (cur.cut and isinstance(failure, EndOfText)):
+                    raise
+                cur.rollback(mark)
+                (key,) = unread
             types = self._tools.types(self._name, key) if depth == 0 else frozenset()
             if not depth:
                 self._key, self._parts = key, []
@@ -223,8 +229,22 @@ class _Arguments:
                 items[key] = yield from self._item(depth + 1, close)
             if not depth:
                 self._key = ""
-            if depth or not (yield from self._next_key()):
-                yield from _comma(cur, close)
+            yield from cur.space()
+            yield from cur.literal(",")  # left out by models now and then
+
+    def _read_key(self) -> Steps[str]:
+        cur = self._cur
+        if (yield from cur.literal(_QUOTE)):
+            key = yield from self._text(0)
+            yield from cur.space()
+        elif (yield from cur.peek()) in ("'", '"'):
+            key = yield from string(cur)
+            yield from cur.space()
+        else:
+            key = (yield from header(cur, _KEY_END))[0].strip()
+        if not (yield from cur.literal("=")):
+            yield from cur.expect(":")
+        return key
 
     def _item(self, depth: int, outer: str) -> Steps[str]:
         """Read a value; `outer` closes what it stands in."""
@@ -254,6 +274,7 @@ class _Arguments:
         A comma in the text of an object's member is part of it unless a key follows.
         """
         cur, parts = self._cur, list[str]()
+        mark = cur.mark()
         while True:
             stop = yield from cur.until(_WORD_END[self._close], parts.append)
             if not stop and cur.cut:
@@ -262,7 +283,11 @@ class _Arguments:
                 break
             parts.append(cur.advance(1))
         word = "".join(parts).strip()
-        if stop == _QUOTE and word:
+        alone = _WORD_AND_KEY.match(word)
+        if alone:  # no comma after it
+            cur.rollback(mark)
+            word = cur.advance(alone.end(1)).strip()
+        elif stop == _QUOTE and word:
             cur.advance(len(stop))
             return quote(word)
         if word in ("None", "True", "False"):
@@ -285,10 +310,8 @@ class _Arguments:
         parts: list[str] = []
         if not (yield from cur.until(_CALL_END, parts.append)) and cur.cut:
             raise EndOfText
-        text, parameters = "".join(parts), self._tools.parameters(self._name)
-        keys = (match for match in _NEXT_KEY.finditer(text) if match[1] in parameters)
-        end = next((match for match in keys if match[1] != key and match[1] not in self._items), None)
-        end = end or _NEXT_CALL[self._close].search(text)
+        text = "".join(parts)
+        end = self._other_key(text) or _NEXT_CALL[self._close].search(text)
         size = end.start() if end else len(_without(self._close, text, 1))
         bare = text.partition(_QUOTE)[0]  # the delimiter ends this string, or begins that of another key
         other = _OTHER_KEY.search(bare)
@@ -303,11 +326,15 @@ class _Arguments:
         cur, parts = self._cur, list[str]()
         mark = cur.mark()
         try:
-            yield from value(cur, parts.append, _CALL_END, outer=depth)
+            if depth == 1 and self._close == ")":
+                ends = partial(argument_ends, self._tools, self._name)
+                parts.append((yield from literal(cur, ends=ends)))
+            else:
+                yield from value(cur, parts.append, _CALL_END, outer=depth)
             yield from cur.space()
             follows = yield from cur.peek()
-            ends = follows in (",", "}", "]", self._close, "") or (yield from _ended(cur))
-            if not ends or quote(_QUOTE)[1:-1] in "".join(parts):
+            is_end = follows in (",", "}", "]", self._close, "") or (yield from _ended(cur))
+            if not is_end or quote(_QUOTE)[1:-1] in "".join(parts):
                 raise NotACall
         except NotACall as failure:
             self._look_aheads -= 1
@@ -324,7 +351,13 @@ class _Arguments:
         follow; others are quotes. The call's end ends it if the delimiter is missing."""
         cur, stops = self._cur, _STRING_END
         parts = self._parts if depth == 1 else []
+        start = cur.mark()
         while stop := (yield from cur.until(stops, parts.append)):
+            text = "".join(parts) if depth == 1 and stops is _STRING_END and '"' not in parts else ""
+            if (key := self._other_key(text)) and (stop == _CLOSE or key.end() == len(text.rstrip())):
+                cur.rollback(start)
+                parts[:] = [cur.advance(key.start())]
+                return parts[0]
             mark = cur.mark()
             cur.advance(len(stop))
             if stop == _CLOSE:
@@ -347,6 +380,11 @@ class _Arguments:
         if cur.cut:
             raise EndOfText
         return _without("}])", "".join(parts), depth)
+
+    def _other_key(self, text: str) -> re.Match[str] | None:
+        """Return the first key of a parameter that was not read yet, with the comma before it."""
+        others = self._tools.parameters(self._name).keys() - self._items.keys() - {self._key}
+        return next((match for match in _NEXT_KEY.finditer(text) if match[1] in others), None)
 
     def _next_key(self) -> Steps[bool]:
         """Return whether another parameter of the tool follows, without a comma. It consumes nothing."""

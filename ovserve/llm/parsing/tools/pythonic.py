@@ -30,7 +30,7 @@ _ARGUMENT_ENDS = re.compile(
 )
 
 
-def _argument_ends(tools: Tools, name: str, quotes: int, text: str, end: bool) -> bool | None:
+def argument_ends(tools: Tools, name: str, quotes: int, text: str, end: bool) -> bool | None:
     """Return whether a quote ends an argument of a call of this name, by the text from the quote on.
 
     Models write quotes in strings without a backslash, mostly in pairs. So behind an odd number of them only
@@ -59,7 +59,7 @@ def call(cur: Cursor, out: Output, tools: Tools, *, strict: bool, method: str = 
             raise NotACall
         cur.sure = True
     arguments: dict[str, str] = {}
-    ends = partial(_argument_ends, tools, name)
+    ends = partial(argument_ends, tools, name)
     while True:
         yield from cur.space()
         if (yield from cur.literal(")")):

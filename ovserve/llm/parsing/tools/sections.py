@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.dialect import ToolDialect, call, header
+from ovserve.llm.parsing.dialect import ToolDialect, arguments, attempt, call, header
 from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.json_call import call_object, marked_keys
+from ovserve.llm.parsing.json_text import as_json
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
 
@@ -94,18 +97,23 @@ _KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 _KIMI_SECTION_END = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
 _BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
-_DAMAGED_ID = re.compile(r"(?:functions\.?)?(.+?):?\d*")  # models leave "." and ":" out
-_AFTER_ID = Markers((_ARGUMENTS, _BEGIN, _END))
+_DAMAGED_ID = re.compile(r"(?:functions[._]?)?(.+?)[:_]?\d*")  # models leave "." and ":" out
+# Ids that other servers and clients give.
+_NAMELESS = re.compile(r"(?:functions\.?)?:?\d*|(?:call|toolu|chatcmpl-tool)[-_]?\w*|[\da-f]{8}[\da-f-]*")
+_AFTER_ID = Markers((_ARGUMENTS, _BEGIN, _END, "{"))
 _KIMI_CLOSERS = Markers((_END, _BEGIN, *_KIMI_SECTION_END))
 
 
 class KimiK2(ToolDialect):
     """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
-    The whole of `functions.name:0` is the call's id; the template wants it back.
+    The whole of `functions.name:0` is the call's id; the template wants it back. After ids of another form in
+    the conversation, models write such ones: then the arguments hold the name, or only one tool takes them.
 
-    Source: read 2026-11-22,
-    https://github.com/sgl-project/sglang/blob/0351c1fafe4c/python/sglang/srt/function_call/kimik2_detector.py
+    Sources: read 2026-11-22 and 2026-11-30,
+    https://github.com/sgl-project/sglang/blob/0351c1fafe4c/python/sglang/srt/function_call/kimik2_detector.py;
+    https://github.com/sgl-project/sglang/pull/37775, 25362,
+    https://github.com/vllm-project/vllm/pull/32146, https://github.com/exo-explore/exo/issues/2281
     """
 
     name = "kimi_k2"
@@ -127,15 +135,31 @@ class KimiK2(ToolDialect):
             return
         yield from cur.expect(_BEGIN)
         while True:
-            id, _ = yield from header(cur, _AFTER_ID)
-            yield from cur.expect(_ARGUMENTS)
-            match = _ID.fullmatch(id.strip())
-            name = match[1] if match else ""
-            if tools.lacks(name) and (match := _DAMAGED_ID.fullmatch(id.strip())) and match[1] in tools:
-                name = match[1]
-            yield from call(cur, out, name, _KIMI_CLOSERS, id=id.strip() if ":" in id else None)
+            yield from _kimi_call(cur, out, tools)
             yield from cur.close(_END)
             out.commit()
             if not (yield from cur.close(_BEGIN)):
                 break
         yield from cur.close(*_KIMI_SECTION_END)
+
+
+def _kimi_call(cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+    id = (yield from header(cur, _AFTER_ID))[0].strip()
+    if not (yield from cur.literal(_ARGUMENTS)) and (yield from cur.peek()) != "{":
+        raise cur.failure()
+    match = _ID.fullmatch(id)
+    name = match[1] if match else ""
+    if tools.lacks(name) and (match := _DAMAGED_ID.fullmatch(id)) and match[1] in tools:
+        name = match[1]
+    elif tools.lacks(name) and _NAMELESS.fullmatch(id):
+        mark, parts = cur.mark(), list[str]()
+        yield from attempt(cur, Output(cur, hold_space=False), arguments(cur, parts.append, _KIMI_CLOSERS))
+        cur.rollback(mark)
+        values = json.loads(as_json("".join(parts), "{") or "{}")
+        inner = values.get("name")
+        if isinstance(inner, str) and inner in tools:
+            yield from cur.space()
+            yield from call_object(cur, out, marked_keys(tools))
+            return
+        name = tools.taking(values.keys()) or name
+    yield from call(cur, out, name or id, _KIMI_CLOSERS, id=id if ":" in id else None)

@@ -8,20 +8,10 @@ from typing import ClassVar
 
 import msgspec
 
+from ovserve.llm.parsing import json_call
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
 from ovserve.llm.parsing.dialect import ToolDialect, attempt
 from ovserve.llm.parsing.guide import Guide, json_list
-from ovserve.llm.parsing.json_call import (
-    FENCES,
-    MARKED,
-    Keys,
-    another,
-    block,
-    call_list,
-    call_object,
-    marked_keys,
-    unmarked,
-)
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import string, value
 from ovserve.llm.parsing.output import Output
@@ -31,7 +21,7 @@ from ovserve.llm.parsing.tools.tagged_xml import FUNCTION, function
 
 class TaggedJson(ToolDialect):
     tags: ClassVar[dict[str, tuple[str, ...]]]  # opening tag to the closing tags it may have
-    keys: ClassVar[Keys] = MARKED
+    keys: ClassVar[json_call.Keys] = json_call.MARKED
     forms: ClassVar[dict[str, str]] = {}  # what may follow an opening tag, if not both object and list
 
     def __init_subclass__(cls) -> None:
@@ -48,9 +38,9 @@ class TaggedJson(ToolDialect):
         keys = msgspec.structs.replace(self.keys, closers=stops, parameters=tools.parameters)
         yield from self.block(cur, out, keys, tag)
 
-    def block(self, cur: Cursor, out: Output, keys: Keys, tag: str) -> Steps[None]:
+    def block(self, cur: Cursor, out: Output, keys: json_call.Keys, tag: str) -> Steps[None]:
         """Read what follows an opening tag."""
-        yield from block(cur, out, keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
+        yield from json_call.block(cur, out, keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
 
 
 class ToolCallsList(TaggedJson):
@@ -96,7 +86,7 @@ class CommandR7b(TaggedJson):
 
     name = "command_r7b"
     tags = {"<|START_ACTION|>": ("<|END_ACTION|>",)}
-    keys = Keys(name=("tool_name", "name"), id=("tool_call_id",))
+    keys = json_call.Keys(name=("tool_name", "name"), id=("tool_call_id",))
     erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
     guide = json_list("<|START_ACTION|>", "<|END_ACTION|>", keys="tool_name parameters")
     template_marks = ("<|START_ACTION|>",)
@@ -259,21 +249,21 @@ class Hermes3(ToolCallTag):
     erase = ("<|im_end|>",)
     template_marks = ("<tool_call>", "</tool_call>")
 
-    def block(self, cur: Cursor, out: Output, keys: Keys, tag: str) -> Steps[None]:
+    def block(self, cur: Cursor, out: Output, keys: json_call.Keys, tag: str) -> Steps[None]:
         yield from braced(cur, out, keys, self.tags[tag])
 
 
-def braced(cur: Cursor, out: Output, keys: Keys, closers: Sequence[str]) -> Steps[None]:
+def braced(cur: Cursor, out: Output, keys: json_call.Keys, closers: Sequence[str]) -> Steps[None]:
     """A block, perhaps with one more pair of braces around the call."""
     yield from cur.space()
     if (yield from cur.next_of(("{{",))):
         cur.advance(1)
         ends = keys.closers or markers_of(frozenset(closers))
-        yield from block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
+        yield from json_call.block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
         yield from cur.close("}")
         yield from cur.close(*closers)
     else:
-        yield from block(cur, out, keys, closers=tuple(closers))
+        yield from json_call.block(cur, out, keys, closers=tuple(closers))
 
 
 _DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
@@ -303,14 +293,14 @@ class Qwen25Coder(Hermes3):
         if (yield from cur.next_of(self.markers)):
             yield from super().calls(cur, out, tools)
             return
-        keys = unmarked(tools)
+        keys = json_call.unmarked(tools)
         yield from _untagged(cur, out, keys)
         while (yield from attempt(cur, out, _next(cur, out, keys))):
             pass
 
 
-def _untagged(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
-    fence = yield from cur.either(FENCES)
+def _untagged(cur: Cursor, out: Output, keys: json_call.Keys) -> Steps[None]:
+    fence = yield from cur.either(json_call.FENCES)
     yield from cur.space()
     tag = yield from cur.either(_OTHER_TAGS)
     ends = [end for end in (tag.replace("<", "</"), fence and "```") if end]
@@ -318,7 +308,7 @@ def _untagged(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
     yield from cur.close(*ends[1:])
 
 
-def _next(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
+def _next(cur: Cursor, out: Output, keys: json_call.Keys) -> Steps[None]:
     cur.sure = False
     yield from cur.space()
     yield from _untagged(cur, out, keys)
@@ -328,7 +318,7 @@ def _next(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
 
 
 _TAG = "<|python_tag|>"
-_TAGGED = Keys(needs_arguments=True)
+_TAGGED = json_call.Keys(needs_arguments=True)
 
 
 class Llama3(ToolDialect):
@@ -362,14 +352,14 @@ class Llama3(ToolDialect):
         if tagged and first != "{":
             listed = first == "["
             yield from (
-                call_list(cur, out, _TAGGED)
+                json_call.call_list(cur, out, _TAGGED)
                 if listed
                 else pythonic.call(cur, out, tools, strict=True, method=".call")
             )
             return
-        keys = _TAGGED if tagged else unmarked(tools)
-        yield from call_object(cur, out, keys)
-        while (yield from another(cur, out, keys, _TAG)):
+        keys = _TAGGED if tagged else json_call.unmarked(tools)
+        yield from json_call.call_object(cur, out, keys)
+        while (yield from json_call.another(cur, out, keys, _TAG)):
             pass
 
 
@@ -387,26 +377,20 @@ class Xlam(ToolDialect):
     """
 
     name = "xlam"
-    markers = (*_TAGS, *FENCES, _THOUGHT)
-    plain = (*FENCES, _THOUGHT)
+    markers = (*_TAGS, *json_call.FENCES, _THOUGHT)
+    plain = (*json_call.FENCES, _THOUGHT)
     bare = "[{"
     erase = ("<|im_end|>", "<|eot_id|>")
-    guide = Guide(
-        '{"name": "NAME", "arguments": ',
-        "}",
-        separator=", ",
-        block=("[", "]"),
-        inside=('{"name": "NAME", "arguments": ',),
-    )
+    guide = msgspec.structs.replace(json_list(""), inside=('{"name": "NAME", "arguments": ',))
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         tag = yield from cur.either(_TAGS)
         if tag:
-            yield from block(cur, out, marked_keys(tools), closers=_TAGS[tag])
+            yield from json_call.block(cur, out, json_call.marked_keys(tools), closers=_TAGS[tag])
             return
         thought = yield from cur.literal(_THOUGHT)
-        fence = yield from cur.either(FENCES)
-        yield from block(cur, out, unmarked(tools))
+        fence = yield from cur.either(json_call.FENCES)
+        yield from json_call.block(cur, out, json_call.unmarked(tools))
         if thought:
             out.content(_THOUGHT)
         if fence:
@@ -438,11 +422,11 @@ class Apertus(ToolDialect):
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
         yield from cur.expect(_OPEN)
         yield from cur.space()
-        yield from call_list(cur, out, MARKED, _item)
+        yield from json_call.call_list(cur, out, json_call.MARKED, _item)
         yield from cur.close(_CLOSE)
 
 
-def _item(cur: Cursor, out: Output, keys: Keys) -> Steps[None]:
+def _item(cur: Cursor, out: Output, keys: json_call.Keys) -> Steps[None]:
     yield from cur.expect("{")
     while True:
         yield from cur.space()

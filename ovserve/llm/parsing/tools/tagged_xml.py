@@ -110,7 +110,6 @@ class DeepseekV32(TaggedXml):
     name = "deepseek_v32"
     blocks = ("function_calls>", "tool_calls>", "toolcalls>")
     markers = (*("<｜DSML｜" + block for block in blocks), '<｜DSML｜invoke name="')
-    erase = ("<｜end▁of▁sentence｜>",)
     form = Form(
         call='<｜DSML｜invoke name="',
         call_end="</｜DSML｜invoke>",
@@ -120,6 +119,8 @@ class DeepseekV32(TaggedXml):
         closers=tuple("</｜DSML｜" + block for block in blocks),
         trim=False,
     )
+    # The model also writes ends of calls where there is none, such as after a result.
+    erase = ("<｜end▁of▁sentence｜>", form.parameter_end, *form.ends)
     guide = Guide(
         '<｜DSML｜invoke name="NAME">\n',
         "</｜DSML｜invoke>\n",
