@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 from google.protobuf import text_format
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -31,9 +31,6 @@ M = TypeVar("M", bound=Message)
 
 PROTO_SUFFIX = ".proto"  # files next to the graph that define option messages
 
-QueueSize = int | Literal["AUTO"] | None
-
-_DIRECTIVE = re.compile(r"#+\s*OVMS_GRAPH_QUEUE_MAX_SIZE\s*:\s*(.*?)\s*")
 _POSITION = re.compile(r"^\d+:\d+ : ")
 
 
@@ -44,7 +41,6 @@ class GraphConfig:
     message: CalculatorGraphConfig
     file: str
     warnings: tuple[str, ...]
-    queue_size: QueueSize  # the pool directive: None if absent, 0 if switched off
     _document: Document = field(repr=False)
     _messages: Messages = field(default_factory=Messages, repr=False)
     base: Path = Path()  # what relative paths in options start from
@@ -155,7 +151,6 @@ def parse_graph(text: str | bytes, file: str = "graph.pbtxt", base: Path | None 
     messages = Messages(sorted(beside))
     document = Document(text.removeprefix("\ufeff"))
     try:
-        queue_size = _queue_size(document)
         if document.fault:
             raise document.fault
         checked = check(document, messages)
@@ -168,7 +163,7 @@ def parse_graph(text: str | bytes, file: str = "graph.pbtxt", base: Path | None 
     warnings = tuple(
         str(_load_error(Fault(warning, entry.start), document, file)) for entry, warning in checked.warnings
     )
-    return GraphConfig(message, file, warnings, queue_size, document, messages, start)
+    return GraphConfig(message, file, warnings, document, messages, start)
 
 
 def _parse(document: Document, text: str, messages: Messages) -> CalculatorGraphConfig:
@@ -229,22 +224,6 @@ def _fill_structs(document: Document, message: CalculatorGraphConfig) -> None:
             for block in each.children:
                 if _type_of(block) == STRUCT and is_plain(block):
                     packed.Pack(as_struct(read_block(block, document)))
-
-
-def _queue_size(document: Document) -> QueueSize:
-    sizes: dict[str, int] = {}
-    for offset, comment in document.comments:
-        if match := _DIRECTIVE.fullmatch(comment):
-            sizes.setdefault(match[1], offset)
-    for value, offset in sizes.items():
-        if value != "AUTO" and not re.fullmatch("[0-9]{1,9}", value):
-            raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is AUTO or a number from 0, not {value!r}", offset)
-    if len(sizes) > 1:
-        raise Fault(f"OVMS_GRAPH_QUEUE_MAX_SIZE is given twice: {', '.join(sizes)}", list(sizes.values())[1])
-    if not sizes:
-        return None
-    value = next(iter(sizes))
-    return "AUTO" if value == "AUTO" else int(value)
 
 
 def _load_error(fault: Fault, document: Document, file: str) -> LoadError:

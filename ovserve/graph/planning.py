@@ -446,8 +446,6 @@ def _without_effect(config: GraphConfig) -> list[str]:
             for name in ("source_layer", "buffer_size_hint", "profiler_config")
             if node.HasField(name)
         ]
-    if config.queue_size is not None:
-        ignored.append((0, "OVMS_GRAPH_QUEUE_MAX_SIZE (graphs are not pooled, a run costs microseconds)"))
     return [
         f"{config.file}{f':{line}' if line else ''}: {name} has no effect in this server"
         for line, name in ignored

@@ -1,8 +1,7 @@
 """The graph.pbtxt that pull writes: the one OVMS's `--pull --task text_generation` writes for the same flags.
 
 Names, defaults and the order of fields are OVMS's (src/graph_export and its command line, 2026.4). Its
-comment OVMS_GRAPH_QUEUE_MAX_SIZE is left out, because this server does not pool graphs, and would warn about
-it at every load.
+comment OVMS_GRAPH_QUEUE_MAX_SIZE is left out, because this server does not pool graphs.
 
 The graph.pbtxt of `ovserve pull --explicit`: the same as five nodes, with room for one's own.
 """

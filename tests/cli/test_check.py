@@ -195,6 +195,13 @@ def test_strict_takes_warnings_for_errors(tmp_path: Path) -> None:
     assert (code, "0 errors, 1 warnings" in out) == (1, True)
 
 
+def test_strict_takes_the_pool_size_of_a_graph_that_ovms_pulled(tmp_path: Path) -> None:
+    graph = script_graph(tmp_path / "g", "{}") / "graph.pbtxt"
+    graph.write_text(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\n{graph.read_text()}")
+    code, out, _ = run("check", "--strict", tmp_path)
+    assert (code, "0 errors, 0 warnings" in out) == (0, True), out
+
+
 def test_a_configuration_and_what_becomes_of_ovms_options(tmp_path: Path) -> None:
     script_graph(tmp_path / "m", "{}")
     config = tmp_path / "config.json"

@@ -106,33 +106,6 @@ def test_empty_any_is_no_option() -> None:
     assert parse_graph("node { node_options {} }").option_types(0) == []
 
 
-@pytest.mark.parametrize(
-    ("comment", "size"),
-    [
-        ("# nothing here", None),
-        ("# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO", "AUTO"),
-        ("#OVMS_GRAPH_QUEUE_MAX_SIZE:4", 4),
-        ("  #  OVMS_GRAPH_QUEUE_MAX_SIZE :  0  \r", 0),
-        ("# OVMS_GRAPH_QUEUE_MAX_SIZE is read elsewhere", None),
-        ("# OVMS_GRAPH_QUEUE_MAX_SIZE: 2\n# OVMS_GRAPH_QUEUE_MAX_SIZE: 2", 2),
-        ('package: "# OVMS_GRAPH_QUEUE_MAX_SIZE: 2"', None),
-    ],
-)
-def test_pool_directive(comment: str, size: int | str | None) -> None:
-    assert parse_graph(f"# licence\n{comment}\nnode {{}}\n").queue_size == size
-
-
-@pytest.mark.parametrize("value", ["-1", "auto", "1.5", "many", "", "4 # four", "99999999999"])
-def test_bad_pool_directive_is_refused(value: str) -> None:
-    error = refused(f"\n# OVMS_GRAPH_QUEUE_MAX_SIZE: {value}\nnode {{")
-    assert error.line == 2
-    assert f"not {value!r}" in error.reason
-
-
-def test_contradicting_pool_directives_are_refused() -> None:
-    assert refused("# OVMS_GRAPH_QUEUE_MAX_SIZE: 2\n# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO").line == 2
-
-
 def test_error_names_everything() -> None:
     error = refused(f'node {{\n name: "n"\n node_options {{ [{LLM}] {{\n  cache_size: -1\n }} }} }}')
     assert (error.line, error.node, error.field) == (4, "n", "cache_size")

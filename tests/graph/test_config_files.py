@@ -75,11 +75,6 @@ def test_unset_is_told_from_default() -> None:
     assert options.pipeline_type == LLMCalculatorOptions.AUTO
 
 
-def test_directive_inside_the_licence_comment() -> None:
-    assert graph("llm_queue").queue_size == "AUTO"
-    assert graph("llm_regular").queue_size is None
-
-
 def test_speech() -> None:
     plain = graph("stt").options(0, S2tCalculatorOptions)
     words = graph("stt_words").options(0, S2tCalculatorOptions)

@@ -94,16 +94,13 @@ class Document:
     def __init__(self, text: str) -> None:
         self.text = text
         self.entries: list[Entry] = []
-        self.comments: list[tuple[int, str]] = []
         self.empty_lists: list[tuple[str, int]] = []  # `name: []` makes no entry; offset of the name
         self.fault: Fault | None = None
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         tokens: list[_Token] = []
         for match in _TOKEN.finditer(text):
             kind = match.lastgroup or "bad"
-            if kind == "comment":
-                self.comments.append((match.start(), match.group()))
-            elif kind != "space":
+            if kind not in ("comment", "space"):
                 tokens.append((kind, match.group(), match.start()))
         try:
             _Scanner(tokens, len(text), self.empty_lists).fields(self.entries, "", 0)
