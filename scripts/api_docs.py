@@ -31,7 +31,7 @@ has a sentence and an example for each operation, all fields inside of objects, 
 ## Rules for all parameters
 
 - A wrong type or a value out of range returns 400; `param` names the field, and the message shows the value.
-- An *ignored* parameter is checked and has no effect. The header `x-ovserve-ignored-params` lists it, and unknown fields too, such as `odd` or `messages[0].odd`.
+- An *ignored* parameter is checked and has no effect. The header `x-ovserve-ignored-params` lists it, and unknown fields too, such as `odd` or `messages[0].odd`. `reasoning_effort:xhigh=high` there: the chat template, such as gpt-oss's, knows low, medium and high only, so it got the nearest of them.
 - A *rejected* parameter returns 400 with the code `unsupported_parameter`, unless it is null or has an accepted value.
 - `max_tokens` above the room that the prompt leaves is clamped, and `x-ovserve-clamped` has the result: `max_tokens=8155`. Above the graph's `max_tokens_limit` it returns 400.
 - Messages in an order that the chat template rejects or drops are rearranged. `x-ovserve-adapted` lists how: `system-merged` (one system message, first), `system-in-user` (it begins the first user message), `turns-merged` (neighbors of one role become one message), `user-added` (an empty user message before an answer), `calls-in-text` (earlier calls become text of their turns where the template shows none, as do their results), `calls-apart` (each of several calls, or the text before them, becomes a message), `call-ids` (calls get ids of the form that the template takes).

@@ -19,11 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count, groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from ovserve.errors import InvalidArgument
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS = get_args(Effort)
 
 # Where it shows system messages: anywhere, one at the beginning, or nowhere.
 SystemPlace = Literal["any", "first", "none"]
@@ -53,6 +56,7 @@ class Expectations:
     empty_answers: bool = True  # it takes messages of the assistant without text and calls
     merged_roles: tuple[str, ...] = ()  # of which two messages may not follow one another
     tools_before_assistant: bool = False  # after a tool's result it takes no turn of the user
+    efforts: tuple[str, ...] = ()  # of reasoning that it knows, if it writes any that is given
 
 
 SYSTEM_ROLES = ("system", "developer")

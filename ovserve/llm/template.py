@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn, Protocol, TypedDict
 
@@ -27,12 +28,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.chat_template import ChatTemplate, Conversation, Expectations, SystemPlace
+from ovserve.llm.chat_template import EFFORTS, ChatTemplate, Conversation, Expectations, SystemPlace
 
 NEEDLE = "ovserve-probe"
 # Rendered behind the text of a message that the model goes on writing: that text alone may also stand in what
 # the template adds. The space shows whether the template trims.
 _END_OF_PREFILL = f"{NEEDLE}-end "
+USUAL_EFFORTS = ("low", "medium", "high")  # those that OpenAI began with, and gpt-oss was trained on
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "thought")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -329,7 +331,8 @@ class CompiledTemplate:
             at = f"line {exc.lineno}: " if isinstance(exc, TemplateSyntaxError) else ""
             raise LoadError(f"the chat template does not compile: {at}{exc or type(exc).__name__}") from exc
         self._tokens = {n: getattr(template, n) for n in ("bos_token", "eos_token", "pad_token")}
-        self.expects: Expectations = probe(f"{source}{tool_source or ''}", self._try)
+        text = template.text
+        self.expects: Expectations = replace(probe(text, self._try), efforts=self._efforts(text))
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt. Raises InvalidArgument with the template's own message."""
@@ -355,14 +358,21 @@ class CompiledTemplate:
             raise InvalidArgument("the chat template rendered an empty prompt", param=conversation.param)
         return _cut_after(text, last) if conversation.continue_final_message else text
 
-    def _try(self, messages: Messages, tools: Messages | None = None) -> str | None:
+    def _try(self, messages: Messages, tools: Messages | None = None, **variables: Any) -> str | None:
         """Return the rendered probe; None when it raises, whatever it raises."""
         try:
             return self._tools.render(
-                messages=messages, tools=tools, add_generation_prompt=False, **self._tokens
+                messages=messages, tools=tools, add_generation_prompt=False, **self._tokens, **variables
             )
         except (*REFUSALS, MemoryError):
             return None
+
+    def _efforts(self, source: str) -> tuple[str, ...]:
+        """Return the efforts that a template like gpt-oss's knows, which writes whatever it is given."""
+        prompt = self._try([{"role": "user", "content": "x"}], reasoning_effort=NEEDLE)
+        if NEEDLE not in (prompt or ""):
+            return ()
+        return tuple(e for e in EFFORTS if e in USUAL_EFFORTS or re.search(rf"""(['"]){e}\1""", source))
 
 
 def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
-from ovserve.api.openai.common import BUDGET, Budget, Effort, Model, encode, narrow_budget
+from ovserve.api.openai.common import BUDGET, Budget, Model, encode, narrow_budget
 from ovserve.api.openai.operation import Natural, Operation, Override, Share, Temperature, doc
 from ovserve.api.openai.sampling import MAX_STOP, narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import Effort
 from ovserve.llm.model import ModelContext
 
 

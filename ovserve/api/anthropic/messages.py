@@ -29,7 +29,14 @@ from ovserve.api.anthropic.body import (
     check_stops,
 )
 from ovserve.api.openai.body import decode_body, explain, show
-from ovserve.api.openai.common import EFFORT_VARIABLE, SWITCHES, encode, new_id, reasoning_budget
+from ovserve.api.openai.common import (
+    EFFORT_VARIABLE,
+    effort_variables,
+    encode,
+    known_effort,
+    new_id,
+    reasoning_budget,
+)
 from ovserve.api.openai.logprobs import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import (
     FunctionCall,
@@ -424,8 +431,8 @@ def _effort(body: PromptFields, model: ModelContext, kwargs: dict[str, Any]) -> 
     assert model.template is not None
     if not model.template.mentions(EFFORT_VARIABLE):
         return ["output_config.effort"]
-    kwargs[EFFORT_VARIABLE] = effort
-    return []
+    kwargs[EFFORT_VARIABLE], report = known_effort(effort, model, "output_config.effort")
+    return report
 
 
 def _thinking(body: PromptFields, model: ModelContext) -> tuple[dict[str, Any], list[str]]:
@@ -433,8 +440,4 @@ def _thinking(body: PromptFields, model: ModelContext) -> tuple[dict[str, Any], 
     thinking = body.thinking
     if thinking is None or thinking.type not in (*THINKING_TYPES, "disabled"):
         return {}, [] if thinking is None else ["thinking"]
-    assert model.template is not None
-    on = thinking.type in THINKING_TYPES
-    switches = [n for n in SWITCHES if model.template.mentions(n)]
-    ignored = ["thinking"] if on and not switches else []
-    return dict.fromkeys(switches, on), ignored
+    return effort_variables(thinking.type in THINKING_TYPES, model, None, "thinking")

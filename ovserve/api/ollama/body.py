@@ -17,11 +17,12 @@ from msgspec import Meta
 
 from ovserve.api import LATEST
 from ovserve.api.openai.body import decode_body, show, without_type
-from ovserve.api.openai.common import Effort, encode
+from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Natural, NaturalOrMinusOne, Share, Temperature, TopCount, doc
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import Internal, InvalidArgument
+from ovserve.llm.chat_template import Effort
 
 # Option: the field of SamplingFields, and its type.
 OPTIONS: dict[str, tuple[str, Any]] = {

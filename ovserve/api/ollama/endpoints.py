@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,8 +17,6 @@ from ovserve.api.ollama.body import ChatRequest, GenerateRequest, Options, Share
 from ovserve.api.ollama.body import Message as Turn
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import (
-    SWITCHES,
-    Effort,
     UncertainCall,
     UsageCounter,
     arguments_of,
@@ -131,7 +130,7 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
     check_model(decoded.tools, model)  # none must be called
     images = pictures_of(model)
     messages = [template_message(m, i, images) for i, m in enumerate(_messages(decoded.turns, images))]
-    kwargs, ignored = _thinking(decoded.body.think, model)
+    kwargs, ignored = effort_variables(decoded.body.think, model, None, "think")
     if not decoded.turns:
         raise InvalidArgument.at("messages", "expected at least one message, got none")
     last = decoded.turns[-1]
@@ -156,7 +155,7 @@ def _conversation(decoded: Decoded, model: ModelContext, name: str) -> llm.Gener
 
 
 def _request(
-    decoded: Decoded, model: ModelContext, name: str, ignored: tuple[str, ...] = (), **prompt: Any
+    decoded: Decoded, model: ModelContext, name: str, ignored: Sequence[str] = (), **prompt: Any
 ) -> llm.GenerateRequest:
     body, options = decoded.body, decoded.options
     max_tokens = model.max_tokens(options.max_tokens, "options.num_predict")
@@ -219,18 +218,6 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
             )
         )
     return messages
-
-
-def _thinking(think: bool | Effort | None, model: ModelContext) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return variables of the template, and `think` if it reads none of them."""
-    assert model.template is not None, "checked before"
-    if think is None:
-        return {}, ()
-    if not isinstance(think, bool):
-        kwargs, ignored = effort_variables(think, model, None, "think")
-        return kwargs, tuple(ignored)
-    kwargs = {name: think for name in SWITCHES if model.template.mentions(name)}
-    return kwargs, () if kwargs or not think else ("think",)
 
 
 LINES = "application/x-ndjson"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.operation import IGNORED, Natural, NaturalOrMinusOne, Operation, Override, doc
 from ovserve.errors import InvalidArgument
+from ovserve.llm.chat_template import EFFORTS, Effort
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import (
     Completion,
@@ -167,7 +168,6 @@ class ErrorBody(msgspec.Struct):
 # The effort and the budget of reasoning: their values and their effect, the same in every API style.
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORT_VARIABLE = "reasoning_effort"  # what templates read of it
 SWITCHES = ("enable_thinking", "thinking")
 VARIABLES = (EFFORT_VARIABLE, *SWITCHES)
@@ -225,20 +225,39 @@ def unread_variables(kwargs: dict[str, Any] | None, model: ModelContext) -> list
 
 
 def effort_variables(
-    effort: Effort | None, model: ModelContext, kwargs: dict[str, Any] | None, field: str
+    effort: Effort | bool | None, model: ModelContext, kwargs: dict[str, Any] | None, field: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the client's chat_template_kwargs with the effort in them, and the fields that have no effect.
+    """Return the client's chat_template_kwargs with the effort in them, and what has no effect.
 
-    As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself.
+    As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself. A boolean
+    is for the switch alone; where there is none, False is the least effort.
     """
     assert model.template is not None, "checked before"
     variables, ignored = dict(kwargs or {}), unread_variables(kwargs, model)
     if effort is None:
         return variables, ignored
-    supported = [name for name in VARIABLES if model.template.mentions(name)]
-    for name in supported:
-        variables.setdefault(name, effort if name == EFFORT_VARIABLE else effort not in WITHOUT_REASONING)
-    return variables, ignored if supported else [*ignored, field]
+    names = [name for name in VARIABLES if model.template.mentions(name)]
+    if isinstance(effort, bool):
+        names = [name for name in names if name in SWITCHES] or ([] if effort else names)
+    if not names:
+        return variables, ignored + ([field] if effort or model.parsers.reasoning else [])
+    for name in names:
+        if name in SWITCHES:
+            variables.setdefault(name, effort not in (False, *WITHOUT_REASONING))
+        elif name not in variables:
+            level: Effort = "none" if isinstance(effort, bool) else effort
+            variables[name], report = known_effort(level, model, field)
+            ignored += report
+    return variables, ignored
+
+
+def known_effort(effort: Effort, model: ModelContext, field: str) -> tuple[str, list[str]]:
+    """Return the nearest effort that the template knows, and what to report if it is another one."""
+    efforts = model.template.expects.efforts if model.template is not None else ()
+    if not efforts or effort in efforts:
+        return effort, []
+    nearest = min(efforts, key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
+    return nearest, [f"{field}:{effort}={nearest}"]
 
 
 def narrow_effort(model: ModelContext, field: str) -> dict[str, Override]:
