@@ -246,9 +246,8 @@ class NodeError(OvserveError):
     """A calculator raised. `__cause__` keeps the original; an OvserveError's kind shines through."""
 
     def __init__(self, node: str, phase: str, cause: BaseException) -> None:
-        reason = (
-            str(cause) if isinstance(cause, OvserveError) else described(cause)
-        )  # a KeyError is only 'name'
+        # A KeyError is only 'name'.
+        reason = str(cause) if isinstance(cause, OvserveError) else described(cause)
         super().__init__(f"node {node!r} failed in {phase}(): {reason}")
         self.node, self.phase = node, phase
         self.kind = cause.kind if isinstance(cause, OvserveError) else "internal"

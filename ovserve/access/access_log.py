@@ -56,9 +56,8 @@ class Ended(NamedTuple):
     failed: bool
     request_id: str
     headers: Mapping[str, str]  # request headers, names in lower case
-    sent_status: int | None = (
-        None  # set if the stream failed after its status was sent; `status` is the failure's
-    )
+    # Set if the stream failed after its status was sent; `status` is the failure's.
+    sent_status: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the log line, in its order. Times are in milliseconds."""

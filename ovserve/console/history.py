@@ -126,9 +126,8 @@ class History:
             if match is not None:
                 is_visible = who.may_use(ESCAPED.sub(_unescaped, match[1]))
             else:
-                is_visible = (
-                    who.rights.models is None or 'process="' not in head
-                )  # which models share it is not theirs
+                # Which models share it is not theirs.
+                is_visible = who.rights.models is None or 'process="' not in head
             if is_visible:
                 yield head, one
 

@@ -214,9 +214,8 @@ def patience(headers: Mapping[str, str]) -> float | None:
 
 REQUEST_ID = "x-request-id"
 CLIENT_LEFT_STATUS = 499  # what proxies log for a disconnected client
-CALL = web.RequestKey(
-    "CALL", RequestContext
-)  # in the request, for what aiohttp calls outside of the middleware
+# In the request, for what aiohttp calls outside of the middleware.
+CALL = web.RequestKey("CALL", RequestContext)
 ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-correlation-id")
 
 # Probes have no keys. These paths only report that the server is there, and whether it is ready.
@@ -231,9 +230,8 @@ QUIET = {
 ADMINISTRATION = ("/v1/config/reload", "/v2/repository/", "/v2/logging")
 REALTIME = "/realtime"  # the path that short-lived keys open
 CONSOLE, CONSOLE_API = "/console", "/console/api/"  # its files need no key, its calls do
-CONSOLE_READS = {
-    CONSOLE_API + name for name in ("check", "render", "tokens")
-}  # POST, but they change nothing
+# POST, but they change nothing.
+CONSOLE_READS = {CONSOLE_API + name for name in ("check", "render", "tokens")}
 
 ACCESS_LOG = web.AppKey("access_log", AccessLog)
 METRICS = web.AppKey("metrics", Metrics)
@@ -266,9 +264,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         status = response.status
     finally:
         status = request.get(ANSWERED, status)  # also if the client left right after the last piece
-        if (
-            call.failure is not None and status != CLIENT_LEFT_STATUS
-        ):  # it was already sent: the log has the failure's
+        # It was already sent: the log has the failure's.
+        if call.failure is not None and status != CLIENT_LEFT_STATUS:
             sent_status, status = status, style.answer(call.failure).status
         request.app[METRICS].responses[sent_status or status] += 1
         request.app[ACCESS_LOG].log(

@@ -34,12 +34,10 @@ log = logging.getLogger(__name__)
 EVENT_STREAM = "text/event-stream"
 PING = b": ping\n\n"
 MOST_UNSENT = 1 << 16  # bytes of one answer that wait for its client; the event loop's own limit too
-PIECE_COST_BYTES = (
-    512  # bytes that a piece counts for besides its own, so that small ones do not fill a turn with work
-)
-ANSWERED = web.RequestKey(
-    "ANSWERED", int
-)  # in the request: the status of a stream that is written to its end
+# Bytes that a piece counts for besides its own, so that small ones do not fill a turn with work.
+PIECE_COST_BYTES = 512
+# In the request: the status of a stream that is written to its end.
+ANSWERED = web.RequestKey("ANSWERED", int)
 
 
 def as_event(body: bytes) -> bytes:

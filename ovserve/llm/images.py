@@ -21,9 +21,8 @@ Detail = Literal["low", "high", "auto"]
 DETAILS: tuple[Detail, ...] = ("low", "high", "auto")
 
 TAG_PREFIX = "<ov_genai_image_"
-_TAGS = re.compile(
-    r"<ov_genai_(?:image|video)_[^>]{0,20}>?"
-)  # as the library looks for them, and broken ones
+# As the library looks for them, and broken ones.
+_TAGS = re.compile(r"<ov_genai_(?:image|video)_[^>]{0,20}>?")
 
 
 def tag(index: int) -> str:

@@ -59,9 +59,8 @@ class Parsed(msgspec.Struct, gc=False):
     last: bool = False  # the answer is complete
     drafted: int = 0
     accepted: int = 0
-    cached_tokens: int | None = (
-        None  # of prompt_tokens, in the prefix cache; None: the engine does not report it
-    )
+    # Of prompt_tokens, in the prefix cache; None: the engine does not report it.
+    cached_tokens: int | None = None
     stop_string: str | None = None  # the stop string that ended the choice
     repetitive: bool = False  # the choice was ended because it only repeated itself
     other_prompt_tokens: int = 0  # of prompts that other models of the graph worked on for this answer

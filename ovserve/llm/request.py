@@ -138,9 +138,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     xtc_threshold: float = 0.1  # from this probability on a token is a likely one
     seed: int = 0
     ignore_eos: bool = False
-    stop: tuple[
-        str, ...
-    ] = ()  # matched on text, exactly at the character (see kinds/text/worker/decoding.py)
+    # Matched on text, exactly at the character (see kinds/text/worker/decoding.py).
+    stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     repetition_detection: bool = False  # end an answer that only repeats itself
@@ -209,9 +208,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     file_sources: tuple[FileSource, ...] = ()  # what the marks in the conversation stand for
     images: tuple[Image, ...] = ()  # the same, loaded: what the prompt's tags stand for
     batch: bool = False  # a line of a batch: it is paused while the engine has other requests
-    parts: Callable[[], list[tuple[str, str]]] | None = (
-        None  # named pieces of the prompt, to explain its length
-    )
+    # Named pieces of the prompt, to explain its length.
+    parts: Callable[[], list[tuple[str, str]]] | None = None
 
     @property
     def choices(self) -> int:
@@ -262,9 +260,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     last: bool = False  # every choice has its finish_reason; nothing follows
     drafted: int = 0  # tokens proposed by a draft model or prompt lookup
     accepted: int = 0  # those of them that are among `tokens`
-    cached_tokens: int | None = (
-        None  # of prompt_tokens, found in the prefix cache; None: the engine does not report it
-    )
+    # Of prompt_tokens, found in the prefix cache; None: the engine does not report it.
+    cached_tokens: int | None = None
     stop_string: str | None = None  # which of the request's stop strings ended the choice; with "stop" only
     repetitive: bool = False  # the choice was ended because it only repeated itself; with "length" only
 

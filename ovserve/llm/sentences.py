@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-MAX_SENTENCE_CHARACTERS = (
-    300  # characters spoken at once: about 20 s of audio, after which others get their turn
-)
+# Characters spoken at once: about 20 s of audio, after which others get their turn.
+MAX_SENTENCE_CHARACTERS = 300
 FIRST_SENTENCE_CHARACTERS = 80  # characters of a first sentence that is not cut at a comma
 FIRST_CLAUSE_CHARACTERS = 30  # characters before the comma at which a first sentence is cut
 # Of an answer that grows: characters before its first comma that is worth a cut, the words after which it is

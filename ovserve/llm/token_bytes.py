@@ -23,9 +23,8 @@ import re
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = (
-    6  # ids; must reach back to the first byte of an unfinished character, which is three at most
-)
+# Ids; must reach back to the first byte of an unfinished character, which is three at most.
+CONTEXT_TOKENS = 6
 MAX_HELD = 3
 
 

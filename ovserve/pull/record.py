@@ -14,9 +14,8 @@ import msgspec
 from ovserve.errors import LoadError
 
 FILE = "pull.json"
-FORM_VERSION = (
-    1  # query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there
-)
+# 1: query, key and value of a layer are one matrix product; of unpacked weights, PACKED is there.
+FORM_VERSION = 1
 # 0: by the library, without rope factors; 3: zero points in f16; 4: fewer ends. All are converted again.
 CONVERSION_VERSION = 5
 SOURCE, INT8 = "source", "int8"  # output layers

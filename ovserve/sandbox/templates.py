@@ -20,9 +20,8 @@ from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConvers
 from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
 
-RENDER_SECONDS = (
-    5.0  # for one prompt, and for a free process; a conversation of 10 MB takes a tenth of a second
-)
+# For one prompt, and for a free process; a conversation of 10 MB takes a tenth of a second.
+RENDER_SECONDS = 5.0
 MEMORY = 1 << 30  # bytes of a process's address space
 GROW_AFTER = 0.1  # seconds
 FUNCTIONS = "ovserve.sandbox.rendering"  # imports jinja2, so the server does not import it

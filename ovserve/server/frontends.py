@@ -125,9 +125,8 @@ def _console(manager: Manager, settings: Settings, guard: Guard, access_log: Acc
         return None
     addresses = split(settings.rest_bind_address)
     safe = guard.required or all(map(is_local, addresses))
-    options = {
-        o.name: (getattr(settings, o.name), o.default) for o in OPTIONS if o.repr
-    }  # secrets are not shown
+    # Secrets are not shown.
+    options = {o.name: (getattr(settings, o.name), o.default) for o in OPTIONS if o.repr}
     write = settings.console_write == "on" or (settings.console_write == "auto" and safe)
     return Console(
         manager,

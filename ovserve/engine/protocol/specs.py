@@ -48,9 +48,8 @@ class TextFacts(Facts, frozen=True, omit_defaults=True):
     add_bos_token: bool = False
     vocab_size: int = 0
     longest_token: int = 0  # bytes of text per token at most; 0: unknown
-    compiles_grammars: bool = (
-        False  # concurrently with its steps, where a grammar that fails to compile affects no other request
-    )
+    # Concurrently with its steps, where a grammar that fails to compile affects no other request.
+    compiles_grammars: bool = False
     generation_config: dict[str, object] = {}  # generation_config.json as found
     architecture: str = ""
     vision: bool = False  # accepts images
@@ -79,9 +78,8 @@ class Spec(msgspec.Struct, frozen=True):
     one_servable: ClassVar[bool] = False  # never shared by two servables: the loader sets `servable`
     patient: ClassVar[bool] = False  # a call may be silent for as long as it likes; the process may not
     repeatable: ClassVar[bool] = True  # a call whose process has ended may be sent to the next one
-    prewarmed: ClassVar[bool] = (
-        True  # may start in a process that has loaded the libraries of text generation
-    )
+    # May start in a process that has loaded the libraries of text generation.
+    prewarmed: ClassVar[bool] = True
 
     model_path: str
     device: str = "CPU"

@@ -107,9 +107,8 @@ _DOMAIN = f"(?:(?:{_SHORT}\\.){{0,6}}{_TOP}|{_LITERAL})"
 _EMAIL = f"{_LOCAL}@{_DOMAIN}"
 _WIDE = "\\u0080-\\ud7ff\\ue000-\\u{10ffff}"
 _IDN_LOCAL = f'(?:{_LOCAL}|[{_WIDE}{_ATEXT[1:-1]}]{{1,16}}|"[{_WIDE} .@{_ATEXT[1:]}{{1,15}}")'
-_COMPOSED = (
-    f"(?:{_SHORT}|(?:[{_LETTERS}a-z][\\u0300-\\u0304\\u0306-\\u030c]?){{1,12}})"  # before normalization
-)
+# Before normalization.
+_COMPOSED = f"(?:{_SHORT}|(?:[{_LETTERS}a-z][\\u0300-\\u0304\\u0306-\\u030c]?){{1,12}})"
 _IDN_EMAIL = f"{_IDN_LOCAL}@(?:{_DOMAIN}|(?:{_COMPOSED}\\.){{1,6}}{_IDN_SHORT})"
 
 # ---- resources, of RFC 3986, 3987 and 6570

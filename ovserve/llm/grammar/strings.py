@@ -19,9 +19,8 @@ from ovserve.llm.grammar.text import repeated
 STEPS_PER_CHARACTER = 10  # per character of a pattern, because patterns are slow to read
 LENGTHS = ("minLength", "maxLength")
 _EXCLUSIONS = frozenset((WITHOUT, UNLIKE))
-SMALL_AUTOMATON_STATES = (
-    80  # states that are written although there is EBNF, whose masks of tokens would take 40 ms
-)
+# States that are written although there is EBNF, whose masks of tokens would take 40 ms.
+SMALL_AUTOMATON_STATES = 80
 
 
 class _Asked(NamedTuple):

@@ -133,9 +133,8 @@ PAUSE_FRAMES = 10  # frames of silence that end speech, 0.32 s
 PADDING = SAMPLES_PER_SECOND // 5  # samples around speech that are read too
 KEPT_PAUSE = SAMPLES_PER_SECOND  # a pause up to this length stays as it is
 SMOOTHED_FRAMES = 5  # frames whose mean decides where speech is cut
-ENOUGH = (
-    10 * SAMPLES_PER_SECOND
-)  # a piece of this length does not need a part of speech that does not fit whole
+# A piece of this length does not need a part of speech that does not fit whole.
+ENOUGH = 10 * SAMPLES_PER_SECOND
 UNSURE = SAMPLES_PER_SECOND // 2  # samples at the end of a window, where speech may just begin
 
 
@@ -236,9 +235,8 @@ def _quietest(probabilities: Samples, begin: int, end: int) -> int:
 STREAMS = "NUM_STREAMS"
 MOST_TOKENS = 440  # of a piece, special ones and the prompt included: Whisper's decoder has 448 positions
 PROMPT_TOKENS = 200  # of the text before; Whisper reads at most 223
-MAX_COMPRESSION_RATIO = (
-    2.4  # compression ratio above which a text is one that repeats itself, as OpenAI's Whisper has it
-)
+# Compression ratio above which a text is one that repeats itself, as OpenAI's Whisper has it.
+MAX_COMPRESSION_RATIO = 2.4
 LOOKED_AT = 400  # characters at the end of a text
 SECOND_TEMPERATURE = 0.4  # for what went in circles at 0
 SHORT_TEXT = 80  # characters that are too few for a ratio

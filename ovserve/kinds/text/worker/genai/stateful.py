@@ -48,9 +48,8 @@ from ovserve.kinds.text.worker.genai.options import (
 from ovserve.kinds.text.worker.genai.text import Text
 from ovserve.kinds.text.worker.genai.vision import VisionInput, tensors
 
-EWMA_WEIGHT = (
-    0.5  # weight of what is known when the next prompt ends: prompts of other lengths fade after a few
-)
+# Weight of what is known when the next prompt ends: prompts of other lengths fade after a few.
+EWMA_WEIGHT = 0.5
 MAX_PREFILL_SHARE = 0.97  # part of a prompt that counts as computed before its first token has come
 
 
@@ -107,9 +106,8 @@ def _length(properties: Mapping[str, object], name: str, default: int) -> int:
     return value
 
 
-POLL_SECONDS = (
-    0.05  # seconds a step waits for a token at most: questions and aborts must not wait for a long prompt
-)
+# Seconds a step waits for a token at most: questions and aborts must not wait for a long prompt.
+POLL_SECONDS = 0.05
 
 
 class StatefulEngine:

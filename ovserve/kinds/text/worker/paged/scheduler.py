@@ -117,9 +117,8 @@ class Scheduler:
         self.short_steps = False
         self._tokens = tokens
         self._splits = splits
-        self._chunk_tokens = (
-            (tokens // BLOCK_TOKENS * BLOCK_TOKENS or tokens) if deterministic else 0
-        )  # of prompts; 0: any
+        # Of prompts; 0: any.
+        self._chunk_tokens = (tokens // BLOCK_TOKENS * BLOCK_TOKENS or tokens) if deterministic else 0
         self._alone = True  # the last step computed one sequence
         self._max_num_seqs = sequences
         self.running: dict[int, Running] = {}  # in the order of arrival
@@ -183,9 +182,8 @@ class Scheduler:
             if self._allocate(running, len(running.ids) + len(drafted), scheduled):
                 scheduled[running.id] = [ScheduledSequence(running, 1 + len(drafted), drafted)]
         planned = [item for of_request in scheduled.values() for item in of_request]
-        remaining = max(
-            self._step_tokens - sum(item.tokens for item in planned), 0
-        )  # drafts may exceed a step
+        # Drafts may exceed a step.
+        remaining = max(self._step_tokens - sum(item.tokens for item in planned), 0)
         prefill = self._prefill(self._prefill_budget(remaining)) if self._splits else self._whole_prompts()
         planned += [ScheduledSequence(running, count) for running, count in prefill.items()]
         self._alone = len(planned) == 1
