@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NoReturn, Protocol, TypedDict
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -200,14 +200,7 @@ def _wants_nine(render: Render, arguments: Any) -> bool:
     return nine is not None and (short is None or none is None)
 
 
-class _Turns(TypedDict, total=False):
-    user_first: bool
-    empty_answers: bool
-    merged_roles: tuple[str, ...]
-    tools_before_assistant: bool
-
-
-def _turns(render: Render, arguments: Any) -> _Turns:
+def _turns(render: Render, arguments: Any) -> dict[str, Any]:
     """Return which orders of turns it refuses, as fields of Expectations."""
     if not _shows(render, "user", "assistant", "user"):
         return {}

@@ -29,14 +29,7 @@ from ovserve.api.anthropic.body import (
     check_stops,
 )
 from ovserve.api.openai.body import decode_body, explain, show
-from ovserve.api.openai.common import (
-    EFFORT_VARIABLE,
-    effort_variables,
-    encode,
-    known_effort,
-    new_id,
-    reasoning_budget,
-)
+from ovserve.api.openai.common import EFFORT_VARIABLE, effort_variables, encode, new_id, reasoning_budget
 from ovserve.api.openai.logprobs import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import (
     FunctionCall,
@@ -399,8 +392,9 @@ def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -
     policy = decoded.tools.policy
     unenforced = check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
-    ignored += unenforced
-    ignored += _effort(decoded.body, model, kwargs)
+    effort = decoded.body.output_config.effort if decoded.body.output_config is not None else None
+    kwargs, idle = effort_variables(effort, model, kwargs, "output_config.effort", (EFFORT_VARIABLE,))
+    ignored += [*unenforced, *idle]
     messages, _ = to_messages(decoded.body, images)
     plain = [template_message(message, i, images) for i, message in enumerate(messages)]
     last = decoded.messages[-1]
@@ -421,18 +415,6 @@ def _budget(body: PromptFields, model: ModelContext) -> tuple[ReasoningBudget | 
     if thinking.type != "enabled":
         return None, [BUDGET_FIELD]
     return reasoning_budget({BUDGET_FIELD: thinking.budget_tokens}, model)
-
-
-def _effort(body: PromptFields, model: ModelContext, kwargs: dict[str, Any]) -> list[str]:
-    """Puts the effort into the template's variables; returns what has no effect."""
-    effort = body.output_config.effort if body.output_config is not None else None
-    if effort is None:
-        return []
-    assert model.template is not None
-    if not model.template.mentions(EFFORT_VARIABLE):
-        return ["output_config.effort"]
-    kwargs[EFFORT_VARIABLE], report = known_effort(effort, model, "output_config.effort")
-    return report
 
 
 def _thinking(body: PromptFields, model: ModelContext) -> tuple[dict[str, Any], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -225,9 +225,14 @@ def unread_variables(kwargs: dict[str, Any] | None, model: ModelContext) -> list
 
 
 def effort_variables(
-    effort: Effort | bool | None, model: ModelContext, kwargs: dict[str, Any] | None, field: str
+    effort: Effort | bool | None,
+    model: ModelContext,
+    kwargs: dict[str, Any] | None,
+    field: str,
+    names: Iterable[str] = VARIABLES,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the client's chat_template_kwargs with the effort in them, and what has no effect.
+    """Return the client's chat_template_kwargs with the effort in those of `names` that the template reads,
+    as the nearest that it knows, and what has no effect.
 
     As in OVMS, an effort turns reasoning on, unless the client set the template's switch itself. A boolean
     is for the switch alone; where there is none, False is the least effort.
@@ -236,28 +241,19 @@ def effort_variables(
     variables, ignored = dict(kwargs or {}), unread_variables(kwargs, model)
     if effort is None:
         return variables, ignored
-    names = [name for name in VARIABLES if model.template.mentions(name)]
+    names = list(filter(model.template.mentions, names))
     if isinstance(effort, bool):
         names = [name for name in names if name in SWITCHES] or ([] if effort else names)
     if not names:
         return variables, ignored + ([field] if effort or model.parsers.reasoning else [])
+    level = "none" if isinstance(effort, bool) else effort
+    efforts = model.template.expects.efforts or (level,)
+    nearest = min(efforts, key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(level)))
+    if nearest != level and EFFORT_VARIABLE in names:
+        ignored.append(f"{field}:{level}={nearest}")
     for name in names:
-        if name in SWITCHES:
-            variables.setdefault(name, effort not in (False, *WITHOUT_REASONING))
-        elif name not in variables:
-            level: Effort = "none" if isinstance(effort, bool) else effort
-            variables[name], report = known_effort(level, model, field)
-            ignored += report
+        variables.setdefault(name, effort not in (False, *WITHOUT_REASONING) if name in SWITCHES else nearest)
     return variables, ignored
-
-
-def known_effort(effort: Effort, model: ModelContext, field: str) -> tuple[str, list[str]]:
-    """Return the nearest effort that the template knows, and what to report if it is another one."""
-    efforts = model.template.expects.efforts if model.template is not None else ()
-    if not efforts or effort in efforts:
-        return effort, []
-    nearest = min(efforts, key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
-    return nearest, [f"{field}:{effort}={nearest}"]
 
 
 def narrow_effort(model: ModelContext, field: str) -> dict[str, Override]:
