@@ -13,6 +13,7 @@ from ovserve.errors import InvalidArgument
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.decoding import Mode
 from ovserve.llm.fim import Fim
+from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.images import Vision
 from ovserve.llm.parsing import implicit_reasoning_start, markup, reasoning_closed
@@ -113,7 +114,24 @@ class ModelContext:
             reasoning_closed=reasoning_closed(self.parsers.reasoning, prompt, prefill),
             guide_auto=self.guide_tools,
         )
+        calls = tools is not None and tools.choice == "required"
+        if constraint is not None and sampling.constraint is not None and not calls:
+            constraint = self._continued(constraint, prompt, prefill)
         return msgspec.structs.replace(sampling, constraint=constraint)
+
+    def _continued(self, constraint: Constraint, prompt: str, prefill: str) -> Constraint:
+        """Return the constraint of an answer that goes on where the client's `prefill` ends."""
+        dialect, text = default().reasoning(self.parsers.reasoning), prefill.lstrip()
+        if dialect is not None and text.startswith(dialect.starts):
+            ends = [text.index(end) + len(end) for end in dialect.ends if end in text]
+            text = text[min(ends, default=len(text)) :].lstrip()
+        if text and self.decoding != "paged":
+            raise InvalidArgument(
+                f"{constraint.param}: only the paged engine continues an answer in a format",
+                param=constraint.param,
+            )
+        begun = text if prompt.endswith(text) else text.rstrip()  # some templates trim
+        return msgspec.structs.replace(constraint, begun=begun)
 
     def with_reasoning_tags(self, prompt: str, sampling: Sampling, prefill: str = "") -> Sampling:
         """Add to the budget of the reasoning, if there is one, where that begins and ends after a rendered

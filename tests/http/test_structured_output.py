@@ -270,3 +270,52 @@ def test_a_map_of_enum_keys_has_each_once(server: Server) -> None:
     }
     pairs = json.loads(content(ask(server, response_format=as_strict(schema))), object_pairs_hook=list)
     assert [name for name, _ in pairs] == ["name", "city"]
+
+
+# ---- the beginning of an answer in a format
+
+CITY = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 20} for name in ("city", "country")},
+    "required": ["city", "country"],
+    "additionalProperties": False,
+}
+BEGUN = {"start": "{", "key": '{"city":', "string": '{"city": "Pa', "escape": '  {"city": "Pari\\u0073", "coun',
+         "whole": '{"city": "Paris", "country": "France"}'}  # fmt: skip
+
+
+def continued(server: Server, style: str, begun: str) -> tuple[httpx.Response, str]:
+    turns = [
+        {"role": "user", "content": "The capital of France as JSON with city and country"},
+        {"role": "assistant", "content": begun},
+    ]
+    body = {"model": "smollm2", "messages": turns, "temperature": 0, "max_tokens": 60}
+    if style == "chat":
+        form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": CITY}}
+        more = {"continue_final_message": True, "response_format": form}
+        answer = httpx.post(f"{server.v3}/chat/completions", json=body | more, timeout=230)
+        return answer, answer.json()["choices"][0]["message"]["content"] if answer.is_success else ""
+    if style == "messages":
+        more = {"output_config": {"format": {"type": "json_schema", "schema": CITY}}}
+        answer = httpx.post(f"{server.url}/v1/messages", json=body | more, timeout=230)
+        return answer, "".join(block["text"] for block in answer.json().get("content", ()))
+    more = {"format": CITY, "stream": False, "options": {"temperature": 0, "num_predict": 60}}
+    answer = httpx.post(f"{server.url}/api/chat", json=body | more, timeout=230)
+    return answer, answer.json()["message"]["content"] if answer.is_success else ""
+
+
+@pytest.mark.parametrize("style", ["chat", "messages", "ollama"])
+def test_an_answer_in_a_format_goes_on_where_the_client_left_it(
+    server: Server, style: str, subtests: pytest.Subtests
+) -> None:
+    for name, begun in BEGUN.items():
+        with subtests.test(name):
+            answer, text = continued(server, style, begun)
+            assert answer.status_code == 200, answer.text
+            value = json.loads(begun + text)
+            assert list(value) == ["city", "country"]
+            assert name in ("start", "key") or value["city"].startswith("Pa")
+            assert (text == "") is (name == "whole")
+    answer, _ = continued(server, style, "Sure: {")
+    assert answer.status_code == 400
+    assert "begins with the last message, 'Sure: {'" in answer.text

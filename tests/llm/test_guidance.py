@@ -12,9 +12,10 @@ from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.grammar.constraint import constrain, regex
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact
+from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.guide import bare_text, json_arguments
-from ovserve.llm.parsing.registry import default
-from ovserve.llm.request import ToolPolicy
+from ovserve.llm.parsing.registry import ParserChoice, default
+from ovserve.llm.request import Sampling, ToolPolicy
 from tests.bytewise import some_text
 from tests.llm.parsing.cuts import completion, packets
 
@@ -184,3 +185,37 @@ def test_a_strict_function_is_refused_where_its_parameters_depend_on_each_other_
                 continue
             with pytest.raises(InvalidArgument, match="with strict: true"):
                 strict_call(base | relation, dialect)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "begun"),
+    [
+        ("x", "x"),
+        (" x ", "x "),
+        ("<think>hm", ""),
+        ("<think>hm</think>\n\nx", "x"),
+        ("", ""),
+    ],
+)
+def test_an_answer_that_the_client_began_goes_on_in_its_format(prefill: str, begun: str) -> None:
+    model = ModelContext(parsers=ParserChoice(reasoning="qwen3"), decoding="paged")
+    sampling = Sampling(constraint=FORMAT)
+    held = model.constrained(f"prompt{prefill}", sampling, None, prefill).constraint
+    assert held is not None
+    assert held.begun == begun
+    trimmed = model.constrained(f"prompt{prefill.rstrip()}", sampling, None, prefill).constraint
+    assert trimmed is not None
+    assert trimmed.begun == begun.rstrip()
+
+
+def test_calls_follow_the_text_that_the_client_began() -> None:
+    model = ModelContext(parsers=ParserChoice(tool="hermes3"), decoding="paged")
+    policy = ToolPolicy(TOOLS, "required", BOTH)
+    held = model.constrained("promptI look.", Sampling(constraint=FORMAT), policy, "I look.").constraint
+    assert held is not None
+    assert held.begun == ""
+
+
+def test_only_the_paged_engine_goes_on_in_a_format() -> None:
+    with pytest.raises(InvalidArgument, match="response_format: only the paged engine continues"):
+        ModelContext().constrained("promptx", Sampling(constraint=FORMAT), None, "x")

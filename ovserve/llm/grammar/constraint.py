@@ -55,6 +55,7 @@ ws ::= " "? ("\n" [ \t]{0,24})?
 class Constraint(msgspec.Struct, frozen=True):
     format: str  # JSON text of one structural-tag format
     param: str  # the field of the request that asked for it, for errors
+    begun: str = ""  # what the prompt has of the text already
 
 
 def digest(text: str) -> bytes:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.errors import Internal, LoadError, ResourceExhausted
+from ovserve.errors import Internal, InvalidArgument, LoadError, ResourceExhausted
 from ovserve.installation import XGRAMMAR
 from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
 from ovserve.kinds.text.worker.paged import grammars as paged_grammars
@@ -68,16 +69,16 @@ def test_each_fails_alone_and_says_why(vocabulary: Vocabulary) -> None:
             assert word.kind == "invalid_argument"
             assert ".cc" not in word.message, "no path of the library's source"
             with pytest.raises(Internal, match="not compiled"):
-                grammars.matcher(tag(form))
+                grammars.matcher(c.constrain(form, "x"))
         else:
             assert not says, form
             assert word.memory > 0
-            assert not grammars.matcher(tag(form)).ended
+            assert not grammars.matcher(c.constrain(form, "x")).ended
 
 
 def test_an_answer_keeps_a_grammar_that_was_forgotten(vocabulary: Vocabulary) -> None:
-    grammars, form = Grammars(*vocabulary), tag(c.literal("ab"))
-    grammars.compile(1, form)
+    grammars, form = Grammars(*vocabulary), c.constrain(c.literal("ab"), "x")
+    grammars.compile(1, c.structural_tag(form.format))
     assert [word.id for word in answers(grammars)] == [1]
     matcher = grammars.matcher(form)
     grammars.clear()
@@ -89,11 +90,25 @@ def test_an_answer_keeps_a_grammar_that_was_forgotten(vocabulary: Vocabulary) ->
 
 
 def test_what_is_compiled_while_others_are_forgotten_is_held(vocabulary: Vocabulary) -> None:
-    grammars, form = Grammars(*vocabulary), tag(compact(SCHEMAS["nested"]))
-    grammars.compile(1, form)
+    grammars, form = Grammars(*vocabulary), c.constrain(compact(SCHEMAS["nested"]), "x")
+    grammars.compile(1, c.structural_tag(form.format))
     grammars.clear()
     assert isinstance(answers(grammars)[0], Compiled)
     assert not grammars.matcher(form).ended
+
+
+def test_a_grammar_goes_on_behind_the_beginning_of_an_answer(vocabulary: Vocabulary) -> None:
+    grammars, form = Grammars(*vocabulary), c.constrain(c.json_object(), "x")
+    grammars.compile(1, c.structural_tag(form.format))
+    assert isinstance(answers(grammars)[0], Compiled)
+    matcher = grammars.matcher(msgspec.structs.replace(form, begun='{"a": 1, '))
+    keys = [b'"', b"a", b'"']
+    assert [matcher.accept(vocabulary.texts.index(text)) for text in keys[:2]] == [True, True]
+    row = allowed(matcher)
+    assert not mask_bits(row, vocabulary.logits)[vocabulary.texts.index(b'"')], "the object has this key"
+    assert grammars.matcher(msgspec.structs.replace(form, begun='{"a": 1}')).may_end
+    with pytest.raises(InvalidArgument, match=r"x: no answer in this format begins .*'Sure: '"):
+        grammars.matcher(msgspec.structs.replace(form, begun="Sure: "))
 
 
 def test_a_model_without_an_end_has_no_grammars(vocabulary: Vocabulary) -> None:
@@ -134,7 +149,7 @@ def test_what_needs_no_trial_takes_little_memory(vocabulary: Vocabulary, name: s
     [word] = answers(grammars)
     assert isinstance(word, Compiled)
     assert 0 < word.memory < MEMORY
-    matcher = grammars.matcher(tag(WORST[name]))
+    matcher = grammars.matcher(c.constrain(WORST[name], "x"))
     for _ in range(PROBE_TOKENS):
         token = next(iter(np.flatnonzero(mask_bits(allowed(matcher), vocabulary.logits))), None)
         assert token is None or matcher.accept(int(token))

@@ -54,7 +54,7 @@ from ovserve.kinds.text.worker.paged.running import Inputs, Running, ScheduledSe
 from ovserve.kinds.text.worker.paged.sampler import Choice, DryPenalty
 from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
-from ovserve.llm.grammar.constraint import Constraint, structural_tag
+from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Sampling
 
 RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
@@ -210,8 +210,8 @@ class PagedEngine:
         if sampling.echo:
             for branch in sequence.branches:
                 branch.output.echo(self.text.prompt_text(request.prompt))
-        form = None if sampling.constraint is None else structural_tag(sampling.constraint.format)
-        matcher = None if form is None else self.grammars.matcher(form, hidden)
+        constraint = sampling.constraint
+        matcher = None if constraint is None else self.grammars.matcher(constraint, hidden)
         limit = reasoning_limit(sampling.reasoning_budget, stop_ids, self.text)
         dry = None if sampling.dry is None else DryPenalty(sampling.dry, ids, self.text.bytes_of)
         choice = Choice(sampling, ids, stop_ids, matcher, limit, dry)

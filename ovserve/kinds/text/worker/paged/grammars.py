@@ -43,7 +43,7 @@ import numpy as np
 
 from ovserve.engine.host.cpu import below_the_steps
 from ovserve.engine.protocol.messages import Compiled, Failed
-from ovserve.errors import Internal, LoadError
+from ovserve.errors import Internal, InvalidArgument, LoadError
 from ovserve.installation import XGRAMMAR, extra
 from ovserve.kinds.text.worker.genai.vocabulary import read_vocabulary
 from ovserve.kinds.text.worker.paged.masks import (
@@ -55,7 +55,7 @@ from ovserve.kinds.text.worker.paged.masks import (
     mask_of,
     quoting_tokens,
 )
-from ovserve.llm.grammar.constraint import JSON_MARK, digest
+from ovserve.llm.grammar.constraint import JSON_MARK, Constraint, digest, structural_tag
 from ovserve.llm.grammar.cost import NO_TEXT, PROBE_TOKENS, TOO_MUCH_MEMORY, cheap_tokens
 
 INSTALL = f"pip install --no-deps xgrammar=={XGRAMMAR}"  # without what it requires
@@ -202,12 +202,19 @@ class Grammars:
 
     # ----
 
-    def matcher(self, structural_tag: str, hidden: Collection[int] = ()) -> Matcher:
-        """Raises Internal for a grammar that was not compiled: a step would wait for it."""
-        grammar = self._held.get(digest(structural_tag))
+    def matcher(self, constraint: Constraint, hidden: Collection[int] = ()) -> Matcher:
+        """Raises Internal for a grammar that was not compiled: a step would wait for it; InvalidArgument for
+        the beginning of an answer that the grammar does not have."""
+        grammar = self._held.get(digest(structural_tag(constraint.format)))
         if grammar is None or self._compiler is None:
             raise Internal("this grammar was not compiled before")
-        return self._compiler.matcher(grammar, hidden)
+        matcher, param = self._compiler.matcher(grammar, hidden), constraint.param
+        if not matcher.begin(constraint.begun):
+            begun = constraint.begun[:200]
+            raise InvalidArgument(
+                f"{param}: no answer in this format begins with the last message, {begun!r}", param=param
+            )
+        return matcher
 
     def _compile(self, structural_tag: str) -> tuple[Grammar | None, str]:
         return (None, self._missing) if self._compiler is None else self._compiler.compile(structural_tag)

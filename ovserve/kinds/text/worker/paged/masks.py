@@ -98,14 +98,14 @@ class JsonKeys:
     """The keys of the objects that are open in one answer, by its tokens so far."""
 
     def __init__(self, tokens: QuotingTokens, begins: JsonBegins) -> None:
-        self._tokens, self._begins = tokens, begins
+        self._tokens, self._begins, self.texts = tokens, begins, tokens.texts
         self._text = bytearray()
         self._place = _Place(begins.at_start)
         # Of each token: the place and the size before it, and the keys that it added to objects.
         self._accepted: list[tuple[_Place, int, list[tuple[list[bytes], bytes]]]] = []
 
-    def accept(self, token: int) -> None:
-        text, place, start = self._tokens.texts[token], self._place, len(self._text)
+    def accept(self, text: bytes) -> None:
+        place, start = self._place, len(self._text)
         added: list[tuple[list[bytes], bytes]] = []
         self._accepted.append((place, start, added))
         self._text += text
@@ -138,7 +138,7 @@ class JsonKeys:
     def repeats(self, token: int) -> bool:
         """Return whether the token completes a key that its object already has."""
         before = self.repeated
-        self.accept(token)
+        self.accept(self._tokens.texts[token])
         repeats = self.repeated > before
         self.rollback(1)
         return repeats
@@ -271,9 +271,15 @@ class Matcher:
         if not self._native.accept_token(token, False):
             return False
         if self._keys is not None:
-            self._keys.accept(token)
+            self._keys.accept(self._keys.texts[token])
         self._known = False
         return True
+
+    def begin(self, text: str) -> bool:
+        """Accept what the prompt has of the answer; return False if the grammar does not allow it."""
+        if self._keys is not None:
+            self._keys.accept(text.encode())
+        return bool(self._native.accept_string(text, False))
 
     def rollback(self, count: int) -> None:
         """Take back the last accepted tokens."""
