@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from ovserve.api.openai.logprobs import Pictures
 from ovserve.api.openai.responses import Responses, tools
+from ovserve.api.openai.responses.items import Item, listed, to_messages
 from ovserve.api.openai.responses.request import DecodedResponses
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm.chat_template import ChatTemplate
@@ -142,6 +145,68 @@ def test_reasoning_content_wins_over_its_summary() -> None:
 def test_what_a_tool_gave_back(output: Any, text: str) -> None:
     got = messages(call(), {"type": "function_call_output", "call_id": "c1", "output": output})
     assert got[-1] == {"role": "tool", "content": text, "tool_call_id": "c1"}
+
+
+SHELL = {"commands": ["ls -1", "git status"], "timeout_ms": 5000}
+RAN = [{"stdout": "a.py\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+EXEC = {"type": "exec", "command": ["bash", "-lc", "ls"], "working_directory": "/src"}
+PATCH = {"type": "update_file", "path": "a.py", "diff": "@@\n-x\n+y\n"}
+FOUND = [{"type": "function", "name": "grep", "parameters": {"type": "object"}}]
+
+
+@pytest.mark.parametrize(
+    ("called", "result", "name", "arguments", "text"),
+    [
+        ({"type": "shell_call", "call_id": "c1", "action": SHELL, "status": "completed"},
+         {"type": "shell_call_output", "call_id": "c1", "output": RAN}, "shell", SHELL, json.dumps(RAN)),
+        ({"type": "local_shell_call", "id": "c1", "call_id": None, "action": EXEC, "status": "completed"},
+         {"type": "local_shell_call_output", "id": "c1", "output": "a.py"}, "local_shell", EXEC, "a.py"),
+        ({"type": "local_shell_call", "call_id": "c1", "action": EXEC},
+         {"type": "function_call_output", "call_id": "c1", "output": "a.py"}, "local_shell", EXEC, "a.py"),
+        ({"type": "apply_patch_call", "call_id": "c1", "operation": PATCH, "status": "completed"},
+         {"type": "apply_patch_call_output", "call_id": "c1", "status": "completed"},
+         "apply_patch", PATCH, "completed"),
+        ({"type": "apply_patch_call", "call_id": "c1", "operation": PATCH, "status": "completed"},
+         {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed", "output": "no such file"},
+         "apply_patch", PATCH, "failed: no such file"),
+        ({"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin Patch"},
+         {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done"},
+         "apply_patch", {"input": "*** Begin Patch"}, "Done"),
+        ({"type": "tool_search_call", "call_id": "c1", "execution": "client", "arguments": {"query": "grep"}},
+         {"type": "tool_search_output", "call_id": "c1", "execution": "client", "tools": FOUND},
+         "tool_search", {"query": "grep"}, json.dumps(FOUND)),
+    ],
+)  # fmt: skip
+def test_what_an_agent_ran_is_shown_as_a_call_and_its_result(
+    called: Any, result: Any, name: str, arguments: Any, text: str
+) -> None:
+    items = [
+        {"role": "user", "content": "go"},
+        {"type": "reasoning", "summary": []},
+        said("I look."),
+        called,
+        result,
+    ]
+    made = request(input=items)
+    user, turn, answer = [json.loads(line) for line in str(made.prompts[0]).splitlines()]
+    assert not [entry for entry in made.presentation.ignored_params if ".type=" in entry]
+    (one,) = turn["tool_calls"]
+    assert (user["content"], turn["content"], one["id"], one["function"]["name"]) == (
+        "go",
+        "I look.",
+        "c1",
+        name,
+    )
+    assert json.loads(one["function"]["arguments"]) == arguments
+    assert (answer["role"], answer["tool_call_id"]) == ("tool", "c1")
+    assert answer["content"] == text or json.loads(answer["content"]) == json.loads(text)
+    stored = msgspec.convert(listed(decode(input=items).items), list[Item])
+    assert to_messages(stored, None, Pictures()) == to_messages(decode(input=items).items, None, Pictures())
+
+
+def test_a_call_of_an_agent_needs_what_was_run() -> None:
+    with pytest.raises(InvalidArgument, match=r"input\[0\]\.action: required"):
+        decode(input=[{"type": "shell_call", "call_id": "c1"}])
 
 
 def test_items_of_tools_at_openai_are_dropped_and_reported() -> None:

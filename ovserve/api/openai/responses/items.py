@@ -32,18 +32,35 @@ OUTPUT_PARTS = (
 )  # an output with others is any JSON
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
 ADDITIONAL_TOOLS = "additional_tools"  # where Codex has all of its tools
-KINDS = (
-    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-    "reasoning", "item_reference", ADDITIONAL_TOOLS, "mcp_list_tools", "mcp_call", "mcp_approval_request",
-    "mcp_approval_response",
-)  # fmt: skip
+CALLS = {  # which field has what is asked of a tool
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+    "tool_search_call": "arguments",
+}
+RESULTS = {f"{kind}_output": "output" for kind in CALLS if kind != "tool_search_call"}
+RESULTS["tool_search_output"] = "tools"
 NEEDED_FIELDS = {  # of items that are kept as they are
+    "local_shell_call": ("action",),
+    "local_shell_call_output": ("output",),
+    "shell_call": ("action",),
+    "shell_call_output": ("call_id", "output"),
+    "apply_patch_call": ("operation",),
+    "apply_patch_call_output": ("call_id", "status"),
+    "tool_search_call": ("arguments",),
+    "tool_search_output": ("tools",),
     ADDITIONAL_TOOLS: ("tools",),
     "mcp_list_tools": ("server_label",),
     "mcp_call": ("server_label", "name", "arguments"),
     "mcp_approval_request": ("server_label", "name", "arguments"),
     "mcp_approval_response": ("approval_request_id", "approve"),
 }
+KINDS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+    "reasoning", "item_reference", *NEEDED_FIELDS,
+)  # fmt: skip
 LABELLED = ("mcp_list_tools", "mcp_call", "mcp_approval_request")
 
 
@@ -89,6 +106,8 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
         None
     )
     input: Annotated[str | None, doc("of a custom_tool_call: text")] = None  # of a custom tool's call
+    action: Annotated[Any, doc("of a shell_call and a local_shell_call: what was to be run")] = None
+    operation: Annotated[Any, doc("of an apply_patch_call: the change of a file")] = None
     output: Annotated[Any, doc("text, parts of text, or any JSON")] = None
     summary: Annotated[list[ContentPart] | None, doc("of reasoning without content")] = None
     server_label: Annotated[str | None, doc("of an MCP item")] = None
@@ -121,7 +140,7 @@ def check_items(items: Sequence[Item]) -> list[str]:
                 raise InvalidArgument.at(f"{where}.content", "required, but missing")
             _text(item.content, f"{where}.content", Pictures())
         elif kind in ("function_call", "custom_tool_call"):
-            _need(item, where, "name", "arguments" if kind == "function_call" else "input")
+            _need(item, where, "name", CALLS[kind])
             if not (item.call_id or item.id):
                 raise InvalidArgument.at(f"{where}.call_id", "required, but missing")
         elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -133,9 +152,8 @@ def check_items(items: Sequence[Item]) -> list[str]:
             _need(item, where, *NEEDED_FIELDS[kind])
         elif kind == "item_reference":
             raise InvalidArgument.at(f"{where}.id", f"item {item.id!r} is not stored here")
-        elif kind and (
-            item.role is None or kind in NEEDED_FIELDS
-        ):  # made by a tool that runs at OpenAI: nothing for this model
+        # Made by a tool that runs at OpenAI: nothing for this model.
+        elif kind and (item.role is None or kind in NEEDED_FIELDS):
             dropped.append(f"{where}.type={kind}")
         else:
             raise InvalidArgument.expected(f"{where}.type", f"one of {', '.join(KINDS)}", item.type)
@@ -212,9 +230,8 @@ def _listed(item: Item) -> dict[str, Any]:
         if not _is_parts(output) and not isinstance(output, str):
             output = _output(output, "output", Pictures())
         return plain | {"id": item.id or new_id("fco_"), "call_id": item.call_id, "output": output}
-    field = "arguments" if item.kind == "function_call" else "input"
-    value = chat.json_text(item.arguments) if item.kind == "function_call" else item.input
-    call_id = item.call_id or item.id
+    field, call_id = CALLS[item.kind], item.call_id or item.id
+    value = _json(getattr(item, field))
     plain |= {"id": item.id or new_id("fc_"), "call_id": call_id, "name": item.name, field: value}
     return plain | ({"namespace": item.namespace} if item.namespace else {})
 
@@ -267,28 +284,38 @@ def to_messages(
             if turn.content is not None:
                 flush()
             turn.content = _text(item.content, f"{where}.content", images)
-        elif kind in ("function_call", "custom_tool_call"):
-            arguments = (
-                chat.json_text(item.arguments) if kind == "function_call" else input_arguments(item.input)
-            )
-            call = chat.FunctionCall(shown_name(item.namespace, item.name or ""), arguments or "{}")
-            turn.calls.append(chat.ToolCallItem(call, item.call_id or item.id))
+        elif kind in CALLS:
+            turn.calls.append(_call(item))
         elif (called := _mcp_call(item, requests)) is not None:
             turn.calls.append(called)
             flush()
             messages.append(chat.Message("tool", _mcp_output(item), tool_call_id=called.id))
-        elif kind in ("function_call_output", "custom_tool_call_output"):
+        elif kind in RESULTS:
             flush()
-            messages.append(
-                chat.Message(
-                    "tool", _output(item.output, f"{where}.output", images), tool_call_id=item.call_id
-                )
-            )
+            messages.append(_result(item, where, images))
         elif kind == "message":
             flush()
             messages.append(chat.Message(item.role or "", _text(item.content, f"{where}.content", images)))
     flush()
     return [chat.template_message(m, i, images) for i, m in enumerate(messages)]
+
+
+def _call(item: Item) -> chat.ToolCallItem:
+    """Return a call of a function, of a custom tool, or of a tool that is known by the item's kind."""
+    name, arguments = shown_name(item.namespace, item.name or ""), _json(getattr(item, CALLS[item.kind]))
+    if item.kind == "custom_tool_call":
+        arguments = input_arguments(item.input)
+    elif item.kind in NEEDED_FIELDS:
+        name = item.kind.removesuffix("_call")
+    return chat.ToolCallItem(chat.FunctionCall(name, arguments or "{}"), item.call_id or item.id)
+
+
+def _result(item: Item, where: str, images: Pictures) -> chat.Message:
+    text = _output(getattr(item, RESULTS[item.kind]), f"{where}.{RESULTS[item.kind]}", images)
+    if item.kind == "apply_patch_call_output" and (item.status == "failed" or not text):
+        text = ": ".join(part for part in (item.status, text) if part)
+    answered = item.call_id or (item.id if item.kind == "local_shell_call_output" else None)
+    return chat.Message("tool", text, tool_call_id=answered)
 
 
 def _mcp_call(item: Item, requests: dict[str, Item]) -> chat.ToolCallItem | None:
@@ -302,9 +329,7 @@ def _mcp_call(item: Item, requests: dict[str, Item]) -> chat.ToolCallItem | None
         called = requests.get(item.approval_request_id or "")
     if called is None or called.server_label is None:
         return None
-    return chat.ToolCallItem(
-        chat.FunctionCall(called.name or "", chat.json_text(called.arguments) or "{}"), called.id
-    )
+    return chat.ToolCallItem(chat.FunctionCall(called.name or "", _json(called.arguments) or "{}"), called.id)
 
 
 def _mcp_output(item: Item) -> str:
@@ -320,6 +345,11 @@ def _mcp_output(item: Item) -> str:
     return "\n".join(text for text in texts if isinstance(text, str)) or f"error: {item.error or 'no result'}"
 
 
+def _json(value: Any) -> str:
+    """Return a text as it is, any other value as JSON."""
+    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+
+
 def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
     """Content as one string, with tags for images. Other parts are rejected by index and type."""
     if not isinstance(content, list):
@@ -327,27 +357,23 @@ def _text(content: str | list[ContentPart] | None, where: str, images: Pictures)
     pieces = []
     for i, part in enumerate(content):
         param = PAST if where.startswith(PAST) else f"{where}[{i}]"
+        field = "refusal" if part.type == "refusal" else "text"
         if part.type == IMAGE_PART:
             at = PAST if param == PAST else f"{param}.image_url"
             pieces.append((images.place(part.image_url, part.detail, param, at, part.type), True))
-            continue
-        if part.type == FILE_PART:
+        elif part.type == FILE_PART:
             pieces.append((_file(part, param, images), False))
-            continue
-        if part.type == chat.AUDIO_PART:
+        elif part.type == chat.AUDIO_PART:
             audio = part.input_audio or chat.InputAudio()
             at = PAST if param == PAST else f"{param}.{part.type}.data"
             pieces.append((images.place_audio(audio.data, audio.format, param, at, part.type), False))
-            continue
-        value = part.refusal if part.type == "refusal" else part.text
-        if part.type != "refusal" and part.type not in TEXT_PARTS:
+        elif part.type not in ("refusal", *TEXT_PARTS):
             kinds = f"{', '.join(TEXT_PARTS)}, refusal, {IMAGE_PART}, {FILE_PART} or {chat.AUDIO_PART}"
             raise InvalidArgument.expected(f"{param}.type", kinds, part.type)
-        if value is None:
-            raise InvalidArgument.at(
-                f"{param}.{'refusal' if part.type == 'refusal' else 'text'}", "required, but missing"
-            )
-        pieces.append((value, False))
+        elif (value := getattr(part, field)) is None:
+            raise InvalidArgument.at(f"{param}.{field}", "required, but missing")
+        else:
+            pieces.append((value, False))
     return joined(pieces)
 
 
@@ -372,8 +398,6 @@ def _is_parts(value: Any) -> bool:
 
 def _output(value: Any, where: str, images: Pictures) -> str:
     """Return the output of a tool as text: a string, text parts, or any other JSON as it is written."""
-    if isinstance(value, str):
-        return value
     if _is_parts(value):
         try:
             parts = msgspec.convert(value, list[ContentPart])
@@ -381,7 +405,7 @@ def _output(value: Any, where: str, images: Pictures) -> str:
             fault = explain(str(exc), msgspec.json.encode(value), list[ContentPart])
             raise InvalidArgument(f"{where}{fault}", param=f"{where}{fault.param}") from None
         return _text(parts, where, images)
-    return "" if value is None else msgspec.json.encode(value).decode()
+    return _json(value)
 
 
 def _need(item: Item, where: str, *names: str) -> None:
