@@ -690,7 +690,7 @@ def test_items_of_other_servers_are_dropped_whatever_they_hold(http: httpx.Clien
     foreign = [
         {
             "type": "tool_search_call",
-            "id": "t",
+            "id": 5,
             "call_id": None,
             "arguments": arguments,
             "execution": "client",

@@ -204,9 +204,11 @@ def test_what_an_agent_ran_is_shown_as_a_call_and_its_result(
     assert to_messages(stored, None, Pictures()) == to_messages(decode(input=items).items, None, Pictures())
 
 
-def test_a_call_of_an_agent_needs_what_was_run() -> None:
-    with pytest.raises(InvalidArgument, match=r"input\[0\]\.action: required"):
-        decode(input=[{"type": "shell_call", "call_id": "c1"}])
+@pytest.mark.parametrize("more", [{}, {"action": None}, {"action": SHELL, "call_id": 5}])
+def test_a_call_of_an_agent_in_another_form_is_dropped_and_reported(more: dict[str, Any]) -> None:
+    made = request(input=[{"type": "shell_call", **more}, {"role": "user", "content": "x"}])
+    assert "input[0].type=shell_call" in made.presentation.ignored_params
+    assert json.loads(str(made.prompts[0])) == {"role": "user", "content": "x"}
 
 
 def test_items_of_tools_at_openai_are_dropped_and_reported() -> None:

@@ -61,6 +61,8 @@ KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
     "reasoning", "item_reference", *NEEDED_FIELDS,
 )  # fmt: skip
+# Calls of tools that an agent has of its own, and their results.
+AGENTS_OWN = {kind for kind in (*CALLS, *RESULTS) if kind in NEEDED_FIELDS}
 LABELLED = ("mcp_list_tools", "mcp_call", "mcp_approval_request")
 
 
@@ -185,16 +187,23 @@ def loosen_items(body: Any) -> None:
 
 
 def _is_dropped(item: Item) -> bool:
-    """Return whether it is an MCP server's without a label: another server's, so nothing for this model."""
+    """Return whether it is of a form that only another server knows, so nothing for this model: an item of an
+    MCP server without a label, or of an agent's tool without what it needs."""
+    if item.kind in AGENTS_OWN:
+        return any(getattr(item, field) is None for field in NEEDED_FIELDS[item.kind])
     return item.kind in LABELLED and item.server_label is None
 
 
 def _is_foreign(item: Any) -> bool:
-    """Return whether only other servers know the item; so it is with one of an MCP server without a label."""
+    """Return whether only other servers know the item, or its form."""
     if chat.is_foreign(item, KINDS):
         return True
-    labelled = isinstance(item, dict) and item.get("type") in LABELLED
-    return labelled and not isinstance(item.get("server_label"), str)
+    if not isinstance(item, dict) or item.get("type") not in (*AGENTS_OWN, *LABELLED):
+        return False
+    try:
+        return _is_dropped(msgspec.convert(item, Item))
+    except msgspec.ValidationError:
+        return item["type"] in AGENTS_OWN or not isinstance(item.get("server_label"), str)
 
 
 def _listed(item: Item) -> dict[str, Any]:
@@ -273,7 +282,7 @@ def to_messages(
             turn = _Turn()
 
     for i, item in enumerate(items):
-        kind = item.kind
+        kind = "" if _is_dropped(item) else item.kind
         where = PAST if i < past else f"input[{i - past}]"
         if kind == "reasoning":
             if turn.content is not None or turn.calls:
