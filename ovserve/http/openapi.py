@@ -268,7 +268,7 @@ HEADERS = {
     "x-request-id": "the client's own, or one made here",
     "x-ovserve-ignored-params": "parameters without effect, separated by commas",
     "x-ovserve-clamped": "what was lowered, and to what",
-    "x-ovserve-adapted": "how messages were rearranged, because the chat template refuses their order",
+    "x-ovserve-adapted": "how messages were rearranged for the chat template, and what it shows nowhere",
     "x-ovserve-repetition": "choices that were ended because they repeat themselves",
 }
 

@@ -46,6 +46,12 @@ class Expectations:
     nine_ids: bool = False  # calls need ids of nine letters and digits
     null_content: bool = False  # it shows calls only of messages without content
     text_apart: bool = False  # of a message with text and calls it drops one
+    text_lost: Literal["", "answered", "always"] = ""  # it drops that text, or does before a later answer
+    thoughts_lost: bool = False  # it shows none, not even those before the last calls
+    names_lost: bool = False  # it shows no name of a user
+    text_or_thoughts: bool = False  # it refuses both in a message with calls
+    system_beside_user: bool = False  # it shows the system message only if the last message is the user's
+    named_results: bool = False  # it refuses a result without a name whose call is not in the message before
     one_call: bool = False  # of a message; it refuses or drops others
     reasoning_field: str = "reasoning_content"
     developer: bool = False  # it supports the role
@@ -69,6 +75,10 @@ CALLS_IN_TEXT = "calls-in-text"  # calls of the history and their results
 CALLS_APART = "calls-apart"  # a message for each call, or for the text before calls
 CALL_IDS = "call-ids"  # others for calls and their results
 USER_ADDED = "user-added"  # an empty message of the user before all others
+TEXT_IN_THOUGHTS = "text-in-thoughts"  # the text before calls
+TEXT_LOST = "text-lost"  # text before calls that the template shows nowhere
+THOUGHTS_LOST = "thoughts-lost"  # thoughts since the last turn of the user, likewise
+NAMES_LOST = "names-lost"  # of users
 
 Message = Mapping[str, Any]
 
@@ -89,10 +99,67 @@ def arrange(messages: Sequence[Message], expects: Expectations) -> Arranged:
         (merges, TURNS_MERGED, _turns_merged),
         (expects.text_apart or expects.one_call, CALLS_APART, _calls_apart),
         (expects.nine_ids, CALL_IDS, _with_ids),
+        (expects.text_or_thoughts, TEXT_IN_THOUGHTS, _in_thoughts),
+        (expects.system_beside_user, SYSTEM_IN_USER, _beside_user),
+        (expects.named_results, "", _with_names),
     ):
         before, arranged = arranged, step(arranged, expects) if applies else arranged
         changes += [change] if arranged != before else []
-    return Arranged(arranged if changes else messages, tuple(changes))
+    changes += _losses(arranged, expects)
+    return Arranged(arranged if changes else messages, tuple(filter(None, changes)))
+
+
+def _losses(messages: Sequence[Message], expects: Expectations) -> list[str]:
+    """Return what of the messages the template shows nowhere."""
+    losses: dict[str, None] = {}
+    answered, this_turn = expects.text_lost == "always", True
+    for message in reversed(messages):
+        if message["role"] == "user":
+            this_turn = False
+            if expects.names_lost and message.get("name"):
+                losses[NAMES_LOST] = None
+        elif message["role"] == "assistant":
+            if this_turn and expects.thoughts_lost and message.get("reasoning_content"):
+                losses[THOUGHTS_LOST] = None
+            if not message.get("tool_calls"):
+                answered = True
+            elif expects.text_lost and answered and message.get("content"):
+                losses[TEXT_LOST] = None
+    return [*losses]
+
+
+def _in_thoughts(messages: list[Message], expects: Expectations) -> list[Message]:
+    """Return the messages with the text before calls as the end of the thoughts, if there are some."""
+    arranged: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls") and message.get("reasoning_content") and message.get("content"):
+            thoughts = f"{message['reasoning_content']}{GAP}{message['content']}"
+            message = {**message, "content": "", "reasoning_content": thoughts}
+        arranged.append(message)
+    return arranged
+
+
+def _beside_user(messages: list[Message], expects: Expectations) -> list[Message]:
+    """Return the messages with the system message at the beginning of the last turn of the user."""
+    places = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not places or messages[0]["role"] not in SYSTEM_ROLES or places[-1] == len(messages) - 1:
+        return messages
+    last = messages[places[-1]]
+    beside = {**last, "content": _joined([messages[0], last])}
+    return [*messages[1 : places[-1]], beside, *messages[places[-1] + 1 :]]
+
+
+def _with_names(messages: list[Message], expects: Expectations) -> list[Message]:
+    """Return the messages with the names of the functions at their results."""
+    names: dict[Any, str] = {}
+    arranged: list[Message] = []
+    for message in messages:
+        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls") or ()}
+        if message["role"] == "tool" and not message.get("name"):
+            last = next(reversed(names.values()), "unknown")
+            message = {**message, "name": names.get(message.get("tool_call_id"), last)}
+        arranged.append(message)
+    return arranged
 
 
 def _systems_placed(messages: Sequence[Message], expects: Expectations) -> tuple[list[Message], list[str]]:
@@ -316,9 +383,7 @@ class ChatTemplate:
         )
         for name in RESERVED:
             if name in variables:
-                raise InvalidArgument(
-                    f"chat_template_kwargs: {name!r} is set by the server", param="chat_template_kwargs"
-                )
+                raise InvalidArgument.of("chat_template_kwargs", f"{name!r} is set by the server")
         if not isinstance(variables["add_generation_prompt"], bool):
             raise InvalidArgument(
                 f"chat_template_kwargs.add_generation_prompt: expected true or false, "

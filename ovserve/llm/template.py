@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -68,6 +68,7 @@ def probe(source: str, render: Render) -> Expectations:
     def needs(*turns: tuple[str, int], instead: tuple[str, int]) -> bool:
         return not _shows_turns(render, arguments, instead) and _shows_turns(render, arguments, *turns)
 
+    text_apart = needs(("first", 0), ("", 1), ("last", 0), instead=("first", 1))
     dropped = _shows(render, "system", "user") and not _shows(render, "developer", "user")
     developer = _reads(source, "developer") and not dropped
     system = _system_place(render, ("system", "developer") if developer else ("system",))
@@ -82,7 +83,13 @@ def probe(source: str, render: Render) -> Expectations:
         only_objects=objects and NEEDLE not in (render(_exchange(NEEDLE)[:-1]) or ""),
         nine_ids=_wants_nine(render, arguments),
         null_content=null_content,
-        text_apart=needs(("first", 0), ("", 1), ("last", 0), instead=("first", 1)),
+        text_apart=text_apart,
+        text_lost="" if text_apart else _text_lost(render, arguments),
+        names_lost=_loses(render, [{"role": "user", "content": "x", "name": f"{NEEDLE}-lost"}]),
+        text_or_thoughts=_refuses_both(render, arguments),
+        system_beside_user=system == "first"
+        and _loses(render, [{"role": "system", "content": f"{NEEDLE}-lost"}, *_exchange(arguments)]),
+        named_results=_wants_names(render, arguments),
         one_call=needs(("", 1), ("", 1), instead=("", 2)),
         reasoning_field=next((n for n in REASONING_FIELDS if _reads_field(source, n)), REASONING_FIELDS[0]),
         developer=developer,
@@ -192,6 +199,36 @@ def _shows_turns(render: Render, arguments: Any, *turns: tuple[str | None, int])
         messages += [_answer(content, calls), *map(_result, calls)]
     prompt = render(messages)
     return prompt is not None and all(needle in prompt for needle in needles)
+
+
+def _text_lost(render: Render, arguments: Any) -> Literal["", "answered", "always"]:
+    """Return whether it drops the text of a message with calls: of any, or of those before a later answer."""
+    if not _shows_turns(render, arguments, ("", 1), ("last", 0)):
+        return ""
+    if not _shows_turns(render, arguments, ("first", 1)):
+        return "always"
+    return "" if _shows_turns(render, arguments, ("first", 1), ("last", 0)) else "answered"
+
+
+def _refuses_both(render: Render, arguments: Any) -> bool:
+    """Return whether it refuses text and thoughts in a message with calls, and takes each alone."""
+    user, call, result = _exchange(arguments)
+    parts: list[dict[str, Any]] = [{"content": NEEDLE}, dict.fromkeys(REASONING_FIELDS, NEEDLE)]
+    prompts = [render([user, call | more, result]) for more in (*parts, parts[0] | parts[1])]
+    return None not in prompts[:2] and prompts[2] is None
+
+
+def _loses(render: Render, messages: Messages) -> bool:
+    """Return whether it takes the messages, and does not show the text for which this looks."""
+    prompt = render(messages)
+    return prompt is not None and f"{NEEDLE}-lost" not in prompt
+
+
+def _wants_names(render: Render, arguments: Any) -> bool:
+    *turns, result = _exchange(arguments)
+    other = {**result, "tool_call_id": "call00002"}
+    prompts = [render([*turns, {**other, "name": name}]) for name in ("probe", None)]
+    return prompts[0] is not None and prompts[1] is None
 
 
 def _wants_nine(render: Render, arguments: Any) -> bool:
@@ -325,7 +362,10 @@ class CompiledTemplate:
             raise LoadError(f"the chat template does not compile: {at}{exc or type(exc).__name__}") from exc
         self._tokens = {n: getattr(template, n) for n in ("bos_token", "eos_token", "pad_token")}
         text = template.text
-        self.expects: Expectations = replace(probe(text, self._try), efforts=self._efforts(text))
+        expects = probe(text, self._try)
+        self.expects = replace(
+            expects, efforts=self._efforts(text), thoughts_lost=self._loses_thoughts(expects)
+        )
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt. Raises InvalidArgument with the template's own message."""
@@ -359,6 +399,11 @@ class CompiledTemplate:
             )
         except (*REFUSALS, MemoryError):
             return None
+
+    def _loses_thoughts(self, expects: Expectations) -> bool:
+        user, call, result = _exchange("{}")
+        turns = [adapt(m, expects) for m in (user, {**call, "reasoning_content": f"{NEEDLE}-lost"}, result)]
+        return _loses(lambda *turns: self._try(*turns, enable_thinking=True, thinking=True), turns)
 
     def _efforts(self, source: str) -> tuple[str, ...]:
         """Return the efforts that a template like gpt-oss's knows, which writes whatever it is given."""
@@ -395,9 +440,8 @@ def _cut_after(text: str, content: str) -> str:
         prompt = prompt.rstrip()  # the template trims
     words = _without_space(content)  # which a template may set differently around tags
     if not (mark and words and _without_space(prompt).endswith(words)):
-        raise InvalidArgument(
-            "continue_final_message: the last message is empty, or the chat template changed it",
-            param="continue_final_message",
+        raise InvalidArgument.of(
+            "continue_final_message", "the last message is empty, or the chat template changed it"
         )
     return prompt
 

@@ -205,6 +205,33 @@ NINE = ROLES + (
     "{% if c is not mapping or c.function or m.role == 'tool' %}"
     "{% if id | length != 9 %}{{ raise_exception('nine') }}{% endif %} {{ id }}{% endif %}{% endfor %}{% endfor %}"
 )
+# As in Mistral's: the text before a call is not shown, and could not stand alone.
+NO_TEXT = UNCOUNTED.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
+# As in gpt-oss: text or thoughts before a call, as long as no answer follows.
+UNTIL_ANSWER = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{% set ns = namespace(answer=false) %}"
+    "{% for n in messages[loop.index:] %}{% if n.role == 'assistant' and not n.tool_calls %}"
+    "{% set ns.answer = true %}{% endif %}{% endfor %}{% if m.content and m.reasoning_content %}"
+    "{{ raise_exception('both') }}{% endif %}{% if not ns.answer %}{{ m.content or m.reasoning_content }}"
+    "{% endif %}" + NAMES + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+# As in Mistral Nemo: the system message stands in the last one, if it is the user's.
+SYSTEM_LAST = (
+    "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
+    "{% for m in (messages[1:] if system else messages) %}<{{ m.role }}>"
+    "{% if m.role == 'system' %}{{ raise_exception('late') }}{% endif %}"
+    "{% if loop.last and m.role == 'user' and system %}{{ system }} {% endif %}{{ m.content }}"
+    + NAMES + "{% endfor %}"
+)  # fmt: skip
+# As in Gemma 4: a result has the name of a call in the message before it, or its own.
+NAMED = (
+    "{% set ns = namespace(calls=[]) %}{% for m in messages %}{% if m.role != 'tool' %}"
+    "{% set ns.calls = m.tool_calls or [] %}<{{ m.role }}>{{ m.content }}" + NAMES + "{% else %}"
+    "{% set f = namespace(name=m.name) %}{% for c in ns.calls %}{% if c.id == m.tool_call_id %}"
+    "{% set f.name = c.function.name %}{% endif %}{% endfor %}{{ '<' + f.name + '>' + m.content }}"
+    "{% endif %}{% endfor %}"
+)
+THOUGHT = {"reasoning_content": "why"}
 NO_EMPTY = ALTERNATING.replace("<{{", "{% if not m.content %}{{ raise_exception('empty') }}{% endif %}<{{")
 
 
@@ -238,6 +265,22 @@ def result(name: str, text: str, ids: bool = True) -> dict[str, Any]:
          "<user>x<assistant> call00001 call00002<tool>two call00002<tool>one call00001", ("call-ids",)),
         (NINE, [*said("user:x"), calls("f", ids=False), result("", "one", False), calls("g"), result("lost", "two")],
          "<user>x<assistant> call00001<tool>one call00001<assistant> call00002<tool>two call00002", ("call-ids",)),
+        (NO_TEXT, [*said("user:x"), calls("f", text="t"), result("f", "one"), *said("assistant:z")],
+         "<user>x</user><assistant> calls f</assistant><tool>one</tool><assistant>z</assistant>", ("text-lost",)),
+        (UNTIL_ANSWER, [*said("user:x"), calls("f", text="t") | THOUGHT, result("f", "one")],
+         "<user>x<assistant>why\n\nt f<tool>one", ("text-in-thoughts",)),
+        (UNTIL_ANSWER, [*said("user:x"), calls("f", text="t"), result("f", "one")], "<user>x<assistant>t f<tool>one", ()),
+        (UNTIL_ANSWER, [*said("user:x"), calls("f", text="t"), result("f", "one"), *said("assistant:z")],
+         "<user>x<assistant> f<tool>one<assistant>z", ("text-lost",)),
+        (SYSTEM_LAST, said("system:s", "user:x"), "<user>s x", ()),
+        (SYSTEM_LAST, [*said("system:s", "user:x"), calls("f"), result("f", "one")],
+         "<user>s\n\nx<assistant> f<tool>one", ("system-in-user",)),
+        (NAMED, [*said("user:x"), calls("f"), calls("g"), result("f", "one"), result("g", "two")],
+         "<user>x<assistant> f<assistant> g<f>one<g>two", ()),
+        (NAMED, [*said("user:x"), calls("f"), result("other", "one")], "<user>x<assistant> f<f>one", ()),
+        (FREE, [*said("user:x"), {**said("assistant:y")[0], **THOUGHT}], "<user>x</user><assistant>y</assistant>", ("thoughts-lost",)),
+        (FREE, [{**said("user:x")[0], "name": "ann"}], "<user>x</user>", ("names-lost",)),
+        (FREE, [{**said("assistant:y")[0], **THOUGHT}, *said("user:x")], "<assistant>y</assistant><user>x</user>", ()),
         (NO_EMPTY, said("user:x", "assistant:", "user:y"), "<user>x\n\ny</user>", ("turns-merged",)),
         (UNCOUNTED, [*said("user:x"), calls("f"), *said("user:stop")],
          "<user>x</user><assistant> calls f</assistant><tool>stop</tool>", ("turns-merged",)),
