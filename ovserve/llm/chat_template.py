@@ -383,7 +383,7 @@ class ChatTemplate:
         )
         for name in RESERVED:
             if name in variables:
-                raise InvalidArgument.of("chat_template_kwargs", f"{name!r} is set by the server")
+                raise InvalidArgument.at("chat_template_kwargs", f"{name!r} is set by the server")
         if not isinstance(variables["add_generation_prompt"], bool):
             raise InvalidArgument(
                 f"chat_template_kwargs.add_generation_prompt: expected true or false, "

@@ -440,7 +440,7 @@ def _cut_after(text: str, content: str) -> str:
         prompt = prompt.rstrip()  # the template trims
     words = _without_space(content)  # which a template may set differently around tags
     if not (mark and words and _without_space(prompt).endswith(words)):
-        raise InvalidArgument.of(
+        raise InvalidArgument.at(
             "continue_final_message", "the last message is empty, or the chat template changed it"
         )
     return prompt
