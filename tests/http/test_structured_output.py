@@ -280,7 +280,8 @@ CITY = {
     "required": ["city", "country"],
     "additionalProperties": False,
 }
-BEGUN = {"start": "{", "key": '{"city":', "string": '{"city": "Pa', "escape": '  {"city": "Pari\\u0073", "coun',
+BEGUN = {"start": "{", "key": '{"city":', "string": '{"city": "Pa', "no spaces": '{"city":"Pa',
+         "lines": '{\n  "city" : "Paris" ,\n', "escape": '  {"city": "Pari\\u0073", "coun',
          "whole": '{"city": "Paris", "country": "France"}'}  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ovserve.installation import XGRAMMAR
 from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary
 from ovserve.kinds.text.worker.paged import grammars as paged_grammars
 from ovserve.kinds.text.worker.paged.grammars import Grammars, prover
-from ovserve.kinds.text.worker.paged.masks import Mask, Matcher, mask_bits
+from ovserve.kinds.text.worker.paged.masks import Mask, Matcher, in_one_line, mask_bits
 from ovserve.llm.grammar import constraint as c
 from ovserve.llm.grammar.cost import PROBE_TOKENS
 from ovserve.llm.grammar.writer import compact
@@ -109,6 +109,20 @@ def test_a_grammar_goes_on_behind_the_beginning_of_an_answer(vocabulary: Vocabul
     assert grammars.matcher(msgspec.structs.replace(form, begun='{"a": 1}')).may_end
     with pytest.raises(InvalidArgument, match=r"x: no answer in this format begins .*'Sure: '"):
         grammars.matcher(msgspec.structs.replace(form, begun="Sure: "))
+
+
+@pytest.mark.parametrize(
+    ("begun", "line"),
+    [
+        ('{"a":1,', '{"a": 1,'),
+        ('\n{\n  "a" : "x, y:z \\" q" ,\n "b":[1,2 ]\n', '{"a": "x, y:z \\" q", "b": [1, 2]'),
+        ('{"a": 1 ', '{"a": 1 '),
+        ('{"a": 1 2', '{"a": 1 2'),
+        ('{"a": "b:c, ', '{"a": "b:c, '),
+    ],
+)
+def test_the_white_space_of_a_beginning_is_that_of_grammars(begun: str, line: str) -> None:
+    assert in_one_line(begun) == line
 
 
 def test_a_model_without_an_end_has_no_grammars(vocabulary: Vocabulary) -> None:

@@ -94,11 +94,36 @@ class _Place(NamedTuple):
     repeated: int = 0  # keys so far
 
 
+# A string, white space, or a sign that grammars of JSON let a space follow.
+_JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|\s+|[,:]', re.DOTALL)
+
+
+def in_one_line(text: str) -> str:
+    """Return the beginning of a JSON text with the white space that grammars of schemas have.
+
+    What stands between two digits, or behind the last, stays: without it the number would go on.
+    """
+
+    def spaced(match: re.Match[str]) -> str:
+        part, end = match[0], match.end()
+        if part.isspace():
+            in_number = text[max(match.start() - 1, 0)].isalnum() and text[end : end + 1] not in (
+                "}",
+                "]",
+                ",",
+            )
+            return " " if in_number else ""
+        return f"{part} " if part in ",:" and end < len(text) else part
+
+    return _JSON_PARTS.sub(spaced, text)
+
+
 class JsonKeys:
     """The keys of the objects that are open in one answer, by its tokens so far."""
 
     def __init__(self, tokens: QuotingTokens, begins: JsonBegins) -> None:
         self._tokens, self._begins, self.texts = tokens, begins, tokens.texts
+        self.at_start = begins.at_start
         self._text = bytearray()
         self._place = _Place(begins.at_start)
         # Of each token: the place and the size before it, and the keys that it added to objects.
@@ -278,6 +303,8 @@ class Matcher:
     def begin(self, text: str) -> bool:
         """Accept what the prompt has of the answer; return False if the grammar does not allow it."""
         if self._keys is not None:
+            if self._keys.at_start:
+                text = in_one_line(text)
             self._keys.accept(text.encode())
         return bool(self._native.accept_string(text, False))
 
