@@ -130,12 +130,6 @@ class LogRing(logging.Handler):
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def start(self) -> None:
-        logging.getLogger().addHandler(self)
-
-    def end(self) -> None:
-        logging.getLogger().removeHandler(self)
-
     def emit(self, record: logging.LogRecord) -> None:
         try:
             message = record.getMessage()
@@ -219,10 +213,10 @@ class Api:
         self._options = options
         self._graphs = Graphs(manager, write=write)
         self._logs = LogRing()
-        self._logs.start()
+        logging.getLogger().addHandler(self._logs)
 
     async def stop(self) -> None:
-        self._logs.end()
+        logging.getLogger().removeHandler(self._logs)
         await self._graphs.stop()
 
     async def models(self, request: web.Request) -> web.Response:

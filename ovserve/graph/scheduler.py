@@ -41,30 +41,24 @@ from ovserve.graph.streams import END, Pools, Queue, Stream, TapSlot, wake
 log = logging.getLogger(__name__)
 
 
-class SidePackets:
-    __slots__ = ("_values", "_waiters")
+class SidePackets(dict[str, Any]):
+    __slots__ = ("_waiters",)
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._values = dict(given)
+    def __init__(self, side: Mapping[str, Any]) -> None:
+        super().__init__(side)
         self._waiters: dict[str, asyncio.Future[None]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
 
     async def wait(self, name: str) -> Any:
         """Return its value, once a node has made it."""
-        while name not in self._values:
+        while name not in self:
             waiter = self._waiters.get(name)
             if waiter is None:
                 waiter = self._waiters[name] = asyncio.get_running_loop().create_future()
             await asyncio.shield(waiter)
-        return self._values[name]
+        return self[name]
 
     def publish(self, name: str, value: Any) -> None:
-        self._values[name] = value
+        self[name] = value
         if (waiter := self._waiters.pop(name, None)) is not None:
             wake(waiter)
 
