@@ -52,11 +52,11 @@ def _location(cls: type[Calculator]) -> str:
     return f"{cls.__qualname__} in {inspect.getfile(cls) if own else cls.__module__}"
 
 
-class Registry:
+class Registry(dict[str, type[Calculator]]):
     """Maps names to calculator classes; rejects two classes with one name."""
 
     def __init__(self, modules: Iterable[ModuleType] = ()) -> None:
-        self._classes: dict[str, type[Calculator]] = {}
+        super().__init__()
         for module in modules:
             self.add_module(module)
 
@@ -64,17 +64,17 @@ class Registry:
         name = vars(cls).get(_MARK)
         if name is None:
             raise LoadError(f"{cls.__module__}.{cls.__qualname__} has no @calculator(name)")
-        existing = self._classes.get(name)
+        existing = self.get(name)
         if existing is not None and existing is not cls:
             raise LoadError(
                 f"calculator {name!r} is defined twice: by {_location(existing)} and by {_location(cls)}"
             )
-        self._classes[name] = cls
+        self[name] = cls
 
     def mapped(self, change: Callable[[type[Calculator]], type[Calculator]]) -> Registry:
         """Return a registry with `change` of each class, by the same names."""
         registry = Registry()
-        registry._classes = {name: change(cls) for name, cls in self._classes.items()}
+        registry.update({name: change(cls) for name, cls in self.items()})
         return registry
 
     def add_module(self, module: ModuleType) -> int:
@@ -109,24 +109,18 @@ class Registry:
         if not path.is_file():
             return self
         child = Registry()
-        child._classes.update(self._classes)
+        child.update(self)
         if child.add_module(import_calculators(directory)) == 0:
             raise LoadError("defines no class marked with @calculator(name)", file=str(path))
         return child
 
-    def __getitem__(self, name: str) -> type[Calculator]:
-        return self._classes[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._classes
-
     @property
     def names(self) -> list[str]:
-        return sorted(self._classes)
+        return sorted(self)
 
     def unknown(self, name: str) -> str:
         """Return the error message for an unknown calculator: the nearest name, or what there is instead."""
-        near = difflib.get_close_matches(name, self._classes, n=1)
+        near = difflib.get_close_matches(name, self, n=1)
         message = f"{name!r} is not known" + (f" (did you mean {near[0]}?)" if near else "")
         if difflib.get_close_matches(name, near, cutoff=MISTYPED_SIMILARITY):
             return message
