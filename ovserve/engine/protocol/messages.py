@@ -14,6 +14,7 @@ import msgspec
 
 from ovserve.engine.protocol.blobs import SharedBlob
 from ovserve.engine.protocol.specs import Facts, Spec, name_of, resolve
+from ovserve.errors import FROM_KIND, OvserveError
 from ovserve.llm.images import Image
 from ovserve.llm.request import Sampling, TokenLogprob
 
@@ -161,6 +162,11 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     kind: str
     message: str
     param: str | None = None  # the request field at fault
+
+    @classmethod
+    def of(cls, id_: int, error: OvserveError) -> Failed:
+        kind = error.code if error.code in FROM_KIND else error.kind
+        return cls(id_, kind or error.kind, error.message, error.param)
 
 
 class Tokenized(msgspec.Struct, tag="tokenized", frozen=True):

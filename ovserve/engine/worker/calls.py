@@ -38,7 +38,7 @@ from ovserve.engine.protocol.messages import (
     Stop,
     ToEngine,
 )
-from ovserve.errors import FROM_KIND, Internal, OvserveError
+from ovserve.errors import Internal, OvserveError
 
 # BatchWindow: how long the engine waits for more requests before its next step.
 #
@@ -47,20 +47,14 @@ from ovserve.errors import FROM_KIND, Internal, OvserveError
 #
 # - The engine was idle. The first request of a burst would have a step of its own and the rest would be one
 #   step late. So the engine waits while requests come close together, until they have a step's worth of
-#   prompt
-#   tokens; later ones would not have been in that step anyway. The server marks the last request that it
-#   has
-#   at hand. After that one the wait is shorter, but not zero: the server has not seen what a client has
-#   just
-#   sent, and a wrong guess costs a whole step.
+#   prompt tokens; later ones would not have been in that step anyway. The server marks the last request that
+#   it has at hand. After that one the wait is shorter, but not zero: the server has not seen what a client
+#   has just sent, and a wrong guess costs a whole step.
 # - A request finished. Clients that work in a loop (agents, batches, load generators) send the next one a
-#   few
-#   milliseconds after the end of the previous one. Whether these clients do is learnt. Each wait in vain
-#   doubles the number of occasions that are skipped before the next try. A successful wait resets it, and
-#   so
+#   few milliseconds after the end of the previous one. Whether these clients do is learnt. Each wait in vain
+#   doubles the number of occasions that are skipped before the next try. A successful wait resets it, and so
 #   does idleness, because one load does not predict the next one. So a load without such clients pays
 #   FOLLOW_UP_SECONDS once in MAX_SKIPPED occasions, and a few times at its beginning.
-
 
 BURST_PAUSE = 0.003  # seconds of silence that end a burst
 LAST_PAUSE = 0.001  # the same, after a request that is the last in hand
@@ -235,11 +229,11 @@ class Calls:
 
     def _end(self, id_: int, outcome: Outcome) -> msgspec.Struct:
         if isinstance(outcome, OvserveError):
-            return _failed(id_, outcome)
+            return Failed.of(id_, outcome)
         try:
             return self._item(id_, outcome, last=True)
         except OvserveError as error:  # no memory is left for its values
-            return _failed(id_, error)
+            return Failed.of(id_, error)
 
     def _item(self, id_: int, result: Result, *, last: bool) -> Item:
         packed = self._segments.pack_all(result.blobs)
@@ -266,7 +260,7 @@ class Calls:
 
     def _fail(self, id_: int, error: OvserveError) -> None:
         """End a call for its caller; what it sends later is dropped there."""
-        self._send(_failed(id_, error))
+        self._send(Failed.of(id_, error))
 
     def close(self, then: Callable[[], None]) -> None:
         """Cancel all calls, and let go of the backend when none runs any more. Then `then` is called, here or
@@ -302,9 +296,9 @@ class Calls:
         try:
             end: msgspec.Struct = self._answer(id_, invocation)
         except OvserveError as error:
-            end = _failed(id_, error)
+            end = Failed.of(id_, error)
         except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
-            end = _failed(id_, self._fault(invocation, error))
+            end = Failed.of(id_, self._fault(invocation, error))
         self._ended(id_)
         self._send(end)
 
@@ -325,11 +319,6 @@ class Calls:
                 items.close()  # it may free what the values were made of
                 return message
             self._send(message)
-
-
-def _failed(id_: int, error: OvserveError) -> Failed:
-    kind = error.code if error.code in FROM_KIND else error.kind
-    return Failed(id_, kind or error.kind, error.message, error.param)
 
 
 def _close(backend: CallBackend) -> None:

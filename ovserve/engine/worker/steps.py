@@ -56,7 +56,7 @@ from ovserve.engine.protocol.messages import (
 )
 from ovserve.engine.protocol.specs import TextFacts
 from ovserve.engine.worker.calls import BatchWindow
-from ovserve.errors import FROM_KIND, OvserveError, sentences_of
+from ovserve.errors import OvserveError, sentences_of
 from ovserve.llm.grammar.constraint import structural_tag
 
 
@@ -300,11 +300,10 @@ class Admission:
                 message.id, engine.text.detokenize(message.ids, message.skip_special_tokens, message.escaped)
             )
         except OvserveError as error:
-            kind = error.code if error.code in FROM_KIND else error.kind
             # A text is `messages` or `input` to most clients; who knows its name adds it.
-            is_text = isinstance(message, Add) and isinstance(message.prompt, str)
-            param = None if error.param == "prompt" and is_text else error.param
-            return Failed(message.id, kind or error.kind, error.message, param)
+            if error.param == "prompt" and isinstance(message, Add) and isinstance(message.prompt, str):
+                error.param = None
+            return Failed.of(message.id, error)
 
 
 def _report_idle(channel: Channel[ToEngine], engine: Engine, usage: UsageClock, *, aborted: bool) -> None:
