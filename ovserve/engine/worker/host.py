@@ -188,14 +188,14 @@ class Host:
         with self._lock:
             self._collecting = False
         gc.collect()
-        _libc("malloc_trim", 0)
+        libc("malloc_trim", 0)
 
 
 def load(spec: HostSpec) -> None:
     """Open nothing: its models come later."""
 
 
-def _libc(function: str, *arguments: int) -> None:
+def libc(function: str, *arguments: int) -> None:
     """Call a function that only glibc has."""
     if sys.platform == "linux":
         with suppress(AttributeError):
@@ -203,7 +203,7 @@ def _libc(function: str, *arguments: int) -> None:
 
 
 def run(channel: Channel[ToEngine], segments: Segments, files: MappedFiles | None = None) -> int:
-    _libc("mallopt", M_ARENA_MAX, MALLOC_ARENAS)
+    libc("mallopt", M_ARENA_MAX, MALLOC_ARENAS)
     host = Host(channel, segments, files)
     host.send(Ready.of(Facts()))
     while True:

@@ -24,7 +24,7 @@ from ovserve.engine.protocol.messages import Load, ToEngine
 from ovserve.engine.protocol.specs import HostSpec, Spec
 from ovserve.engine.worker import calls, host, steps
 from ovserve.engine.worker.calls import BatchWindow
-from ovserve.engine.worker.host import load_failed, open_backend
+from ovserve.engine.worker.host import libc, load_failed, open_backend
 from ovserve.engine.worker.mapped_files import MappedFiles
 from ovserve.errors import LoadError
 
@@ -41,13 +41,6 @@ def _converse(channel: Channel[ToEngine], spec: Spec, engine: Any, segments: str
     if spec.conversation == "calls":
         return calls.run(channel, engine, Segments(os.getppid(), segments))
     return steps.run(channel, engine, BatchWindow(getattr(spec, "max_num_batched_tokens", 0)))
-
-
-def _return_memory() -> None:
-    """Give back what the C library keeps of the memory that loading has freed."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
 
 
 def _end_with_parent(sock: socket.socket) -> None:
@@ -87,7 +80,7 @@ def main(argv: list[str]) -> int:
         except LoadError as error:
             channel.send(load_failed(error))
             return EXIT_LOAD_FAILED
-        _return_memory()
+        libc("malloc_trim", 0)  # give back what it keeps of the memory that loading has freed
         gc.freeze()  # what loading made stays for good: keep it out of every later collection
         _leave(
             _converse(channel, spec, engine, first.segments, files)
