@@ -282,7 +282,7 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
         engine.kind.check(node, engine.options)
         if faults := list(file_faults(Path(spec.model_path), LANGUAGE_MODELS[:1])):
             return [str(node.error(fault, "models_path")) for fault in faults]
-    elif spec.model_path.endswith(SCRIPT_SUFFIX) or spec.conversation != "steps":
+    elif spec.scripted or spec.conversation != "steps":
         return []
     problems = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
     fields = engine.kind.options_type.DESCRIPTOR.fields_by_name

@@ -33,7 +33,7 @@ from ovserve.engine.protocol.messages import (
     Tokenize,
     Usage,
 )
-from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, Spec, TextFacts, TokenizerSpec
+from ovserve.engine.protocol.specs import GenerationSpec, Spec, TextFacts, TokenizerSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, OvserveError, Unavailable
 from ovserve.llm.decoding import refuse_combination
 from ovserve.llm.grammar.constraint import Constraint
@@ -65,7 +65,7 @@ class Texts:
     ) -> None:
         """`pending` holds the engine's calls, which `engine` waits for."""
         self._pending, self._engine, self._facts = pending, engine, facts
-        self._counts_words = spec.model_path.endswith(SCRIPT_SUFFIX)  # two such processes share no ids
+        self._counts_words = spec.scripted  # two such processes share no ids
         self._calls = 0
         self.process = HelperProcess(
             lambda: TokenizerSpec(spec.model_path, spec.device, spec.properties, facts=facts()),

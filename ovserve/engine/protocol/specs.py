@@ -88,6 +88,10 @@ class Spec(msgspec.Struct, frozen=True):
     servable: str = ""
 
     @property
+    def scripted(self) -> bool:
+        return self.model_path.endswith(SCRIPT_SUFFIX)
+
+    @property
     def hosted(self) -> bool:
         """Return whether it is to be loaded into the process that it shares with others."""
         return self.shared and self.isolation == "shared" and self.conversation == "calls"
@@ -165,7 +169,7 @@ class TextSpec(Spec, frozen=True):
     """Text generation by continuous batching. Defaults are those of OVMS's LLMCalculatorOptions."""
 
     kind: ClassVar[str] = "text"
-    backend: ClassVar[str] = "ovserve.kinds.text.worker.genai:open_continuous"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.genai:GenAIEngine"
     conversation: ClassVar[Conversation] = "steps"
     facts_type: ClassVar[type[Facts]] = TextFacts
 
@@ -211,7 +215,7 @@ class PagedTextSpec(TextSpec, frozen=True):
     """
 
     kind: ClassVar[str] = "paged_text"
-    backend: ClassVar[str] = "ovserve.kinds.text.worker.paged:open_paged"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.paged:PagedEngine"
     pauses_batches: ClassVar[bool] = True
 
     @property
@@ -243,7 +247,7 @@ class StatefulTextSpec(Spec, frozen=True):
     """Text generation without batching, one request at a time: some devices offer nothing else."""
 
     kind: ClassVar[str] = "stateful_text"
-    backend: ClassVar[str] = "ovserve.kinds.text.worker.genai:open_stateful"
+    backend: ClassVar[str] = "ovserve.kinds.text.worker.genai:StatefulEngine"
     conversation: ClassVar[Conversation] = "steps"
     facts_type: ClassVar[type[Facts]] = TextFacts
 
@@ -276,10 +280,6 @@ class GrammarSpec(Spec, frozen=True):
     paged: bool = False  # for a `PagedTextSpec`, whose masks another library makes
     niceness: int = 0
 
-    @property
-    def scripted(self) -> bool:
-        return self.model_path.endswith(SCRIPT_SUFFIX)
-
 
 class HostSpec(Spec, frozen=True):
     """A process that starts without a model, for many small ones; `model_path` is empty."""
@@ -296,10 +296,6 @@ class TokenizerSpec(Spec, frozen=True):
     conversation: ClassVar[Conversation] = "own"
 
     facts: TextFacts = TextFacts()
-
-    @property
-    def scripted(self) -> bool:
-        return self.model_path.endswith(SCRIPT_SUFFIX)
 
 
 def text_spec(model_path: str, **options: Any) -> TextSpec:

@@ -9,18 +9,7 @@
 from ovserve.kinds.text.worker.genai import converter  # noqa: F401  before others import openvino
 
 # isort: split
-from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.kinds.text.worker.genai.continuous import GenAIEngine
 from ovserve.kinds.text.worker.genai.stateful import StatefulEngine
 
-__all__ = ["GenAIEngine", "StatefulEngine", "open_continuous", "open_stateful"]
-
-
-def open_continuous(spec: TextSpec) -> GenAIEngine:
-    """Raises LoadError."""
-    return GenAIEngine(spec)
-
-
-def open_stateful(spec: StatefulTextSpec) -> StatefulEngine:
-    """Raises LoadError."""
-    return StatefulEngine(spec)
+__all__ = ["GenAIEngine", "StatefulEngine"]

@@ -15,12 +15,6 @@ drafts for one user only, and the hits of the prefix cache. Measurements: docs/p
 paged engine".
 """
 
-from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.kinds.text.worker.paged.engine import PagedEngine
 
-__all__ = ["PagedEngine", "open_paged"]
-
-
-def open_paged(spec: PagedTextSpec) -> PagedEngine:
-    """Raises LoadError."""
-    return PagedEngine(spec)
+__all__ = ["PagedEngine"]
