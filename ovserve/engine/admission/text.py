@@ -233,8 +233,8 @@ class AdmittedText:
         self._call = current_request()
         self._sent = time.monotonic()
         self._controller.deadlines.set(self, self._refused_at)
-        inner.when_admitted(self._admit)
-        inner.when_prefilling(self._call.record_prefill)
+        inner.mailbox.on_admission = self._admit
+        inner.mailbox.on_prefill = self._call.record_prefill
 
     async def next(self) -> Delta:
         delta = await self._inner.next()
@@ -252,7 +252,8 @@ class AdmittedText:
     def abort_if_running(self) -> None:
         self._controller.deadlines.remove(self)
         self._inner.abort_if_running()
-        self._inner.remove_callbacks()  # they refer to this, which would wait for the garbage collector
+        # They refer to this, which would wait for the garbage collector.
+        self._inner.mailbox.on_admission = self._inner.mailbox.on_prefill = None
         self._controller.finish(self._waiter)
 
     def expire(self) -> None:

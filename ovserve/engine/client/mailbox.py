@@ -69,8 +69,10 @@ class Mailbox:
         self._taken = False  # the admission has been read
         self.begun = False  # part of the answer has been read
         self.closed = False  # the whole answer has been read
-        self.on_admission: Callable[[int], None] | None = None  # called with the prompt tokens
-        self.on_prefill: Callable[[int], None] | None = None  # called with those still to compute
+        # Called with the prompt tokens; again if the engine ends and another admits the request.
+        self.on_admission: Callable[[int], None] | None = None
+        # Called with those still to compute, a few times a second if known.
+        self.on_prefill: Callable[[int], None] | None = None
         self.restart()
 
     def restart(self) -> None:

@@ -186,7 +186,7 @@ class RequestTimeline:
 class Route(NamedTuple):
     """The target of the messages of one engine request; a client's request may be several."""
 
-    ongoing: InFlightRequest
+    ongoing: DeltaStream
     mailbox: Mailbox
     choice: int  # index of its first choice
     add: Add
@@ -195,8 +195,8 @@ class Route(NamedTuple):
 
 
 @dataclass(eq=False)
-class InFlightRequest:
-    """One request of a client."""
+class DeltaStream:
+    """One request of a client and its answer. The first delta is its admission; the last one is marked."""
 
     name: str  # the public id
     adds: list[Add]
@@ -206,7 +206,8 @@ class InFlightRequest:
     constraint: Constraint | None
     choices: int  # choices per prompt
     repeated: bool  # its first engine has ended
-    stall_timeout: float | None = None  # set by its graph; None: the server's, 0: never
+    stall_timeout: float | None  # set by its graph; None: the server's, 0: never
+    _requests: Requests
 
     @property
     def begun(self) -> bool:
@@ -216,8 +217,27 @@ class InFlightRequest:
     def ids(self) -> range:
         return range(self.adds[0].id, self.adds[-1].id + 1)
 
+    @property
+    def held(self) -> int:
+        """Return how many of its requests the engine has."""
+        return self._requests.held_of(self.ids)
 
-class Requests(InFlight[InFlightRequest]):
+    def next(self) -> Coroutine[None, None, Delta]:
+        """Return the next delta. Raises the error that ended the request: a kind from the engine, or
+        EngineDead."""
+        return self.mailbox.take()
+
+    def fail(self, error: OvserveError) -> None:
+        """End the request with this error, after the text that has arrived; no effect once it is complete."""
+        self.mailbox.fail(error)
+        self._requests.abort(self.ids)
+
+    def abort_if_running(self) -> None:
+        """Abort, any number of times, at any moment; text that has arrived can still be read."""
+        self._requests.abort(self.ids)
+
+
+class Requests(InFlight[DeltaStream]):
     noun = "request"
 
     def __init__(self, send: Callable[[ToEngine], None], on_room: Listeners) -> None:
@@ -228,7 +248,7 @@ class Requests(InFlight[InFlightRequest]):
     def __len__(self) -> int:
         return len(self._routes)
 
-    def _held(self) -> list[InFlightRequest]:
+    def _held(self) -> list[DeltaStream]:
         return list(dict.fromkeys(route.ongoing for route in self._routes.values()))
 
     def held_of(self, ids: range) -> int:
@@ -246,7 +266,7 @@ class Requests(InFlight[InFlightRequest]):
         stall_timeout: float | None,
         last: bool = False,
         ids: Sequence[bytes] = (),
-    ) -> InFlightRequest:
+    ) -> DeltaStream:
         """Send it; `last` and `ids`: see `engine_requests`.
 
         Raises as frames.encode does when it cannot be sent, and EndsEngine for a request that ends engines.
@@ -265,7 +285,7 @@ class Requests(InFlight[InFlightRequest]):
         self.stats.requests += len(adds)
         sampling = request.sampling
         mailbox = Mailbox(len(request.prompts), request.choices, early=request.reports_admission)
-        ongoing = InFlightRequest(
+        ongoing = DeltaStream(
             request.id,
             adds,
             mailbox,
@@ -275,11 +295,12 @@ class Requests(InFlight[InFlightRequest]):
             sampling.n,
             repeated,
             stall_timeout,
+            self,
         )
         self._route(ongoing)
         return ongoing
 
-    def _route(self, ongoing: InFlightRequest) -> None:
+    def _route(self, ongoing: DeltaStream) -> None:
         for i, add in enumerate(ongoing.adds):
             width = add.sampling.n if add.sampling.beams > 1 else 1  # choices per engine request
             choice = i * width
@@ -354,7 +375,7 @@ class Requests(InFlight[InFlightRequest]):
         self.suspects.held(ongoing.adds for ongoing in self._lost())
         super().lost(reason)
 
-    def _begin_again(self, one: InFlightRequest) -> None:
+    def _begin_again(self, one: DeltaStream) -> None:
         for id_ in one.ids:
             if (route := self._routes.get(id_)) is not None:
                 route.track.drop()
@@ -363,19 +384,19 @@ class Requests(InFlight[InFlightRequest]):
         one.mailbox.restart()
         self._route(one)
 
-    def waiting(self) -> Iterator[InFlightRequest]:
+    def waiting(self) -> Iterator[DeltaStream]:
         """Yield requests for the new engine, each for `resend`; requests whose client left are skipped."""
         # A grammar has to be compiled first; other requests do not wait for that.
         for ongoing in sorted(self._take_waiting(), key=lambda one: one.constraint is not None):
             if ongoing.adds[0].id in self._routes:
                 yield ongoing
 
-    def resend(self, ongoing: InFlightRequest) -> None:
+    def resend(self, ongoing: DeltaStream) -> None:
         for add in ongoing.adds:
             if add.id in self._routes:
                 self._send(add)
 
-    def end(self, one: InFlightRequest, error: OvserveError) -> None:
+    def end(self, one: DeltaStream, error: OvserveError) -> None:
         for id_ in one.ids:
             if (route := self._routes.pop(id_, None)) is not None:
                 self.stats.failed += 1
@@ -400,45 +421,3 @@ class Requests(InFlight[InFlightRequest]):
 
     def _note(self, id_: int, route: Route, how: str) -> None:
         self._ended.append(f"{id_} {route.ongoing.name}: {how}, {route.track.tokens} tokens")
-
-
-class DeltaStream:
-    """The answer to one request. The first delta is its admission; the last one is marked."""
-
-    __slots__ = ("_ids", "_mailbox", "_requests")
-
-    def __init__(self, requests: Requests, ongoing: InFlightRequest) -> None:
-        self._requests = requests
-        self._ids = ongoing.ids
-        self._mailbox = ongoing.mailbox
-
-    def when_admitted(self, call: Callable[[int], None]) -> None:
-        """Set a callback for the prompt tokens. It is called again if the engine ends and another admits the
-        request."""
-        self._mailbox.on_admission = call
-
-    def when_prefilling(self, call: Callable[[int], None]) -> None:
-        """Set a callback for the prompt tokens still to compute, called a few times a second if known."""
-        self._mailbox.on_prefill = call
-
-    def remove_callbacks(self) -> None:
-        self._mailbox.on_admission = self._mailbox.on_prefill = None
-
-    @property
-    def held(self) -> int:
-        """Return how many of its requests the engine has."""
-        return self._requests.held_of(self._ids)
-
-    def next(self) -> Coroutine[None, None, Delta]:
-        """Return the next delta. Raises the error that ended the request: a kind from the engine, or
-        EngineDead."""
-        return self._mailbox.take()
-
-    def fail(self, error: OvserveError) -> None:
-        """End the request with this error, after the text that has arrived; no effect once it is complete."""
-        self._mailbox.fail(error)
-        self._requests.abort(self._ids)
-
-    def abort_if_running(self) -> None:
-        """Abort, any number of times, at any moment; text that has arrived can still be read."""
-        self._requests.abort(self._ids)

@@ -195,12 +195,11 @@ class TextClient(EngineClient[GenerationSpec, TextFacts]):
         await self._ready_for(request.sampling.constraint)
         last = self.expected <= len(self._requests) + 1
         try:
-            ongoing = self._requests.begin(
+            return self._requests.begin(
                 request, meter, arrived, repeated=repeated, stall_timeout=stall_timeout, last=last, ids=ids
             )
         except UNSENDABLE as error:
             raise unsendable("the request", error) from error
-        return DeltaStream(self._requests, ongoing)
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Return token ids. Raises EngineDead when the process ends meanwhile, InvalidArgument for invalid
