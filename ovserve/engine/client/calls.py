@@ -46,11 +46,6 @@ class CallItem(NamedTuple):
 class CallStream:
     """One call under way, and its items for one reader. Its arguments are kept to send it again."""
 
-    __slots__ = (
-        "_calls", "_waiter", "arguments", "arrived", "begun", "blobs", "done", "error", "id", "items",
-        "method", "repeated", "window",
-    )  # fmt: skip
-
     def __init__(
         self, calls: Calls, id_: int, method: str, arguments: bytes, blobs: Sequence[Buffer], window: int
     ) -> None:

@@ -30,17 +30,6 @@ from ovserve.llm.request import Delta, TokenLogprob
 
 
 class _Slot:
-    __slots__ = (
-        "accepted",
-        "drafted",
-        "finish_reason",
-        "logprobs",
-        "repetitive",
-        "stop_string",
-        "texts",
-        "tokens",
-    )
-
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.tokens = self.drafted = self.accepted = 0
@@ -55,11 +44,6 @@ class Mailbox:
 
     An admission that no text follows is dropped for the error.
     """
-
-    __slots__ = (
-        "_admission", "_choices", "_early", "_error", "_outside", "_prompts", "_slots", "_taken",
-        "_unfinished", "_waiter", "begun", "closed", "on_admission", "on_prefill",
-    )  # fmt: skip
 
     def __init__(self, prompts: int = 1, choices: int = 1, *, early: bool = False) -> None:
         self._early = early

@@ -28,8 +28,6 @@ from ovserve.llm.token_bytes import TokenWindow, tokens_before
 class StopMatcher:
     """One per request. After a match the matcher is done and must not be fed again."""
 
-    __slots__ = ("_firsts", "_held", "_include", "_longest", "_stops", "matched", "surplus")
-
     def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         if not all(stops):
             raise ValueError("an empty stop string would match before the first character")
@@ -73,25 +71,6 @@ class StopMatcher:
 
 
 class Output:
-    __slots__ = (
-        "_logprob_bytes",
-        "_logprobs",
-        "_stops",
-        "_text",
-        "_text_bytes",
-        "accepted",
-        "drafted",
-        "finish",
-        "id",
-        "index",
-        "last_index",
-        "repetitive",
-        "stop_string",
-        "surplus",
-        "tokens",
-        "total",
-    )
-
     def __init__(self, request_id: int, sampling: Sampling, index: int = 0) -> None:
         self.id = request_id
         self.index = index
@@ -213,8 +192,6 @@ class RepetitionDetector:
     """Checks after every CHECK_INTERVAL tokens from the first on. So the end of an answer does not depend on
     how many come at a time."""
 
-    __slots__ = ("_next", "_tail")
-
     def __init__(self) -> None:
         self._tail: list[int] = []
         self._next = WINDOW_TOKENS  # length of the tail at the next check
@@ -292,8 +269,6 @@ class Part(NamedTuple):
 
 
 class Branch:
-    __slots__ = ("counts", "output", "scored", "window")
-
     def __init__(self, output: Output) -> None:
         self.output = output
         self.counts: list[int] = []  # with stop strings, the output's total at each id in the window
@@ -302,20 +277,6 @@ class Branch:
 
 
 class Sequence:
-    __slots__ = (
-        "_echoing",
-        "_hidden",
-        "_repetition",
-        "_stop_ids",
-        "branches",
-        "cache_full",
-        "drafts",
-        "handle",
-        "id",
-        "prompt_tokens",
-        "sampling",
-    )
-
     def __init__(
         self,
         handle: Any,  # the library's GenerationHandle
