@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from ovserve.engine.protocol.messages import StepItem
@@ -372,6 +372,13 @@ class Sequence:
             if branch.window.pending
             for row in branch.window.rows(each=len(branch.counts) > 1)
         ]
+
+    def score(self, convert: Callable[[list[Scored]], list[TokenLogprob]]) -> None:
+        """Put the log-probabilities so far into the next items, if they are wanted."""
+        if self.sampling.logprobs:
+            for branch in self.branches:
+                branch.output.add_logprobs(convert(branch.scored))
+                branch.scored = []
 
     def advance(self, texts: Iterator[str]) -> list[StepItem]:
         """Return the items to send, given the decoded rows."""

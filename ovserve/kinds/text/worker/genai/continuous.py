@@ -432,10 +432,7 @@ class GenAIEngine:
         return Usage(metrics.requests, metrics.scheduled_requests, cache, size, to_prefill)
 
     def _advance(self, sequence: Sequence, texts: Iterator[str]) -> Iterable[StepItem | Failed]:
-        if sequence.sampling.logprobs:
-            for branch in sequence.branches:
-                branch.output.add_logprobs(self.text.logprobs(branch.scored))
-                branch.scored = []
+        sequence.score(self.text.logprobs)
         items = sequence.advance(texts)
         if not sequence.finished:
             return items

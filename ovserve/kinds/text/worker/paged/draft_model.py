@@ -95,3 +95,9 @@ class DraftModel:
         )
         bind_tokens(runner, parts)
         return runner.run(max(part.start + len(part.ids) for part in parts))
+
+
+def most_drafts(running: Running) -> int:
+    """Return how many tokens a draft model may propose."""
+    most = 0 if running.model_drafts is None else running.model_drafts.most
+    return most if running.remaining_tokens is None else min(most, running.remaining_tokens - 1)

@@ -54,7 +54,18 @@ class ShadowDraft(NamedTuple):
     size: int
 
 
-class NgramDrafter:
+class StepDrafts:
+    """The drafted tokens of one request that were verified in the step at hand."""
+
+    _drafted = 0
+
+    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
+        """Return drafted and accepted tokens of a step of which `num_tokens` ids belong to the answer."""
+        drafted, self._drafted = self._drafted, 0
+        return drafted, min(num_tokens, len(ids) - 1) if drafted else 0
+
+
+class NgramDrafter(StepDrafts):
     """Proposes drafts for one request from its own prompt and answer."""
 
     def __init__(self, ids: array[int], most: int) -> None:
@@ -69,7 +80,6 @@ class NgramDrafter:
         self._size = FORCED_TEXT  # of the last n-gram that matched
         self._gain = INITIAL_GAIN_TOKENS  # tokens saved, by verified drafts and by shadow drafts
         self._shadow: ShadowDraft | None = None
-        self._drafted = 0  # tokens, in this step
 
     def propose(self) -> tuple[tuple[int, ...], float]:
         """Return draft tokens, and their estimated acceptance rate per token."""
@@ -138,27 +148,16 @@ class NgramDrafter:
     def _add_gain(self, tokens: float) -> None:
         self._gain = max(-MAX_GAIN_TOKENS, min(self._gain + tokens, MAX_GAIN_TOKENS))
 
-    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
-        """Return drafted and accepted tokens of a step of which `num_tokens` ids belong to the answer."""
-        drafted, self._drafted = self._drafted, 0
-        return drafted, min(num_tokens, len(ids) - 1) if drafted else 0
 
-
-class ModelDrafts:
+class ModelDrafts(StepDrafts):
     """Counts what a draft model proposes for one request."""
 
     def __init__(self, most: int) -> None:
         """`most`: candidates in a step."""
         self.most = most
-        self._drafted = 0
 
     def record_verified(self, drafted: int) -> None:
         self._drafted += drafted
-
-    def count_step(self, ids: list[int], num_tokens: int) -> tuple[int, int]:
-        """Return drafted and accepted tokens of a step of which `num_tokens` ids belong to the answer."""
-        drafted, self._drafted = self._drafted, 0
-        return drafted, min(num_tokens, len(ids) - 1) if drafted else 0
 
 
 class StepCosts:

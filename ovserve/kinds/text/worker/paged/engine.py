@@ -30,7 +30,7 @@ from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vocabulary import check_draft_tokens, vocabulary
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
-from ovserve.kinds.text.worker.paged.draft_model import DraftModel
+from ovserve.kinds.text.worker.paged.draft_model import DraftModel, most_drafts
 from ovserve.kinds.text.worker.paged.drafts import (
     MAX_DRAFT_TOKENS,
     MAX_DRAFTED_STREAMS,
@@ -326,7 +326,7 @@ class PagedEngine:
     def _schedule(self, decoding: int) -> list[ScheduledSequence]:
         if (draft_model := self._draft_model) is None:
             return self._scheduler.schedule(self._draft if decoding <= MAX_DRAFTED_STREAMS else _no_draft)
-        proposals = draft_model.propose(self._scheduler.allocate_drafts(_most_drafts))
+        proposals = draft_model.propose(self._scheduler.allocate_drafts(most_drafts))
 
         def draft(running: Running) -> tuple[int, ...]:
             proposal, matcher = proposals.get(running.id, ()), running.choice.matcher
@@ -445,10 +445,7 @@ class PagedEngine:
 
     def _advance(self, running: Running, texts: Iterator[str]) -> list[StepItem | Failed]:
         sequence = running.sequence
-        if sequence.sampling.logprobs:
-            for branch in sequence.branches:
-                branch.output.add_logprobs(self.text.logprobs(branch.scored))
-                branch.scored = []
+        sequence.score(self.text.logprobs)
         items: list[StepItem | Failed] = [*sequence.advance(texts)]
         if sequence.finished:
             self._scheduler.remove(running.id)
@@ -457,12 +454,6 @@ class PagedEngine:
 
 def no_grammar(constraint: Constraint) -> NoReturn:
     raise Internal("grammars are not the library's here")
-
-
-def _most_drafts(running: Running) -> int:
-    """Return how many tokens a draft model may propose."""
-    most = 0 if running.model_drafts is None else running.model_drafts.most
-    return most if running.remaining_tokens is None else min(most, running.remaining_tokens - 1)
 
 
 def _no_draft(running: Running) -> tuple[int, ...]:
