@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import openvino
-import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
@@ -51,7 +50,7 @@ class OutputLayer:
     """The output layer of one model. It holds the new weights, which the model only points to, so save before
     it goes."""
 
-    def __init__(self, model: ov.Model) -> None:
+    def __init__(self, model: openvino.Model) -> None:
         self._model = model
         self._held: list[NDArray[Any]] = []
 
@@ -83,19 +82,14 @@ def quantised(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[n
     return np.rint(weights / scales).astype(np.int8), scales.astype(np.float32)
 
 
-def _last_product(model: ov.Model) -> Any | None:
+def _last_product(model: openvino.Model) -> Any | None:
     """Return the matrix product that makes the only result; None if it is not one by a constant [out, in]."""
     if len(model.outputs) != 1:
         return None
     node = model.output(0).get_node().input_value(0).get_node()
     while node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
-    if node.get_type_name() != "MatMul":
-        return None
-    attributes, weight = node.get_attributes(), node.input_value(1)
-    if attributes["transpose_a"] or not attributes["transpose_b"]:
-        return None
-    return node if weight.get_partial_shape().is_static and len(weight.get_shape()) == 2 else None
+    return node if _multiplies_rows(node) else None
 
 
 def _is_finer(weight: Any) -> bool:
@@ -125,7 +119,7 @@ def _unpacked(value: Any, part: slice, rows: int) -> NDArray[np.float32]:
 
 def _numbers(constant: Any) -> NDArray[Any]:
     data = np.asarray(constant.data)
-    if constant.get_element_type() == ov.Type.bf16:
+    if constant.get_element_type() == openvino.Type.bf16:
         bits = data.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(constant.get_output_shape(0))
     return data
@@ -133,17 +127,12 @@ def _numbers(constant: Any) -> NDArray[Any]:
 
 ATTENTION = "ScaledDotProductAttention"
 NAMES = ("q_proj", "k_proj", "v_proj")  # by the input of the attention that they reach
-_CONSTANT_OPS: dict[str, Callable[..., Any]] = {
-    "Add": ops.add,
-    "Multiply": ops.multiply,
-    "Subtract": ops.subtract,
-}
 
 
 class Merger:
     """Changes one model. It holds the new weights, which the model only points to, so save before it goes."""
 
-    def __init__(self, model: ov.Model) -> None:
+    def __init__(self, model: openvino.Model) -> None:
         self._model = model
         self._held: list[NDArray[np.uint8]] = []
 
@@ -151,7 +140,7 @@ class Merger:
         """Return the number of matrix products saved."""
         readers: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
         for node in self._model.get_ordered_ops():
-            if not _is_projection(node):
+            if not (_multiplies_rows(node) and _is_constant(node.input_value(1))):
                 continue
             place = _attention_input(node)
             source = node.input_value(0)
@@ -205,12 +194,12 @@ class Merger:
         if kind == "Constant":
             return self._stack_constants(nodes, rows, axis)
         inner = [self._stack([n.input_value(0) for n in nodes], rows, axis)]
-        if kind in _CONSTANT_OPS:
+        if kind in _OPS:
             inner.append(self._stack([n.input_value(1) for n in nodes], rows, axis))
         if any(node is None for node in inner):
             return None
-        if kind in _CONSTANT_OPS:
-            copy = _CONSTANT_OPS[kind](*inner)
+        if kind in _OPS:
+            copy = getattr(ops, kind.lower())(*inner)
         elif kind == "Convert":
             copy = ops.convert(inner[0], first.get_element_type())
         elif (
@@ -243,23 +232,23 @@ class Merger:
             return None  # a row that ends within a byte
         shape[axis] = sum(rows)
         self._held.append(np.concatenate(raw))
-        constant = ops.constant(ov.Tensor(self._held[-1], ov.Shape(shape), kind))
+        constant = ops.constant(openvino.Tensor(self._held[-1], openvino.Shape(shape), kind))
         constant.set_friendly_name(_merged_name(nodes[0].get_friendly_name(), "qkv"[: len(nodes)]))
         return constant
 
 
-def _is_projection(node: Any) -> bool:
-    """Return whether it multiplies by a matrix whose rows are outputs: [out, in], of constant numbers."""
+def _multiplies_rows(node: Any) -> bool:
+    """Return whether it multiplies by a matrix of known shape whose rows are outputs: [out, in]."""
     if node.get_type_name() != "MatMul":
         return False
     attributes, weight = node.get_attributes(), node.input_value(1)
     if attributes["transpose_a"] or not attributes["transpose_b"]:
         return False
-    return weight.get_partial_shape().is_static and len(weight.get_shape()) == 2 and _is_constant(weight)
+    return weight.get_partial_shape().is_static and len(weight.get_shape()) == 2
 
 
 def _is_constant(value: Any) -> bool:
-    while value.get_node().get_type_name() in ("Convert", "Reshape", *_CONSTANT_OPS):
+    while value.get_node().get_type_name() in ("Convert", "Reshape", *_OPS):
         value = value.get_node().input_value(0)
     return bool(value.get_node().get_type_name() == "Constant")
 
