@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -27,20 +27,6 @@ Row = NDArray[np.signedinteger[Any]]  # token ids of one input
 BYTES = byte_of_character()
 SHORT_TEXT_CHARACTERS = 1000  # characters
 AT_ONCE = 64  # texts per call: the library keeps about 100 bytes per token until they are copied
-
-
-class TextTokenizer(Protocol):
-    vocab_size: int
-
-    def encode(self, texts: Sequence[str], special: bool = True) -> list[Row]: ...
-
-    def decode(self, rows: Sequence[Sequence[int]], skip_special: bool) -> list[str]: ...
-
-    def token(self, id_: int) -> str: ...
-
-    def vocabulary_bytes(self, id_: int) -> bytes: ...
-
-    def id_of(self, token: str) -> int | None: ...
 
 
 class FastTokenizer:
@@ -126,6 +112,9 @@ class IRTokenizer:
     def id_of(self, token: str) -> int | None:
         token_id = self._inner.get_vocab().get(token)
         return None if token_id is None else int(token_id)
+
+
+TextTokenizer = FastTokenizer | IRTokenizer
 
 
 def open_tokenizer(directory: Path) -> TextTokenizer:

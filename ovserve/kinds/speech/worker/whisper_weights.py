@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,6 @@ Float = NDArray[np.float32]
 TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)
 CT2_FILE, SAFETENSORS_FILE = "model.bin", "model.safetensors"
 LARGEST_NAME, LARGEST_RANK = 1 << 12, 8
-
-
-class Weights(Protocol):
-    def float32(self, name: str) -> Float:
-        """Return a tensor by its Hugging Face name. Raises LoadError for one that is missing."""
-
-    def __contains__(self, name: str) -> bool: ...
 
 
 def open_weights(directory: Path) -> Weights:
@@ -165,3 +158,6 @@ def _tensors(reader: _Reader) -> dict[str, NDArray[Any]]:
         alias = reader.text()
         tensors[alias] = tensors[reader.text()]
     return tensors
+
+
+Weights = Tensors | CTranslate2Weights

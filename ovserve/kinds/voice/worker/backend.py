@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,14 +35,6 @@ from ovserve.kinds.voice.worker.pipeline import Pipeline
 from ovserve.llm.sentences import sentences
 
 Samples = np.ndarray[Any, Any]
-
-
-class Encoder(Protocol):
-    def encode(self, samples: Samples) -> bytes:
-        """Return what is ready; the encoder may keep a part for the next samples."""
-
-    def finish(self) -> bytes:
-        """Return the rest."""
 
 
 class Pcm:
@@ -90,7 +82,7 @@ class _Sink:
 
 
 class Compressed:
-    """FLAC, MP3, Opus in Ogg, or AAC in ADTS, by PyAV."""
+    """FLAC, MP3, Opus in Ogg, or AAC in ADTS, by PyAV, which may keep a part for the next samples."""
 
     def __init__(self, audio_format: AudioFormat, rate: int) -> None:
         import av  # 60 ms, and an extra
@@ -132,7 +124,7 @@ def installed_formats() -> tuple[AudioFormat, ...]:
     return FORMATS if importlib.util.find_spec("av") is not None else RAW
 
 
-def encoder_of(audio_format: AudioFormat, rate: int) -> Encoder:
+def encoder_of(audio_format: AudioFormat, rate: int) -> Pcm | Compressed:
     if audio_format in RAW:
         return Pcm()
     return Compressed(audio_format, rate)
