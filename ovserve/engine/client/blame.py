@@ -28,8 +28,7 @@ TRIAL_INTERVAL = 0.05
 class Blame:
     """The strikes against models, by specification, so that a new attempt to load one does not clear them."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._strikes: dict[Spec, tuple[int, float]] = {}  # how many, and when the last
         self._suspected: set[Spec] = set()
         self._quarantined: dict[Spec, float] = {}  # since when
@@ -37,7 +36,7 @@ class Blame:
     def ended(self, suspects: Sequence[Spec]) -> None:
         """Record that a process ended by itself while it worked for these, the longest first."""
         for spec in suspects:
-            self._strikes[spec] = self.strikes(spec) + 1, self._now()
+            self._strikes[spec] = self.strikes(spec) + 1, time.monotonic()
             self._suspected.add(spec)
         if not suspects:
             return
@@ -47,7 +46,7 @@ class Blame:
 
     def convict(self, spec: Spec) -> None:
         """Record that it is certain: the model stalled, or ended the process while it alone was loaded."""
-        self._quarantined[spec] = self._now()
+        self._quarantined[spec] = time.monotonic()
 
     def acquit(self, spec: Spec) -> None:
         """Record that it has come back, and the process goes on. Its strikes still count."""
@@ -55,7 +54,7 @@ class Blame:
 
     def strikes(self, spec: Spec) -> int:
         count, last = self._strikes.get(spec, (0, 0.0))
-        return count if self._now() - last < STRIKE_LIFETIME_SECONDS else 0
+        return count if time.monotonic() - last < STRIKE_LIFETIME_SECONDS else 0
 
     def suspected(self, spec: Spec) -> bool:
         """Return whether it has to come back while no other suspect does."""
@@ -64,7 +63,7 @@ class Blame:
     def quarantined(self, spec: Spec) -> bool:
         """Return whether it has to be loaded into a process of its own."""
         since = self._quarantined.get(spec)
-        return since is not None and self._now() - since < STRIKE_LIFETIME_SECONDS
+        return since is not None and time.monotonic() - since < STRIKE_LIFETIME_SECONDS
 
 
 class Trial:

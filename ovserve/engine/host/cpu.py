@@ -157,11 +157,11 @@ def below_the_steps() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
 
 
-def thread_states(pid: int, proc: Path = Path("/proc")) -> Iterator[str]:
+def thread_states(pid: int) -> Iterator[str]:
     """Yield a line for each kind of thread: count, name, state as in `ps`, and where it waits in the kernel.
     The report on a stalled engine has them, because its own stacks show only Python."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    for task in (proc / str(pid) / "task").glob("*"):
+    for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
             where = _text(task / "wchan").removeprefix("0")  # "0": it runs, or no permission

@@ -47,18 +47,18 @@ def cpu_seconds(pid: int, proc: Path = PROC) -> float | None:
     return None
 
 
-def waiting_seconds(pid: int, proc: Path = PROC) -> float:
+def waiting_seconds(pid: int) -> float:
     """Return how long the threads of a process were ready to run and had no processor."""
     waited = 0
-    for path in (proc / str(pid) / "task").glob("*/schedstat"):
+    for path in (PROC / str(pid) / "task").glob("*/schedstat"):
         for line in _lines(path)[:1]:
             waited += int(line.split()[1])
     return waited / 1e9
 
 
-def is_runnable(pid: int, proc: Path = PROC) -> bool:
+def is_runnable(pid: int) -> bool:
     """Return whether a thread of a process is on a processor or ready for one."""
-    stats = (proc / str(pid) / "task").glob("*/stat")
+    stats = (PROC / str(pid) / "task").glob("*/stat")
     return any(line.rpartition(")")[2].split()[0] == "R" for path in stats for line in _lines(path)[:1])
 
 

@@ -119,8 +119,8 @@ class BatchWindow:
 class Threads:
     """Up to `most` threads, started when there is work and none is idle. They never end."""
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._work: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = self._started = 0
@@ -131,8 +131,7 @@ class Threads:
                 self._idle -= 1
             elif self._started < self._most:
                 self._started += 1
-                name = f"{self._name}-{self._started}"
-                threading.Thread(target=self._run, name=name, daemon=True).start()
+                threading.Thread(target=self._run, name=f"call-{self._started}", daemon=True).start()
         self._work.put((function, arguments))
 
     def _run(self) -> None:
@@ -337,7 +336,7 @@ def run(channel: Channel[ToEngine], backend: CallBackend, segments: Segments) ->
         with sending:
             channel.send(*messages)
 
-    calls = Calls(send, backend, segments, Threads(max(1, backend.facts.max_calls), "call"))
+    calls = Calls(send, backend, segments, Threads(max(1, backend.facts.max_calls)))
     send(Ready.of(backend.facts))
     while True:
         for message in channel.receive(block=True):

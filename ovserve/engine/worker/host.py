@@ -82,7 +82,7 @@ class Host:
         self._files = files
         self._segments = segments
         self._sending = threading.Lock()
-        self._pool = Threads(MAX_THREADS, "call")
+        self._pool = Threads(MAX_THREADS)
         self._models: dict[int, Calls | None] = {}  # None: it is loading
         self._lock = threading.Lock()
         self._opening = threading.Lock()

@@ -128,9 +128,7 @@ class Obstacle(NamedTuple):
     lack: str  # continues a sentence: "the paged engine runs on CPU only"
 
 
-def choose_engine(
-    node: Node, options: LLMCalculatorOptions, pipeline: Pipeline, *, warns: bool = True
-) -> TextEngine:
+def choose_engine(node: Node, options: LLMCalculatorOptions, pipeline: Pipeline) -> TextEngine:
     """Raises LoadError for an engine that there is not, or that cannot do what the graph asks for."""
     _check_name(node, options.engine)
     obstacle = next(_obstacles(options, pipeline), None)
@@ -146,12 +144,11 @@ def choose_engine(
     if obstacle is not None:
         return TextEngine("genai", f"because the paged engine {obstacle.lack} ({obstacle.field})")
     if not masks_grammars():
-        if warns:
-            log.warning(
-                "node %r: OpenVINO GenAI's engine is used, because the packages of the paged engine are "
-                "missing; docs/structured-output.md has the commands that install them",
-                node.name,
-            )
+        log.warning(
+            "node %r: OpenVINO GenAI's engine is used, because the packages of the paged engine are "
+            "missing; docs/structured-output.md has the commands that install them",
+            node.name,
+        )
         return TextEngine("genai", "because the packages of the paged engine are missing (xgrammar)")
     return TextEngine("paged", "which has all that the graph asks for")
 

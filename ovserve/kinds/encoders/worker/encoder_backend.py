@@ -146,7 +146,7 @@ class EncoderBackend:
         if tokens:
             ids = decoded(blob, list[list[int]])
             rows: list[Row] = [np.array(row, np.int64) for row in ids]
-            check_ids(rows, self.vocab_size, "input")
+            check_ids(rows, self.vocab_size)
         else:
             texts = decoded(blob, list[str])
             texts = [prompt + text for text in texts] if prompt else texts

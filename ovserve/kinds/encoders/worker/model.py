@@ -150,14 +150,14 @@ class Framed:
         return np.concatenate((row[: most - last], row[-last:]))
 
 
-def check_ids(rows: Sequence[Row], vocab_size: int, param: str) -> None:
+def check_ids(rows: Sequence[Row], vocab_size: int) -> None:
     """Raises InvalidArgument: the model would read outside of its table."""
     for i, row in enumerate(rows):
         if row.size and (int(row.max()) >= vocab_size or int(row.min()) < 0):
             wrong = int(row[(row >= vocab_size) | (row < 0)][0])
             raise InvalidArgument(
-                f"{param}[{i}]: token id {wrong} is not in the model's vocabulary of {vocab_size}",
-                param=f"{param}[{i}]",
+                f"input[{i}]: token id {wrong} is not in the model's vocabulary of {vocab_size}",
+                param=f"input[{i}]",
             )
 
 
