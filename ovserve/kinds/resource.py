@@ -84,7 +84,7 @@ class Host:
     version_metrics: KindMetrics  # of the version of a plain model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ResourceKind(Generic[O]):
     """One kind of engine node.
 
@@ -107,12 +107,6 @@ class ResourceKind(Generic[O]):
     join: Callable[[Sequence[tuple[Node, O]]], O] | None = None
     # The engine that is loaded if the first one's error names the field `engine`; None: there is no other.
     fallback: Callable[[O], Spec | None] = lambda _: None
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
 
 class EngineCalculator(Calculator):

@@ -29,7 +29,3 @@ class ImageMetrics:
         self.steps += steps
         if steps:
             self.step_seconds.observe(seconds / steps)
-
-    def sent_partial(self) -> None:
-        """Count an unfinished image."""
-        self.partial += 1

@@ -356,7 +356,7 @@ def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageI
         case "step":
             return writer.progress(item.index, item.step, item.steps)
         case "partial":
-            images.metrics.sent_partial()
+            images.metrics.partial += 1
             return writer.partial(item.index, item.partial, image, size)
     images.metrics.count_image(item.steps, item.seconds, edited=call.edits)
     return writer.completed(item.index, image, size, call.arguments.seeds[item.index])

@@ -18,18 +18,16 @@ from ovserve.protos.llm_pb2 import LLMCalculatorOptions
 
 
 def parse_template_options(node: Node, options: LLMCalculatorOptions) -> str | None:
-    """The chat template in place of the model's, if any. Raises LoadError naming the field."""
+    """The chat template in place of the model's, if any. Raises LoadError naming the field.
+
+    Its file is relative to the graph's base directory.
+    """
     if options.generic_tool_prompt and options.tool_parser not in ("", "none", GENERIC_PARSER):
         raise node.error(
             f"true asks for calls in the form of {GENERIC_PARSER}, and tool_parser is "
             f"{options.tool_parser!r}",
             "generic_tool_prompt",
         )
-    return _own_template(node, options)
-
-
-def _own_template(node: Node, options: LLMCalculatorOptions) -> str | None:
-    """The file that replaces the model's chat template, if any; relative to the graph's base directory."""
     if not options.chat_template_path:
         return None
     path = (node.config.base / options.chat_template_path).resolve()

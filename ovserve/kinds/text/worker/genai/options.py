@@ -234,11 +234,9 @@ def generation_config(
 
 # Load a .gguf file that this process may not write.
 #
-# - What the library does: it opens .gguf files for reading and writing, though it only reads them. A file
-#   of
+# - What the library does: it opens .gguf files for reading and writing, though it only reads them. A file of
 #   another user, or on a read-only file system, is "Failed to open ... with gguf_open". Containers usually
-#   have
-#   such files: /mnt/models of KServe, a claim that is mounted read-only, an image with models.
+#   have such files: /mnt/models of KServe, a claim that is mounted read-only, an image with models.
 # - The way around: the library gets a copy. It has no name on the disk, so it is gone with the process.
 # - Seen: tests/engine/test_gguf.py, and https://github.com/antirez/gguf-tools/issues/18, read on
 #   2026-11-23.

@@ -55,10 +55,8 @@ def cache_tokens(
 # Read a handle only when there is something to read.
 #
 # - What the library does: `GenerationHandle.read()` waits for the next output, so on an empty handle it
-#   blocks
-#   the only thread that could make one. A handle without output may also give an empty dictionary, which
-#   means
-#   that the cache has no room for the request if its status is IGNORED, and nothing otherwise.
+#   blocks the only thread that could make one. A handle without output may also give an empty dictionary,
+#   which means that the cache has no room for the request if its status is IGNORED, and nothing otherwise.
 # - Seen: by calling `read()` before a step; the process hangs.
 # - Versions: OpenVINO GenAI 2026.4.1.
 # - It can go when `read()` returns at once.
@@ -89,18 +87,13 @@ def read_parts(sequence: Sequence) -> list[Part] | None:
 # Have a prompt read to its first token before its request is cancelled, where prefixes are cached.
 #
 # - What the library does: it names a block of the cache, when it allocates it, by all tokens that the block
-#   is
-#   to hold. A prompt that is cancelled between two of its steps leaves its last block in the cache under
-#   that
-#   name, with whatever the memory held in the rest. The next prompt with the same beginning takes it as
+#   is to hold. A prompt that is cancelled between two of its steps leaves its last block in the cache under
+#   that name, with whatever the memory held in the rest. The next prompt with the same beginning takes it as
 #   computed, and the answer is wrong: 24 of 24 prompts that were cancelled and sent again (SmolLM2, 100
-#   tokens
-#   per step).
+#   tokens per step).
 # - The way around: a cancelled request whose prompt may be half read stays in the library until it has a
-#   token.
-#   That is at most one at a time: the library reads prompts in their order, so one behind another unread
-#   prompt
-#   has not begun. Whether a beam search has read its prompt is unknown until its end.
+#   token. That is at most one at a time: the library reads prompts in their order, so one behind another
+#   unread prompt has not begun. Whether a beam search has read its prompt is unknown until its end.
 # - Seen: tests/engine/test_partial_prefill.py. Versions: OpenVINO GenAI 2026.4.1.
 # - It can go when the library names a block by what has been computed.
 
