@@ -244,8 +244,9 @@ class _Reader:
             self._unsupported("repeated look-ahead")
         least, most = counts
         possessive = not self._take("?") and self._take("+")  # lazy and greedy are the same language
-        if self.pattern.startswith(("*", "+", "?"), self.at):
-            raise Malformed(f"nothing to repeat at {self.at}")
+        again = self.at
+        if self._counts() is not None:
+            raise Malformed(f"nothing to repeat at {again}")
         repeat = Repeat(atom, least, most)
         if not possessive:
             return (repeat,)

@@ -255,6 +255,8 @@ def simplified(tree: Tree) -> Tree:
         return Look(simplified(tree.inner), tree.ahead)
     if not isinstance(tree, Repeat):
         return tree
+    if tree.most == 0:
+        return EMPTY
     inner = simplified(tree.inner)
     while isinstance(inner, Sequence) and len(inner.parts) == 1:
         inner = inner.parts[0]
