@@ -39,6 +39,12 @@ OTHERS: list[dict[str, Any]] = [
     {"allOf": [{"type": "object", "properties": {"n": {"minimum": 1}}}, {"properties": {"n": {"maximum": 2}}}]},
     {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
 ]  # fmt: skip
+LENGTHS: list[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = [
+    ({"maxLength": 96}, (0, 31, 32, 33, 95, 96), (97,)),
+    ({"minLength": 33, "maxLength": 1030}, (33, 1030), (32, 1031)),  # 17 ms a token
+    ({"minLength": 70}, (70, 200), (69,)),
+    ({"pattern": "^[a-z]{2,100}$"}, (2, 99, 100), (1, 101)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +98,7 @@ def test_a_thousand_optional_properties(walks: Walks) -> None:
     check(walks, {"type": "object", "properties": {f"k{i}": {"type": "boolean"} for i in range(1000)}})
 
 
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        ({"maxLength": 96}, (0, 31, 32, 33, 95, 96), (97,)),
-        ({"minLength": 33, "maxLength": 1030}, (33, 1030), (32, 1031)),  # 17 ms a token
-        ({"minLength": 70}, (70, 200), (69,)),
-        ({"pattern": "^[a-z]{2,100}$"}, (2, 99, 100), (1, 101)),
-    ],
-)
+@pytest.mark.parametrize(("schema", "good", "bad"), LENGTHS)
 def test_lengths_around_the_borders_of_blocks(
     walks: Walks, schema: dict[str, Any], good: tuple[int, ...], bad: tuple[int, ...]
 ) -> None:

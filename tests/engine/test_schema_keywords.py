@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.constraint import ebnf
 from ovserve.llm.grammar.writer import write
-from tests.bytewise import instances
+from tests.bytewise import Language, instances
+from tests.engine.test_schema_suite import forms
 
 A: dict[str, Any] = {"properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 B: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
@@ -252,6 +251,16 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
          "additionalProperties": False},
         [{"x-a": 1}, {"a": None, "x-a": 1}, {"a": 1}, {"b": 1}],
     ),
+    "keys by many patterns": (
+        {"type": "object", "patternProperties": {f"^{c}": {"const": c} for c in "abcde"} | {"1$": {"minLength": 1}},
+         "additionalProperties": False},
+        [{"a": "a"}, {"e1": "e"}, {"a": "b"}, {"e": "e", "x1": "x"}, {"a1": "x"}, {"x": "x"}, {}],
+    ),
+    "a branch with too few properties": (
+        {"anyOf": [{"type": "object", "minProperties": 2, "maxProperties": 1, "additionalProperties": {"const": 1}},
+                   {"type": "null"}]},
+        [None, {}, {"a": 1}, {"a": 1, "b": 1}],
+    ),
     "keys by pattern are evaluated": (
         {"allOf": [{"patternProperties": {"^x": {}}}], "unevaluatedProperties": False},
         [{"x": 1}, {"y": 1}, {}, {"xy": [1]}],
@@ -264,26 +273,12 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 }  # fmt: skip
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Return the value in one line, with its keys in every order."""
-    if isinstance(value, dict):
-        for keys in itertools.permutations(value):
-            for parts in itertools.product(*(list(texts(value[key])) for key in keys)):
-                pairs = zip(keys, parts, strict=True)
-                yield "{" + ", ".join(f"{json.dumps(key)}: {part}" for key, part in pairs) + "}"
-    elif isinstance(value, list):
-        for parts in itertools.product(*(list(texts(item)) for item in value)):
-            yield "[" + ", ".join(parts) + "]"
-    else:
-        yield json.dumps(value)
-
-
 def test_a_value_is_admitted_if_it_is_valid(subtests: pytest.Subtests) -> None:
     for name, (schema, values) in CASES.items():
         with subtests.test(name):
             judge, admitted = jsonschema_rs.validator_for(schema), instances(schema)
             for value in values:
-                assert any(text in admitted for text in texts(value)) == judge.is_valid(value), value
+                assert any(text in admitted for text in forms(value)) == judge.is_valid(value), value
 
 
 NULLS: list[dict[str, Any]] = [
@@ -362,6 +357,13 @@ def test_no_key_comes_twice() -> None:
 def test_without_strict_only_what_a_schema_names_is_written() -> None:
     schema = {"properties": {"a": {"type": "null"}}}
     assert write(schema, exact=False) == write({"type": "object", **schema, "additionalProperties": False})
+
+
+def test_keys_of_too_many_patterns_may_still_be_written() -> None:
+    patterns = {key: {"minLength": 1} for key in "abcdefgh"}
+    closed = write({"type": "object", "patternProperties": patterns, "additionalProperties": False})
+    assert closed.unenforced == ["patternProperties"]
+    assert '{"abcdefgh": "x", "h": 1}' in Language(ebnf(closed.grammar))
 
 
 def test_keywords_that_the_draft_lacks_are_annotations() -> None:

@@ -92,7 +92,7 @@ def finite_texts(writer: RuleWriter, pattern: Any) -> list[str] | None:
     """Return the texts of an anchored pattern, if it has few."""
     if not isinstance(pattern, str) or pattern[:1] != "^" or pattern[-1:] != "$" or set("*+") & set(pattern):
         return None
-    machine = _searching(writer, pattern)
+    machine = _search(writer, pattern)
     if machine is None:
         return None
     texts: list[str] = []
@@ -128,10 +128,10 @@ def fits_all(writer: RuleWriter, conjunction: Conjunction, value: Any, depth: in
 
 def fits_pattern(writer: RuleWriter, pattern: str, text: str) -> Verdict:
     """Search the text for the pattern; None if it has no automaton."""
-    machine = _searching(writer, pattern)
+    machine = _search(writer, pattern)
     writer.rules.spend(MIN_SEARCH_STEPS + len(text))
     if machine is None:
-        return False if writer.rules.made["search", pattern] else None
+        return None
     state = 0
     for char in text:
         following = [to for ranges, to in machine.edges[state] if any(a <= ord(char) <= b for a, b in ranges)]
@@ -141,16 +141,23 @@ def fits_pattern(writer: RuleWriter, pattern: str, text: str) -> Verdict:
     return bool(machine.accepting[state])
 
 
-def _searching(writer: RuleWriter, pattern: str) -> automata.Automaton | None:
-    """Return the automaton of texts in which the pattern is found; None if there are none, or it has none."""
-    cached = writer.rules.made.get(("search", pattern))
-    if cached is None:
+def may_match_all(writer: RuleWriter, some: tuple[str, ...]) -> bool:
+    """Return whether all these patterns may be found in one text."""
+    machine = _search(writer, *some)
+    return machine is None or any(machine.accepting)
+
+
+def _search(writer: RuleWriter, *some: str) -> automata.Automaton | None:
+    """Return the automaton of texts in which the patterns are found; None if it cannot be made."""
+    cache: dict[Any, automata.Automaton | None] = writer.rules.made
+    key = ("search", *some)
+    if key not in cache:
         try:
-            cached = (automata.automaton((), (patterns.read(pattern),), writer.rules.spend),)
+            machine = automata.automaton((), [*map(patterns.read, some)], writer.rules.spend)
+            cache[key] = machine or automata.Automaton([[]], [False])
         except (patterns.Unsupported, patterns.Malformed, automata.TooLarge):
-            cached = ()
-        writer.rules.made["search", pattern] = cached
-    return cached[0] if cached else None
+            cache[key] = None
+    return cache[key]
 
 
 def _all(verdicts: Iterable[Verdict]) -> Verdict:

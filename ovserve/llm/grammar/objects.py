@@ -11,7 +11,6 @@ property's value by one of another schema; and strings that a negated `enum` exc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from itertools import combinations
 from typing import Any
 
 from msgspec import structs
@@ -19,7 +18,7 @@ from msgspec import structs
 from ovserve.llm.grammar import strings, text
 from ovserve.llm.grammar.conditions import BEYOND, UNLIKE, UNNAMED, WITHOUT
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
-from ovserve.llm.grammar.judge import finite_strings, finite_texts, fits, fits_pattern
+from ovserve.llm.grammar.judge import finite_strings, finite_texts, fits, fits_pattern, may_match_all
 from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import STEP_BYTES, Body, Repeat, Tokens
 from ovserve.llm.grammar.text import complement, in_string
@@ -80,7 +79,7 @@ def _others(writer: RuleWriter, chars: list[str]) -> Body:
 
 OPEN = ("additionalProperties", "unevaluatedProperties")
 MAX_CHAIN = 4000  # rules spent on the number of properties
-MAX_PATTERNS = 4  # of one object: keys are written for every set of them
+MAX_SETS = 16  # of patterns that a key of one object may match together, each with keys of its own
 INLINE_TOKENS = 24  # tokens of a run of required properties in one rule
 
 
@@ -215,12 +214,9 @@ class Members:
         ):
             return False
         least, _ = self._writer.count(self._conjunction.plain, "minProperties", "maxProperties")
-        required = any(self._required)
-        has_properties = required or any(
-            part is not False for node in self._nodes.values() for part in node.properties.values()
-        )
-        has_properties = has_properties or any(
-            node.schema.get("properties") == {} for node in self._nodes.values()
+        has_properties = any(self._required) or any(
+            one.schema.get("properties") == {} or any(part is not False for part in one.properties.values())
+            for one in self._nodes.values()
         )
         return has_properties and least <= num_named
 
@@ -229,21 +225,31 @@ class Members:
         writer, nodes = self._writer, list(self._nodes.values())
         patterns = list(dict.fromkeys(pattern for node in nodes for pattern in node.patterns))
         origin = next(node.schema for node in nodes if node.patterns)
-        if len(patterns) > MAX_PATTERNS:
+        sets = _matched_together(writer, patterns)
+        if sets is None:  # a key that matches several is held to any one of them
             writer.report_present(self._conjunction.plain, "patternProperties")
-            return [[strings.free(writer), '": "', writer.of(*opened)]] if False not in opened else []
         pairs: Body = []
-        for size in range(0 if writer.exact or opened else 1, len(patterns) + 1):
-            for matched in combinations(patterns, size):
-                parts = [part for node in nodes for part in node.matched_by(matched)]
-                if False in parts:
-                    continue
-                others = [pattern for pattern in patterns if pattern not in matched]
-                schemas: list[Schema] = [{"type": "string", WITHOUT: list(members), UNLIKE: others}]
-                schemas += [{"pattern": pattern} for pattern in matched]
-                keys = [writer.document.derive(one, origin, "patternProperties") for one in schemas]
-                pairs.append([writer.of(*keys, *self._key_schemas), '": "', writer.of(*parts)])
+        for matched in sets or [(), *((one,) for one in patterns)]:
+            some = nodes if sets or not matched else [one for one in nodes if matched[0] in one.patterns]
+            parts = [part for node in some for part in node.matched_by(matched)]
+            if False in parts or not (matched or writer.exact or opened):
+                continue
+            others = [pattern for pattern in patterns if pattern not in matched] if sets else []
+            schemas: list[Schema] = [{"type": "string", WITHOUT: list(members), UNLIKE: others}]
+            schemas += [{"pattern": pattern} for pattern in matched]
+            keys = [writer.document.derive(one, origin, "patternProperties") for one in schemas]
+            pairs.append([writer.of(*keys, *self._key_schemas), '": "', writer.of(*parts)])
         return pairs
+
+
+def _matched_together(writer: RuleWriter, patterns: list[str]) -> list[tuple[str, ...]] | None:
+    """Return the sets of patterns that one key may match; None if they are too many."""
+    sets: list[tuple[str, ...]] = [()]
+    for pattern in patterns:
+        sets += [(*one, pattern) for one in sets if may_match_all(writer, (*one, pattern))]
+        if len(sets) > MAX_SETS:
+            return None
+    return sets
 
 
 class _Node:
@@ -291,6 +297,8 @@ def _bounds(
 ) -> tuple[int, int | None]:
     """Return bounds on the number of properties that are not met anyway."""
     least, most = writer.count(plain, "minProperties", "maxProperties")
+    if most is not None and least > most:
+        return least, most
     required = sum(must for _, must in members.values())
     least = least if least > required else 0
     if most is not None and not others and most >= len(members):
@@ -364,7 +372,7 @@ class _Chain:
         """Return other properties after `count`, and the end."""
         least = max(self._least - count, self._fewest)
         most = None if self._most is None else self._most - count
-        if self._others is None or most == 0:
+        if self._others is None or most == 0 or (most and least > most):
             return ['"}"'] if not least else None
         following: Tokens = ['", "', self._others]
         if count:

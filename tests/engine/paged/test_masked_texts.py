@@ -17,7 +17,7 @@ from ovserve.llm.request import ToolPolicy
 from tests.breadth import examples
 from tests.engine.paged.conftest import Masks
 from tests.engine.test_genai_grammar import PIECES
-from tests.engine.test_schema_grammar import NUMBERS, OTHERS
+from tests.engine.test_schema_grammar import LENGTHS, NUMBERS, OTHERS
 from tests.engine.test_tool_grammars import AUTO, DIALECTS, NAMED, REQUIRED, check_arguments, forced, read
 from tests.schemas import EXAMPLES, FEW_KEYS, SCHEMAS, distinct, obj
 
@@ -82,15 +82,7 @@ def test_other_schemas(masks: Masks, schema: dict[str, Any]) -> None:
     assert instances(masks, schema, examples(4))
 
 
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        ({"maxLength": 96}, (0, 31, 32, 33, 95, 96), (97,)),
-        ({"minLength": 33, "maxLength": 1030}, (33, 1030), (32, 1031)),
-        ({"minLength": 70}, (70, 200), (69,)),
-        ({"pattern": "^[a-z]{2,100}$"}, (2, 99, 100), (1, 101)),
-    ],
-)
+@pytest.mark.parametrize(("schema", "good", "bad"), LENGTHS)
 def test_lengths(masks: Masks, schema: dict[str, Any], good: tuple[int, ...], bad: tuple[int, ...]) -> None:
     form = compact({"type": "string", **schema})
     for count in (*good, *bad):
