@@ -13,7 +13,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 476,
-    "lines": 100_213,
+    "lines": 100_211,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 88,

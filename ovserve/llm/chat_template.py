@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count, groupby
@@ -256,14 +256,19 @@ def _apart(message: Message, results: list[Message], expects: Expectations) -> I
     yield from chain.from_iterable(parts)
 
 
+def call_ids(client: Set[Any]) -> Iterator[str]:
+    """Yield ids of nine characters, which some templates ask for, other than those of the client."""
+    return (new for number in count(1) if (new := f"call{number:05d}") not in client)
+
+
 def _with_ids(messages: list[Message], expects: Expectations) -> list[Message]:
     """Return the messages with other ids of calls in place of those that the template refuses."""
-    numbers = count(1)
+    free = call_ids({call.get("id") for message in messages for call in message.get("tool_calls") or ()})
     new: dict[Any, str] = {}
     waiting: deque[str] = deque()
 
     def fitting(id_: str | None) -> str:
-        return id_ if id_ and re.fullmatch("[A-Za-z0-9]{9}", id_) else f"call{next(numbers):05d}"
+        return id_ if id_ and re.fullmatch("[A-Za-z0-9]{9}", id_) else next(free)
 
     messages_with_ids: list[Message] = []
     for message in messages:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
+from ovserve.api.ollama.body import Message as Turn
+from ovserve.api.ollama.endpoints import _messages
+from ovserve.api.openai.logprobs import Pictures
 from ovserve.llm.chat_template import ChatTemplate, EncodedConversation
 from ovserve.llm.template import CompiledTemplate
 from tests.rendering import probed, render
@@ -247,6 +251,12 @@ def calls(*names: str, text: str = "", ids: bool = True) -> dict[str, Any]:
     return {"role": "assistant", "content": text, "tool_calls": made}
 
 
+def theirs(id_: str) -> dict[str, Any]:
+    """A call with an id of nine characters that the client chose."""
+    call = {"id": id_, "type": "function", "function": {"name": "g", "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 def result(name: str, text: str, ids: bool = True) -> dict[str, Any]:
     return {"role": "tool", "content": text} | ({"tool_call_id": f"call_{name}"} if ids else {})
 
@@ -281,6 +291,8 @@ def result(name: str, text: str, ids: bool = True) -> dict[str, Any]:
         (FREE, [*said("user:x"), {**said("assistant:y")[0], **THOUGHT}], "<user>x</user><assistant>y</assistant>", ("thoughts-lost",)),
         (FREE, [{**said("user:x")[0], "name": "ann"}], "<user>x</user>", ("names-lost",)),
         (FREE, [{**said("assistant:y")[0], **THOUGHT}, *said("user:x")], "<assistant>y</assistant><user>x</user>", ()),
+        (NINE, [*said("user:x"), calls("f"), result("f", "one"), theirs("call00001"), theirs("call00002")],
+         "<user>x<assistant> call00003<tool>one call00003<assistant> call00001<assistant> call00002", ("call-ids",)),
         (NO_EMPTY, said("user:x", "assistant:", "user:y"), "<user>x\n\ny</user>", ("turns-merged",)),
         (UNCOUNTED, [*said("user:x"), calls("f"), *said("user:stop")],
          "<user>x</user><assistant> calls f</assistant><tool>stop</tool>", ("turns-merged",)),
@@ -292,3 +304,16 @@ def test_calls_get_the_form_that_a_template_takes(
     template = probed(source)
     conversation = template.conversation(turns)
     assert (CompiledTemplate(template).render(conversation), conversation.adapted) == (prompt, changes)
+
+
+def test_ollamas_calls_without_ids_get_none_of_the_clients() -> None:
+    turns = msgspec.convert(
+        [
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}, {"id": "call00001", "function": {"name": "g"}}]},
+            {"role": "tool", "content": "one"},
+        ],
+        list[Turn],
+    )  # fmt: skip
+    calling, answer = _messages(turns, cast(Pictures, None))
+    assert [call.id for call in calling.tool_calls or ()] == ["call00002", "call00001"]
+    assert answer.tool_call_id == "call00002"

@@ -38,6 +38,7 @@ from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm import request as llm
+from ovserve.llm.chat_template import call_ids
 from ovserve.llm.fim import ending_middle, middle_prompt
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed, ToolCall
@@ -193,14 +194,13 @@ def _messages(turns: list[Turn], images: Pictures) -> list[Message]:
     the prompt of a conversation keeps its prefix."""
     messages: list[Message] = []
     open_calls: deque[str] = deque()
-    number = 0
+    free = call_ids({call.id for turn in turns for call in turn.tool_calls or ()})
     for i, turn in enumerate(turns):
         numbered = ((data, f"messages[{i}].images[{k}]") for k, data in enumerate(turn.images or ()))
         pieces = [(images.place(data_url(data), None, at, at, "image"), True) for data, at in numbered]
         calls = []
         for call in turn.tool_calls or ():
-            number += 1
-            id_ = call.id or f"call{number:05d}"  # nine characters, which some templates ask for
+            id_ = call.id or next(free)
             open_calls.append(id_)
             arguments = json_text(call.function.arguments or {})
             calls.append(ToolCallItem(FunctionCall(call.function.name, arguments), id_))

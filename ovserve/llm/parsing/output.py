@@ -79,7 +79,7 @@ class Output:
         self.has_content = False  # anything but white space
         self.has_reasoning = False
         self.has_call = False  # a started one counts
-        self._last_char = ""
+        self._last_char = self.last_thought = ""
         self._thought = 0  # characters of completed reasoning, tags included
         self._thinking_since: int | None = None
 
@@ -131,6 +131,7 @@ class Output:
         self._events.append(Content(text))
 
     def reasoning(self, text: str) -> None:
+        self.last_thought = text[-1:] or self.last_thought
         body = text.rstrip()
         if body:
             lead = "".join(self._reasoning_space)

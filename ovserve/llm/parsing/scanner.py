@@ -27,6 +27,7 @@ _PATIENCE = 8
 _GRACE = 20_000
 # A cut answer that ends with so many characters of a marker ends inside it; with fewer it may be any text.
 _CERTAIN_MARKER = 3
+_QUOTES = frozenset("`'\"")
 
 
 class TextParser:
@@ -169,6 +170,11 @@ class TextParser:
                 return
             if marker in dialect.ends:
                 cur.advance(len(marker))
+                # Between two quotes the model talks about the tag. In a block of code it may do so too, but
+                # a block that it forgot to close would then make the answer reasoning.
+                if out.last_thought in _QUOTES and (yield from cur.peek()) == out.last_thought:
+                    out.reasoning(marker)
+                    continue
                 out.end_reasoning()
                 return
             if marker in self._erase:
@@ -254,7 +260,7 @@ class TextParser:
             elif marker not in self._ends:  # reasoning that begins late is text, and so is its end
                 self._thought = True
                 out.content(cur.advance(len(marker)))
-            elif out.last_char and out.last_char in "`'\"":
+            elif out.last_char in _QUOTES:
                 out.content(cur.advance(len(marker)))  # the answer talks about the tag
             else:
                 cur.advance(len(marker))

@@ -12,22 +12,10 @@ from typing import Any
 import msgspec
 
 from ovserve.api.openai.common import DONE, encode
+from ovserve.api.openai.responses import objects
 from ovserve.api.openai.responses.encoder import EventEncoder
-from ovserve.api.openai.responses.objects import (
-    STATELESS,
-    Failure,
-    Logprob,
-    McpCall,
-    McpListTools,
-    Message,
-    OutputItem,
-    OutputText,
-    Response,
-    SummaryText,
-    text_place,
-)
 
-_response = msgspec.json.Decoder(Response)
+_response = msgspec.json.Decoder(objects.Response)
 _END = b"\n\n"
 
 
@@ -59,14 +47,16 @@ def events_of(body: bytes, after: int | None = None) -> bytes:
     out = events.lifecycle("created", response) + events.lifecycle("in_progress", response)
     for index, item in enumerate(ended.output):
         out += events.opened(index, item)
-        place = text_place(item)
+        place = objects.text_place(item)
         text = "" if place is None else getattr(*place)
-        logprobs = item.content[0].logprobs if isinstance(item, Message) else []
+        logprobs = item.content[0].logprobs if isinstance(item, objects.Message) else []
         if text:
             out += events.delta(index, item, text, logprobs)
-        if isinstance(item, McpCall) and item.status != "incomplete":
+        if isinstance(item, objects.McpCall) and item.status != "incomplete":
             out += events.called(index, item)
-        if isinstance(item, McpListTools) or (isinstance(item, McpCall) and item.status != "incomplete"):
+        if isinstance(item, objects.McpListTools) or (
+            isinstance(item, objects.McpCall) and item.status != "incomplete"
+        ):
             out += events.answered(index, item)
         out += events.closed(index, item)
     state = ended.status if ended.status in ("completed", "failed") else "incomplete"
@@ -117,11 +107,11 @@ def lost(body: bytes, log: bytes | None, message: str) -> tuple[bytes, bytes | N
     return encode(response), log + out + events.lifecycle("failed", response) + DONE
 
 
-def _fail(response: Response, message: str) -> None:
+def _fail(response: objects.Response, message: str) -> None:
     for item in response.output:
-        if not isinstance(item, STATELESS) and item.status == "in_progress":
+        if not isinstance(item, objects.STATELESS) and item.status == "in_progress":
             item.status = "incomplete"
-    response.status, response.error = "failed", Failure("server_error", message)
+    response.status, response.error = "failed", objects.Failure("server_error", message)
 
 
 class _ItemEvent(msgspec.Struct):
@@ -131,7 +121,7 @@ class _ItemEvent(msgspec.Struct):
     output_index: int = 0
     item: dict[str, Any] | None = None
     delta: str = ""
-    logprobs: list[Logprob] = []
+    logprobs: list[objects.Logprob] = []
     response: dict[str, Any] | None = None
 
 
@@ -142,9 +132,9 @@ def _data(frame: bytes) -> bytes:
     return frame[frame.index(b"data: ") + len(b"data: ") :]
 
 
-def _fold(frames: list[bytes]) -> tuple[dict[int, OutputItem], set[int]]:
+def _fold(frames: list[bytes]) -> tuple[dict[int, objects.OutputItem], set[int]]:
     """The items by their output_index, and which of them are not done."""
-    items: dict[int, OutputItem] = {}
+    items: dict[int, objects.OutputItem] = {}
     open_: set[int] = set()
     for frame in frames:
         event = _ITEM_EVENT.decode(_data(frame))
@@ -157,18 +147,18 @@ def _fold(frames: list[bytes]) -> tuple[dict[int, OutputItem], set[int]]:
     return items, open_
 
 
-def _item(fields: dict[str, Any]) -> OutputItem:
+def _item(fields: dict[str, Any]) -> objects.OutputItem:
     """An item as its event shows it; one that begins has no part yet."""
     if fields["type"] == "message" and not fields["content"]:
-        fields["content"] = [OutputText()]
+        fields["content"] = [objects.OutputText()]
     if fields["type"] == "reasoning" and not fields["summary"]:
-        fields["summary"] = [SummaryText()]
-    item: OutputItem = msgspec.convert(msgspec.to_builtins(fields), OutputItem)
+        fields["summary"] = [objects.SummaryText()]
+    item: objects.OutputItem = msgspec.convert(msgspec.to_builtins(fields), objects.OutputItem)
     return item
 
 
-def _grow(item: OutputItem, event: _ItemEvent) -> None:
-    if (place := text_place(item)) is not None:
+def _grow(item: objects.OutputItem, event: _ItemEvent) -> None:
+    if (place := objects.text_place(item)) is not None:
         setattr(*place, getattr(*place) + event.delta)
-    if isinstance(item, Message):
+    if isinstance(item, objects.Message):
         item.content[0].logprobs += event.logprobs

@@ -253,7 +253,6 @@ class Onyx(FramedDialect):
 _NEXT, _EVERYBODY = ">>>", "all"
 _NEXTS = Markers((_NEXT,))
 _NAME = re.compile(r"[\w.\-]+")
-_MAX_NAME = 128
 
 
 class FunctionaryV32(ToolDialect):
@@ -304,10 +303,7 @@ def _recipient(cur: Cursor, tools: Tools | None, marked: bool) -> Steps[str]:
     """Read the line that names whom a message is for; return "" if there is none."""
     if not (yield from cur.literal(_NEXT)) and marked:
         return ""
-    try:
-        name = yield from cur.matching(_NAME, _MAX_NAME)
-    except NotACall:
-        return ""
+    name = yield from cur.matching(_NAME)
     is_tool = tools is not None and name in tools
     if not (yield from cur.literal("\n")):
         is_cut = cur.cut and (yield from cur.peek()) == ""
