@@ -15,11 +15,13 @@ import errno
 import ipaddress
 import logging
 import os
+import re
 import socket
 import ssl
 import stat
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,12 @@ class _Context(ssl.SSLContext):
             log.info("%d more TLS handshakes failed within %g s: %s", more, FAILURE_SECONDS, cause)
 
 
+_FIRST_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_ASN1_TIME = re.compile(
+    rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z"
+)  # the first two are the certificate's validity
+
+
 class _Handshake(ssl.SSLObject):
     def do_handshake(self) -> None:
         try:
@@ -80,6 +88,7 @@ class Certificate:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
         self._load(self.context)
+        warn_of_times(certificate)
         if client_ca is not None:
             try:
                 self.context.load_verify_locations(client_ca)
@@ -103,6 +112,7 @@ class Certificate:
             log.error("the certificate is unchanged: %s", exc)
         else:
             log.info("the certificate was read again from %s", self._files[0])
+            warn_of_times(self._files[0])
 
     def _load(self, context: ssl.SSLContext) -> None:
         certificate, key = self._files
@@ -119,6 +129,21 @@ class Certificate:
             raise LoadError(
                 f"this certificate and the key {key} cannot be used: {why}", file=str(certificate)
             ) from exc
+
+
+def warn_of_times(certificate: Path) -> None:
+    """Log that a loaded certificate is not valid now: clients refuse it, and some do not say why."""
+    block = _FIRST_CERTIFICATE.search(certificate.read_text("latin-1"))
+    times = _ASN1_TIME.findall(ssl.PEM_cert_to_DER_cert(block[0])) if block is not None else []
+    if len(times) < 2:  # it has another form
+        return
+    # RFC 5280: a year of two digits is one from 1950 to 2049.
+    full = [long or (b"19" if short >= b"50" else b"20") + short for short, long in times[:2]]
+    begin, end = (datetime.strptime(f"{each.decode()}+0000", "%Y%m%d%H%M%S%z") for each in full)
+    if (now := datetime.now(UTC)) < begin:
+        log.warning("the certificate %s is not valid before %s", certificate, begin)
+    elif now > end:
+        log.warning("the certificate %s has expired: it was valid until %s", certificate, end)
 
 
 UNIX = "unix:"

@@ -508,3 +508,16 @@ def wait_for(condition: Any, seconds: float = 230) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_what_the_console_polls_has_no_line_in_the_log(tmp_path: Path) -> None:
+    running = start_server(script_graph(tmp_path / "g", "{}"), name="m")
+    try:
+        listed = httpx.get(f"{running.url}/v1/batches?limit=5").json()
+        assert httpx.get(f"{running.url}/console/api/batches?limit=5").json() == listed
+        assert httpx.get(f"{running.url}/console/api/batches?limit=x").status_code == 400
+    finally:
+        assert running.stop() == 0
+    lines = [line for line in running.errors if "/batches" in line]
+    assert len(lines) == 1
+    assert "/v1/batches" in lines[0]

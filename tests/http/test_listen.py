@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -220,3 +222,41 @@ def test_addresses(address: str, local: bool, found_at: str) -> None:
     assert is_local(address) is local
     assert url("http", address, 80) == found_at
     assert split(f" {address} ,, x") == [address, "x"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "says"),
+    [(-400, 400, ""), (-400, -1, "has expired: it was valid until"), (1, 400, "is not valid before")],
+)
+@pytest.mark.parametrize("far", [0, 40 * 365])
+def test_a_certificate_that_is_not_valid_now_is_warned_of(
+    tmp_path: Path,
+    ca: trustme.CA,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    first: int,
+    last: int,
+    says: str,
+    far: int,
+) -> None:
+    """Where `far` is not 0, years have four digits."""
+    monkeypatch.setattr(sockets, "LOOK_SECONDS", 0.0)
+    now = datetime.now(UTC)
+    ends = last + far if last > 0 else last
+    made = ca.issue_cert(
+        "127.0.0.1", not_before=now + timedelta(days=first), not_after=now + timedelta(days=ends)
+    )
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made.private_key_pem.write_to_path(key)
+    made.cert_chain_pems[0].write_to_path(cert)
+    certificate = Certificate(cert, key)
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == bool(says)
+    assert not says or (
+        f"{cert} {says}" in warned[0]
+        and str((now + timedelta(days=first if first > 0 else ends)).date()) in warned[0]
+    )
+    caplog.clear()
+    os.utime(cert, ns=(1, 1))
+    certificate.refresh()
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == warned, "read again"

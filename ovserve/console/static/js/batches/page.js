@@ -17,7 +17,7 @@ function useBatches() {
   const [state, setState] = useState({});
   const samples = useRef({});
   const load = () =>
-    get(`v1/batches?limit=${SHOWN}`).then(
+    get(`console/api/batches?limit=${SHOWN}`).then(
       ({ data, has_more: more }) => {
         const now = Date.now();
         const kept = {};
