@@ -150,9 +150,8 @@ def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
     if body.prompt_name is not None:
         if body.prompt_name not in facts.prompts:
             names_of_prompts = ", ".join(facts.prompts) or "none"
-            raise InvalidArgument(
-                f"prompt_name: the model has {names_of_prompts}, got {encode(body.prompt_name).decode()}",
-                param="prompt_name",
+            raise InvalidArgument.at(
+                "prompt_name", f"the model has {names_of_prompts}, got {encode(body.prompt_name).decode()}"
             )
         return facts.prompts[body.prompt_name]
     if _by_input_type(request, facts):

@@ -183,8 +183,8 @@ async def score(
     pairs, arguments = request.pairs, request.arguments
     if most is not None and pairs > most:
         name = arguments.names[1]
-        raise InvalidArgument(
-            f"{name}: Number of pairs exceeds max_allowed_chunks: {pairs} of at most {most}", param=name
+        raise InvalidArgument.at(
+            name, f"Number of pairs exceeds max_allowed_chunks: {pairs} of at most {most}"
         )
     if truncate and arguments.truncate is None:
         arguments = structs.replace(arguments, truncate=0)

@@ -140,7 +140,7 @@ def decode_score(body: bytes) -> Scored:
     first, second = (_texts(getattr(request, name)) for name in names)
     for name, texts in zip(names, (first, second), strict=True):
         if not texts:
-            raise InvalidArgument(f"{name}: expected at least one text, got none", param=name)
+            raise InvalidArgument.at(name, "expected at least one text, got none")
     if len(first) not in (1, len(second)):
         raise InvalidArgument(
             f"{names[0]}: expected one text, or as many as {names[1]} has, which is {len(second)}, "
@@ -168,7 +168,7 @@ def _names(request: ScoreRequest) -> tuple[str, str]:
     if pair is None:
         missing = next((b if a in fields else a for a, b in PAIRS if {a, b} & set(fields)), "text_1")
         choices = ", ".join(f"{a} and {b}" for a, b in PAIRS)
-        raise InvalidArgument(f"{missing}: required; the texts of a score are {choices}", param=missing)
+        raise InvalidArgument.at(missing, f"required; the texts of a score are {choices}")
     if odd := [name for name in fields if name not in pair]:
         raise InvalidArgument(f"{odd[0]}: not with {pair[0]} and {pair[1]}", param=odd[0])
     return pair

@@ -161,7 +161,7 @@ class AudioEndpoint:
         if self.name == TRANSLATIONS:
             request, unknown = decode_body(body, _translation)
             if str(msgspec.json.decode(unknown.pop("stream", b"null"))).lower() in ("true", "1"):
-                raise InvalidArgument("stream: streaming is not supported for translations", param="stream")
+                raise InvalidArgument.at("stream", "streaming is not supported for translations")
             return _checked(request, TranscriptionRequest(file="", model=""), unknown, translate=True)
         decoded, unknown = decode_body(body, _transcription)
         present = {name for name in REPORTED if getattr(decoded, name) is not None}
@@ -176,18 +176,17 @@ def _checked(
     translate: bool,
 ) -> Transcribe:
     for name in REFUSED.keys() & unknown.keys():
-        raise InvalidArgument(f"{name}: not supported: {REFUSED[name].why}", param=name)
+        raise InvalidArgument.at(name, f"not supported: {REFUSED[name].why}")
     granularities = more.timestamp_granularities or []
     form = request.response_format or "json"
     if granularities and form not in ("json", "verbose_json"):
-        raise InvalidArgument(
-            f"timestamp_granularities: only with response_format json or verbose_json, got {form}",
-            param="timestamp_granularities",
+        raise InvalidArgument.at(
+            "timestamp_granularities", f"only with response_format json or verbose_json, got {form}"
         )
     if more.stream and form not in ("json", "text", "verbose_json"):
-        raise InvalidArgument(f"response_format: {form} cannot be streamed", param="response_format")
+        raise InvalidArgument.at("response_format", f"{form} cannot be streamed")
     if more.stream and "word" in granularities:
-        raise InvalidArgument("stream: true excludes timestamp_granularities word", param="stream")
+        raise InvalidArgument.at("stream", "true excludes timestamp_granularities word")
     arguments = TranscribeArguments(
         language=(more.language or "").strip(),
         translate=translate,
@@ -210,11 +209,11 @@ def form_body(fields: dict[str, list[str]], files: dict[str, str]) -> bytes:
     for name, values in fields.items():
         bare = name.removesuffix(_BRACKETS)
         if bare in files:
-            raise InvalidArgument(f"{bare}: expected a file with a name, got text", param=bare)
+            raise InvalidArgument.at(bare, "expected a file with a name, got text")
         if bare in LISTS:
             members[bare] = [*members.get(bare, []), *values]
         elif bare in members:
-            raise InvalidArgument(f"{bare}: not with {bare}{_BRACKETS}, which is the same", param=bare)
+            raise InvalidArgument.at(bare, f"not with {bare}{_BRACKETS}, which is the same")
         elif name != bare:
             members[bare] = values
         elif len(values) > 1:

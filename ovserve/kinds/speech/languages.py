@@ -69,7 +69,7 @@ def language_code(text: str, codes: Collection[str], *, multilingual: bool) -> s
     code = next((c for c in (plain, CODES.get(plain, ""), _of_locale(plain)) if c in (codes or NAMES)), "")
     if not multilingual:
         if "en" not in (plain, CODES.get(plain), _of_locale(plain)):
-            raise InvalidArgument(f"language: the model knows English only, got {text!r}", param="language")
+            raise InvalidArgument.at("language", f"the model knows English only, got {text!r}")
         return ""
     if not code:
         raise InvalidArgument(

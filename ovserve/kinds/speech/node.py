@@ -308,9 +308,8 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         request = endpoint.decode(payload.body)
         arguments = _checked(request.arguments, speech.model)
         if arguments.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
-            raise InvalidArgument(
-                "stream: streaming is not supported for this graph configuration (LOOPBACK not configured)",
-                param="stream",
+            raise InvalidArgument.at(
+                "stream", "streaming is not supported for this graph configuration (LOOPBACK not configured)"
             )
         file = payload.files.get(FILE)
         if file is None:
@@ -372,7 +371,7 @@ def _checked(arguments: TranscribeArguments, model: SpeechFacts) -> TranscribeAr
             param="timestamp_granularities",
         )
     if arguments.translate and not model.multilingual:
-        raise InvalidArgument("model: it knows English only and cannot translate", param="model")
+        raise InvalidArgument.at("model", "it knows English only and cannot translate")
     if not arguments.language:
         return arguments
     code = language_code(arguments.language, model.languages, multilingual=model.multilingual)

@@ -171,9 +171,7 @@ class LlmResources:
         audio = [file for file in files if file.audio]
         if len(audio) > MAX_AUDIO:
             param = audio[MAX_AUDIO].param
-            raise InvalidArgument(
-                f"{param}: {len(audio)} parts of audio, of at most {MAX_AUDIO}", param=param
-            )
+            raise InvalidArgument.at(param, f"{len(audio)} parts of audio, of at most {MAX_AUDIO}")
         documents = iter(await self.media.read([file for file in files if not file.audio]))
         texts = [await _heard(file, speech) if file.audio else next(documents) for file in files]
         large = isinstance(conversation, EncodedConversation)

@@ -87,12 +87,11 @@ class Voices:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise InvalidArgument(
-                f"voice: {_display(name)} may be {' or '.join(matches)}; write one of them", param="voice"
+            raise InvalidArgument.at(
+                "voice", f"{_display(name)} may be {' or '.join(matches)}; write one of them"
             )
-        raise InvalidArgument(
-            f"voice: Requested voice {_display(name)} not found in available voices: {_listed(names)}",
-            param="voice",
+        raise InvalidArgument.at(
+            "voice", f"Requested voice {_display(name)} not found in available voices: {_listed(names)}"
         )
 
     @property
@@ -187,9 +186,8 @@ class SpeechResource:
     def arguments(self, request: Speech) -> SpeakArguments:
         """Return what the engine gets. Raises InvalidArgument for what this model cannot do."""
         if len(request.input) > self.options.max_input:
-            raise InvalidArgument(
-                f"input: expected at most {self.options.max_input} characters, got {len(request.input)}",
-                param="input",
+            raise InvalidArgument.at(
+                "input", f"expected at most {self.options.max_input} characters, got {len(request.input)}"
             )
         if request.format not in self.model.formats:
             raise InvalidArgument(
@@ -210,9 +208,7 @@ class SpeechResource:
                 param="speed",
             )
         if speed != 1.0 and not self.model.speeds:
-            raise InvalidArgument(
-                f"speed: {self.model.architecture} has one speed, 1; got {speed:g}", param="speed"
-            )
+            raise InvalidArgument.at("speed", f"{self.model.architecture} has one speed, 1; got {speed:g}")
         return speed
 
 

@@ -410,14 +410,13 @@ def _texts(name: str, blob: Buffer, shape: Sequence[int]) -> ov.Tensor:
     texts = [bytes(text) for text in elements(blob)]
     for i, text in enumerate(texts):
         if text[-1:] == b"\0":
-            raise InvalidArgument(
-                f"inputs: {name!r}: element {i} ends with a NUL byte, which OpenVINO drops", param="inputs"
+            raise InvalidArgument.at(
+                "inputs", f"{name!r}: element {i} ends with a NUL byte, which OpenVINO drops"
             )
     longest = max(map(len, texts), default=0)
     if longest * len(texts) > MAX_TEXT_BYTES:
-        raise InvalidArgument(
-            f"inputs: {name!r}: {len(texts)} texts of up to {longest} bytes are too much for one request",
-            param="inputs",
+        raise InvalidArgument.at(
+            "inputs", f"{name!r}: {len(texts)} texts of up to {longest} bytes are too much for one request"
         )
     tensor = ov.Tensor(STRING, ov.Shape(list(shape)))
     if texts:

@@ -224,7 +224,7 @@ def generation_config(
         try:
             setattr(config, name, value)
         except (TypeError, OverflowError) as error:
-            raise InvalidArgument(f"{name}: {value!r} is not a possible value", param=name) from error
+            raise InvalidArgument.at(name, f"{value!r} is not a possible value") from error
     try:
         config.validate()
     except RuntimeError as error:

@@ -216,8 +216,8 @@ class Text:
     def _check_ids(self, ids: Iterable[int], param: str) -> None:
         for id_ in ids:
             if not 0 <= id_ < self._vocab_size:
-                raise InvalidArgument(
-                    f"{param}: token id {id_} is not in the vocabulary of {self._vocab_size}", param=param
+                raise InvalidArgument.at(
+                    param, f"token id {id_} is not in the vocabulary of {self._vocab_size}"
                 )
 
     # ---- to text

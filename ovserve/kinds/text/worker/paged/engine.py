@@ -304,9 +304,8 @@ class PagedEngine:
         for id_, bias in sampling.logit_bias:
             if not 0 <= id_ < self._model.vocabulary or not math.isfinite(bias):
                 tokens = self._model.vocabulary
-                raise InvalidArgument(
-                    f"logit_bias: {{{id_}: {bias}}} is no finite bias of one of {tokens} tokens",
-                    param="logit_bias",
+                raise InvalidArgument.at(
+                    "logit_bias", f"{{{id_}: {bias}}} is no finite bias of one of {tokens} tokens"
                 )
 
     def _completes_stop(self, stops: tuple[str, ...], hidden: frozenset[int]) -> CompletesStop | None:

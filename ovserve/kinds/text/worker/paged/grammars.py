@@ -211,8 +211,8 @@ class Grammars:
         matcher, param = self._compiler.matcher(grammar, hidden), constraint.param
         if not matcher.begin(constraint.begun):
             begun = constraint.begun[:200]
-            raise InvalidArgument(
-                f"{param}: no answer in this format begins with the last message, {begun!r}", param=param
+            raise InvalidArgument.at(
+                param, f"no answer in this format begins with the last message, {begun!r}"
             )
         return matcher
 

@@ -104,8 +104,7 @@ def reasoning_limit(
         return None
     closing = text.encode(budget.message + budget.closing, False)
     if budget.message and not stop_ids.isdisjoint(closing):
-        raise InvalidArgument(
-            f"reasoning_budget_message: {shortened(budget.message)!r} has a token that ends the answer",
-            param="reasoning_budget_message",
+        raise InvalidArgument.at(
+            "reasoning_budget_message", f"{shortened(budget.message)!r} has a token that ends the answer"
         )
     return ReasoningLimit(budget, closing, text.bytes_of)
