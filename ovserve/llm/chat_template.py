@@ -383,9 +383,8 @@ class ChatTemplate:
                 f"graph's option generic_tool_prompt puts them into the system message",
                 param="tools",
             )
-        variables = {"add_generation_prompt": add_generation_prompt and not continue_final_message} | dict(
-            kwargs or {}
-        )
+        adds = add_generation_prompt and not continue_final_message
+        variables = {"add_generation_prompt": adds} | dict(kwargs or {})
         for name in RESERVED:
             if name in variables:
                 raise InvalidArgument.at("chat_template_kwargs", f"{name!r} is set by the server")
@@ -399,7 +398,8 @@ class ChatTemplate:
             messages, tools = describe_tools(messages, tools), None
         texts = messages
         if not self.expects.shows_calls:
-            texts = describe_tools(messages, None, results=not self.expects.shows_results)
+            own = any(mark in self.text for mark in LFM2_MARKS)
+            texts = describe_tools(messages, None, results=not self.expects.shows_results, pythonic=own)
         changes = () if texts is messages else (CALLS_IN_TEXT,)
         messages, adapted = arrange(texts, self.expects)
         return Conversation(
@@ -415,6 +415,7 @@ class ChatTemplate:
 
 
 GENERIC_PARSER = "hermes3"  # the tool parser for the requested format
+LFM2_MARKS = ("<|tool_list_start|>", "keep_past_thinking")  # of LFM2's templates, which show no calls either
 
 _HEAD = """\
 # Tools
@@ -433,10 +434,10 @@ To call a function, answer with a JSON object of its name and its arguments betw
 
 
 def describe_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, results: bool = True
-) -> Sequence[Mapping[str, Any]]:
+    messages: Sequence[Message], tools: Sequence[Message] | None, results: bool = True, pythonic: bool = False
+) -> Sequence[Message]:
     """Return the messages with the tools in them, and with calls of the history as text, as are their
-    `results`."""
+    `results`. `pythonic`: calls are written as LFM2 does."""
     if not tools and not any(m.get("tool_calls") or (results and m["role"] == "tool") for m in messages):
         return messages
     described: list[dict[str, Any]] = []
@@ -444,7 +445,7 @@ def describe_tools(
         if answers:
             _add_results(described, [str(message.get("content") or "") for message in group])
         else:
-            described += [_with_calls(message) for message in group]
+            described += [_with_calls(message, pythonic=pythonic) for message in group]
     return _with_tools(described, tools) if tools else described
 
 
@@ -457,18 +458,39 @@ def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any
     return [{"role": "system", "content": text}, *messages]
 
 
-def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_calls(message: Mapping[str, Any], *, pythonic: bool) -> dict[str, Any]:
     plain = dict(message)
-    calls = plain.pop("tool_calls", None) or []
-    texts = [str(plain.get("content") or "")] + [_call(call["function"]) for call in calls]
+    calls = [call["function"] for call in plain.pop("tool_calls", None) or []]
+    texts = [str(plain.get("content") or ""), _python_calls(calls) if pythonic else _hermes_calls(calls)]
     return plain | {"content": "\n".join(text for text in texts if text)} if calls else plain
 
 
-def _call(function: Mapping[str, Any]) -> str:
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    name = json.dumps(function["name"], ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {text or "{}"}}}\n</tool_call>'
+def _hermes_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    texts = []
+    for call in calls:
+        arguments = call.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        name = json.dumps(call["name"], ensure_ascii=False)
+        texts.append(f'<tool_call>\n{{"name": {name}, "arguments": {text or "{}"}}}\n</tool_call>')
+    return "\n".join(texts)
+
+
+def _python_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return calls as LFM2 writes them, or as Hermes where arguments have no such form."""
+    texts = []
+    for call in calls:
+        arguments = call.get("arguments") or "{}"
+        try:
+            values = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError:
+            return _hermes_calls(calls)
+        if not isinstance(values, dict) or not all(map(str.isidentifier, values)):
+            return _hermes_calls(calls)
+        quoted = {
+            k: json.dumps(v, ensure_ascii=False) if isinstance(v, str) else repr(v) for k, v in values.items()
+        }
+        texts.append(f"{call['name']}({', '.join(f'{name}={value}' for name, value in quoted.items())})")
+    return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
 
 def _add_results(messages: list[dict[str, Any]], texts: list[str]) -> None:

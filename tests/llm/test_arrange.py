@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from ovserve.api.ollama.endpoints import _messages
 from ovserve.api.openai.logprobs import Pictures
 from ovserve.llm.chat_template import ChatTemplate, EncodedConversation
 from ovserve.llm.template import CompiledTemplate
+from tests.llm.parsing.cuts import result as result_of
 from tests.rendering import probed, render
 
 # One system message, first, and at least one of the user, as Qwen3.5 has it.
@@ -158,6 +160,42 @@ def test_calls_become_text_where_the_template_shows_messages_of_any_role() -> No
     assert '"name": "look"' in text
     assert conversation.adapted == ("calls-in-text",)
     assert template.conversation(said("user:x", "tool:found")).adapted == ()
+
+
+LFM2 = "{# <|tool_list_start|> #}" + FREE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"city": "Os\\"lo", "n": 2, "on": true, "at": [null, {"x": "y"}]}',
+         """look(city="Os\\"lo", n=2, on=True, at=[None, {'x': 'y'}])"""),
+        ("", "look()"),
+        ({"a": "ß"}, 'look(a="ß")'),
+        ('{"a-b": 1}', None),
+        ('{"a": ', None),
+    ],
+)  # fmt: skip
+def test_calls_become_the_text_that_lfm2_writes(arguments: Any, text: str | None) -> None:
+    template = probed(LFM2)
+    asked = [
+        {"id": c, "type": "function", "function": {"name": "look", "arguments": arguments}} for c in "ab"
+    ]
+    turns = [
+        *said("user:x"),
+        {"role": "assistant", "content": "I look.", "tool_calls": asked},
+        *said("tool:found"),
+    ]
+    prompt = CompiledTemplate(template).render(template.conversation(turns))
+    if text is None:
+        assert prompt.count("<tool_call>") == 2
+        return
+    written = f"<|tool_call_start|>[{text}, {text}]<|tool_call_end|>"
+    assert prompt == f"<user>x</user><assistant>I look.\n{written}</assistant><tool>found</tool>"
+    whole = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    assert [(name, json.loads(read)) for name, read in result_of([written], "lfm2")[2]] == [
+        ("look", whole)
+    ] * 2
 
 
 def test_text_of_the_user_after_a_result_joins_it_where_the_template_wants_an_answer() -> None:
