@@ -129,7 +129,7 @@ class PlainModel:
                     param="inputs",
                 )
             if index in tensors:
-                raise InvalidArgument(f"inputs: {name!r} is given twice, by two of its names", param="inputs")
+                raise InvalidArgument.at("inputs", f"{name!r} is given twice, by two of its names")
             tensors[index] = await self._one(index, name, self.model.inputs[index], tensor)
         if len(tensors) < len(self.model.inputs):
             missing = [info for i, info in enumerate(self.model.inputs) if i not in tensors]
@@ -197,9 +197,7 @@ def _pixel_form(name: str, info: TensorInfo, *, bgr: bool) -> PixelForm:
 
 def _mismatch(name: str, info: TensorInfo, tensor: Tensor) -> InvalidArgument:
     actual = f"{tensor.datatype} [{','.join(map(str, tensor.shape[:16]))}]"
-    return InvalidArgument(
-        f"inputs: {name!r}: expected {info.datatype} {info.bounds}, got {actual}", param="inputs"
-    )
+    return InvalidArgument.at("inputs", f"{name!r}: expected {info.datatype} {info.bounds}, got {actual}")
 
 
 def listed(infos: Iterable[TensorInfo]) -> str:

@@ -73,11 +73,9 @@ def constrain(form: Format, param: str) -> Constraint:
     try:
         text = msgspec.json.encode(form)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"{param}: cannot be written as JSON: {error}", param=param) from None
+        raise InvalidArgument.at(param, f"cannot be written as JSON: {error}") from None
     if len(text) > MAX_BYTES:
-        raise InvalidArgument(
-            f"{param}: {len(text)} bytes of grammar are over the limit of {MAX_BYTES}", param=param
-        )
+        raise InvalidArgument.at(param, f"{len(text)} bytes of grammar are over the limit of {MAX_BYTES}")
     return Constraint(text.decode(), param)
 
 
@@ -88,9 +86,8 @@ def within_limit(forms: Iterable[Format], param: str) -> list[Format]:
     for form in forms:
         size += len(msgspec.json.encode(form))
         if size > MAX_BYTES:
-            raise InvalidArgument(
-                f"{param}: {len(accepted) + 1} parts make more than {MAX_BYTES} bytes of grammar, the limit",
-                param=param,
+            raise InvalidArgument.at(
+                param, f"{len(accepted) + 1} parts make more than {MAX_BYTES} bytes of grammar, the limit"
             )
         accepted.append(form)
     return accepted

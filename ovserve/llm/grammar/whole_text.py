@@ -64,7 +64,7 @@ def bare_string(schema: Mapping[str, Any], without: Iterable[str], what: str) ->
     least, most = schema.get("minLength") or 0, schema.get("maxLength")
     for value in (least, most or 0):
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-            raise InvalidArgument(f"{what}: expected a count as the length, got {value!r}", param=what)
+            raise InvalidArgument.at(what, f"expected a count as the length, got {value!r}")
     meaning = formats.tree(name) if isinstance(name, str) else None
     if not (isinstance(pattern, str) or meaning or least or most is not None):
         return None
@@ -147,4 +147,4 @@ def _character(ranges: Ranges) -> str | None:
 
 
 def _fault(what: str, why: str, pattern: str) -> InvalidArgument:
-    return InvalidArgument(f"{what}: {why}, got {shortened(pattern)}", param=what)
+    return InvalidArgument.at(what, f"{why}, got {shortened(pattern)}")

@@ -223,7 +223,7 @@ def write(
         if grammar is not None:
             reported = writer.document.reported if report else []
             return Written(grammar, reported, [*writer.rules.noted])
-    raise InvalidArgument(f"{what}: no value is valid under the schema", param=what)
+    raise InvalidArgument.at(what, "no value is valid under the schema")
 
 
 def _rule_writer(

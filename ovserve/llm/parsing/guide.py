@@ -75,7 +75,7 @@ class Guide(msgspec.Struct, frozen=True):
             return tag(begin.replace("NAME", name), self.arguments(schema, exact), self.end)
         except InvalidArgument as error:
             reason = error.message.removeprefix(f"{PARAM}: ")
-            raise InvalidArgument(f"{PARAM}: parameters of {name}: {reason}", param=PARAM) from None
+            raise InvalidArgument.at(PARAM, f"parameters of {name}: {reason}") from None
 
 
 def json_list(begin: str, end: str = "", *, trigger: str = "", keys: str = "name arguments") -> Guide:
@@ -135,7 +135,7 @@ def _writable(name: re.Pattern[str], schema: Schema, exact: bool) -> Iterator[tu
             yield key, part, must
         elif must:
             shown = shortened(repr(key))
-            raise InvalidArgument(f"{PARAM}: this model has no form for the name {shown}", param=PARAM)
+            raise InvalidArgument.at(PARAM, f"this model has no form for the name {shown}")
 
 
 def members(forms: list[tuple[Format, bool]], separator: str) -> Format:

@@ -160,7 +160,7 @@ class EmbeddingBackend(EncoderBackend):
         sizes = self.files.matryoshka
         if dimensions > self.dimensions or (sizes and dimensions not in sizes):
             allowed = f"one of {', '.join(map(str, sizes))}" if sizes else f"1 to {self.dimensions}"
-            raise InvalidArgument(f"dimensions: expected {allowed}, got {dimensions}", param="dimensions")
+            raise InvalidArgument.at("dimensions", f"expected {allowed}, got {dimensions}")
         return dimensions
 
     def _rows(self, arguments: EmbedArguments, invocation: Invocation) -> tuple[list[Row], int]:

@@ -108,9 +108,8 @@ class EncoderBackend:
         arguments = invocation.arguments(DetokenizeArguments)
         for row in (np.array(row, np.int64) for row in arguments.rows):
             if row.size and (row.min() < 0 or row.max() >= self.vocab_size):
-                raise InvalidArgument(
-                    f"tokens: expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}",
-                    param="tokens",
+                raise InvalidArgument.at(
+                    "tokens", f"expected ids from 0 to {self.vocab_size - 1}, got {int(row.max())}"
                 )
         texts = self.tokenizer.decode(arguments.rows, arguments.skip_special_tokens)
         return self._token_texts(arguments.rows, texts) if arguments.escaped else texts
@@ -153,7 +152,7 @@ class EncoderBackend:
             rows = self.tokenized(texts, self.limit, "input", special=special)
         for i, row in enumerate(rows):
             if not row.size:
-                raise InvalidArgument(f"input[{i}]: has no tokens", param=f"input[{i}]")
+                raise InvalidArgument.at(f"input[{i}]", "has no tokens")
         return rows
 
     def fitting(self, rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
@@ -208,4 +207,4 @@ def decoded(blob: memoryview, type_: Any) -> Any:
     try:
         return msgspec.msgpack.decode(blob, type=type_)
     except msgspec.MsgspecError as error:
-        raise InvalidArgument(f"input: {error}", param="input") from error
+        raise InvalidArgument.at("input", f"{error}") from error

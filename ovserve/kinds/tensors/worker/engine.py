@@ -399,4 +399,4 @@ class TensorEngine:
 
 def _refused(error: RuntimeError) -> InvalidArgument:
     """Return the error of a request whose tensors fit one by one, and not together."""
-    return InvalidArgument(f"inputs: the model rejects them: {short(error)}", param="inputs")
+    return InvalidArgument.at("inputs", f"the model rejects them: {short(error)}")

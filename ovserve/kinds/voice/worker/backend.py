@@ -203,9 +203,8 @@ class TextToSpeechBackend:
             yield Result(spoken, (encoder.encode(samples),))
             arrived = time.monotonic()
         if not spoke:
-            raise InvalidArgument(
-                f"input: the model found nothing to speak in it in the language {arguments.language!r}",
-                param="input",
+            raise InvalidArgument.at(
+                "input", f"the model found nothing to speak in it in the language {arguments.language!r}"
             )
         if silent:
             language = arguments.language

@@ -240,7 +240,7 @@ class Pipeline:
         Raises InvalidArgument for a voice or a language that the model does not have.
         """
         if voice and voice not in self._voices:
-            raise InvalidArgument(f"voice: {voice!r} is not one of the model's", param="voice")
+            raise InvalidArgument.at("voice", f"{voice!r} is not one of the model's")
         options: dict[str, Any] = {"language": language, "speed": speed} if self._kokoro else {}
         embedding = self._voices[voice] if voice else None
         if (pronunciation := self._pronunciations.get(language)) is not None:
