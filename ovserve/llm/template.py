@@ -28,7 +28,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.chat_template import EFFORTS, ChatTemplate, Conversation, Expectations, SystemPlace
+from ovserve.llm.arrangement import EFFORTS, Expectations, SystemPlace
+from ovserve.llm.chat_template import ChatTemplate, Conversation
 
 NEEDLE = "ovserve-probe"
 # Rendered behind the text of a message that the model goes on writing: that text alone may also stand in what

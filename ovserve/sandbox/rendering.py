@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from ovserve.errors import InvalidArgument, LoadError
-from ovserve.llm.chat_template import ChatTemplate, Conversation, Expectations
+from ovserve.llm.arrangement import Expectations
+from ovserve.llm.chat_template import ChatTemplate, Conversation
 from ovserve.llm.template import CompiledTemplate
 
 MAX_PROMPT = 64 * 1024 * 1024  # characters; no context is that long

@@ -16,7 +16,8 @@ import dataclasses
 from typing import Any
 
 from ovserve.errors import Internal, InvalidArgument, LoadError, PayloadTooLarge
-from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConversation, Expectations
+from ovserve.llm.arrangement import Expectations
+from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConversation
 from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
 

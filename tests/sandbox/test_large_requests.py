@@ -18,13 +18,8 @@ from ovserve.api.openai.responses.request import ResponseContext
 from ovserve.api.openai.tools import tool_policy
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.resource import ENDPOINTS, decode_within, parse
-from ovserve.llm.chat_template import (
-    ChatTemplate,
-    Conversation,
-    EncodedConversation,
-    Expectations,
-    describe_tools,
-)
+from ovserve.llm.arrangement import Expectations
+from ovserve.llm.chat_template import ChatTemplate, Conversation, EncodedConversation, describe_tools
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact
 from ovserve.llm.images import Vision, tag

@@ -19,7 +19,7 @@ from ovserve.api.openai.operation import Natural, Operation, Override, Share, Te
 from ovserve.api.openai.sampling import MAX_STOP, narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
 from ovserve.errors import InvalidArgument
-from ovserve.llm.chat_template import Effort
+from ovserve.llm.arrangement import Effort
 from ovserve.llm.model import ModelContext
 
 

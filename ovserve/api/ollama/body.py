@@ -22,7 +22,7 @@ from ovserve.api.openai.operation import Natural, NaturalOrMinusOne, Share, Temp
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
 from ovserve.errors import Internal, InvalidArgument
-from ovserve.llm.chat_template import Effort
+from ovserve.llm.arrangement import Effort
 
 # Option: the field of SamplingFields, and its type.
 OPTIONS: dict[str, tuple[str, Any]] = {

@@ -38,7 +38,7 @@ from ovserve.api.openai.sampling import check_sampling, idle_fields, to_sampling
 from ovserve.api.openai.tools import check_model, function_tool, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
 from ovserve.llm import request as llm
-from ovserve.llm.chat_template import call_ids
+from ovserve.llm.arrangement import call_ids
 from ovserve.llm.fim import ending_middle, middle_prompt
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import Completion, Parsed, ToolCall

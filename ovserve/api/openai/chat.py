@@ -60,7 +60,7 @@ from ovserve.api.openai.tools import (
     tool_policy,
 )
 from ovserve.errors import InvalidArgument
-from ovserve.llm.chat_template import Effort
+from ovserve.llm.arrangement import Effort
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest, Presentation, ToolPolicy
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.operation import IGNORED, Natural, NaturalOrMinusOne, Operation, Override, doc
 from ovserve.errors import InvalidArgument
-from ovserve.llm.chat_template import EFFORTS, Effort
+from ovserve.llm.arrangement import EFFORTS, Effort
 from ovserve.llm.model import ModelContext
 from ovserve.llm.output import (
     Completion,

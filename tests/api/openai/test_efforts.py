@@ -12,7 +12,7 @@ from ovserve.api.ollama.endpoints import Chat
 from ovserve.api.openai.chat import ChatCompletions
 from ovserve.api.openai.operation import TextEndpoint
 from ovserve.api.openai.responses import Responses
-from ovserve.llm.chat_template import EFFORTS
+from ovserve.llm.arrangement import EFFORTS
 from ovserve.llm.model import ModelContext
 from tests.rendering import probed, rendered
 

@@ -13,7 +13,8 @@ from ovserve.api.openai.responses.endpoint import Responses
 from ovserve.api.openai.responses.tools import clean_tools
 from ovserve.api.openai.tools import check_model, function_tool, narrow_tools, tool_policy
 from ovserve.errors import InvalidArgument, UnsupportedParameter
-from ovserve.llm.chat_template import ChatTemplate, Expectations
+from ovserve.llm.arrangement import Expectations
+from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.model import ModelContext
 from ovserve.llm.parsing.registry import ParserChoice
 from ovserve.llm.request import ToolPolicy
