@@ -47,9 +47,9 @@ from ovserve.api.openai.tokenize import (
     TokenizerInfo,
 )
 from ovserve.http.errors import ApiStyle, style_of
+from ovserve.http.middleware import CONSOLE_API
 from ovserve.http.routes import config, realtime, tensorflow, v2
 from ovserve.kinds.encoders import embeddings_api, rerank_api, score_api
-from ovserve.kinds.encoders import embeddings_api as embeddings
 from ovserve.kinds.images import api as answers
 from ovserve.kinds.speech import api as transcriptions
 from ovserve.kinds.voice import api as speech
@@ -99,7 +99,7 @@ def _at_root(operation: Operation, what: str, same_as: str = "") -> Operation:
 
 
 _CHAT = _at_root(OPERATION, "chat")
-_EMBEDDINGS = _at_root(embeddings.OPERATION, "embeddings", same_as="embeddings")
+_EMBEDDINGS = _at_root(embeddings_api.OPERATION, "embeddings", same_as="embeddings")
 
 
 def _foundry(operation: Operation) -> Operation:
@@ -130,7 +130,7 @@ AZURE_OPERATIONS = (
     _EMBEDDINGS,
     _foundry(_EMBEDDINGS),
     _deployed(OPERATION),
-    _deployed(embeddings.OPERATION),
+    _deployed(embeddings_api.OPERATION),
     _deployed(completions.OPERATION),
     Operation(
         "GET",
@@ -293,9 +293,10 @@ def paths_of(routes: Iterable[Route], operations: Iterable[Operation]) -> dict[O
 
 
 def undocumented(routes: Iterable[Route], operations: Iterable[Operation]) -> list[str]:
-    """Routes that match no spelling of any operation."""
+    """Return the routes that match no spelling of any operation, but those that only the console calls."""
     documented = [(o.method, path) for o in operations for path in _spellings(o.path)]
-    return [f"{r[0]} {r[1].pattern}" for r in routes if not any(_leads(r, m, p) for m, p in documented)]
+    public = [r for r in routes if not r[1].pattern.startswith(CONSOLE_API)]
+    return [f"{r[0]} {r[1].pattern}" for r in public if not any(_leads(r, m, p) for m, p in documented)]
 
 
 def _leads(route: Route, method: str, path: str) -> bool:

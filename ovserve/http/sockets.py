@@ -61,9 +61,8 @@ class _Context(ssl.SSLContext):
 
 
 _FIRST_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_ASN1_TIME = re.compile(
-    rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z"
-)  # the first two are the certificate's validity
+# The first two are the certificate's validity.
+_ASN1_TIME = re.compile(rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z")
 
 
 class _Handshake(ssl.SSLObject):
