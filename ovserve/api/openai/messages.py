@@ -239,9 +239,9 @@ def data_url(data: str | None) -> str | None:
     return data if not data or data.startswith("data:") else f"data:;base64,{data}"
 
 
-def json_text(arguments: str | dict[str, Any] | None) -> str | None:
-    """Return the arguments of a call as text, which is how OpenAI's clients send them."""
-    return msgspec.json.encode(arguments).decode() if isinstance(arguments, dict) else arguments
+def json_text(value: Any) -> str:
+    """Return a text as it is, None as an empty one, and any other value as JSON."""
+    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
 
 
 def template_message(message: Message, index: int, images: Pictures) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def _listed(item: Item) -> dict[str, Any]:
             output = _output(output, "output", Pictures())
         return plain | {"id": item.id or new_id("fco_"), "call_id": item.call_id, "output": output}
     field, call_id = CALLS[item.kind], item.call_id or item.id
-    value = _json(getattr(item, field))
+    value = chat.json_text(getattr(item, field))
     plain |= {"id": item.id or new_id("fc_"), "call_id": call_id, "name": item.name, field: value}
     return plain | ({"namespace": item.namespace} if item.namespace else {})
 
@@ -311,7 +311,10 @@ def to_messages(
 
 def _call(item: Item) -> chat.ToolCallItem:
     """Return a call of a function, of a custom tool, or of a tool that is known by the item's kind."""
-    name, arguments = shown_name(item.namespace, item.name or ""), _json(getattr(item, CALLS[item.kind]))
+    name, arguments = (
+        shown_name(item.namespace, item.name or ""),
+        chat.json_text(getattr(item, CALLS[item.kind])),
+    )
     if item.kind == "custom_tool_call":
         arguments = input_arguments(item.input)
     elif item.kind in NEEDED_FIELDS:
@@ -338,7 +341,9 @@ def _mcp_call(item: Item, requests: dict[str, Item]) -> chat.ToolCallItem | None
         called = requests.get(item.approval_request_id or "")
     if called is None or called.server_label is None:
         return None
-    return chat.ToolCallItem(chat.FunctionCall(called.name or "", _json(called.arguments) or "{}"), called.id)
+    return chat.ToolCallItem(
+        chat.FunctionCall(called.name or "", chat.json_text(called.arguments) or "{}"), called.id
+    )
 
 
 def _mcp_output(item: Item) -> str:
@@ -352,11 +357,6 @@ def _mcp_output(item: Item) -> str:
         [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     )
     return "\n".join(text for text in texts if isinstance(text, str)) or f"error: {item.error or 'no result'}"
-
-
-def _json(value: Any) -> str:
-    """Return a text as it is, any other value as JSON."""
-    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
 
 
 def _text(content: str | list[ContentPart] | None, where: str, images: Pictures) -> str:
@@ -414,7 +414,7 @@ def _output(value: Any, where: str, images: Pictures) -> str:
             fault = explain(str(exc), msgspec.json.encode(value), list[ContentPart])
             raise InvalidArgument(f"{where}{fault}", param=f"{where}{fault.param}") from None
         return _text(parts, where, images)
-    return _json(value)
+    return chat.json_text(value)
 
 
 def _need(item: Item, where: str, *names: str) -> None:
