@@ -372,6 +372,41 @@ def test_an_edit_is_checked_applied_and_undone(tab: Tab, served: Path) -> None:
     assert file.read_text() == before
 
 
+def test_an_answer_that_an_edit_has_overtaken_is_dropped(tab: Tab, served: Path) -> None:
+    """The graph as it was before the undo arrives after it, as from a busy server."""
+    before = (served / "scripted/graph.pbtxt").read_text()
+    page = tab.open("graph/scripted", ready=".node")
+    page.get_by_role("button", name="Edit", exact=True).click()
+    page.get_by_text("valid", exact=True).wait_for()
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+Home")
+    page.keyboard.type("# overtaken\n")
+    held: list[tuple[Any, Any]] = []
+
+    def hold(route: Any) -> None:
+        response = route.fetch()
+        if route.request.method == "GET" and "# overtaken" in response.json()["text"]:
+            held.append((route, response))
+        else:
+            route.fulfill(response=response)
+
+    page.route("**/console/api/graphs/scripted", hold)
+    page.get_by_role("button", name="Apply").click()
+    page.locator(".notice.done").wait_for()
+    page.get_by_role("button", name="Undo").wait_for()
+    page.wait_for_timeout(100)
+    page.get_by_role("button", name="Undo").click()
+    page.locator(".notice.done").wait_for()
+    assert held
+    for route, response in held:
+        with page.expect_event("requestfinished", lambda request, of=route: request == of.request):
+            route.fulfill(response=response)
+    page.wait_for_timeout(200)
+    assert page.locator(".notice.done").is_visible()
+    assert "# overtaken" not in page.locator(".cm-content").inner_text()
+    assert (served / "scripted/graph.pbtxt").read_text() == before
+
+
 def test_a_file_that_cannot_be_loaded_opens_at_its_error(tab: Tab) -> None:
     page = tab.open("graph/broken")
     page.get_by_role("button", name="Open its text").click()

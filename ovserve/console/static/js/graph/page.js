@@ -1,6 +1,6 @@
 // Graph: the file that serves, drawn, at work, and its text.
 
-import { html, useEffect, useState } from "../../vendor/ui.js";
+import { html, useEffect, useRef, useState } from "../../vendor/ui.js";
 import { get } from "../api.js";
 import { Empty, Failure, Icon, IconButton, Pill, Skeleton, StatePill } from "../parts.js";
 import { ModelPicker } from "../picker.js";
@@ -17,14 +17,16 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function useGraph(name, stamp) {
   const [state, setState] = useState({});
+  const loads = useRef(0);
   const load = () => {
-    let current = true;
+    loads.current += 1;
+    const mine = loads.current; // an earlier load may answer later, with the file as it was before an edit
     if (!name) return undefined;
     get(`console/api/graphs/${encodeURIComponent(name)}`, { admin: true }).then(
-      (found) => current && setState({ found }),
-      (error) => current && setState({ error }),
+      (found) => mine === loads.current && setState({ found }),
+      (error) => mine === loads.current && setState({ error }),
     );
-    return () => (current = false);
+    return () => (loads.current += 1);
   };
   useEffect(() => {
     setState((before) => (before.found?.name === name ? before : {}));

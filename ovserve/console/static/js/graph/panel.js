@@ -25,10 +25,10 @@ export function TextPanel({ found, who, line, onApplied }) {
     import("./editor.js").then((m) => setEditor(() => m.Editor), (error) => setState({ error }));
   }, []);
   useEffect(() => {
-    if (found.hash === base.hash) return;
+    if (found.hash === base.hash || state.busy) return; // after an edit the graph is loaded again
     if (dirty) setState({ stale: true });
     else replace(found.text, found.hash);
-  }, [found.hash]);
+  }, [found]);
   useEffect(() => {
     if (dirty) drafts.set(found.name, { hash: base.hash, text });
     else drafts.delete(found.name);
