@@ -228,9 +228,11 @@ async def test_empty_texts_stay_empty(plain_models: Path, model: Path) -> None:
             assert await infer(client, ((), texts(text))) == [((), texts(text))]
 
 
-async def test_no_texts_at_all_harm_no_one_else(model: Path) -> None:
-    """A tokenizer fails on them; after that the shapes of each call are compared first."""
-    async with serving(model.parent / "openvino_tokenizer.xml") as client:
+@pytest.mark.parametrize("streams", [1, 2])
+async def test_no_texts_at_all_harm_no_one_else(model: Path, streams: int) -> None:
+    """A tokenizer fails on them at the first inference of a stream, later ones return a row for no text."""
+    properties = f'{{"NUM_STREAMS": {streams}}}'
+    async with serving(model.parent / "openvino_tokenizer.xml", properties=properties) as client:
         one = ((1,), texts(b"Hello"))
         wanted, before = await infer(client, one), client.pid
         for _ in range(3):

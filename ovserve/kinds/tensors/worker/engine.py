@@ -350,7 +350,10 @@ class TensorEngine:
             compiled = self._compile(1) if alone else self._fitting(tensors)
             request = compiled.idle.get()
             try:
-                return compiled, request, compiled.infer(request, tensors)
+                seconds = compiled.infer(request, tensors)
+                if not all(tensor.get_size() for _, tensor in tensors):
+                    self._check_outputs(request, shapes_of(tensors))
+                return compiled, request, seconds
             except Broken:
                 compiled.idle.put(request)
                 self._leave(compiled)
@@ -376,6 +379,17 @@ class TensorEngine:
         if len(self._known_shapes) >= MOST_KNOWN_SHAPES:
             self._known_shapes.clear()
         self._known_shapes.add(shapes)
+
+    def _check_outputs(self, request: ov.InferRequest, shapes: Shapes) -> None:
+        """Raises RuntimeError for outputs in shapes that the model cannot have for these inputs.
+
+        Without elements, the CPU plugin's tokenizers fail at the first inference of a stream. Later ones return
+        a row for no text.
+        """
+        for at, port in enumerate(self._model.reshaped(shapes).outputs):
+            shape = request.get_output_tensor(at).shape
+            if not port.partial_shape.compatible(ov.PartialShape(shape)):
+                raise RuntimeError(f"output {at} has the shape {shape} instead of {port.partial_shape}")
 
     def _fitting(self, tensors: Given) -> Compiled:
         """Return the compilation for tensors of these shapes."""
