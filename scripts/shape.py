@@ -173,19 +173,20 @@ def bare_constants() -> list[str]:
     found = []
     for path in files():
         for node in tree(path).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                for target in node.targets:
-                    number = isinstance(node.value.value, int | float) and not isinstance(
-                        node.value.value, bool
-                    )
-                    if (
-                        isinstance(target, ast.Name)
-                        and number
-                        and target.id.isupper()
-                        and "_" not in target.id
-                    ):
-                        found.append(f"{module_name(path)}.{target.id}")
+            if isinstance(node, ast.Assign) and is_number(node.value):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                one_word = [name for name in names if name.isupper() and "_" not in name.strip("_")]
+                found += [f"{module_name(path)}.{name}" for name in one_word]
     return found
+
+
+def is_number(node: ast.expr) -> bool:
+    """Return whether an expression is a number, such as 5, -1.5, 4 << 20 or 60 * SAMPLES_PER_SECOND."""
+    if isinstance(node, ast.BinOp):
+        return is_number(node.left) or is_number(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return is_number(node.operand)
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
 def shape() -> dict[str, int]:

@@ -17,7 +17,7 @@ from ovserve.llm.audio import SAMPLES_PER_SECOND
 QUIET_LEVEL = 300  # of 32,768: below it nothing is heard
 KEPT_SECONDS = 0.05  # of the silence before and after sound
 BIAS, CLIP = 132, 32_635  # of u-law, on a scale of 16 bits
-CHUNK = 1 << 16  # samples that are resampled at once
+MAX_CHUNK = 1 << 16  # samples that are resampled at once
 
 Samples = NDArray[np.int16]
 
@@ -60,7 +60,7 @@ class Resampler:
     def __call__(self, samples: Samples, *, last: bool = False) -> Samples:
         if self._stream is None or (not samples.size and not last):
             return samples
-        parts = [samples[at : at + CHUNK] for at in range(0, samples.size, CHUNK)] or [samples]
+        parts = [samples[at : at + MAX_CHUNK] for at in range(0, samples.size or 1, MAX_CHUNK)]
         chunks = [self._stream.resample_chunk(p, last=last and p is parts[-1]) for p in parts]
         return np.concatenate(chunks)
 

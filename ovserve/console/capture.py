@@ -35,7 +35,7 @@ from ovserve.llm.request import Delta, GenerateRequest
 from ovserve.log import request_id
 from ovserve.serving.manager import Manager
 
-MOST = 64 << 20  # characters of all records
+MAX_RECORDED_CHARACTERS = 64 << 20  # characters of all records
 MOST_OF_ONE = 8 << 20
 ENTRY_COST_CHARACTERS = 200  # characters that an entry costs besides its text
 LONGEST_TEXT = 4 << 20
@@ -106,7 +106,7 @@ class Capture:
         record.entries.append(entry)
         record.size += cost
         self.size += cost
-        while self.size > MOST and len(self.records) > 1:
+        while self.size > MAX_RECORDED_CHARACTERS and len(self.records) > 1:
             _, oldest = self.records.popitem(last=False)
             oldest.cut = True  # it may still run
             self.size -= oldest.size

@@ -147,7 +147,7 @@ def _value(field: Any, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-MOST = 1 << 20  # bytes of a graph file
+MAX_GRAPH_SIZE = 1 << 20  # bytes of a graph file
 MAX_UNDO_TEXTS = 20  # earlier texts per graph, for undo
 
 
@@ -196,8 +196,8 @@ class Graphs:
         from ovserve.serving.check import report  # an untouched console does not load it
 
         spec = self._spec(name)
-        if len(text) > MOST:
-            raise InvalidArgument.at("text", f"expected at most {MOST} characters, got {len(text)}")
+        if len(text) > MAX_GRAPH_SIZE:
+            raise InvalidArgument.at("text", f"expected at most {MAX_GRAPH_SIZE} characters, got {len(text)}")
         if self._templates is None:
             self._templates = Templates()
         with scratch_directory("ovserve-check-") as folder:

@@ -36,7 +36,7 @@ from ovserve.access.request_context import NodeTime, node_times
 from ovserve.errors import NodeError, OvserveError
 from ovserve.graph.calculator import Context, NodeState, Output, Packet, Port
 from ovserve.graph.planning import GraphPlan, NodePlan
-from ovserve.graph.streams import END, Pools, Queue, Stream, TapSlot, wake
+from ovserve.graph.streams import TIMESTAMP_DONE, Pools, Queue, Stream, TapSlot, wake
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +107,11 @@ class NodeRun(ABC):
         """Apply rule 1: return the earliest settled timestamp and its set."""
         best: tuple[int, list[Queue]] | None = None
         for group in self.sets:
-            first = END
+            first = TIMESTAMP_DONE
             for queue in group:
                 if (packets := queue.packets) and (at := packets[0][0]) < first:
                     first = at
-            if first == END or (best is not None and first >= best[0]):
+            if first == TIMESTAMP_DONE or (best is not None and first >= best[0]):
                 continue
             for queue in group:
                 if not queue.packets and queue.bound <= first:
@@ -122,7 +122,7 @@ class NodeRun(ABC):
 
     def drained(self) -> bool:
         for queue in self.queues:  # noqa: SIM110  a generator costs two microseconds per token
-            if queue.bound != END or queue.packets:
+            if queue.bound != TIMESTAMP_DONE or queue.packets:
                 return False
         return True
 
@@ -146,12 +146,12 @@ class NodeRun(ABC):
 
     def pass_bounds(self) -> None:
         if len(self.sets) == 1:
-            bound = END
+            bound = TIMESTAMP_DONE
             for queue in self.queues:
                 at = queue.packets[0].timestamp if queue.packets else queue.bound
                 if at < bound:
                     bound = at
-            if bound != END:
+            if bound != TIMESTAMP_DONE:
                 for stream in self.outputs.values():
                     stream.advance(bound)
 
@@ -191,7 +191,7 @@ class NodeRun(ABC):
             queue.packets.clear()
             queue.wake_writers()
         for stream in self.outputs.values():
-            stream.advance(END)
+            stream.advance(TIMESTAMP_DONE)
         self.run.retired()
 
 
@@ -280,12 +280,12 @@ class GraphRun:
                 await self._wait_for_room(queue)
         if self.error is not None:
             raise self.error
-        if stream.bound == END:
+        if stream.bound == TIMESTAMP_DONE:
             raise ValueError(f"graph input {name!r} is closed")
         stream.put(stream.bound if timestamp is None else timestamp, value)
 
     def close_input(self, name: str) -> None:
-        self.inputs[name].advance(END)
+        self.inputs[name].advance(TIMESTAMP_DONE)
         self.check_rest()
 
     def close_inputs(self) -> None:
@@ -304,14 +304,14 @@ class GraphRun:
 
     async def _more(self, queue: Queue) -> bool:
         """Return False at the end of an empty graph output. Raises NodeError if the run failed."""
-        if self.error is None and queue.bound != END and (drive := self.drive) is not None:
+        if self.error is None and queue.bound != TIMESTAMP_DONE and (drive := self.drive) is not None:
             self.drive = None
             await drive()
         if queue.packets:
             return True
         if self.error is not None:
             raise self.error
-        return queue.bound != END
+        return queue.bound != TIMESTAMP_DONE
 
     async def pour(self, name: str, sink: Callable[[Any], bool]) -> bool:
         """Call `sink` with the value of each packet of a graph output, until it returns False or the output
@@ -408,11 +408,11 @@ class GraphRun:
         for queue in stuck:
             self._relieve(queue)
         parked = not stuck and not self.held and self._looping
-        if parked and all(s.bound == END for s in self.inputs.values()):
+        if parked and all(s.bound == TIMESTAMP_DONE for s in self.inputs.values()):
             self._looping = False
             for queue in queues:
                 if queue.delay:
-                    queue.bound = END
+                    queue.bound = TIMESTAMP_DONE
                     queue.wake_reader()
 
     def _relieve(self, queue: Queue) -> None:

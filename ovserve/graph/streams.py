@@ -24,7 +24,7 @@ from ovserve.graph.config import GraphConfig
 from ovserve.graph.node import Node, split_tag_index
 from ovserve.protos import calculator_pb2
 
-END = 2**63 - 1  # the bound of a closed stream
+TIMESTAMP_DONE = 2**63 - 1  # the bound of a closed stream
 
 
 class Reader(Protocol):
@@ -51,7 +51,7 @@ class Queue:
         self.packets: deque[Packet] = deque()
         self.bound = 0  # no packet below this will come any more
         self.owner = reader
-        self.capacity = END if back_edge or capacity < 0 else capacity
+        self.capacity = TIMESTAMP_DONE if back_edge or capacity < 0 else capacity
         self.delay = 1 if back_edge else 0
         self.swallow = False
         self.writers: list[asyncio.Future[None]] = []

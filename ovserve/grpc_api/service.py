@@ -44,7 +44,7 @@ from ovserve.protos import kserve_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-SMALL = 64 * 1024  # bytes outside of raw tensors, or of elements that are read one by one
+SMALL_REQUEST = 64 * 1024  # bytes outside of raw tensors, or of elements that are read one by one
 MAX_FIELDS = 4096  # top-level fields of a message
 RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -52,10 +52,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 def read_infer(data: bytes) -> pb.ModelInferRequest | bytes:
     """Return the message; or its bytes, for a body process, if it takes long to read."""
-    if len(data) > SMALL and not _is_light(data):
+    if len(data) > SMALL_REQUEST and not _is_light(data):
         return data
     message = pb.ModelInferRequest.FromString(data)
-    if len(data) > SMALL and any(tensor.datatype == BYTES for tensor in message.inputs):
+    if len(data) > SMALL_REQUEST and any(tensor.datatype == BYTES for tensor in message.inputs):
         return data
     return message
 
@@ -78,7 +78,7 @@ def _is_light(data: bytes) -> bool:
         else:
             return False
         other += 0 if tag >> 3 == RAW else at - begin
-        if other > SMALL:
+        if other > SMALL_REQUEST:
             return False
     return False
 

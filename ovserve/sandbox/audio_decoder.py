@@ -48,7 +48,7 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 RIFX = b"RIFX"
 MOST_CHANNELS = 64
 RATES = (1000, 768_000)
-BLOCK = 1 << 18  # frames that are read at once
+BLOCK_FRAMES = 1 << 18  # frames that are read at once
 FILTER_TAPS = 32  # of the filter, per sample of the lower rate
 MOST_WEIGHTS = 1 << 20  # of all filters, and eight times that of the windows they are applied to at once
 KAISER_BETA = 8.0  # of its Kaiser window: about 80 dB
@@ -85,8 +85,8 @@ def decode_wav(source: Path, samples: Samples) -> None:
     form, begin, end = _chunks(raw)
     frames = (end - begin) // form.frame_bytes
     resample = Resampler(form.rate)
-    for at in range(0, frames, BLOCK):
-        size = min(BLOCK, frames - at)
+    for at in range(0, frames, BLOCK_FRAMES):
+        size = min(BLOCK_FRAMES, frames - at)
         block = raw[begin + at * form.frame_bytes : begin + (at + size) * form.frame_bytes]
         values = _values(block, form).reshape(size, form.channels).mean(1)
         samples.write(_packed(resample.feed(values)))

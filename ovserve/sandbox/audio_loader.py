@@ -20,9 +20,9 @@ from ovserve.sandbox.pool import Pool
 from ovserve.scratch import scratch_file
 
 FILE_SECONDS = 120.0  # for one file; an hour takes 4 to 10
-MEMORY = 2 << 30  # bytes of a process's address space
+MAX_MEMORY = 2 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.audio_decoder"
-SHORTEST = SAMPLES_PER_SECOND // 100  # samples; 10 ms
+MIN_SAMPLES = SAMPLES_PER_SECOND // 100  # samples; 10 ms
 DATA_URL_BYTES = 256  # of the part before the comma
 
 
@@ -72,7 +72,7 @@ class AudioLoader:
     def __init__(self, bounds: AudioBounds | None = None) -> None:
         self.bounds = bounds or AudioBounds()
         self._pool = Pool(
-            f"{FUNCTIONS}:initialize", seconds=FILE_SECONDS, memory=MEMORY, purpose=" to decode audio"
+            f"{FUNCTIONS}:initialize", seconds=FILE_SECONDS, memory=MAX_MEMORY, purpose=" to decode audio"
         )
 
     async def load_base64(self, data: str, param: str) -> Recording:
@@ -107,7 +107,7 @@ class AudioLoader:
             samples: int = await self._pool.decode(
                 f"{FUNCTIONS}:decode", str(source), str(target), self.bounds.seconds, returns=int
             )
-            if samples < SHORTEST:
+            if samples < MIN_SAMPLES:
                 raise InvalidArgument.at(param, f"the audio is too short: {samples} samples")
         except Undecodable as error:
             os.close(descriptor)

@@ -32,7 +32,7 @@ from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import RETRY_AFTER, CallTimeout, Pool, ProcessEnded
 
 CALL_SECONDS = 30.0  # for one call; the largest body within the default limits takes 3
-MEMORY = 2 << 30  # bytes of a process's address space
+MAX_MEMORY = 2 << 30  # bytes of a process's address space
 BODY_NICENESS = 5  # below the engine and the event loop
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Bodies:
     """Checks and decodes bodies. Times in seconds, memory in bytes."""
 
     def __init__(
-        self, bounds: BodyBounds = DEFAULT_BOUNDS, *, seconds: float = CALL_SECONDS, memory: int = MEMORY
+        self, bounds: BodyBounds = DEFAULT_BOUNDS, *, seconds: float = CALL_SECONDS, memory: int = MAX_MEMORY
     ) -> None:
         self.bounds = bounds
         self._pool = Pool(

@@ -23,7 +23,7 @@ from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
 
 # For one prompt, and for a free process; a conversation of 10 MB takes a tenth of a second.
 RENDER_SECONDS = 5.0
-MEMORY = 1 << 30  # bytes of a process's address space
+MAX_MEMORY = 1 << 30  # bytes of a process's address space
 GROW_AFTER = 0.1  # seconds
 FUNCTIONS = "ovserve.sandbox.rendering"  # imports jinja2, so the server does not import it
 COMPILE, RENDER = f"{FUNCTIONS}:compile_template", f"{FUNCTIONS}:render"
@@ -33,7 +33,7 @@ class Templates:
     """Times in seconds, memory in bytes. A graph without chat templates costs nothing."""
 
     def __init__(
-        self, *, seconds: float = RENDER_SECONDS, memory: int = MEMORY, grow_after: float = GROW_AFTER
+        self, *, seconds: float = RENDER_SECONDS, memory: int = MAX_MEMORY, grow_after: float = GROW_AFTER
     ) -> None:
         self.pool = Pool(
             f"{FUNCTIONS}:initialize",

@@ -28,7 +28,7 @@ from ovserve.sandbox.messages import Call, Failed, OutOfMemory, Raised, Returned
 EXIT_PROTOCOL = 65  # EX_DATAERR
 # Characters of a part of a text. The server reads 31 MB of emoji in 60 ms, and handles other events between
 # parts.
-PART = 1 << 20
+MAX_PART = 1 << 20
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -49,10 +49,10 @@ def frames(call: Call) -> list[tuple[bytes, ...]]:
         if type(value) is not str:
             data = _encoder.encode(value) if call.typed else pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
             return [frame_parts(Returned(), data)]
-        if len(value) <= PART:
+        if len(value) <= MAX_PART:
             return [frame_parts(Text(value))]
-        places = range(0, len(value), PART)
-        return [frame_parts(Text(value[at : at + PART], at == places[-1])) for at in places]
+        places = range(0, len(value), MAX_PART)
+        return [frame_parts(Text(value[at : at + MAX_PART], at == places[-1])) for at in places]
     except (OvserveError, Undecodable) as error:
         return [frame_parts(Raised.of(error))]
     except FrameError as error:

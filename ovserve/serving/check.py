@@ -22,7 +22,7 @@ import msgspec
 from ovserve.access import as_system
 from ovserve.children import bound_command
 from ovserve.engine.client.settings import EngineSettings
-from ovserve.engine.host.memory import memory
+from ovserve.engine.host.memory import BYTES_PER_GIB, memory
 from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
 from ovserve.engine.model.script import read_script
 from ovserve.engine.protocol.admission import context_limit
@@ -48,7 +48,6 @@ from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
 from ovserve.serving.model_size import (
-    GIGABYTE,
     LoadEstimate,
     ModelSize,
     cache_bytes,
@@ -76,10 +75,10 @@ def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
 def cache_fault(spec: Spec) -> str:
     """Return why the configured cache does not fit here; "" if it does, or the memory is unknown."""
     size = spec.cache_size if isinstance(spec, TextSpec) else 0
-    size_in_bytes, there = size * GIGABYTE, memory()
+    size_in_bytes, there = size * BYTES_PER_GIB, memory()
     if not there.available or size_in_bytes <= there.available:
         return ""
-    free = there.available / GIGABYTE
+    free = there.available / BYTES_PER_GIB
     return f"{size} GB are more than the {free:.1f} GB that are free on this {there.limit}"
 
 

@@ -1,10 +1,10 @@
 """A comparable digest of a servable's files, which decides whether it must be loaded again.
 
-Content decides, never a time stamp: `touch`, a copy over itself or a new checkout is not a change. Reading is
-avoided by remembering, per file, the size, times and inode of its digest. In a file above `WHOLE` bytes only
-evenly spaced samples are read (its head, its tail and `SAMPLES` blocks between); otherwise a model of 30 GB
-would be read from disk at every copy. A model that was quantised or trained anew differs in every block, but
-a manual edit of a few bytes in the middle of a huge file is not detected.
+Content decides, never a time stamp: `touch`, a copy over itself or a new checkout is not a change. Reading
+is avoided by remembering, per file, the size, times and inode of its digest. In a file above `MAX_HASHED`
+bytes only evenly spaced samples are read (its head, its tail and `SAMPLES` blocks between); otherwise a
+model of 30 GB would be read from disk at every copy. A model that was quantised or trained anew differs in
+every block, but a manual edit of a few bytes in the middle of a huge file is not detected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from ovserve.graph.registry import author_files, modules
 from ovserve.serving.settings import ServableSpec
 
-WHOLE = 64 << 20
+MAX_HASHED = 64 << 20
 SAMPLES, BLOCK = 64, 64 << 10
 MAX_FILES = 10_000
 
@@ -113,7 +113,7 @@ def _is_of_model(name: str) -> bool:
 
 
 def _digest(descriptor: int, size: int) -> str:
-    if size <= WHOLE:
+    if size <= MAX_HASHED:
         blocks = [(0, size)]
     else:
         blocks = [(i * (size - BLOCK) // (SAMPLES + 1), BLOCK) for i in range(SAMPLES + 2)]

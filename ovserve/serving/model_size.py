@@ -20,7 +20,7 @@ from typing import Any
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.host.cpu import processor
 from ovserve.engine.host.kernels import have_kernels
-from ovserve.engine.host.memory import Memory, memory
+from ovserve.engine.host.memory import BYTES_PER_GIB, Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED_WEIGHTS, json_or_empty
 from ovserve.engine.model.gguf import GGUFError, read_gguf, read_metadata
 from ovserve.engine.model.gguf_forms import converted_size
@@ -31,7 +31,6 @@ WEIGHTS = (".bin", ".gguf", ".safetensors", ".onnx")
 # The paged engine takes bf16 where that is faster and memory is not short. In 8 bits each head of a token has
 # a scale and a zero point too, 8 bytes for 128 numbers.
 PRECISIONS = {"u8": 1.0625, "i8": 1.0625, "u4": 0.5, "i4": 0.5, "f16": 2, "bf16": 2, "f32": 4}
-GIGABYTE = 1 << 30
 MEMORY_RATIO = 1.2  # memory of a loaded model per byte of its weights, where its form is unknown
 LIBRARY_OVERHEAD = 2.5  # of a .gguf file that the library reads itself: 2.9 at 3 B parameters, 2.5 at 8 B
 PROCESS_BYTES = 128 << 20  # of an engine process besides its model
@@ -132,7 +131,7 @@ def model_size(spec: Spec) -> ModelSize:
 def cache_bytes(spec: Spec, size: ModelSize, context: int | None) -> int:
     """Return the size of the KV cache: as configured, else for one request with the whole context; 0:
     unknown."""
-    configured = spec.cache_size * GIGABYTE if isinstance(spec, TextSpec) else 0
+    configured = spec.cache_size * BYTES_PER_GIB if isinstance(spec, TextSpec) else 0
     return configured or int(size.cache_per_token * (context or 0))
 
 

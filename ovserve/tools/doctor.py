@@ -25,7 +25,7 @@ from ovserve import __version__, installation
 from ovserve.children import bound_command
 from ovserve.engine.host.cpu import Processor, processor
 from ovserve.engine.host.kernels import LIBRARY, find_compiler, kernel_directories
-from ovserve.engine.host.memory import Memory, memory
+from ovserve.engine.host.memory import BYTES_PER_MIB, Memory, memory
 from ovserve.pull.recommend import fitting, read_bandwidth
 
 # ok: as it should be; slow: works, and could be faster; warning: may fail later; problem: a server fails.
@@ -63,7 +63,6 @@ def text(result: Report) -> str:
     return "\n".join(lines)
 
 
-MEGABYTE = 1 << 20
 LITTLE_MEMORY, NO_MEMORY = 4 << 30, 1 << 30  # a model of 1.5 B parameters in 4 bits and its cache; any model
 LITTLE_SHARED = 256 << 20  # a container's default is 64 MB, less than one large tensor
 FORMS = ("Q4_0", "Q4_K_M", "Q8_0")
@@ -130,7 +129,7 @@ def check_kernels(compiler: str | None, directories: Sequence[Path]) -> Finding:
 
 
 def check_memory(available: int, limit: str) -> Finding:
-    state = f"{available // MEGABYTE} MB available in the {limit}"
+    state = f"{available // BYTES_PER_MIB} MB available in the {limit}"
     if not available:
         return Finding("memory", "warning", "unknown", "this system does not say how much memory is left")
     if available < NO_MEMORY:
@@ -163,7 +162,7 @@ def check_models_of(available: Memory, bandwidth: float) -> Finding:
 
 
 def check_shared_memory(free: int) -> Finding:
-    state = f"{free // MEGABYTE} MB free in /dev/shm"
+    state = f"{free // BYTES_PER_MIB} MB free in /dev/shm"
     if free < LITTLE_SHARED:
         advice = (
             "large tensors pass through it: podman run --shm-size 512m, or an emptyDir with medium Memory"

@@ -22,7 +22,7 @@ from ovserve.errors import (
 from ovserve.sandbox.bodies import Bodies
 from ovserve.sandbox.messages import OutOfMemory, Undecodable
 from ovserve.sandbox.pool import CallTimeout, Pool, ProcessEnded
-from ovserve.sandbox.worker import PART
+from ovserve.sandbox.worker import MAX_PART
 from tests.conftest import eventually
 from tests.sandbox.work import (
     Fact,
@@ -89,7 +89,7 @@ async def test_a_fault_of_ours_is_internal_and_the_process_goes_on(
     assert await pool.call(where) == first
 
 
-@pytest.mark.parametrize("length", [0, PART, PART + 1, 2 * PART, 3 * PART - 1])
+@pytest.mark.parametrize("length", [0, MAX_PART, MAX_PART + 1, 2 * MAX_PART, 3 * MAX_PART - 1])
 async def test_a_text_of_any_length_comes_back_whole(pool: Pool, length: int) -> None:
     assert await pool.call(text, length) == text(length)
     assert await pool.call(text, 3) == text(3)

@@ -14,7 +14,7 @@ from ovserve.errors import InvalidArgument, LoadError, Unavailable
 from ovserve.llm.chat_template import ChatTemplate
 from ovserve.sandbox.rendering import MAX_TEMPLATES
 from ovserve.sandbox.templates import Templates
-from ovserve.sandbox.worker import PART
+from ovserve.sandbox.worker import MAX_PART
 from tests.conftest import eventually
 from tests.sandbox.work import kept_templates
 
@@ -193,7 +193,8 @@ async def test_integers_of_any_size_and_odd_text_arrive(templates: Templates) ->
 
 async def test_a_long_prompt_arrives_in_parts_as_one_text(templates: Templates) -> None:
     template = await templates.load(GOOD)
-    for length in (PART - 7, PART - 6, PART - 5, 2 * PART - 6, 3 * PART):  # "user:" and ";" are six more
+    some = (MAX_PART - 7, MAX_PART - 6, MAX_PART - 5, 2 * MAX_PART - 6, 3 * MAX_PART)
+    for length in some:  # "user:" and ";" are six more
         text = "\N{GRINNING FACE}" * (length - 1) + "e"
         assert await render(templates, template, text) == f"user:{text};"
         assert await render(templates, template) == "user:hi;"

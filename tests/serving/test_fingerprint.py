@@ -80,7 +80,7 @@ def test_a_link_turned_to_another_model_is_a_change(tmp_path: Path) -> None:
 
 
 def test_of_a_large_file_only_samples_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "WHOLE", 1 << 20)
+    monkeypatch.setattr(fingerprint, "MAX_HASHED", 1 << 20)
     monkeypatch.setattr(fingerprint, "BLOCK", 4096)
     path = tmp_path / "model.gguf"
     content = bytearray(os.urandom(4 << 20))

@@ -134,7 +134,7 @@ def _lower(text: str) -> str:
 T = TypeVar("T", bound=msgspec.Struct)
 Loosen = Callable[[Any], None]  # takes out of a decoded body what other servers made and no struct knows
 
-LONG = 64 * 1024  # bytes of a string that is looked at as a whole only where it must be
+SCAN_LIMIT = 64 * 1024  # bytes of a string that is looked at as a whole only where it must be
 MAX_IMAGE_PARTS = 256  # of one body that are looked for; the search runs in Python
 # A body of so many values and so much text is decoded in the event loop: about 40 ms for the worst of them.
 LOOP_NODES = 16_000
@@ -181,7 +181,7 @@ def without_images(body: bytes) -> bytes:
         image = _IMAGE.match(body, at)
         at = at + 1 if image is None else image.end()
         end = body.find(b'"', at)
-        if image is not None and end - at > LONG and body.find(b"\\", at, end) < 0:
+        if image is not None and end - at > SCAN_LIMIT and body.find(b"\\", at, end) < 0:
             parts.append(body[copied:at])
             copied = at = end
     return b"".join([*parts, body[copied:]])
@@ -192,7 +192,7 @@ def unique_members(body: bytes) -> dict[str, Any]:
     for a key that occurs twice in any object, and for a body that is not a JSON object, is not Unicode or
     nests too deeply."""
     try:
-        members = _walk((without_images(body) if len(body) > LONG else body).decode())
+        members = _walk((without_images(body) if len(body) > SCAN_LIMIT else body).decode())
     except ValueError as exc:
         decode_fields(body)  # raises the same error in better words
         raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
@@ -233,7 +233,7 @@ def is_light(body: bytes) -> bool:
     """Return whether a body may be decoded in the event loop. Images are skipped, so they do not count."""
     if len(body) <= LOOP_NODES:
         return True
-    text = without_images(body) if len(body) > LONG else body
+    text = without_images(body) if len(body) > SCAN_LIMIT else body
     return len(text) <= LOOP_BYTES and structure_bytes(text) <= LOOP_NODES
 
 
@@ -367,7 +367,7 @@ LISTS = {
     "max_messages": ("messages", "input", "text", "tokens", *TEXT_PAIRS),
     "max_tensors": ("inputs", "outputs"),
 }
-SLICE = 1 << 20
+SCAN_SLICE = 1 << 20
 
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _STRUCTURE = b',{["'
@@ -402,8 +402,8 @@ def count_nodes(body: bytes, enough: int) -> int:
     # Without escaped backslashes every backslash that is left escapes what follows it.
     text = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
     nodes, outside = 0, True
-    for at in range(0, len(text), SLICE):  # a slice at a time: the pieces of all of it take a gigabyte
-        pieces = text[at : at + SLICE].split(b'"')
+    for at in range(0, len(text), SCAN_SLICE):  # a slice at a time: the pieces of all of it take a gigabyte
+        pieces = text[at : at + SCAN_SLICE].split(b'"')
         nodes += sum(map(len, pieces[0 if outside else 1 :: 2]))
         outside ^= len(pieces) % 2 == 0
         if nodes > enough:

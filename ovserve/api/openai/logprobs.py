@@ -122,7 +122,7 @@ def joined(pieces: list[tuple[str, bool]]) -> str:
     return "".join(out)
 
 
-MISSING = -9999.0  # OpenAI's number for "unknown" where the shape has no null
+MISSING_LOGPROB = -9999.0  # OpenAI's number for "unknown" where the shape has no null
 
 
 class TopLogprob(msgspec.Struct):
@@ -156,14 +156,14 @@ def top_of(token: TokenLogprob, top: int) -> tuple[TopToken, ...]:
         return ()
     if token.top:
         return token.top[:top]
-    return (TopToken(token.text, token.utf8, MISSING if token.logprob is None else token.logprob),)
+    return (TopToken(token.text, token.utf8, MISSING_LOGPROB if token.logprob is None else token.logprob),)
 
 
 def chat_logprobs(tokens: list[TokenLogprob], top: int) -> ChatLogprobs:
     """`top`: how many of the most likely tokens to show at each place."""
     content = []
     for token in tokens:
-        logprob = MISSING if token.logprob is None else token.logprob
+        logprob = MISSING_LOGPROB if token.logprob is None else token.logprob
         tops = [
             TopLogprob(shown_token(one.text, one.utf8, ""), one.logprob, list(one.utf8))
             for one in top_of(token, top)

@@ -113,7 +113,7 @@ if __name__ == "__main__":
 
 
 UNIX = "unix:"
-CHUNK = 256 * 1024  # bytes of a file
+UPLOAD_CHUNK = 256 * 1024  # bytes of a file
 PROBE_SECONDS = 1.0  # for a server that may not be there
 
 
@@ -173,7 +173,7 @@ class Connection:
         tail = f"\r\n--{boundary}--\r\n"
         length = len(head) + size + len(tail)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
-        chunks = itertools.chain([head.encode()], iter(lambda: file.read(CHUNK), b""), [tail.encode()])
+        chunks = itertools.chain([head.encode()], iter(lambda: file.read(UPLOAD_CHUNK), b""), [tail.encode()])
         with closing(self._open("POST", path, chunks, None, headers)) as connection:
             return json.loads(self._answered(connection).read())
 
@@ -181,7 +181,7 @@ class Connection:
         """Yield the bytes of an answer. Raises as `get`."""
         with closing(self._open("GET", path, None, None)) as connection:
             answer = self._answered(connection)
-            while chunk := answer.read(CHUNK):
+            while chunk := answer.read(UPLOAD_CHUNK):
                 yield chunk
 
     def text(self, path: str, timeout: float | None = None) -> str:

@@ -25,7 +25,7 @@ KNOWN = frozenset(
     ("options", "keys", "affinity", "data_plane", "max_num_seqs", "load_timeout", "shutdown_timeout")
 )
 HOOK = "_with_ingress_request_router"
-LARGE = 256 << 10  # bytes of a body that is scanned off the event loop
+LARGE_BODY = 256 << 10  # bytes of a body that is scanned off the event loop
 RECENT_SECONDS = 1.0  # requests sent since then may not be in what a replica reported
 SESSION_REPLICAS = 3  # replicas that a session may go to, in this order
 ROUTER_REPLICAS = 2  # one may be replaced while the other answers
@@ -142,4 +142,4 @@ def _session_header(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 async def _of(body: bytes) -> str:
-    return await asyncio.to_thread(session_of, body) if len(body) > LARGE else session_of(body)
+    return await asyncio.to_thread(session_of, body) if len(body) > LARGE_BODY else session_of(body)

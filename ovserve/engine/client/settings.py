@@ -3,7 +3,7 @@
 The limit is checked once a second.
 
 An engine is short of memory when it holds more than its limit, or when the machine or container has less
-than RESERVE left. New requests are then rejected (`engine/admission/controller.py`); nothing else helps
+than MIN_FREE left. New requests are then rejected (`engine/admission/controller.py`); nothing else helps
 while others run, because an engine does not give back memory of its cache. So an engine that has grown
 since its load is replaced as soon as it is idle, if a fresh one would not be short of memory.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ovserve.engine.client.grammars import GrammarLimits
 from ovserve.engine.client.state import RestartPolicy
-from ovserve.engine.host.memory import Memory, memory, resident
+from ovserve.engine.host.memory import BYTES_PER_MIB, Memory, memory, resident
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class EngineSettings:
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
 
 
-RESERVE = 256 << 20  # bytes
+MIN_FREE = 256 << 20  # bytes
 RESUME_RATIO = 0.95  # part of the limit, below which requests are accepted again
-MEGABYTE = 1 << 20
 SHARED_CHECK_SECONDS = 0.5
 
 
@@ -81,7 +80,7 @@ class MemoryLimit:
         again = RESUME_RATIO if self.shortage else 1.0
         if self._limit and self.held > self._limit * again:
             return f"the engine holds {_mb(self.held)} of memory, and its limit is {_mb(self._limit)}"
-        if free.available and free.available * again < RESERVE:
+        if free.available and free.available * again < MIN_FREE:
             return f"the {free.limit} has {_mb(free.available)} of memory left"
         return ""
 
@@ -92,8 +91,8 @@ class MemoryLimit:
             return False
         given_back = self.held - self._loaded
         over = bool(self._limit) and self.held > self._limit * RESUME_RATIO
-        return given_back > 0 and (over or (self._left.available + given_back) * RESUME_RATIO >= RESERVE)
+        return given_back > 0 and (over or (self._left.available + given_back) * RESUME_RATIO >= MIN_FREE)
 
 
 def _mb(size: int) -> str:
-    return f"{size / MEGABYTE:.0f} MB"
+    return f"{size / BYTES_PER_MIB:.0f} MB"

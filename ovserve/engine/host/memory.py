@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+BYTES_PER_MIB, BYTES_PER_GIB = 1 << 20, 1 << 30
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 

@@ -40,7 +40,7 @@ INLINE_BYTES = 32 << 10
 FRAME_BYTES = 2 << 20
 SPILLED_BYTES = 128 << 20  # half of the largest frame
 KEPT_BYTES = 32 << 20  # of each side; half of what a container has as /dev/shm by default
-STEP = 64 << 10  # sizes of kept segments are multiples of it
+SIZE_STEP = 64 << 10  # sizes of kept segments are multiples of it
 MAX_WASTE_RATIO = 4  # a value may use a kept segment of so many times its size
 HEADER_BYTES = 64  # bytes before the value in a kept segment, so that tensors are aligned
 PREFIX = "ovserve"
@@ -187,10 +187,10 @@ class Segments:
         """Take a kept segment that is not in use, or make one; return its name. Empty: there is none."""
         with self._lock:
             for room, name in self._kept:
-                if size <= room <= max(STEP, size * MAX_WASTE_RATIO) and not self._mapped[name][0]:
+                if size <= room <= max(SIZE_STEP, size * MAX_WASTE_RATIO) and not self._mapped[name][0]:
                     self._mapped[name][0] = 1
                     return name
-            whole = -(-(size + HEADER_BYTES) // STEP) * STEP
+            whole = -(-(size + HEADER_BYTES) // SIZE_STEP) * SIZE_STEP
             if self._kept_bytes + whole > KEPT_BYTES:
                 return ""
             try:

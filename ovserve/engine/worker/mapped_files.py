@@ -41,7 +41,7 @@ MAX_FILES = 1000  # of a model; a directory with more is not one
 LEAST_BYTES = 1 << 12  # smaller files are read
 WRITABLE = ".gguf"  # the library opens these for writing while it reads them, and copies their weights
 COPIED_BYTES = 64 << 20  # of a file without a lease, for the only model of a process
-PIECE = 64 << 20  # bytes that are read at once
+READ_CHUNK = 64 << 20  # bytes that are read at once
 # On these, a lease that is refused with EAGAIN means that the file is open for writing.
 LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs"))
 
@@ -210,7 +210,7 @@ class MappedFiles:
         else:
             position = 0
             while part := os.preadv(
-                descriptor, [view[position : position + PIECE]], mapping.offset + position
+                descriptor, [view[position : position + READ_CHUNK]], mapping.offset + position
             ):
                 position += part
             if position + mmap.PAGESIZE <= size:

@@ -53,8 +53,8 @@ from ovserve.kinds.speech.api import (
 from ovserve.kinds.speech.languages import language_code
 from ovserve.kinds.speech.metrics import SpeechMetrics
 from ovserve.kinds.speech.spec import (
+    MAX_SAMPLES,
     TRANSCRIBE,
-    WINDOW,
     Piece,
     SpeechFacts,
     SpeechToTextSpec,
@@ -130,12 +130,12 @@ class Transcription:
         return text
 
     async def _send(self) -> ItemStream:
-        audio = self._recording.read(self._at, WINDOW)
+        audio = self._recording.read(self._at, MAX_SAMPLES)
         samples_left = self._recording.samples - self._at
         transcript = self.transcript
         arguments = msgspec.structs.replace(
             self._arguments,
-            last=samples_left <= WINDOW,
+            last=samples_left <= MAX_SAMPLES,
             language=transcript.language,
             prompt="".join(transcript.texts)[-PROMPT_CHARACTERS:] or self._arguments.prompt,
         )

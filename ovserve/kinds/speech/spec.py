@@ -13,7 +13,7 @@ from ovserve.engine.model.files import json_object
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.llm.audio import SAMPLES_PER_SECOND
 
-WINDOW = 60 * SAMPLES_PER_SECOND  # samples of one call at most: below the 2 MiB that travel in a frame
+MAX_SAMPLES = 60 * SAMPLES_PER_SECOND  # samples of one call at most: below the 2 MiB that travel in a frame
 TRANSCRIBE = "transcribe"  # the one method
 # The method of voice activity. Its blobs are samples, a multiple of VAD_FRAME, and the state of the call
 # before, empty for the first. Its one item has the probabilities, and the next state as its blob.
@@ -50,7 +50,7 @@ class VoiceActivitySpec(Spec, frozen=True):
 
 
 class TranscribeArguments(msgspec.Struct, frozen=True):
-    """The arguments of TRANSCRIBE; the audio is its one blob, at most WINDOW samples."""
+    """The arguments of TRANSCRIBE; the audio is its one blob, at most MAX_SAMPLES samples."""
 
     last: bool = False  # no audio follows
     language: str = ""  # a code of the facts; "": detected

@@ -17,7 +17,7 @@ from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
 INFER = "infer"  # the one method of such an engine
-UNBOUNDED = -1  # the upper bound of a dimension without one, and the size of a dynamic dimension
+UNBOUNDED_SIZE = -1  # the upper bound of a dimension without one, and the size of a dynamic dimension
 
 # The datatypes of KServe's protocol by OpenVINO's names.
 KSERVE_TYPES = {
@@ -47,7 +47,7 @@ class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape, with -1 for dynamic dimensions; () also for an unknown rank."""
-        return tuple(low if low == high else UNBOUNDED for low, high in self.dims or ())
+        return tuple(low if low == high else UNBOUNDED_SIZE for low, high in self.dims or ())
 
     @property
     def bounds(self) -> str:
@@ -60,7 +60,7 @@ class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.dims is None:
             return True
         return len(shape) == len(self.dims) and all(
-            low <= size and (high == UNBOUNDED or size <= high)
+            low <= size and (high == UNBOUNDED_SIZE or size <= high)
             for size, (low, high) in zip(shape, self.dims, strict=True)
         )
 
@@ -68,7 +68,7 @@ class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 def _bound(low: int, high: int) -> str:
     if low == high:
         return str(low)
-    if high == UNBOUNDED:
+    if high == UNBOUNDED_SIZE:
         return "?" if low <= 0 else f"{low}.."
     return f"{low}..{high}"
 

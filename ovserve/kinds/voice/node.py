@@ -144,7 +144,7 @@ def _display(text: str) -> str:
 
 PREFIX = "ovserve-speech-"
 MOST_KEPT = 4 << 20  # bytes of a WAV that are kept in memory
-PIECE = 256 << 10  # bytes of a longer one that are sent at once
+SEND_CHUNK = 256 << 10  # bytes of a longer one that are sent at once
 VOICE_FILES = "voices"
 NEEDED = ("config.json", "openvino_model.xml")  # of Kokoro; SpeechT5 has openvino_encoder_model.xml
 SPEECHT5 = "openvino_encoder_model.xml"
@@ -355,7 +355,7 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
                 cc.send(self.response, HttpResponse(body, kind, headers))
                 return
             cc.send(self.response, HttpResponse(body, kind, headers, more=True, size=whole))
-            while body := parts.read(PIECE):
+            while body := parts.read(SEND_CHUNK):
                 await cc.flush()
                 at += 1
                 cc.send(self.response, body, at)

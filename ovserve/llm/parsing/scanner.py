@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 # Text read in vain may amount to this many times the text; after that markers count as noise.
 # Without a bound, an answer of only broken markers would cost the square of its length.
-_PATIENCE = 8
-_GRACE = 20_000
+_WASTE_RATIO = 8
+_WASTE_ALLOWANCE = 20_000
 # A cut answer that ends with so many characters of a marker ends inside it; with fewer it may be any text.
 _CERTAIN_MARKER = 3
 _QUOTES = frozenset("`'\"")
@@ -226,7 +226,7 @@ class TextParser:
     def _attempt(self, out: Output, marker: str = "") -> Steps[bool]:
         """Read a call that begins with this marker, or without one. Return False if there is none."""
         assert self._tool is not None, "only its markers lead here"
-        if self._wasted > _GRACE + _PATIENCE * self._cur.offset:
+        if self._wasted > _WASTE_ALLOWANCE + _WASTE_RATIO * self._cur.offset:
             return False
         self._cur.furthest = self._cur.offset
         self._cur.sure = marker in self._markup

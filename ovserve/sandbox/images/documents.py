@@ -38,7 +38,7 @@ Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
 
 T = TypeVar("T")
 
-_ORIENTATION = 0x0112
+_ORIENTATION_TAG = 0x0112
 
 
 def initialize() -> None:
@@ -143,12 +143,12 @@ def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
     width, height = file.size
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise Undecodable(f"it has {width} x {height} pixels; its aspect ratio is over {MAX_ASPECT}:1")
-    orientation = file.getexif().get(_ORIENTATION)
+    orientation = file.getexif().get(_ORIENTATION_TAG)
     size = _bounded(width, height, detail)
     file.draft("RGB", size)  # a large JPEG is decoded smaller at once
     image = _opaque(file).resize(size, Pillow.Resampling.BICUBIC, reducing_gap=3.0)
     if orientation is not None:
-        image.getexif()[_ORIENTATION] = orientation
+        image.getexif()[_ORIENTATION_TAG] = orientation
         image = ImageOps.exif_transpose(image)
     return Image(image.width, image.height, image.tobytes())
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ovserve.sandbox.images.fetch import Fetcher
 
 IMAGE_SECONDS = 10.0  # for one image
-MEMORY = 1 << 30  # bytes of a process's address space
+MAX_MEMORY = 1 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.images.documents"  # imports Pillow, so the server does not import it
 DECODE, DECODE_PIXELS, DECODE_RASTER = (f"{FUNCTIONS}:decode{what}" for what in ("", "_pixels", "_raster"))
 READ = f"{FUNCTIONS}:read"
@@ -91,7 +91,7 @@ def _open(directory: Path, relative: Path) -> int:
         os.close(at)
 
 
-def image_pool(*, seconds: float = IMAGE_SECONDS, memory: int = MEMORY, most: int = 2) -> Pool:
+def image_pool(*, seconds: float = IMAGE_SECONDS, memory: int = MAX_MEMORY, most: int = 2) -> Pool:
     """Return processes that decode images and files. Times in seconds, memory in bytes."""
     return Pool(
         f"{FUNCTIONS}:initialize",

@@ -15,14 +15,14 @@ from pathlib import Path
 from ovserve import __version__
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.host.cpu import processor
-from ovserve.engine.host.memory import cpu_seconds, is_runnable, memory, waiting_seconds
+from ovserve.engine.host.memory import BYTES_PER_GIB, cpu_seconds, is_runnable, memory, waiting_seconds
 from ovserve.engine.protocol.specs import TextFacts, TextSpec
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.text.resource import load_template
 from ovserve.llm.request import GenerateRequest, Sampling
 from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import FIELD, convert_spec
-from ovserve.serving.model_size import GIGABYTE, model_size
+from ovserve.serving.model_size import model_size
 from ovserve.serving.settings import Convert
 from ovserve.tools.tuning.graph_file import Dimension, Target, dimensions, write
 from ovserve.tools.tuning.prompts import Prompts, Round, answer, play
@@ -238,7 +238,7 @@ async def tune(target: Target, options: TuneOptions, progress: Progress) -> Tune
 def _together(spec: TextSpec) -> int:
     """Return how many engines fit into memory: weights plus half as much for compiled copies, and cache."""
     free = memory().available
-    each = 1.5 * model_size(spec).weights + GIGABYTE * max(1, spec.cache_size)
+    each = 1.5 * model_size(spec).weights + BYTES_PER_GIB * max(1, spec.cache_size)
     return 2 if not free or 2 * each <= free else 1
 
 

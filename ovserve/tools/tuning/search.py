@@ -19,7 +19,7 @@ from ovserve.errors import OvserveError
 from ovserve.tools.tuning.graph_file import Choice, Dimension, Options, applied
 from ovserve.tools.tuning.prompts import Round, ratio
 
-_SHOWN = 24  # characters of each answer after the first difference
+_MAX_SHOWN = 24  # characters of each answer after the first difference
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def difference(was: Sequence[str], now: Sequence[str]) -> Difference | None:
     if not parted:
         return None
     at, a, b = min(parted)
-    return Difference(len(parted), len(was), at, a[at : at + _SHOWN], b[at : at + _SHOWN])
+    return Difference(len(parted), len(was), at, a[at : at + _MAX_SHOWN], b[at : at + _MAX_SHOWN])
 
 
 def _common(a: str, b: str) -> int:

@@ -51,7 +51,7 @@ def test_a_text_full_of_commas_is_one_value() -> None:
 
 def test_a_slice_may_end_inside_of_a_string(monkeypatch: pytest.MonkeyPatch) -> None:
     value = [{"a,": 'x"{,"', "b": [1, 2, "[,"]}] * 30
-    monkeypatch.setattr("ovserve.api.openai.body.SLICE", 7)
+    monkeypatch.setattr("ovserve.api.openai.body.SCAN_SLICE", 7)
     assert count_nodes(json.dumps(value).encode(), structure(value)) == structure(value)
 
 

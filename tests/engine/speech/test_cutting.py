@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovserve.kinds.speech.spec import WINDOW
-from ovserve.kinds.speech.worker.transcribe import FRAME, MOST, PADDING, UNSURE, VoiceActivity, cut, widened
+from ovserve.kinds.speech.spec import MAX_SAMPLES
+from ovserve.kinds.speech.worker.transcribe import (
+    FRAME,
+    MAX_PIECE,
+    PAD_SAMPLES,
+    UNSURE_TAIL,
+    VoiceActivity,
+    cut,
+    widened,
+)
 from ovserve.llm.audio import SAMPLES_PER_SECOND
 from tests.speech import RECORDING, samples
 
@@ -29,7 +37,7 @@ def test_silence_and_clicks_are_not_read() -> None:
     for quiet in (probabilities((20, 0.02)), probabilities((5, 0.1), (0.2, 0.99), (5, 0.1))):
         assert cut(quiet, whole(quiet), last=True).ranges == ()
         assert cut(quiet, whole(quiet), last=True).consumed == whole(quiet)
-        assert cut(quiet, whole(quiet), last=False).consumed == whole(quiet) - UNSURE
+        assert cut(quiet, whole(quiet), last=False).consumed == whole(quiet) - UNSURE_TAIL
 
 
 def test_long_pauses_are_left_out_and_times_are_mapped_back() -> None:
@@ -37,8 +45,8 @@ def test_long_pauses_are_left_out_and_times_are_mapped_back() -> None:
     made = cut(found, whole(found), last=True)
     first, second = made.ranges
     assert made.consumed == whole(found)
-    assert first.begin == pytest.approx(2 * SAMPLES_PER_SECOND - PADDING, abs=SAMPLES_PER_SECOND / 5)
-    assert second.begin == pytest.approx(9 * SAMPLES_PER_SECOND - PADDING, abs=SAMPLES_PER_SECOND / 2)
+    assert first.begin == pytest.approx(2 * SAMPLES_PER_SECOND - PAD_SAMPLES, abs=SAMPLES_PER_SECOND / 5)
+    assert second.begin == pytest.approx(9 * SAMPLES_PER_SECOND - PAD_SAMPLES, abs=SAMPLES_PER_SECOND / 2)
     length = (first.end - first.begin) / SAMPLES_PER_SECOND
     assert made.seconds(0) == first.begin / SAMPLES_PER_SECOND
     assert made.seconds(length + 1) == pytest.approx(second.begin / SAMPLES_PER_SECOND + 1)
@@ -70,7 +78,7 @@ def test_speech_at_the_end_of_a_window_is_read_when_all_of_it_is_there() -> None
     found = probabilities((30, 0), (29.9, 0.9))
     made = cut(found, whole(found), last=False)
     assert made.ranges == ()
-    assert made.consumed == pytest.approx(30 * SAMPLES_PER_SECOND - PADDING, abs=SAMPLES_PER_SECOND / 2)
+    assert made.consumed == pytest.approx(30 * SAMPLES_PER_SECOND - PAD_SAMPLES, abs=SAMPLES_PER_SECOND / 2)
 
 
 @given(
@@ -81,13 +89,13 @@ def test_speech_at_the_end_of_a_window_is_read_when_all_of_it_is_there() -> None
 def test_every_window_is_consumed_and_no_piece_is_too_long(
     parts: list[tuple[float, float]], last: bool, less: int
 ) -> None:
-    found = probabilities(*parts)[: WINDOW // FRAME]
+    found = probabilities(*parts)[: MAX_SAMPLES // FRAME]
     if not len(found):
         return
     size = max(1, whole(found) - less)
     made = cut(found, size, last=last)
     assert 0 < made.consumed <= max(size, FRAME)
-    assert sum(end - begin for begin, end in made.ranges) <= MOST
+    assert sum(end - begin for begin, end in made.ranges) <= MAX_PIECE
     assert all(0 <= begin < end <= size for begin, end in made.ranges)
     assert all(a.end <= b.begin for a, b in zip(made.ranges, made.ranges[1:], strict=False))
     assert not made.ranges or made.ranges[-1].end <= made.consumed

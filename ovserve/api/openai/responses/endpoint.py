@@ -24,7 +24,7 @@ from ovserve.api.openai.common import (
     reasoning_budget,
     stop_reason,
 )
-from ovserve.api.openai.logprobs import MISSING, pictures_of, top_of
+from ovserve.api.openai.logprobs import MISSING_LOGPROB, pictures_of, top_of
 from ovserve.api.openai.responses.items import (
     additional_tools,
     as_items,
@@ -295,7 +295,7 @@ class ResponseEventWriter:
     def _logprobs(self, tokens: list[TokenLogprob]) -> list[Logprob]:
         logprobs = []
         for token in tokens:
-            value = MISSING if token.logprob is None else token.logprob
+            value = MISSING_LOGPROB if token.logprob is None else token.logprob
             tops = top_of(token, self._shown.top_logprobs)
             top = [
                 TopLogprob(shown_token(one.text, one.utf8, ""), list(one.utf8), one.logprob) for one in tops

@@ -40,7 +40,7 @@ from ovserve.kinds.encoders.worker.pool import BATCH_TOKENS, Job, Place, Pool
 
 LENGTH_MULTIPLE = 16  # lengths are multiples of it, which cost as much as any length between
 MAX_SINGLE_CORE_TOKENS = 32  # tokens; with more, all cores were faster even with AMX
-MEMORY = 96 << 20  # bytes of matrices as float32: each model has its own copy of them
+MATRIX_MEMORY = 96 << 20  # bytes of matrices as float32: each model has its own copy of them
 # Looks for one size in a row, because a model takes long to compile. Among texts of other sizes it was slower
 # than the one over all cores: each has its own copy of the matrices, and the caches do not hold two.
 FREQUENT_CALLS = 32
@@ -104,7 +104,7 @@ class Shapes:
     def __init__(self, model: ov.Model, properties: Mapping[str, Any]) -> None:
         """`properties` are those of the device."""
         has_inputs = all(any(n in i.get_names() for n in INPUTS) for i in model.inputs)
-        self._open = has_inputs and not model.get_sinks() and matrix_bytes(model) <= MEMORY
+        self._open = has_inputs and not model.get_sinks() and matrix_bytes(model) <= MATRIX_MEMORY
         self._model, self._properties = model, properties
         self._made: FixedShape | None = None
         self._making = False
@@ -170,7 +170,7 @@ def _fastest(infer: Callable[[], Output]) -> tuple[Output, float]:
     return output, min(seconds)
 
 
-LARGE = 512 << 20  # bytes of weights; beyond, one compiled model over all cores: each has its own copy
+LARGE_WEIGHTS = 512 << 20  # bytes; beyond, one compiled model over all cores: each has its own copy
 LINGER_SECONDS = 0.0015  # seconds after the last request that has arrived
 LONGEST_LINGER = 0.006  # seconds after the first
 # Requests at a time from which on the model over all cores does not run. With two, the second would wait for
@@ -201,7 +201,7 @@ class Runner:
         self._shapes: Shapes | None = None
         if device != "CPU" or any(name in properties for name in OWN_STREAMS):
             self._streams = Compiled(model, device, properties)
-        elif weight_bytes(model) > LARGE:
+        elif weight_bytes(model) > LARGE_WEIGHTS:
             self._streams = Compiled(model, device, {"PERFORMANCE_HINT": "LATENCY", **properties}, 1)
         else:
             self._streams = Compiled(model, device, {"NUM_STREAMS": cores, **properties}, cores)

@@ -136,7 +136,7 @@ def _directory(module: ModuleType) -> Path:
 
 
 _node: ContextVar[str] = ContextVar("node", default="")
-LONGEST = 16 << 10  # characters of a line that is not ended
+MAX_LINE_LENGTH = 16 << 10  # characters of a line that is not ended
 
 
 class NodeOutput(io.TextIOBase):
@@ -155,7 +155,7 @@ class NodeOutput(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"expected str, got {type(text).__name__}")
         *lines, rest = (getattr(self._parts, "text", "") + text).split("\n")
-        if len(rest) > LONGEST:
+        if len(rest) > MAX_LINE_LENGTH:
             lines, rest = [*lines, rest], ""
         self._parts.text = rest
         self._emit(lines)

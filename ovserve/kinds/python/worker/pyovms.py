@@ -23,8 +23,8 @@ CODES = {
 }  # fmt: skip
 NAMES = {code: name for name, code in CODES.items()}
 # numpy's 64-bit integers have the code of C's `long`, whose size depends on the system.
-LONG = np.dtype("l").itemsize * 8
-NAMES |= {"l": f"INT{LONG}", "L": f"UINT{LONG}"}
+BITS_PER_LONG = np.dtype("l").itemsize * 8
+NAMES |= {"l": f"INT{BITS_PER_LONG}", "L": f"UINT{BITS_PER_LONG}"}
 ORDERS = "@=<>!"  # of bytes, before a code
 FOREIGN = "<" if sys.byteorder == "big" else ">!"
 

@@ -40,7 +40,7 @@ from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights, Weig
 
 Node = Any  # an output of OpenVINO's graph; the library has no usable types
 NORM_EPSILON = 1e-5
-HIDDEN = np.float32(-65504.0)  # the lowest float16, so that it stays finite in each precision
+MASKED_SCORE = np.float32(-65504.0)  # the lowest float16, so that it stays finite in each precision
 SCORES = "cross_attention_qk_scaled_scores"  # the library's name of the tensors it needs for word timestamps
 
 
@@ -214,10 +214,10 @@ class _Decoder(_Builder):
         return op.range(begin, end, op.constant(np.int64(1)), output_type=ov.Type.i64)
 
     def _causal(self, positions: Node, length: Node) -> Node:
-        """[1, 1, tokens, all tokens]: 0 where a token is not later, else HIDDEN."""
+        """[1, 1, tokens, all tokens]: 0 where a token is not later, else MASKED_SCORE."""
         others = op.unsqueeze(self._range(op.constant(np.array([0])), length), op.constant(0))
         later = op.greater(others, op.unsqueeze(positions, op.constant(1)))
-        values = op.select(later, op.constant(HIDDEN), op.constant(np.float32(0)))
+        values = op.select(later, op.constant(MASKED_SCORE), op.constant(np.float32(0)))
         return op.unsqueeze(values, op.constant(np.array([0, 1])))
 
 

@@ -126,16 +126,16 @@ class VoiceActivityBackend:
         yield Result(values.tolist(), (state,), last=True)
 
 
-MOST = 28 * SAMPLES_PER_SECOND  # samples of speech in a piece
+MAX_PIECE = 28 * SAMPLES_PER_SECOND  # samples of speech in a piece
 BEGINS, ENDS = 0.5, 0.35  # probabilities at which speech begins and ends
 MIN_SPEECH_FRAMES = 8  # frames of speech, 0.26 s: less is a click
 PAUSE_FRAMES = 10  # frames of silence that end speech, 0.32 s
-PADDING = SAMPLES_PER_SECOND // 5  # samples around speech that are read too
+PAD_SAMPLES = SAMPLES_PER_SECOND // 5  # samples around speech that are read too
 KEPT_PAUSE = SAMPLES_PER_SECOND  # a pause up to this length stays as it is
 SMOOTHED_FRAMES = 5  # frames whose mean decides where speech is cut
 # A piece of this length does not need a part of speech that does not fit whole.
-ENOUGH = 10 * SAMPLES_PER_SECOND
-UNSURE = SAMPLES_PER_SECOND // 2  # samples at the end of a window, where speech may just begin
+MIN_PIECE = 10 * SAMPLES_PER_SECOND
+UNSURE_TAIL = SAMPLES_PER_SECOND // 2  # samples at the end of a window, where speech may just begin
 
 
 class Range(NamedTuple):
@@ -171,24 +171,24 @@ def cut(probabilities: Samples, samples: int, *, last: bool) -> Cut:
     """Return the first piece of a window of `samples`. `last`: no audio follows it."""
     ranges = _padded(_speech(probabilities), samples)
     if not ranges:
-        return Cut((), samples if last else max(samples - UNSURE, FRAME))
+        return Cut((), samples if last else max(samples - UNSURE_TAIL, FRAME))
     complete: list[Range] = []
-    room = MOST
+    room = MAX_PIECE
     for speech in ranges:
         unfinished = not last and speech.end >= samples - FRAME and speech.begin > 0
-        if unfinished and room == MOST:
+        if unfinished and room == MAX_PIECE:
             return Cut((), speech.begin)  # alone, and the next window has more of it
         whole = speech.end - speech.begin
         if unfinished and whole <= room:
             return Cut(tuple(complete), speech.begin)
         if whole > room:
-            if room <= MOST - ENOUGH:
+            if room <= MAX_PIECE - MIN_PIECE:
                 return Cut(tuple(complete), speech.begin)
             end = _quietest(probabilities, speech.begin, speech.begin + room)
             return Cut((*complete, Range(speech.begin, end)), end)
         room -= whole
         complete.append(speech)
-    quiet = samples if last else max(samples - UNSURE, complete[-1].end)
+    quiet = samples if last else max(samples - UNSURE_TAIL, complete[-1].end)
     return Cut(tuple(complete), quiet)
 
 
@@ -211,12 +211,12 @@ def _speech(probabilities: Samples) -> list[Range]:
 
 
 def _padded(frames: list[Range], samples: int) -> list[Range]:
-    """Return ranges of samples, with PADDING, joined where the pause between them is short."""
+    """Return ranges of samples, with PAD_SAMPLES, joined where the pause between them is short."""
     ranges: list[Range] = []
     for begin, end in frames:
-        padded = Range(max(begin * FRAME - PADDING, 0), min(end * FRAME + PADDING, samples))
+        padded = Range(max(begin * FRAME - PAD_SAMPLES, 0), min(end * FRAME + PAD_SAMPLES, samples))
         near = ranges and padded.begin - ranges[-1].end <= KEPT_PAUSE
-        if near and padded.end - ranges[-1].begin <= MOST:
+        if near and padded.end - ranges[-1].begin <= MAX_PIECE:
             ranges[-1] = Range(ranges[-1].begin, padded.end)
         else:
             ranges.append(Range(max(padded.begin, ranges[-1].end) if ranges else padded.begin, padded.end))
@@ -240,7 +240,7 @@ MAX_COMPRESSION_RATIO = 2.4
 LOOKED_AT = 400  # characters at the end of a text
 SECOND_TEMPERATURE = 0.4  # for what went in circles at 0
 SHORT_TEXT = 80  # characters that are too few for a ratio
-SEEDS = 2**31
+SEED_COUNT = 2**31
 CALLS_AHEAD = 1  # calls whose speech is found while others are read, so that the cores do not wait for it
 
 Say = Callable[[str], bool]  # gets text as it is made; returns whether to stop
@@ -336,7 +336,7 @@ class SpeechBackend:
         if arguments.temperature:
             config.do_sample = True
             config.temperature = arguments.temperature
-            config.rng_seed = int.from_bytes(os.urandom(4), "little") % SEEDS
+            config.rng_seed = int.from_bytes(os.urandom(4), "little") % SEED_COUNT
         return config
 
     def _piece(self, result: Any, arguments: TranscribeArguments, cuts: Cut, speech: Samples) -> Piece:

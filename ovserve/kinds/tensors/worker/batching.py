@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ovserve.engine.protocol.call_backend import Deliver, Invocation, Outcome, Result
 from ovserve.errors import Internal, LoadError, OvserveError, Unavailable
-from ovserve.kinds.tensors.spec import INFER, UNBOUNDED, InferArguments, InferResult
+from ovserve.kinds.tensors.spec import INFER, UNBOUNDED_SIZE, InferArguments, InferResult
 from ovserve.kinds.tensors.worker.model import BF16, STRING, Port, numbers, result, shape_of
 
 FIELD = "dynamic_batching"
@@ -48,7 +48,7 @@ def check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         info = port.info
         if port.element_type in (STRING, BF16):
             raise LoadError(f"{info.name!r} has elements of {info.datatype}", field=FIELD)
-        if not info.dims or info.dims[0][1] != UNBOUNDED:
+        if not info.dims or info.dims[0][1] != UNBOUNDED_SIZE:
             raise LoadError(f"{info.name!r} has no dynamic first dimension: {info.bounds}", field=FIELD)
 
 

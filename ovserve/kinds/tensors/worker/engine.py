@@ -383,8 +383,8 @@ class TensorEngine:
     def _check_outputs(self, request: ov.InferRequest, shapes: Shapes) -> None:
         """Raises RuntimeError for outputs in shapes that the model cannot have for these inputs.
 
-        Without elements, the CPU plugin's tokenizers fail at the first inference of a stream. Later ones return
-        a row for no text.
+        Without elements, the CPU plugin's tokenizers fail at the first inference of a stream. Later ones
+        return a row for no text.
         """
         for at, port in enumerate(self._model.reshaped(shapes).outputs):
             shape = request.get_output_tensor(at).shape

@@ -21,7 +21,7 @@ from ovserve.engine.host.cpu import device_properties
 from ovserve.errors import InvalidArgument, LoadError, sentences_of
 from ovserve.kinds.tensors.spec import (
     KSERVE_TYPES,
-    UNBOUNDED,
+    UNBOUNDED_SIZE,
     GivenTensor,
     Mapping,
     TensorInfo,
@@ -342,7 +342,7 @@ def _port(index: int, port: Any, aliases: MappingOf[str, str], unnamed: str) -> 
 def _dims(shape: Any) -> tuple[tuple[int, int], ...] | None:
     if shape.rank.is_dynamic:
         return None
-    return tuple((d.get_min_length(), UNBOUNDED if _open(d) else d.get_max_length()) for d in shape)
+    return tuple((d.get_min_length(), UNBOUNDED_SIZE if _open(d) else d.get_max_length()) for d in shape)
 
 
 def _open(dim: Any) -> bool:

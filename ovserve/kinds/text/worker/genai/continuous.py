@@ -38,7 +38,7 @@ import msgspec
 import openvino
 import openvino_genai as ov_genai
 
-from ovserve.engine.host.memory import memory
+from ovserve.engine.host.memory import BYTES_PER_GIB, memory
 from ovserve.engine.model.files import ModelFiles, read_model_files, refuse_for_library
 from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
@@ -175,7 +175,6 @@ class CacheReservation:
         self._stepped = False
 
 
-GIGABYTE = 1 << 30
 # The server imports for as long after it has sent the model, and with three busy threads on two cores the
 # pipeline would take 0.15 s longer.
 HOLD_SECONDS = 0.5
@@ -208,7 +207,7 @@ class GenAIEngine:
         try:
             tokenizer, table, compiler = self._load(spec, files)
             defaults = self._pipeline.get_config()
-            loaded, cache = time.monotonic() - began, spec.cache_size * GIGABYTE
+            loaded, cache = time.monotonic() - began, spec.cache_size * BYTES_PER_GIB
             self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
             self.text = Text(tokenizer, self.facts)
             self.text.use(table)

@@ -245,7 +245,7 @@ def generation_config(
 
 
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-CHUNK = 16 << 20
+COPY_CHUNK = 16 << 20
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def writable(path: str) -> Iterator[str]:
             for part in _parts(Path(path)):
                 copy = stack.enter_context(tempfile.TemporaryFile(dir=folder))
                 with part.open("rb") as source:
-                    shutil.copyfileobj(source, copy, CHUNK)
+                    shutil.copyfileobj(source, copy, COPY_CHUNK)
                 copy.flush()
                 (folder / part.name).symlink_to(f"/proc/self/fd/{copy.fileno()}")
         except OSError as error:

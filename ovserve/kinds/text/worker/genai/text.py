@@ -40,7 +40,7 @@ Encode = Callable[[str, bool], list[int]]  # text, add_special_tokens
 
 _WORD_END = re.compile(r"(?<=\S)(?=\s)")
 _PROBE = "a "
-_PIECE = 2  # characters per piece and token of the limit; most pieces are then tokenized once
+_CHARACTERS_PER_TOKEN = 2  # characters per piece and token of the limit; most pieces are then tokenized once
 
 
 class WholeText:
@@ -64,7 +64,7 @@ class WholeText:
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def _pieces(self, text: str) -> Iterator[str]:
-        size = _PIECE * (self.limit or len(text))
+        size = _CHARACTERS_PER_TOKEN * (self.limit or len(text))
         start = 0
         while start < len(text):
             boundary = _WORD_END.search(text, start + size, start + 2 * size)
@@ -94,7 +94,7 @@ def _limit(encode: Encode, expected: int | None) -> int | None:
     return length if length <= expected else None
 
 
-FILLER = 2**31 - 1
+FILLER_TOKEN = 2**31 - 1
 # What normalizers of texts change:
 LOSSY = f"  A\u00e9e\u0301\u1100\u1161\u212b \u00a0\u3000\ufb01\t\r\n{' ' * 200}\U0001f9ff{'#' * 99} z\n\n "
 NFC_SHRINKS = 3  # times, the bytes of a text at most
@@ -246,7 +246,7 @@ class Text:
         longest = max(map(len, rows))
         if not self._can_fill:
             return self._decode_by_length(rows)
-        filled = [row + [FILLER] * (longest - len(row)) if len(row) < longest else row for row in rows]
+        filled = [row + [FILLER_TOKEN] * (longest - len(row)) if len(row) < longest else row for row in rows]
         texts: list[str] = self._tokenizer.decode(filled, skip_special_tokens=False)
         return texts
 
@@ -284,8 +284,8 @@ class Text:
     def _filler_decodes_to_nothing(self) -> bool:
         rows = [[id_ % self._vocab_size for id_ in range(start, start + 3)] for start in (3, 97, 997)]
         plain = self._tokenizer.decode(rows, skip_special_tokens=False)
-        filled = self._tokenizer.decode([row + [FILLER] * 2 for row in rows], skip_special_tokens=False)
-        nothing = self._tokenizer.decode([[FILLER]], skip_special_tokens=False)
+        filled = self._tokenizer.decode([row + [FILLER_TOKEN] * 2 for row in rows], skip_special_tokens=False)
+        nothing = self._tokenizer.decode([[FILLER_TOKEN]], skip_special_tokens=False)
         return bool(plain == filled and nothing == [""])
 
 

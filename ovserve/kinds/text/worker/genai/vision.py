@@ -30,7 +30,7 @@ from ovserve.kinds.text.worker.genai.options import sentence
 from ovserve.kinds.text.worker.genai.text import ids_tensor
 from ovserve.llm.images import Image, ImageTokens, Vision, tag, texts_between
 
-IMAGE = -1  # stands for each token of an image among token ids
+IMAGE_TOKEN = -1  # stands for each token of an image among token ids
 MAX_KNOWN_SIZES = 4096  # remembered
 FIRST_ID = 1 << 62  # of measurements, which are requests among those of clients
 
@@ -80,15 +80,15 @@ class VisionInput:
             raise RuntimeError(error.message) from error
 
     def encode_prompt(self, request: Add) -> openvino.Tensor:
-        """Ids as the library makes them, IMAGE for each token that is not text. Takes as long as the image
-        takes to be seen, where one has a new size. Raises InvalidArgument."""
+        """Ids as the library makes them, IMAGE_TOKEN for each token that is not text. Takes as long as
+        the image takes to be seen, where one has a new size. Raises InvalidArgument."""
         if not isinstance(request.prompt, str) or request.sampling.echo:
             raise InvalidArgument("a vision model takes no token ids, and gives no echo", param="prompt")
         self._rule.check(request.prompt, len(request.images), "prompt")
-        ids = [IMAGE] * self.added
+        ids = [IMAGE_TOKEN] * self.added
         *before, last = texts_between(request.prompt, len(request.images))
         for text, image in zip(before, request.images, strict=True):
-            ids += [*self._encode(text, False), *[IMAGE] * self._tokens_of(image)]
+            ids += [*self._encode(text, False), *[IMAGE_TOKEN] * self._tokens_of(image)]
         return ids_tensor(ids + self._encode(last, False))
 
     def knows(self, images: Sequence[Image]) -> bool:

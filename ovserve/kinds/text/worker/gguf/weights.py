@@ -17,7 +17,7 @@ from ovserve.engine.model.gguf_forms import MIDDLE_OF_U4, MIDDLE_OF_U8, Form
 
 Bytes = NDArray[np.uint8]
 ALIGNMENT_BYTES = 64  # of constants in the file
-CHUNK = 4 << 20  # bytes of the source that are converted at once
+CONVERT_CHUNK = 4 << 20  # bytes of the source that are converted at once
 PAGE = mmap.ALLOCATIONGRANULARITY
 
 
@@ -138,7 +138,7 @@ def _converted(part: Part, count: int, form: Form) -> Iterator[tuple[int, dict[s
     """Yield the first row of each chunk, and its constants."""
     tensor = part.tensor
     row_bytes = tensor.size // prod(tensor.dims[1:])
-    step = max(1, CHUNK // row_bytes)
+    step = max(1, CONVERT_CHUNK // row_bytes)
     with mapped(tensor) as (data, drop):
         source = data.reshape(-1, row_bytes)
         for first in range(0, count, step):

@@ -15,10 +15,11 @@ from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
+from ovserve.engine.host.memory import BYTES_PER_GIB
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import properties, sentence
-from ovserve.kinds.text.worker.paged.model import FILE, GIGABYTE, Floats, PagedModel
+from ovserve.kinds.text.worker.paged.model import FILE, Floats, PagedModel
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence, StepTokens, bind_tokens
 
 FIELD = "draft_models_path"
@@ -30,7 +31,7 @@ class DraftModel:
         file = Path(draft.model_path) / FILE
         try:
             self._model = PagedModel(
-                file, spec.device, properties(spec), tiles, (draft.cache_size or 0) * GIGABYTE
+                file, spec.device, properties(spec), tiles, (draft.cache_size or 0) * BYTES_PER_GIB
             )
             self._model.compile()
         except RuntimeError as error:

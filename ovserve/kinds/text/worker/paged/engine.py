@@ -17,7 +17,7 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.host.cpu import processor
-from ovserve.engine.host.memory import memory
+from ovserve.engine.host.memory import BYTES_PER_GIB, memory
 from ovserve.engine.model.files import read_model_files
 from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
@@ -42,7 +42,6 @@ from ovserve.kinds.text.worker.paged.grammars import Grammars
 from ovserve.kinds.text.worker.paged.model import (
     BLOCK_TOKENS,
     FILE,
-    GIGABYTE,
     MAX_CACHE_SHARE,
     Floats,
     PagedModel,
@@ -79,7 +78,7 @@ class PagedEngine:
             with ThreadPoolExecutor(1, "tokenizer") as thread:
                 opened = thread.submit(ov_genai.Tokenizer, directory)
                 table = thread.submit(lambda: prove_tokens(opened.result()))
-                cache = spec.cache_size * GIGABYTE
+                cache = spec.cache_size * BYTES_PER_GIB
                 model = self._model = PagedModel(
                     directory / FILE, spec.device, properties(spec), tiles, cache
                 )
@@ -140,12 +139,12 @@ class PagedEngine:
         self._reserve = min(RESERVE_BYTES, int(available * (1 - MAX_CACHE_SHARE)))
         if spec.num_kv_blocks:
             return spec.num_kv_blocks
-        size: int = spec.cache_size * GIGABYTE or int(available * MAX_CACHE_SHARE)
+        size: int = spec.cache_size * BYTES_PER_GIB or int(available * MAX_CACHE_SHARE)
         if spec.draft is None or self._draft_model is None:
             return max(2, size // self._model.block_bytes)
         if spec.draft.cache_size is None:
             return max(2, size // self.block_bytes)
-        of_draft = spec.draft.cache_size * GIGABYTE // self._draft_model.block_bytes
+        of_draft = spec.draft.cache_size * BYTES_PER_GIB // self._draft_model.block_bytes
         return max(2, min(size // self._model.block_bytes, of_draft))
 
     @property

@@ -52,7 +52,6 @@ DECODES_BEFORE_FORM = 128  # steps of as many decodes; compiling takes 2 s of a 
 MOST_DECODE_FORMS = 6  # each takes 7 MB (SmolLM2) to 17 (3 B parameters)
 MOST_BLOCKS = 4 << 20  # in the tables of a form, of 4 bytes each
 MOST_SHARED_CONSTANTS = 64 << 20  # bytes of a model's constants, of which each form might have a copy
-GIGABYTE = 1 << 30  # the unit of `cache_size`
 MAX_CACHE_SHARE = 0.5  # of the memory that is free after the load, for a cache that grows as needed
 WIDE_CACHE_TOKENS = 65_536  # that a KV cache in 16 bits must hold, or it is in 8
 COPY_SIZE_RATIO = 1.2  # memory of a compiled model, over its file

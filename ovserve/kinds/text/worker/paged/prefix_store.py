@@ -34,13 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ovserve.engine.host.cpu import below_the_steps
+from ovserve.engine.host.memory import BYTES_PER_GIB
 from ovserve.engine.protocol.specs import PagedTextSpec
 from ovserve.errors import LoadError
 
 HEADER = struct.Struct("<8s32sIq12x")  # mark, digest, checksum, time of the write in ns
 MARK = b"ovskv\x00\x00\x01"
 PAGE_BYTES = 4096  # slots begin at multiples of it
-GIGABYTE = 1 << 30  # the unit of `prefix_cache_size`
 DISK_RESERVE_BYTES = 1 << 30  # that the file leaves free on its disk
 RETRY_SECONDS = 1.0  # between two attempts to lock a file that another process has
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of the weights: models of one size differ there
@@ -251,7 +251,7 @@ def open_store(
         file = store_file(Path(spec.prefix_cache_path), weights, f"{layout} {parts}")
     except OSError as error:
         raise LoadError(str(error), field="prefix_cache_path") from error
-    return PrefixStore(file, spec.prefix_cache_size * GIGABYTE, cache_bytes())
+    return PrefixStore(file, spec.prefix_cache_size * BYTES_PER_GIB, cache_bytes())
 
 
 def store_file(directory: Path, weights: Path, layout: str) -> Path:
