@@ -19,6 +19,7 @@ from typing import Any
 from ovserve.cli.parser import EXIT_FAILED, Commands, add_graph_options, graph_options
 from ovserve.errors import InvalidArgument, LoadError, NotFound
 from ovserve.pull.packaged import DEFAULT_MODEL
+from ovserve.serving.config.file import replace_file
 
 EXIT_SOME_FAILED = 3
 POLL_SECONDS = 0.5
@@ -37,8 +38,7 @@ def add_to(commands: Commands) -> None:
         "of all lines to another one. The first line's model is the name that MODEL gets. A run that was "
         "broken off goes on when it is repeated. Exit code 3: some lines failed.",
     )
-    parser.add_argument("input", nargs="?", type=Path, metavar="IN.jsonl", help="the requests")
-    parser.add_argument("-i", "--input-file", type=Path, metavar="IN.jsonl", help="the same")
+    parser.add_argument("input", type=Path, metavar="IN.jsonl", help="the requests")
     parser.add_argument(
         "-o", "--output-file", type=Path, metavar="OUT.jsonl", required=True, help="for the results"
     )
@@ -52,9 +52,7 @@ def add_to(commands: Commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from ovserve.cli.chat.connection import own_server
 
-    source, output = arguments.input or arguments.input_file, arguments.output_file
-    if source is None or (arguments.input and arguments.input_file):
-        raise InvalidArgument("IN.jsonl: name the input once, as IN.jsonl or with -i")
+    source, output = arguments.input, arguments.output_file
     if not source.is_file():
         raise NotFound(f"{source} is not a file")
     state = output.with_name(output.name + ".state")
@@ -100,9 +98,10 @@ def _claim(state: Path, source: Path, model: str) -> None:
     path = state / "run.json"
     try:
         state.mkdir(exist_ok=True)
-        if path.exists() and json.loads(path.read_text()) != run:
+        if not path.exists():
+            replace_file(path, json.dumps(run).encode())
+        elif json.loads(path.read_bytes()) != run:
             raise InvalidArgument(f"{state} is of a run with another input or model; remove it to begin anew")
-        path.write_text(json.dumps(run))
     except OSError as error:
         raise LoadError(f"cannot be written: {error.strerror}", file=str(state)) from error
 

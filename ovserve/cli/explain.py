@@ -1,4 +1,4 @@
-"""`ovserve explain GRAPH`: the graph as a picture in the terminal, or as SVG, without loading a model."""
+"""`ovserve explain GRAPH`: the graph as a picture in the terminal, without loading a model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ def add_to(commands: Commands) -> None:
         "that writes it to the inputs that read it. The graph is checked as at a start; no model is loaded.",
     )
     parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
-    parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="write an SVG picture; - for standard output"
-    )
-    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     parser.set_defaults(run=_run)
 
 
@@ -32,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.calculators.shipped import shipped_registry
     from ovserve.serving.check import find
     from ovserve.serving.loader import check
-    from ovserve.tools.explain import diagram, draw_svg, draw_text
+    from ovserve.tools.explain import diagram, draw_text
 
     repository = find(arguments.graph)
     if len(repository.specs) != 1:
@@ -47,19 +43,8 @@ def _run(arguments: argparse.Namespace) -> int:
             sys.stderr.write(f"warning: {each}\n")
         checked = check(repository.specs[0], registry, models=False)
     checked.graph.close()
-    layout = diagram(checked)
-    if arguments.svg is None:
-        encoding = sys.stdout.encoding or "ascii"
-        plain = arguments.ascii or not encoding.lower().startswith("utf")
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        _say(draw_text(layout, ascii_only=plain, width=width, coloured=colours(sys.stdout)))
-    elif str(arguments.svg) == "-":
-        _say(draw_svg(layout))
-    else:
-        arguments.svg.write_text(draw_svg(layout), encoding="utf-8")
-        _say(f"{arguments.svg} is written\n")
+    plain = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    picture = draw_text(diagram(checked), ascii_only=plain, width=width, coloured=colours(sys.stdout))
+    sys.stdout.write(picture)
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ovserve.cli.parser import Commands, table
-from ovserve.errors import InvalidArgument, extra
+from ovserve.errors import InvalidArgument
 from ovserve.tools.tuning.graph_file import DIMENSIONS
 
 if TYPE_CHECKING:  # imported where needed: --help does not need the engine's client
@@ -29,9 +29,9 @@ def add_to(commands: Commands) -> None:
         "tune",
         help="measure which options of a graph are fastest on this machine",
         description="Runs the graph's own model with other precision hints, threads, streams, KV cache "
-        "precisions, batched tokens, and prompt lookup, each in turns with the best so far, and writes the "
-        "fastest into a new graph file with the results as comments. Stop servers first: other load "
-        "distorts the results. Exit code 0: done, also if nothing is better than the graph as it is.",
+        "precisions and batched tokens, each in turns with the best so far, and writes the fastest into a "
+        "new graph file with the results as comments. Stop servers first: other load distorts the results. "
+        "Exit code 0: done, also if nothing is better than the graph as it is.",
     )
     parser.add_argument("graph", type=Path, help="a graph.pbtxt or its directory")
     parser.add_argument(
@@ -69,14 +69,6 @@ def add_to(commands: Commands) -> None:
         action="store_true",
         help="accept choices that change greedy answers; by default they are only reported",
     )
-    parser.add_argument(
-        "--allow_prompt_lookup",
-        action="store_true",
-        help="accept prompt lookup if it is faster, although it excludes beam search and min_tokens",
-    )
-    parser.add_argument(
-        "--plot", type=Path, help="PNG file of the results (default: next to the new graph file)"
-    )
     parser.set_defaults(run=_run)
 
 
@@ -85,7 +77,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from ovserve.server.settings import Settings
     from ovserve.tools.tuning import graph_file, prompts
     from ovserve.tools.tuning.run import TuneOptions, tune
-    from ovserve.tools.tuning.search import Allowed
 
     seconds, streams = _seconds(arguments.budget), _streams(arguments.concurrency, arguments.goal)
     tuned = graph_file.find(arguments.graph, arguments.node)
@@ -100,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
         streams,
         seconds,
         output,
-        Allowed(arguments.allow_different_text, arguments.allow_prompt_lookup),
+        arguments.allow_different_text,
         prompts.read(arguments.prompts) if arguments.prompts else (),
         [str(path.resolve()) for path in arguments.weights],
         _only(arguments.only),
@@ -111,16 +102,11 @@ def _run(arguments: argparse.Namespace) -> int:
         result = asyncio.run(tune(tuned, options, progress))
     finally:
         progress.end()
-    _tell(
-        result,
-        output,
-        arguments.plot or output.with_suffix(".png"),
-        f"{arguments.graph} for {arguments.goal}",
-    )
+    _tell(result, output)
     return 0
 
 
-def _tell(result: TuneResult, output: Path, picture: Path, title: str) -> None:
+def _tell(result: TuneResult, output: Path) -> None:
     from ovserve.tools.tuning import report
 
     print(table(report.HEADER, report.rows(result)))  # noqa: T201
@@ -128,9 +114,6 @@ def _tell(result: TuneResult, output: Path, picture: Path, title: str) -> None:
         print(f"not tried for lack of time: {', '.join(untried)}")  # noqa: T201
     if report.bars(result):
         print(f"\n{report.plot(result)}\n")  # noqa: T201
-        has_picture = report.draw(result, title, picture)
-        missing = f"no picture: matplotlib is not installed; {extra('plot')}"
-        print(f"picture: {picture}" if has_picture else missing)  # noqa: T201
     if result.options and result.final is not None:
         for line in report.by_streams(result.final):
             print(line)  # noqa: T201

@@ -58,7 +58,6 @@ def test_the_fastest_is_written_with_the_evidence_above_it(tmp_path: Path) -> No
     assert f"written: {output}" in done.stdout
     assert "greedy answers are the same" in done.stdout
     assert re.search(r"^the graph against itself +[- o:]*o[- :]*  \d\.\d\d$", done.stdout, re.MULTILINE)
-    assert (tmp_path / "new/graph.png").read_bytes().startswith(b"\x89PNG")
     assert re.search(r"^ *\d+%  max_num_batched_tokens=2048$", done.stderr, re.MULTILINE)
 
     new, was = find(output).spec, find(directory).spec

@@ -192,16 +192,15 @@ def _moved(target: Target, options: Options, directory: Path) -> dict[str, str]:
     return {path: os.path.relpath(target.base / path, directory) for path in relative}
 
 
-# The choices worth trying: values of a graph's options, and the features each would cost.
+# The choices worth trying: values of a graph's options.
 #
-# An option is a field of LLMCalculatorOptions; names in capitals, and prompt_lookup, are properties in its
-# plugin_config. What a processor cannot do fast is left out (docs/performance.md has the measurements); what
-# merely turns out slow costs two rounds.
+# An option is a field of LLMCalculatorOptions; names in capitals are properties in its plugin_config. What a
+# processor cannot do fast is left out (docs/performance.md has the measurements); what merely turns out slow
+# costs two rounds.
 
 
 Options = Mapping[str, Value]
 
-PROMPT_LOOKUP = "prompt_lookup"
 BATCHED_TOKENS = (256, 512, 1024, 2048, 4096)
 DIMENSIONS = (
     "weights",
@@ -214,7 +213,6 @@ DIMENSIONS = (
     "streams",
     "batched_tokens",
     "split_fuse",
-    "prompt_lookup",
 )
 LONGEST_WHOLE_PROMPT = 16384  # tokens; a longer step would delay all other requests for seconds
 _SPEC_FIELD = {"models_path": "model_path"}
@@ -222,10 +220,9 @@ _SPEC_FIELD = {"models_path": "model_path"}
 
 @dataclass(frozen=True)
 class Choice:
-    """Options that are set together. `price`: what requests lose by it, which needs permission."""
+    """Options that are set together."""
 
     options: Options
-    price: str = ""
 
     @property
     def label(self) -> str:
@@ -247,7 +244,7 @@ def label(options: Options) -> str:
 
 def is_property(name: str) -> bool:
     """Return whether it is in plugin_config, and not a field of its own."""
-    return name.isupper() or name == PROMPT_LOOKUP
+    return name.isupper()
 
 
 def applied(spec: TextSpec, options: Options) -> TextSpec:
@@ -255,7 +252,7 @@ def applied(spec: TextSpec, options: Options) -> TextSpec:
     properties: dict[str, Value] = json.loads(spec.properties)
     changed: dict[str, object] = {}
     for name, value in options.items():
-        if name.isupper():
+        if is_property(name):
             properties[name] = value
         else:
             changed[_SPEC_FIELD.get(name, name)] = value
@@ -268,14 +265,12 @@ def dimensions(
     *,
     context: int | None,
     weights: Sequence[str] = (),
-    may_look_up: bool = True,
     only: Sequence[str] = (),
 ) -> list[Dimension]:
     """Return the dimensions with a choice that differs from the graph's; the most promising first.
 
-    `context` is the model's length in tokens, `weights` are paths of the same model in other forms. With
-    `may_look_up` false the graph has options that exclude prompt lookup. `only`: names of dimensions, none
-    for all.
+    `context` is the model's length in tokens, `weights` are paths of the same model in other forms. `only`:
+    names of dimensions, none for all.
     """
     every = [
         Dimension("weights", tuple(Choice({"models_path": path}) for path in weights)),
@@ -284,9 +279,6 @@ def dimensions(
     ]
     if spec.decoding != "paged":
         every.append(Dimension("split_fuse", tuple(_whole_prompts(spec, context))))
-    if may_look_up and spec.decoding == "plain":
-        price = "beam search, min_tokens"
-        every.append(Dimension("prompt_lookup", (Choice({PROMPT_LOOKUP: True}, price),)))
     every = [d for d in every if not only or d.name in only]
     own = [Dimension(d.name, tuple(c for c in d.choices if applied(spec, c.options) != spec)) for d in every]
     return [d for d in own if d.choices]

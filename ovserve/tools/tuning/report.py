@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
 from ovserve.tools.tuning.graph_file import label
@@ -28,7 +27,6 @@ def outcome(trial: Trial) -> str:
     verdict = {
         "failed": f"failed: {' '.join(trial.message.split())}",
         "other text": f"not taken: {trial.difference}",
-        "loses features": f"not taken: no more {trial.choice.price}",
     }.get(trial.outcome, trial.outcome)
     return f"{verdict}; {trial.difference}" if trial.outcome == "taken" and trial.difference else verdict
 
@@ -123,28 +121,3 @@ def _figures(match: Comparison) -> list[str]:
 def _short(match: Comparison) -> str:
     speed, streams, span, pairs = _figures(match)
     return f"{speed} ({span}, {pairs}; {streams})" if match.pairs else "not measured"
-
-
-def draw(result: TuneResult, title: str, file: Path) -> bool:
-    """Write a PNG; return False if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    reversed_bars = list(reversed(bars(result)))
-    figure = Figure(figsize=(9, 1.2 + 0.3 * len(reversed_bars)), layout="constrained")
-    axes = figure.subplots()
-    axes.axvspan(1 - result.noise, 1 + result.noise, color="0.9", label="noise")
-    for y, (_, ratios) in enumerate(reversed_bars):
-        middle = median(ratios)
-        better = middle > 1 + result.noise
-        axes.plot([min(ratios), max(ratios)], [y, y], color="0.5", linewidth=2)
-        axes.plot(ratios, [y] * len(ratios), "|", color="0.3")
-        axes.plot([middle], [y], "o", color="tab:green" if better else "tab:gray")
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(reversed_bars)), [name for name, _ in reversed_bars])
-    axes.set_xlabel("tokens per second against the best before it (pairs of rounds, median)")
-    axes.set_title(title)
-    axes.legend(loc="lower right")
-    figure.savefig(file, format="png", dpi=120)
-    return True

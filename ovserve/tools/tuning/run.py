@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ovserve import __version__
@@ -27,7 +27,7 @@ from ovserve.serving.settings import Convert
 from ovserve.tools.tuning.graph_file import Dimension, Target, dimensions, write
 from ovserve.tools.tuning.prompts import Prompts, Round, answer, play
 from ovserve.tools.tuning.report import evidence
-from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Allowed, Progress, Search, TuneResult
+from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Progress, Search, TuneResult
 
 LEAST_REQUESTS = 4  # per round, however few streams
 LEAST_TOKENS, MOST_TOKENS = 16, 128  # per answer
@@ -176,7 +176,7 @@ class TuneOptions:
     streams: tuple[int, ...]
     seconds: float
     output: Path
-    allowed: Allowed = field(default_factory=Allowed)
+    other_text: bool = False  # may win
     prompts: Sequence[str] = ()
     weights: Sequence[str] = ()
     only: Sequence[str] = ()  # names of dimensions; none for all
@@ -212,8 +212,6 @@ async def tune(target: Target, options: TuneOptions, progress: Progress) -> Tune
             context=facts.max_length,
             weights=options.weights,
             only=options.only,
-            may_look_up=target.spec.cache_eviction is None
-            and not target.options.enable_tool_guided_generation,
         )
         progress(0.0, "finding a length for the rounds")
         await arena.calibrate(target.spec, _round_seconds(options.seconds, choices, arena.load_seconds))
@@ -222,7 +220,7 @@ async def tune(target: Target, options: TuneOptions, progress: Progress) -> Tune
             target.spec,
             began=began,
             seconds=options.seconds,
-            allowed=options.allowed,
+            other_text=options.other_text,
             progress=progress,
         )
         result = await search.run(choices)

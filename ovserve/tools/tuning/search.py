@@ -61,7 +61,7 @@ FINAL_PAIRS = 5
 HOPELESS_RATIO = 0.95  # a median below it ends a match early
 LEAST_GAIN, MOST_NOISE = 0.02, 0.10
 
-Outcome = Literal["taken", "slower", "no gain", "other text", "loses features", "failed", "no time"]
+Outcome = Literal["taken", "slower", "no gain", "other text", "failed", "no time"]
 
 
 class Turns(Protocol):
@@ -128,14 +128,6 @@ class TuneResult:
         return noise(self.control)
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """The permitted costs of a winner."""
-
-    other_text: bool = False
-    fewer_features: bool = False
-
-
 Progress = Callable[[float, str], None]  # the elapsed part of the time, 0 to 1, and the current step
 
 
@@ -149,13 +141,16 @@ def noise(control: Comparison) -> float:
 
 @dataclass
 class Search:
-    """A search. `seconds` is the budget, counted from `began` (`time.monotonic()`)."""
+    """A search. `seconds` is the budget, counted from `began` (`time.monotonic()`).
+
+    With `other_text` a winner may change greedy answers.
+    """
 
     turns: Turns
     spec: TextSpec
     began: float = field(kw_only=True)
     seconds: float = field(kw_only=True)
-    allowed: Allowed = field(kw_only=True)
+    other_text: bool = field(kw_only=True)
     progress: Progress = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -237,9 +232,7 @@ class Search:
 
     def _objection(self, trial: Trial) -> Outcome | None:
         """Return why it cannot win, however fast it is."""
-        if trial.choice.price and not self.allowed.fewer_features:
-            return "loses features"
-        return "other text" if trial.difference is not None and not self.allowed.other_text else None
+        return "other text" if trial.difference is not None and not self.other_text else None
 
     async def _play(
         self,

@@ -54,8 +54,7 @@ class Table:
 
     @staticmethod
     def _set(spec: TextSpec) -> set[str]:
-        lookup = {"prompt_lookup"} if spec.prompt_lookup else set()
-        return {f"{name}={value}" for name, value in json.loads(spec.properties).items()} | lookup
+        return {f"{name}={value}" for name, value in json.loads(spec.properties).items()}
 
 
 __all__ = ["SPEC", "Table", "applied"]

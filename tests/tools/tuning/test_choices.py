@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from ovserve.engine.host.cpu import Processor
-from ovserve.engine.protocol.specs import CacheEviction, DraftSpec, PagedTextSpec, TextSpec
+from ovserve.engine.protocol.specs import CacheEviction, PagedTextSpec, TextSpec
 from ovserve.tools.tuning.graph_file import DIMENSIONS, Dimension, applied, dimensions, label
 
 SMALL = Processor("small", 2, 2, frozenset({"avx512_bf16"}))
@@ -55,25 +55,16 @@ def test_dimensions_have_the_names_that_can_be_asked_for() -> None:
     assert [d.name for d in two] == ["threads", "kv_cache"]
 
 
-def test_prompt_lookup_only_where_the_graph_allows_it() -> None:
-    assert "prompt_lookup" in values(dimensions(SPEC, SMALL, context=None))
-    drafting = msgspec.structs.replace(SPEC, draft=DraftSpec("/d"))
-    assert "prompt_lookup" not in values(dimensions(drafting, SMALL, context=None))
-    assert "prompt_lookup" not in values(dimensions(SPEC, SMALL, context=None, may_look_up=False))
-
-
 def test_nothing_is_tried_that_the_paged_engine_lacks() -> None:
     found = values(dimensions(PagedTextSpec("/m"), SMALL, context=8192))
     assert "batched_tokens" in found
-    assert not {"split_fuse", "prompt_lookup"} & set(found)
+    assert "split_fuse" not in found
 
 
 def test_options_are_applied_to_the_field_they_mean() -> None:
     spec = TextSpec("/m", properties='{"B": 1}', cache_eviction=CacheEviction(1, 2, 3))
-    made = applied(
-        spec, {"A": "x", "models_path": "/n", "max_num_batched_tokens": 512, "prompt_lookup": True}
-    )
+    made = applied(spec, {"A": "x", "models_path": "/n", "max_num_batched_tokens": 512})
     assert json.loads(made.properties) == {"A": "x", "B": 1}
-    assert (made.model_path, made.max_num_batched_tokens, made.prompt_lookup) == ("/n", 512, True)
+    assert (made.model_path, made.max_num_batched_tokens) == ("/n", 512)
     assert made.cache_eviction == spec.cache_eviction
     assert label({"A": True, "models_path": "/a/b"}) == "A=true, models_path=b"

@@ -6,22 +6,24 @@ import time
 from typing import Any
 
 from ovserve.tools.tuning.graph_file import Choice, Dimension
-from ovserve.tools.tuning.search import Allowed, Search, TuneResult
+from ovserve.tools.tuning.search import Search, TuneResult
 from tests.tools.tuning.conftest import SPEC, Table
 
 
-def dimension(name: str, *values: object, price: str = "") -> Dimension:
-    return Dimension(name, tuple(Choice({name: value}, price) for value in values))  # type: ignore[dict-item]
+def dimension(name: str, *values: object) -> Dimension:
+    return Dimension(name, tuple(Choice({name: value}) for value in values))  # type: ignore[dict-item]
 
 
-async def search(table: Table, *dimensions: Dimension, seconds: float = 3600, **allowed: bool) -> TuneResult:
+async def search(
+    table: Table, *dimensions: Dimension, seconds: float = 3600, other_text: bool = False
+) -> TuneResult:
     told: list[float] = []
     found = await Search(
         table,
         SPEC,
         began=time.monotonic(),
         seconds=seconds,
-        allowed=Allowed(**allowed),
+        other_text=other_text,
         progress=lambda part, text: told.append(part),
     ).run(dimensions)
     assert told == sorted(told)
@@ -85,15 +87,6 @@ async def test_other_text_needs_permission_and_is_reported_either_way() -> None:
     found = await search(Table({"A=1": 1.4}, texts=texts), dimension("A", 1), other_text=True)
     assert outcomes(found) == {"A=1": "taken"}
     assert found.difference == parted
-
-
-async def test_fewer_features_need_permission() -> None:
-    lookup = dimension("prompt_lookup", True, price="grammars")
-    assert outcomes(await search(Table({"prompt_lookup": 2.0}), lookup)) == {
-        "prompt_lookup=true": "loses features"
-    }
-    found = await search(Table({"prompt_lookup": 2.0}), lookup, fewer_features=True)
-    assert dict(found.options) == {"prompt_lookup": True}
 
 
 async def test_who_cannot_load_is_told_in_the_librarys_words_and_passed_over() -> None:
