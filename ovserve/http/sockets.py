@@ -201,7 +201,8 @@ class Sockets:
                 sockets._addresses.append(address)
         except OSError as exc:
             # getaddrinfo has its own numbers, which strerror does not know
-            why = exc.strerror if isinstance(exc, socket.gaierror) else os.strerror(exc.errno or 0)
+            known = exc.errno is not None and not isinstance(exc, socket.gaierror)
+            why = os.strerror(exc.errno or 0) if known else exc.strerror or exc
             where = address if address.startswith(UNIX) else f"{address}:{sockets.port}"
             sockets.close()
             raise LoadError(f"cannot listen on {where}: {why}") from exc
@@ -238,6 +239,8 @@ class Sockets:
             raise missing
 
     def _bind_unix(self, path: str) -> None:
+        if not path:  # a socket without a name, which no client could find
+            raise LoadError(f"{UNIX} needs a path, such as {UNIX}/run/ovserve.sock")
         _remove_dead_socket(path)
         self.unix.append(_listening(socket.AF_UNIX, path))
         self._paths.append(path)

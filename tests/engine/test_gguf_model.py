@@ -57,6 +57,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"strings": {"general.type": "mmproj"}}, r"it is an image projector, and not a model"),
     ({"keys": {"attention.causal": False}}, r"attention.causal: false is not supported"),
     ({"keys": {"attn_logit_softcapping": 50.0}}, r"llama.attn_logit_softcapping is not supported"),
+    ({"keys": {"rope.dimension_count": 63}}, r"rope.dimension_count: expected an even number, got 63"),
     ({"keys": {"rope.scaling.type": "dynamic"}}, r"rope.scaling.type: expected one of none, linear, yarn"),
     ({"tensors": without("blk.1.ffn_up.weight")}, r"the tensor blk.1.ffn_up.weight is missing"),
     ({"tensors": without("token_embd.weight")}, r"the tensor token_embd.weight is missing"),

@@ -72,6 +72,17 @@ def test_broken_json_names_the_file(tmp_path: Path) -> None:
         read_model_files(str(tmp_path))
 
 
+def test_a_template_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
+    template = tmp_path / "chat_template.jinja"
+    template.write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(LoadError, match=r"chat_template\.jinja: it is not UTF-8"):
+        read_model_files(str(tmp_path))
+    template.unlink()
+    template.mkdir()
+    with pytest.raises(LoadError, match=r"chat_template\.jinja: cannot be read: Is a directory"):
+        read_model_files(str(tmp_path))
+
+
 def test_another_kind_of_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"x")

@@ -73,6 +73,14 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path: Path) -> No
     Sockets.bind(["127.0.0.2"], port).close()
 
 
+@pytest.mark.parametrize(
+    ("path", "says"), [("x" * 200, "x: AF_UNIX path too long"), ("", "unix: needs a path")]
+)
+def test_a_path_that_no_socket_can_have(path: str, says: str) -> None:
+    with pytest.raises(LoadError, match=says):
+        Sockets.bind([f"unix:{path}"], 0)
+
+
 def test_who_connects_before_there_is_a_server_is_answered(tmp_path: Path) -> None:
     port = free_port()
     answers: list[bytes] = []

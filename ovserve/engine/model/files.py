@@ -143,18 +143,21 @@ def pulled(directory: Path) -> dict[str, Any]:
 
 
 def read_model_files(path: str) -> ModelFiles:
+    """Raises LoadError."""
     if not os.path.exists(path):
         raise LoadError(f"no such model: {path}")
-    if pointer := lfs_pointer(path):
-        raise LoadError("a Git LFS pointer instead of the file; `git lfs pull` fetches it", file=pointer)
-    if os.path.isdir(path):
-        return _from_directory(path)
-    if not path.endswith(".gguf"):
-        raise LoadError("a model is a directory or a .gguf file", file=path)
     try:
+        if pointer := lfs_pointer(path):
+            raise LoadError("a Git LFS pointer instead of the file; `git lfs pull` fetches it", file=pointer)
+        if os.path.isdir(path):
+            return _from_directory(path)
+        if not path.endswith(".gguf"):
+            raise LoadError("a model is a directory or a .gguf file", file=path)
         return _from_gguf(read_model(path))
-    except (GGUFError, OSError) as error:
+    except GGUFError as error:
         raise LoadError(str(error), file=path) from error
+    except OSError as error:
+        raise LoadError(f"cannot be read: {error.strerror}", file=str(error.filename or path)) from error
 
 
 def lfs_pointer(path: str) -> str:
@@ -233,10 +236,12 @@ def _chat_template(path: str, tokenizer: dict[str, Any], file_name: str, name: s
     """Return the chat template. A file wins over chat_template.json (older vision models), which wins over
     tokenizer_config.json; both hold a text or a list of named ones.
     """
-    file = os.path.join(path, file_name)
-    if os.path.exists(file):
-        with open(file, encoding="utf-8") as handle:
-            return handle.read()
+    file = Path(path, file_name)
+    if file.exists():
+        try:
+            return file.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise LoadError(f"it is not UTF-8: {error}", file=str(file)) from error
     template = json_object(Path(path, "chat_template.json")).get("chat_template") or tokenizer.get(
         "chat_template"
     )

@@ -210,7 +210,9 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
 def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
     dims = fields.size("rope.dimension_count", head_size, low=2, high=head_size)
     scaling = fields.text("rope.scaling.type", "linear")
-    if scaling not in SCALINGS or dims % 2:
+    if dims % 2:
+        raise GGUFError(f"rope.dimension_count: expected an even number, got {dims}")
+    if scaling not in SCALINGS:
         raise GGUFError(f"rope.scaling.type: expected one of {', '.join(SCALINGS)}, got {scaling[:80]!r}")
     factor = fields.real("rope.scaling.factor", fields.real("rope.scale_linear", 0.0)) or 1.0
     original = fields.size("rope.scaling.original_context_length", length, high=1 << 30)
