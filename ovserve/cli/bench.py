@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, table
 from ovserve.errors import InvalidArgument, extra
@@ -89,9 +88,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    parts = urlsplit(arguments.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidArgument(f"expected an address such as http://127.0.0.1:8000/v3, got {arguments.url!r}")
+    from ovserve.cli.chat.connection import address_parts
+
+    address_parts(arguments.url)
     for name in ("requests", "concurrency"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise InvalidArgument(f"--{name}: expected at least 1, got {value}")
@@ -104,3 +103,5 @@ def _check(arguments: argparse.Namespace) -> None:
         path = getattr(arguments, name)
         if path is not None and not path.parent.is_dir():
             raise InvalidArgument(f"--{name}: the directory {path.parent} does not exist")
+        if path is not None and path.is_dir():
+            raise InvalidArgument(f"--{name}: {path} is a directory; name a file in it")

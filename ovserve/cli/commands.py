@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ SUBCOMMANDS = (
     "run", "serve", "pull", "new", "ps", "show", "rm", "check", "explain", "doctor", "models", "reload",
     "key", "batch", "bench", "tune", "test_parser", "deploy", "completion",
 )  # fmt: skip
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of writing; the error does not name the file
 
 
 def build_parser(subcommands: Iterable[str] = SUBCOMMANDS) -> Parser:
@@ -34,19 +37,31 @@ def run(argv: list[str], child: Child | None) -> int:
     subcommand = argv[0].replace("-", "_") if argv else ""
     # Import only one if that is enough: all of them take 0.1 s.
     parser = build_parser([subcommand] if subcommand in SUBCOMMANDS else SUBCOMMANDS)
-    arguments = parser.parse_args(argv, argparse.Namespace(child=child))
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        try:
+            arguments = parser.parse_args(argv, argparse.Namespace(child=child))
+            code: int = arguments.run(arguments)
+        finally:
+            sys.stdout.flush()
     except OvserveError as exc:
         print(f"ovserve: {exc}", file=sys.stderr)  # noqa: T201
         code = EXIT_FAILED
-    except KeyboardInterrupt:
-        code = 130
     except BrokenPipeError:  # whoever reads the output has ended, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        _drop_output()
         code = 141  # as a shell says it of SIGPIPE
+    except OSError as exc:
+        if exc.filename is None and exc.errno not in FULL:
+            raise  # it says nothing to the user
+        if exc.filename is None:
+            _drop_output()
+        print(f"ovserve: {exc.filename or 'the output'}: {exc.strerror}", file=sys.stderr)  # noqa: T201
+        code = EXIT_FAILED
     return code
+
+
+def _drop_output() -> None:
+    """Let the flush at the end of the process succeed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ovserve.cli.parser import EXIT_FAILED, Commands
+from ovserve.errors import InvalidArgument
 
 PORTS = ("rest_port", "grpc_port", "metrics_port")
 
@@ -32,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from ovserve.server.environment import from_environment
-    from ovserve.server.settings import Settings
+    from ovserve.server.settings import Settings, problem
     from ovserve.tools.doctor import (
         check_cache,
         check_machine,
@@ -46,11 +47,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     ports = {name: port for name in PORTS if (port := getattr(arguments, name)) is not None}
     settings = replace(Settings(**from_environment(os.environ)), **ports)
+    if fault := problem(settings):
+        raise InvalidArgument(fault)
     findings = [*check_machine(settings.max_connections), *check_software()]
     findings += check_ports({name: getattr(settings, name) for name in PORTS})
     if settings.response_store == "on":
-        findings.append(check_store(Path(settings.response_store_path).expanduser()))
-    findings.append(check_models(Path(settings.model_repository_path).expanduser()))
+        findings.append(check_store(Path(os.path.expanduser(settings.response_store_path))))
+    findings.append(check_models(Path(os.path.expanduser(settings.model_repository_path))))
     findings.append(check_cache(settings.cache_dir))
     result = report(findings)
     print(msgspec.json.encode(result).decode() if arguments.json else text(result))  # noqa: T201

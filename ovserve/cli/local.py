@@ -16,7 +16,7 @@ VARIABLES = ("OVSERVE_MODEL_REPOSITORY_PATH", "OVMS_MODEL_REPOSITORY_PATH")
 def repository(path: str = "") -> Path:
     """Return the directory of models: as given, of the environment, or ./models."""
     location = path or next((text for name in VARIABLES if (text := os.environ.get(name))), DEFAULT)
-    return Path(location).expanduser()
+    return Path(os.path.expanduser(location))
 
 
 def names_in(place: Path) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported where needed: --help needs none of them
     from ovserve.cli.chat.conversation import Conversation
 
 INTERRUPTED_EXIT_CODE = 130
+CHAT = "chat/completions"
 
 
 def add_to(commands: Commands) -> None:
@@ -146,7 +147,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _schema(text: str) -> Any:
     try:
         if not text.lstrip().startswith("{"):
-            text = Path(text).expanduser().read_text()
+            text = Path(os.path.expanduser(text)).read_text()
         return json.loads(text)
     except OSError as error:
         raise LoadError(f"--json-schema: cannot be read: {error.strerror}", file=text) from error
@@ -179,14 +180,20 @@ def _addresses() -> list[str]:
 
 
 def _served(connection: Connection, model: str, *, required: bool) -> tuple[str, int] | None:
-    """Return the model and its context, or None if there is no such server or it does not serve it."""
+    """Return the model and its context, or None if there is no such server or it does not serve it. Without a
+    name it is the first that chats."""
     from ovserve.cli.chat.connection import PROBE_SECONDS
 
+    timeout = None if required else PROBE_SECONDS
     try:
-        listed = connection.get("/v3/models", timeout=None if required else PROBE_SECONDS)["data"]
+        listed = connection.get("/v3/models", timeout=timeout)["data"]
         usable = [m for m in listed if m.get("state", "AVAILABLE") == "AVAILABLE"]
         if not required and any(m.get("owned_by") != "ovserve" for m in listed):
             return None  # another program has the port
+        if not model:
+            capabilities = connection.get("/v3/capabilities", timeout=timeout)["data"]
+            chat = {m["model"] for m in capabilities for e in m["endpoints"] if e["endpoint"] == CHAT}
+            usable = [m for m in usable if m["id"] in chat]
     except (OvserveError, KeyError, TypeError, AttributeError):
         if required:
             raise
@@ -195,6 +202,7 @@ def _served(connection: Connection, model: str, *, required: bool) -> tuple[str,
         if model in ("", one["id"]):
             return one["id"], one.get("max_model_len") or 0
     if required:
-        names = ", ".join(m["id"] for m in usable) or "nothing"
-        raise InvalidArgument(f"{connection.address} does not serve {model!r}, but {names}")
+        names = ", ".join(m["id"] for m in listed) or "nothing"
+        what = repr(model) if model else "a model that chats"
+        raise InvalidArgument(f"{connection.address} does not serve {what}, but {names}")
     return None

@@ -204,6 +204,8 @@ def add_options(serve: argparse.ArgumentParser, without: Collection[str] = ()) -
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.source == "":  # a variable of a script that is not set
+        raise InvalidArgument("SOURCE is empty; leave it out for the default model")
     values = {"source_model": arguments.source} if arguments.source else {}
     if values and hasattr(arguments, "source_model"):
         print("ovserve serve: SOURCE and --source_model are the same; give one", file=sys.stderr)  # noqa: T201

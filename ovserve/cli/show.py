@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    path, name = Path(arguments.model).expanduser(), ""
+    path, name = Path(os.path.expanduser(arguments.model)), ""
     if arguments.model in MODELS or not path.exists():
         try:
             name = arguments.model

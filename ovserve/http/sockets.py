@@ -201,8 +201,8 @@ class Sockets:
                 sockets._addresses.append(address)
         except OSError as exc:
             # getaddrinfo has its own numbers, which strerror does not know
-            known = exc.errno is not None and not isinstance(exc, socket.gaierror)
-            why = os.strerror(exc.errno or 0) if known else exc.strerror or exc
+            of_system = exc.errno is not None and not isinstance(exc, socket.gaierror)
+            why = os.strerror(exc.errno or 0) if of_system else exc.strerror or exc
             where = address if address.startswith(UNIX) else f"{address}:{sockets.port}"
             sockets.close()
             raise LoadError(f"cannot listen on {where}: {why}") from exc

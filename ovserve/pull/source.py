@@ -125,8 +125,10 @@ def find(text: str, models: Mapping[str, PackagedModel], *, revision: str = "", 
         raise InvalidArgument("which model? Give a short name, an id on the hub, a directory or a .gguf file")
     if fault := cloud_fault(text):
         raise InvalidArgument(fault)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     local = text not in models and path.exists()
+    if not local and path.is_symlink():
+        raise NotFound(f"{text} is a link to {path.readlink()}, which cannot be reached")
     if text not in models and not local and HUB_ID.fullmatch(text):
         return Hub(text, revision, gguf)
     for flag, value in (("revision", revision), ("gguf_filename", gguf)):

@@ -53,7 +53,9 @@ def serving_settings(settings: Settings) -> ServingSettings:
         aliases=Aliases.parse(settings.model_alias),
         idle=idle,
         convert=partial(
-            convert_when_loaded, repository=Path(settings.model_repository_path).expanduser(), say=log.info
+            convert_when_loaded,
+            repository=Path(os.path.expanduser(settings.model_repository_path)),
+            say=log.info,
         ),
     )
 
@@ -148,7 +150,7 @@ def _cache_dir(settings: Settings) -> str:
 def build_response_store(settings: Settings) -> ResponseStore | None:
     if settings.response_store == "off":
         return None
-    path = Path(settings.response_store_path).expanduser()
+    path = Path(os.path.expanduser(settings.response_store_path))
     return ResponseStore(
         path,
         ttl=settings.response_store_ttl,

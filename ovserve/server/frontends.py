@@ -57,7 +57,7 @@ class Frontends:
         cors = _cors(settings)
         self._console = _console(manager, settings, guard, access_log)
         first = self._console.routes() if self._console is not None else ()
-        models = Path(settings.model_repository_path).expanduser()
+        models = Path(os.path.expanduser(settings.model_repository_path))
         self.batches = build_batches(manager, responses, guard, store, *batch_bounds(settings))
         app = build_app(
             manager,

@@ -7,6 +7,7 @@ and that over the default. Settings are never global.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
@@ -277,7 +278,7 @@ OPTIONS: tuple[Field[Any], ...] = fields(Settings)
 
 def cache_path(settings: Settings) -> str:
     """Return --cache_dir as an absolute path; "" for none."""
-    return str(Path(settings.cache_dir).expanduser().absolute()) if settings.cache_dir else ""
+    return str(Path(os.path.expanduser(settings.cache_dir)).absolute()) if settings.cache_dir else ""
 
 
 def tls_files(settings: Settings) -> tuple[Path, Path, Path | None]:

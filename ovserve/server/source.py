@@ -8,6 +8,7 @@ this run, as in OVMS. Of a graph that pull wrote, the other options are kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,10 +55,10 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
         return _configuration(Path(settings.config_path), options)
     if settings.graphs_dir:
         return _directory(Path(settings.graphs_dir), options)
-    repository = Path(settings.model_repository_path).expanduser()
+    repository = Path(os.path.expanduser(settings.model_repository_path))
     one = _Model("--model_path", settings.model_name, repository, options, task, say)
     if settings.model_path:
-        return one.at(Path(settings.model_path).expanduser())
+        return one.at(Path(os.path.expanduser(settings.model_path)))
     source = settings.source_model
     if not source:
         listed = repository / CONFIG_FILE
@@ -65,7 +66,7 @@ def resolve(settings: Settings, options: Mapping[str, Option], say: Say, task: s
             return _configuration(listed, options)
         source = DEFAULT_MODEL
     one = replace(one, source=source)
-    if source not in SHORT_NAMES and (path := Path(source).expanduser()).exists():
+    if source not in SHORT_NAMES and (path := Path(os.path.expanduser(source))).exists():
         return one.at(path)
     return replace(one, name=one.name or source).at(_pulled(source, repository, say, task))
 

@@ -325,7 +325,7 @@ def check_cache(path: str) -> Finding:
     if not path:
         advice = "models are compiled at each start; --cache_dir keeps them, which pays most for GPU and NPU"
         return Finding("compiled models", "slow", "not kept", advice)
-    folder = _existing(Path(path).expanduser())
+    folder = _existing(Path(os.path.expanduser(path)))
     if not os.access(folder, os.W_OK):
         return Finding("compiled models", "problem", f"cannot write {path}", "--cache_dir must be writable")
     return Finding("compiled models", "ok", path)

@@ -90,6 +90,7 @@ def test_json_alone_can_be_the_output(here: Server) -> None:
     ("arguments", "says"),
     [
         (["ftp://x"], "'ftp://x'"),
+        (["http://x:99999"], "expected an address such as http://127.0.0.1:8000, got 'http://x:99999'"),
         (["http://x", "--requests", "0"], "--requests: expected at least 1, got 0"),
         (["http://x", "--rate", "0"], "--rate: expected more than 0"),
         (["http://x", "--rate", "2", "--concurrency", "2"], "--rate and --concurrency"),
@@ -101,6 +102,7 @@ def test_json_alone_can_be_the_output(here: Server) -> None:
         ),
         (["http://x", "--prompts", "nowhere"], "--prompts: nowhere cannot be read"),
         (["http://x", "--plot", "nowhere/x.png"], "--plot: the directory nowhere does not exist"),
+        (["http://x", "--json", "/"], "--json: / is a directory; name a file in it"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -378,9 +378,78 @@ def test_an_absent_file_of_the_options_is_a_warning_and_then_a_load_error(tmp_pa
     assert code == 0
 
 
-def test_output_may_be_read_in_part() -> None:
-    command = f"{sys.executable} -m ovserve explain graphs/smollm2 | head -1"
+def shell(command: str, **environment: str) -> tuple[int, str, str]:
+    """A command of a shell, with `ovserve` for this one."""
+    command = f'ovserve() {{ {sys.executable} -m ovserve "$@"; }}; {command}'
     done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=230, check=True
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
     )
-    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_output_may_be_read_in_part() -> None:
+    code, out, err = shell("ovserve explain graphs/smollm2 | head -1")
+    assert (code, out.count("\n"), err) == (0, 1, "")
+
+
+def test_a_full_output_is_an_error() -> None:
+    code, _, err = shell("ovserve explain graphs/smollm2 >/dev/full")
+    assert (code, err) == (1, "ovserve: the output: No space left on device\n")
+
+
+def test_closed_streams_are_not_needed() -> None:
+    code, _, err = shell("ovserve explain graphs/smollm2 >&- && ovserve run -p x --url 127.0.0.1:9 <&-")
+    assert (code, err) == (1, "ovserve: http://127.0.0.1:9: Connection refused\n")
+    opened = "import os, sys; from ovserve.cli import _open_standard_streams as f; f(); print(os.path.exists('/proc/self/fd/0'))"
+    assert shell(f'{sys.executable} -c "{opened}" <&-') == (0, "True\n", ""), "no socket gets its number"
+
+
+def test_a_name_that_the_terminal_cannot_show_is_shown_in_part(tmp_path: Path) -> None:
+    (tmp_path / "\xfc").mkdir()
+    code, out, err = shell(f"ovserve check {tmp_path}/*", PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+    assert (code, r"\xfc has no graph.pbtxt" in out, err) == (1, True, "")
+
+
+def test_a_home_that_is_not_known(tmp_path: Path) -> None:
+    """Of a user without an entry and of another one: ~ is refused as any path that is not there."""
+    home = patch.dict(os.environ)
+    with home, patch("pwd.getpwuid", side_effect=KeyError):
+        os.environ.pop("HOME", None)
+        with pytest.raises(SystemExit, match="1"):
+            main(["show", "~/no/model"])
+        assert os.environ["HOME"] == "/", "where files go by default"
+    for command in ("serve", "pull"):
+        code, _, err = run(command, "~no-such-user/model")
+        assert (code, err) == (1, "ovserve: ~no-such-user/model does not exist\n")
+
+
+@pytest.mark.parametrize(
+    "address", ["http://localhost:99999", "http://localhost:x", "http://[::1", "http://a b", "http://"]
+)
+def test_an_address_that_no_server_has_is_refused(address: str) -> None:
+    for command in (("ps", "--url", address), ("reload", address)):
+        code, _, err = run(*command)
+        assert (code, f"expected an address such as http://127.0.0.1:8000, got {address!r}" in err) == (
+            1,
+            True,
+        )
+
+
+def test_a_source_that_is_empty_or_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "SOURCE is empty" in run("serve", "")[2]
+    for command in ("serve", "pull"):
+        assert "loop is a link to loop, which cannot be reached" in run(command, "loop", cwd=tmp_path)[2]
+    assert run("tune", "nowhere")[2] == "ovserve: nowhere does not exist\n"
+
+
+def test_doctor_refuses_what_a_start_would() -> None:
+    assert (
+        run("doctor", "--rest_port", "99999")[2] == "ovserve: --rest_port: expected 0 to 65535, got 99999\n"
+    )

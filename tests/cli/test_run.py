@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CONVERTED, ROOT, Server, script_graph, start_server
+from tests import encoders
+from tests.conftest import CONVERTED, ROOT, Server, script_graph, start_process, start_server
 
 pytestmark = pytest.mark.long
 
@@ -133,6 +134,21 @@ def test_a_server_on_another_port_is_used(tmp_path: Path, monkeypatch: pytest.Mo
         first.stop()
         second.stop()
     assert not list(listed.iterdir())
+
+
+def test_without_a_name_it_is_a_model_that_chats(tmp_path: Path) -> None:
+    directory = tmp_path / "graphs/a"
+    encoders.tiny("mpnet", directory)
+    (directory / "graph.pbtxt").write_text(encoders.graph("./"))
+    server = start_process("--graphs_dir", str(directory.parent))
+    try:
+        assert "does not serve a model that chats, but a" in run("-p", "x", url=server.url).stderr
+        script_graph(tmp_path / "graphs/b", '{"replies": [{"text": "I am b"}]}')
+        while run("-p", "x", "b", url=server.url).returncode:
+            time.sleep(0.2)
+        assert run("-p", "x", url=server.url).stdout == "I am b\n"
+    finally:
+        server.stop()
 
 
 def processes_with(text: str) -> list[int]:

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from ovserve.cli.local import repository
 from ovserve.cli.parser import spelling
@@ -115,6 +115,7 @@ if __name__ == "__main__":
 UNIX = "unix:"
 UPLOAD_CHUNK = 256 * 1024  # bytes of a file
 PROBE_SECONDS = 1.0  # for a server that may not be there
+RELOAD_SECONDS = 3600.0  # a reload answers when all models are loaded
 
 
 class RequestFailed(OvserveError):
@@ -125,6 +126,18 @@ class RequestFailed(OvserveError):
     def __init__(self, message: str, status: int, code: str = "") -> None:
         super().__init__(message)
         self.status, self.code_of_server = status, code
+
+
+def address_parts(address: str) -> SplitResult:
+    """Return the parts of a server's address. Raises InvalidArgument for one that has no host."""
+    try:
+        parts = urlsplit(address)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            http.client.HTTPConnection(parts.hostname)  # raises for what no name has
+            return parts
+    except (ValueError, http.client.InvalidURL):
+        pass
+    raise InvalidArgument(f"expected an address such as http://127.0.0.1:8000, got {address!r}")
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -148,21 +161,26 @@ class Connection:
         """Raises InvalidArgument."""
         if "://" not in address and not address.startswith(UNIX):
             address = f"http://{address}"
+        parts = None if address.startswith(UNIX) else address_parts(address)
         self.address = address.rstrip("/")
         self._key = key
-        parts = urlsplit(self.address)
-        if not address.startswith(UNIX) and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise InvalidArgument(f"expected an address such as http://127.0.0.1:8000, got {address!r}")
         # With or without the version: other clients of the server are given both.
-        self._prefix = "" if address.startswith(UNIX) else parts.path.removesuffix("/v1").removesuffix("/v3")
+        path = "" if parts is None else parts.path.rstrip("/")
+        self._prefix = path.removesuffix("/v1").removesuffix("/v3")
 
     def get(self, path: str, timeout: float | None = None) -> Any:
         """Return the JSON of an answer. Raises Unavailable, RequestFailed."""
-        return self._json("GET", path, None, timeout)
+        return self._json("GET", path, None, timeout)[1]
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Like `get`, with a body."""
-        return self._json("POST", path, body, None)
+        return self._json("POST", path, body, None)[1]
+
+    def reload(self) -> tuple[bool, Any]:
+        """Make the server read its configuration again. Return whether it had changed, and the states. Raises
+        as `get`."""
+        status, states = self._json("POST", "/v1/config/reload", None, RELOAD_SECONDS)
+        return status == http.client.CREATED, states
 
     def upload(self, path: str, file: BinaryIO, size: int, fields: Mapping[str, str]) -> Any:
         """Send a form with a file; return the JSON of the answer. Raises as `get`."""
@@ -186,7 +204,7 @@ class Connection:
 
     def text(self, path: str, timeout: float | None = None) -> str:
         """Return an answer that is not JSON. Raises as `get`."""
-        return self._read("GET", path, None, timeout).decode("utf-8", "replace")
+        return self._read("GET", path, None, timeout)[1].decode("utf-8", "replace")
 
     def ready(self) -> bool:
         try:
@@ -214,17 +232,22 @@ class Connection:
                 raise Unavailable(f"the answer broke off: {error or type(error).__name__}") from error
             raise Unavailable("the answer broke off: the server closed the connection")
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
+    def _json(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
+    ) -> tuple[int, Any]:
+        status, answer = self._read(method, path, body, timeout)
         try:
-            return json.loads(self._read(method, path, body, timeout))
+            return status, json.loads(answer)
         except ValueError as error:
             raise Unavailable(f"{self.address} does not answer as ovserve does") from error
 
-    def _read(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> bytes:
+    def _read(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None
+    ) -> tuple[int, bytes]:
         with closing(self._open(method, path, body, timeout)) as connection:
             answer = self._answered(connection)
             try:
-                return answer.read()
+                return answer.status, answer.read()
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self.address}: {error or type(error).__name__}") from error
 
@@ -246,9 +269,13 @@ class Connection:
         connection = self._connection(timeout)
         try:
             connection.request(method, self._prefix + path, data, headers)
-        except OSError as error:
+        except (
+            OSError,
+            ValueError,
+            http.client.HTTPException,
+        ) as error:  # a name or a key that cannot be sent
             connection.close()
-            raise Unavailable(f"{self.address}: {error.strerror or error}") from error
+            raise Unavailable(f"{self.address}: {getattr(error, 'strerror', None) or error}") from error
         return connection
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:

@@ -6,6 +6,7 @@ import base64
 import difflib
 import json
 import mimetypes
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -170,14 +171,14 @@ class Conversation:
             whole = {"format": FORMAT, **settings, "messages": self.messages}
             text = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
         try:
-            path.expanduser().write_text(text)
+            Path(os.path.expanduser(path)).write_text(text)
         except OSError as error:
             raise LoadError(f"cannot be written: {error.strerror}", file=str(path)) from error
 
     def load(self, path: Path) -> None:
         """Go on with a saved conversation. Raises LoadError."""
         try:
-            saved = json.loads(path.expanduser().read_text())
+            saved = json.loads(Path(os.path.expanduser(path)).read_text())
         except OSError as error:
             raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
         except ValueError as error:
@@ -208,7 +209,7 @@ def image_url(path: Path) -> str:
     if not kind.startswith("image/"):
         raise InvalidArgument(f"{path}: expected an image by its suffix, such as .png or .jpg")
     try:
-        data = path.expanduser().read_bytes()
+        data = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise LoadError(f"cannot be read: {error.strerror}", file=str(path)) from error
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
@@ -279,7 +280,7 @@ class Commands:
 
     def do_save(self, text: str) -> None:
         """/save FILE: write the conversation, as JSON, or as Markdown to a .md file"""
-        path = Path(_needed(text, "/save FILE")).expanduser()
+        path = Path(os.path.expanduser(_needed(text, "/save FILE")))
         if path.exists() and path != self._saved and not self._confirm(f"{path} exists; overwrite it?"):
             self._say("not saved")
             return
@@ -289,7 +290,7 @@ class Commands:
 
     def do_load(self, text: str) -> None:
         """/load FILE: go on with a conversation that /save wrote"""
-        path = Path(_needed(text, "/load FILE")).expanduser()
+        path = Path(os.path.expanduser(_needed(text, "/load FILE")))
         self._chat.load(path)
         self._saved = path
         self._say(f"loaded {len(self._chat.messages)} messages from {path}")

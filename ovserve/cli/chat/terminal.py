@@ -205,7 +205,7 @@ def _say(line: str) -> None:
 
 def _history() -> History:
     """Return what was asked before, in a file that only this user can read."""
-    path = HISTORY.expanduser()
+    path = Path(os.path.expanduser(HISTORY))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))

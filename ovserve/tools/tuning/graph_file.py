@@ -18,7 +18,7 @@ import msgspec
 from ovserve.calculators.shipped import shipped_registry
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.protocol.specs import TextSpec
-from ovserve.errors import Internal, InvalidArgument, LoadError
+from ovserve.errors import Internal, InvalidArgument, LoadError, NotFound
 from ovserve.graph import Node
 from ovserve.graph.pbtxt.scanner import Document, Edit, Entry
 from ovserve.kinds.plugin_config import with_properties
@@ -50,6 +50,8 @@ def find(path: Path, name: str = "") -> Target:
 
     Raises LoadError for a graph that would not be served, InvalidArgument for a node that is not there.
     """
+    if not path.exists():
+        raise NotFound(f"{path} does not exist")
     file = path.absolute() / GRAPH_FILE if path.is_dir() else path.absolute()
     checked = check(ServableSpec(file.parent.name, file.parent, file, origin=str(path)), shipped_registry())
     checked.graph.close()
