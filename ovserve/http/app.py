@@ -54,7 +54,9 @@ from ovserve.serving.manager import Manager
 DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings}"
 TEXTS = "(?:chat/|fim/)?completions|embeddings|rerank|score|classify"
 ENDPOINTS = "/{endpoint:" + TEXTS + "|messages|images/(?:generations|edits)|audio/speech}"
-MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+# Clients of Triton and KServe write the `/` of a name as it is.
+NAMED = "[^/]+(?:/[^/]+)*?"
+MODEL_PATHS = tuple(f"/v2/models/{{model:{NAMED}}}{one}" for one in ("/versions/{version:[^/]+}", ""))
 
 
 def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
@@ -66,17 +68,17 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
         ("GET", "/v2", models.server),
         ("GET", "/v2/models/stats", models.statistics),
         ("POST", "/v2/repository/index", models.index),
-        ("POST", "/v2/repository/models/{name}/load", models.load),
-        ("POST", "/v2/repository/models/{name}/unload", models.unload),
+        ("POST", f"/v2/repository/models/{{name:{NAMED}}}/load", models.load),
+        ("POST", f"/v2/repository/models/{{name:{NAMED}}}/unload", models.unload),
         ("GET", "/v2/logging", models.log_settings),
         ("POST", "/v2/logging", models.change_log_settings),
     ]
     for model in MODEL_PATHS:
         table += [
-            ("GET", model, models.model),
             ("GET", model + "/ready", models.ready),
             ("GET", model + "/config", models.config),
             ("GET", model + "/stats", models.statistics),
+            ("GET", model, models.model),
         ]
     for method in ("GET", "POST"):
         table += [

@@ -143,6 +143,10 @@ _ABSENT = (
         "of TensorFlow Serving's methods, only :predict is served",
     ),
     (
+        re.compile(r"/v2/models/.+/generate(?:_stream)?"),
+        "Triton's generate is not served here; POST its tensors to the model's /infer",
+    ),
+    (
         re.compile(r"/(?:.+/)?responses/compact"),
         "conversations are not compacted here; truncation: auto of responses leaves the oldest turns out",
     ),

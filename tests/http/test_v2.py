@@ -140,6 +140,10 @@ async def test_what_is_not_there() -> None:
         for path, status in (
             ("/v2/models/n/infer", 404),
             ("/v2/models/m/versions/2/infer", 404),
+            ("/v2/models/m/n/infer", 404),
+            ("/v2/models/m//infer", 404),
+            ("/v2/models/m/generate", 404),
+            ("/v2/repository/models/a/b/load", 404),
             ("/v2/cudasharedmemory/region/r/register", 404),
             ("/v2/trace/setting", 404),
             ("/v2/repository/models/n/load", 404),

@@ -63,6 +63,7 @@ def site(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         {"name": name, "base_path": f"models/{name}"}
         for name in ("dummy", "two", "passthrough", "passthrough_string", "product", "types")
     ]
+    entries.append({"name": "org/dummy", "base_path": "models/dummy"})
     entries.append({"name": "rows", "base_path": "models/dummy_fp64", "batch_size": "1:4", "nireq": 1})
     entries.append({"name": "image", "base_path": "models/increment_1x3x4x5", "layout": "NHWC:NCHW"})
     entries.append({"name": "rgb", "base_path": "models/increment_1x3x4x5", "color_format": "RGB"})

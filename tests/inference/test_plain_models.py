@@ -59,6 +59,11 @@ def test_tritons_clients(site: Site, wire: str) -> None:
             client.infer("dummy", [tensor(module, "b", np.ones((2, 10), np.float32), "FP32")])
         assert client.is_model_ready("dummy", "1")
         assert client.is_model_ready("dummy")
+        named = client.infer("org/dummy", [tensor(module, "b", numbers, "FP32")], model_version="1")
+        assert np.array_equal(named.as_numpy("a"), numbers + 1)
+        assert client.is_model_ready("org/dummy")
+        assert client.is_model_ready("org/dummy", "1")
+        client.load_model("org/dummy")
     finally:
         client.close()
 
