@@ -100,7 +100,8 @@ B = {"name": "b", "datatype": "FP32", "shape": [2], "data": [1, 2]}
         ({"inputs": [one(data=[1]), B]}, 400, "inputs[0].data: shape [2] takes 2 elements, got 1"),
         ({"inputs": [one(data=[1, "x"]), B]}, 400, "inputs[0].data[1]: expected a number, got 'x'"),
         ({"inputs": [one(data=[1, True]), B]}, 400, "inputs[0].data[1]: expected a number, got True"),
-        ({"inputs": [one(shape=[1, 2], data=[[1]]), B]}, 400, "inputs[0].data: expected lists nested as [1, 2]"),
+        ({"inputs": [one(shape=[1, 2], data=[[1]]), B]}, 400, "inputs[0].data: shape [1, 2] takes 2 elements, got 1"),
+        ({"inputs": [one(data=[[1], 2]), B]}, 400, "inputs[0].data[0]: expected a number, got [1]"),
         ({"inputs": [one(datatype="UINT8", data=[1, 256]), B]}, 400, "inputs[0].data: 256 does not fit UINT8"),
         ({"inputs": [one(datatype="BF16"), B]}, 400, "inputs[0].datatype: BF16 has a binary form only"),
         ({"inputs": [one(data=None), B]}, 400, "inputs[0].data"),
@@ -119,6 +120,20 @@ async def test_what_infer_refuses(body: Any, status: int, text: str) -> None:
         response = await http.post(f"{server.url}/v2/models/m/infer", content=content)
         assert response.status_code == status
         assert text in response.json()["error"]
+
+
+async def test_only_the_number_of_elements_counts() -> None:
+    async with running(TENSORS) as server, httpx.AsyncClient(base_url=server.url) as http:
+        for shape, data in (
+            ([3], [[1], [2], [3]]),
+            ([3], [[[1]], [[2, 3]]]),
+            ([3, 1], [[1, 2, 3]]),
+            ([1, 3], [1, 2, 3]),
+        ):
+            a, b = ({"name": name, "datatype": "FP32", "shape": shape, "data": data} for name in "ab")
+            body = {"inputs": [a, b], "outputs": [{"name": "sum"}]}
+            (found,) = (await http.post("/v2/models/m/infer", json=body)).json()["outputs"]
+            assert (found["shape"], found["data"]) == (shape, [2, 4, 6])
 
 
 async def test_what_is_not_there() -> None:

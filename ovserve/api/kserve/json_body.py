@@ -276,19 +276,14 @@ def _tensor(entry: InferInput, raw: bytes | memoryview | None) -> Tensor:
         return received(entry.datatype, tuple(entry.shape), raw)
     if entry.data is None:
         raise InvalidArgument("data: required")
-    return Tensor.of(entry.datatype, entry.shape, _flat(entry.data, entry.shape))
+    return Tensor.of(entry.datatype, entry.shape, _flat(entry.data))
 
 
-def _flat(data: list[Any], shape: list[int]) -> list[Any]:
-    """Nested as the shape, or flat already."""
-    if len(shape) < 2 or not any(isinstance(value, list) for value in data):
-        return data
-    level: list[Any] = [data]
-    for size in shape:
-        if any(not isinstance(row, list) or len(row) != size for row in level):
-            raise InvalidArgument(f"data: expected lists nested as {shape}, or one flat list")
-        level = list(chain.from_iterable(level))
-    return level
+def _flat(data: list[Any]) -> list[Any]:
+    """Return the elements. As in OVMS, Triton and KServe, only their number has to be that of the shape."""
+    while data and all(isinstance(value, list) for value in data):
+        data = list(chain.from_iterable(data))
+    return data
 
 
 def _truth(value: Parameter, field: str) -> bool:
