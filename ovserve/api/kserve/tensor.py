@@ -44,6 +44,7 @@ DATATYPES = {
 BYTES = "BYTES"
 MOST_DIMENSIONS = 64  # numpy has no more
 MOST_IN_ONE = 2**63 - 1
+MOST_BESIDES = 2**60 - 1  # elements of 8 bytes, where libraries multiply the dimensions that are not 0
 FLOATS = ("FP16", "FP32", "FP64")
 _PYTHON: dict[str, tuple[set[type], str]] = {
     "BOOL": ({bool}, "true or false"),
@@ -204,14 +205,13 @@ def received(datatype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
 
     Raises InvalidArgument for numbers whose size is wrong, and for a shape that is not one.
     """
-    kind = DATATYPES.get(datatype)
-    if kind is None or not kind.size:
-        count_of(shape)
-        try:
-            return Tensor(datatype, shape, data)
-        except InvalidArgument as fault:
-            return _loose(datatype, shape, data, fault)
-    return Tensor(datatype, shape, data)
+    count_of(shape)
+    try:
+        return Tensor(datatype, shape, data)
+    except InvalidArgument as fault:
+        if datatype in DATATYPES and DATATYPES[datatype].size:
+            raise
+        return _loose(datatype, shape, data, fault)
 
 
 def display(value: Any) -> str:
@@ -240,6 +240,9 @@ def count_of(shape: Sequence[int]) -> int:
             raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {display(list(shape))}")
         if size > MOST_IN_ONE:
             raise InvalidArgument(f"shape: expected at most {MOST_IN_ONE} in each dimension")
+    if 0 in shape and math.prod(filter(None, shape)) > MOST_BESIDES:
+        limit = f"a product of at most {MOST_BESIDES} without the dimensions of 0"
+        raise InvalidArgument.expected("shape", limit, list(shape))
     return math.prod(shape)
 
 

@@ -64,6 +64,8 @@ def test_nothing_is_a_tensor_too() -> None:
         ("BYTES", (1,), b"\x05\x00", "goes past the end"),
         ("FP32", (2**62, 2**62), b"", "takes"),
         ("FP32", (-1,), b"", "shape: expected 0 or more"),
+        ("UINT8", (0, 2**59, 4), b"", "shape: expected a product of at most 1152921504606846975 without"),
+        ("BYTES", (2**62, 0), b"", "shape: expected a product of at most 1152921504606846975 without"),
         ("float", (1,), b"1234", "datatype: expected one of"),
     ],
 )
