@@ -1,5 +1,5 @@
-"""plugin_config of LLMCalculatorOptions: JSON text to the properties OpenVINO gets.
-`ovserve tune` puts other values into such text.
+"""plugin_config of a graph's options or of a plain model: JSON to the properties OpenVINO gets.
+`ovserve tune` puts other values into the text of a graph.
 
 Old names are rewritten as OVMS does, so its files keep working; all else goes through as it is, and OpenVINO
 says at load what it does not know.
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ovserve.errors import LoadError
 from ovserve.graph import Node
 
 FIELD = "plugin_config"
@@ -28,22 +29,29 @@ def plugin_config(node: Node, text: str) -> dict[str, Any]:
         raise node.error(f"not JSON: {exc}; got {text!r}", FIELD, text) from None
     if not isinstance(config, dict):
         raise node.error(f"expected a JSON object, got {text!r}", FIELD, text)
-    for key, value in config.items():
-        if key == "DEVICE_PROPERTIES":
-            if not _is_device_properties(value):
-                raise node.error(f"{key}: expected devices with properties, got {value!r}", FIELD, text)
-        elif not isinstance(value, _SCALARS):
-            raise node.error(f"{key}: expected a string, number or boolean, got {value!r}", FIELD, text)
-    lookup = config.get("prompt_lookup", False)
+    try:
+        properties = properties_of(config)
+    except LoadError as error:
+        raise node.error(str(error), FIELD, text) from None
+    lookup = properties.get("prompt_lookup", False)
     if not isinstance(lookup, bool):
         raise node.error(f"prompt_lookup: expected true or false, got {lookup!r}", FIELD, text)
-    renamed: dict[str, Any] = {}
+    return properties
+
+
+def properties_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what OpenVINO gets. Raises LoadError that begins with the key."""
+    properties: dict[str, Any] = {}
     for key, value in config.items():
+        nested = key == "DEVICE_PROPERTIES"
+        if not (_is_device_properties(value) if nested else isinstance(value, _SCALARS)):
+            expected = "devices with properties" if nested else "a string, number or boolean"
+            raise LoadError(f"expected {expected}, got {value!r}", field=key)
         new, value = _rewritten(key, value)
-        if new in renamed or (new != key and new in config):
-            raise node.error(f"{key}: means {new}, which is given already", FIELD, text)
-        renamed[new] = value
-    return renamed
+        if new in properties or (new != key and new in config):
+            raise LoadError(f"means {new}, which is given already", field=key)
+        properties[new] = value
+    return properties
 
 
 def without_lookup(node: Node, text: str) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def infer(url: str, model: str, name: str, shape: list[int], datatype: str, data
 def test_flags_of_a_model_file(
     plain_models: Path, model: str, flags: list[str], expected: tuple[str, list[int]]
 ) -> None:
-    server = served(plain_models, model, *flags, "--plugin_config", '{"NUM_STREAMS": 2}')
+    streams = "CPU_THROUGHPUT_STREAMS" if "--nireq" in flags else "NUM_STREAMS"
+    server = served(plain_models, model, *flags, "--plugin_config", json.dumps({streams: 2}))
     try:
         (found,) = inputs_of(server)
         assert (found["datatype"], found["shape"]) == expected

@@ -357,7 +357,15 @@ def test_storage_that_has_gone_is_no_fault_of_an_entry(
         ),
         ({"batch_size": True}, "batch_size: expected a number"),
         ({"nireq": -1}, "nireq: expected 0 to 100000, got -1"),
-        ({"plugin_config": {"A": [1]}}, "plugin_config.A: expected a string, number or boolean"),
+        ({"plugin_config": {"A": [1]}}, "plugin_config.A: expected a string, number or boolean, got [1]"),
+        (
+            {"plugin_config": {"DEVICE_PROPERTIES": {"CPU": 1}}},
+            "plugin_config.DEVICE_PROPERTIES: expected devices with properties, got {'CPU': 1}",
+        ),
+        (
+            {"plugin_config": {"NUM_STREAMS": 1, "CPU_THROUGHPUT_STREAMS": 2}},
+            "plugin_config.CPU_THROUGHPUT_STREAMS: means NUM_STREAMS, which is given already",
+        ),
         ({"color_format": "HSV"}, "color_format: expected BGR or RGB, got 'HSV'"),
         ({"fixed_shapes": 1}, "fixed_shapes: expected true or false, got 1"),
         ({"dynamic_batching": {}}, 'dynamic_batching: expected an object as {"max_batch_size": 8'),

@@ -21,6 +21,7 @@ from typing import Any
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, refusal
 from ovserve.errors import InvalidArgument, LoadError
+from ovserve.kinds.plugin_config import properties_of
 from ovserve.kinds.tensors.spec import KSERVE_TYPES, TensorSpec, is_model_file, model_file, unfinished
 from ovserve.serving.settings import GRAPH_FILE, ServableSpec
 from ovserve.serving.status import GRAPH_VERSION
@@ -31,7 +32,6 @@ _VERSION = re.compile("0*[1-9][0-9]{0,17}")  # gRPC carries versions in 64 bits
 _DIMENSION = r"(-1|[0-9]+(\s*:\s*[0-9]+)?)"
 _SIZE = re.compile(rf"auto|{_DIMENSION}", re.IGNORECASE)
 _SHAPE = re.compile(rf"auto|[(\[]?\s*({_DIMENSION}\s*(,\s*{_DIMENSION}\s*)*,?\s*)?[)\]]?", re.IGNORECASE)
-_SCALARS = (str, bool, int, float)
 _COLOURS = ("BGR", "RGB")
 # By the names of OpenVINO and of KServe's protocol.
 PRECISIONS = {
@@ -240,11 +240,10 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
     config = fields.get("plugin_config", {})
     if not isinstance(config, dict):
         raise LoadError(f"plugin_config: expected a JSON object, got {json.dumps(config)}")
-    for key, value in config.items():
-        if not isinstance(value, _SCALARS):
-            raise LoadError(
-                f"plugin_config.{key}: expected a string, number or boolean, got {json.dumps(value)}"
-            )
+    try:
+        properties = properties_of(config)
+    except LoadError as error:
+        raise LoadError(f"plugin_config.{error}") from None
     if not (isinstance(batch, str) or _whole(batch)) or not _SIZE.fullmatch(str(batch).strip()):
         raise LoadError(f"batch_size: expected a number, -1, a range such as 1:8 or auto, got {batch!r}")
     shapes = _by_name(fields.get("shape"), "shape")
@@ -260,7 +259,7 @@ def _options(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise LoadError(f"fixed_shapes: expected true or false, got {json.dumps(fixed)}")
     return {
         "device": fields.get("target_device") or "CPU",
-        "properties": json.dumps(config, sort_keys=True),
+        "properties": json.dumps(properties, sort_keys=True),
         "shapes": shapes,
         "layouts": _by_name(fields.get("layout"), "layout"),
         # As in OVMS, a shape wins over a batch size, and 0 means the model's own.
@@ -335,13 +334,10 @@ def _by_name(value: Any, key: str) -> tuple[tuple[str, str], ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, str):
-        if value.lstrip().startswith("{"):  # OVMS's command line writes maps as text
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise LoadError(f"{key}: not JSON: {error}") from error
-        else:
-            return (("", value),)
+        text, value = value, {"": value}
+        if text.lstrip().startswith("{"):  # OVMS's command line writes maps as text
+            with suppress(ValueError):  # what checks the text says what is expected
+                value = json.loads(text)
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise LoadError(f"{key}: expected text, or an object of text by tensor, got {json.dumps(value)}")
     return tuple(sorted(value.items()))
