@@ -6,7 +6,7 @@ https://docs.cohere.com/reference/rerank, read 2026-11-22
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -87,11 +87,9 @@ def decode_rerank(body: bytes) -> Ranked:
     """Raises InvalidArgument naming the field."""
     request, unknown = decode_body(body, _decoder)
     if not request.documents:
-        raise InvalidArgument("documents: expected at least one, got none", param="documents")
+        raise InvalidArgument.at("documents", "expected at least one, got none")
     if len(set(map(type, request.documents))) > 1:
-        raise InvalidArgument(
-            "documents: all documents have to be the same type (string or objects)", param="documents"
-        )
+        raise InvalidArgument.at("documents", "all documents have to be the same type (string or objects)")
     texts = [_text(d, i, request.rank_fields) for i, d in enumerate(request.documents)]
     documents_packed = packed(texts, "documents")
     packed(request.query, "documents")
@@ -103,13 +101,9 @@ def decode_rerank(body: bytes) -> Ranked:
         raw=bool(request.raw_scores),
     )
     documents = tuple(request.documents) if request.return_documents else None
-    ignored = tuple(sorted({*unknown, *_without_effect(request)}))
+    unused = {"rank_fields"} if request.rank_fields and isinstance(request.documents[0], str) else ()
+    ignored = tuple(sorted({*unknown, *unused}))
     return Ranked(request.model, documents_packed, len(texts), arguments, request.top_n, documents, ignored)
-
-
-def _without_effect(request: RerankRequest) -> Iterator[str]:
-    if request.rank_fields and isinstance(request.documents[0], str):
-        yield "rank_fields"
 
 
 def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | None) -> str:
@@ -118,13 +112,12 @@ def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | No
         return document
     for name in fields or (TEXT,):
         if name not in document:
-            where = f"documents[{index}].{name}"
-            raise InvalidArgument(f"{where}: document {name} field is missing", param=where)
+            raise InvalidArgument.at(f"documents[{index}].{name}", f"document {name} field is missing")
     if fields:
         return "\n".join(f"{name}: {_as_text(document[name])}" for name in fields)
     if not isinstance(document[TEXT], str):
-        where = f"documents[{index}].{TEXT}"
-        raise InvalidArgument(f"{where}: expected text, got {_as_text(document[TEXT])[:64]}", param=where)
+        found = _as_text(document[TEXT])[:64]
+        raise InvalidArgument.at(f"documents[{index}].{TEXT}", f"expected text, got {found}")
     return str(document[TEXT])
 
 

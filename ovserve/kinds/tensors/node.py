@@ -108,11 +108,8 @@ class PlainModel:
         for name in outputs:
             info = self.model.output(name)
             if info is None:
-                raise InvalidArgument(
-                    f"outputs: {name[:64]!r} is not an output of model {self.name!r}; it has "
-                    f"{listed(self.model.outputs)}",
-                    param="outputs",
-                )
+                known = f"model {self.name!r}; it has {listed(self.model.outputs)}"
+                raise InvalidArgument.at("outputs", f"{name[:64]!r} is not an output of {known}")
             indices.append(self.model.outputs.index(info))
         return outputs, tuple(indices)
 
@@ -123,21 +120,15 @@ class PlainModel:
         for name, tensor in inputs.items():
             index = self._inputs.get(name)
             if index is None:
-                raise InvalidArgument(
-                    f"inputs: {name[:64]!r} is not an input of model {self.name!r}; it has "
-                    f"{listed(self.model.inputs)}",
-                    param="inputs",
-                )
+                known = f"model {self.name!r}; it has {listed(self.model.inputs)}"
+                raise InvalidArgument.at("inputs", f"{name[:64]!r} is not an input of {known}")
             if index in tensors:
                 raise InvalidArgument.at("inputs", f"{name!r} is given twice, by two of its names")
             tensors[index] = await self._one(index, name, self.model.inputs[index], tensor)
         if len(tensors) < len(self.model.inputs):
             missing = [info for i, info in enumerate(self.model.inputs) if i not in tensors]
-            raise InvalidArgument(
-                f"inputs: model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(tensors)}; "
-                f"missing: {listed(missing)}",
-                param="inputs",
-            )
+            expected = f"model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(tensors)}"
+            raise InvalidArgument.at("inputs", f"{expected}; missing: {listed(missing)}")
         return tuple(one for one, _ in tensors.values()), [blob for _, blob in tensors.values()]
 
     async def _one(
@@ -159,32 +150,30 @@ class PlainModel:
         count = math.prod(tensor.shape)
         low, high = (info.dims or ())[info.layout.index("N")]
         if len(tensor.shape) != 1 or count < max(1, low) or (high >= 0 and count > high):
-            raise InvalidArgument(
-                f"inputs: {name!r}: expected a list of images, as BYTES of shape [n] for {info.datatype} "
+            raise InvalidArgument.at(
+                "inputs",
+                f"{name!r}: expected a list of images, as BYTES of shape [n] for {info.datatype} "
                 f"{info.bounds} ({info.layout}); got BYTES {list(tensor.shape)}",
-                param="inputs",
             )
         pixels = await self.images.pixels(list(tensor.elements), form, f"inputs: {name!r}")
         height, width = pixels.height, pixels.width
         shape = count, height, width, form.channels
         axes = dict(zip("NHWC", shape, strict=True))
         if not info.accepts(tuple(axes[letter] for letter in info.layout)):
-            raise InvalidArgument(
-                f"inputs: {name!r}: the images have {width} x {height} pixels, expected {info.datatype} "
-                f"{info.bounds} ({info.layout})",
-                param="inputs",
-            )
+            expected = f"{info.datatype} {info.bounds} ({info.layout})"
+            what = f"{name!r}: the images have {width} x {height} pixels, expected {expected}"
+            raise InvalidArgument.at("inputs", what)
         return GivenTensor(index, shape, "image"), pixels.data
 
 
 def _pixel_form(name: str, info: TensorInfo, *, bgr: bool) -> PixelForm:
     """Return what the input's images must be. Raises InvalidArgument if its layout is not known."""
     if {*info.layout} != IMAGE_AXES or info.dims is None:
-        raise InvalidArgument(
-            f"inputs: {name!r}: expected {info.datatype} {info.bounds}, got BYTES; images are decoded for "
-            'inputs with a layout such as "NHWC", which the configuration can give',
-            param="inputs",
+        images = (
+            'images are decoded for inputs with a layout such as "NHWC", which the configuration can give'
         )
+        expected = f"expected {info.datatype} {info.bounds}, got BYTES; {images}"
+        raise InvalidArgument.at("inputs", f"{name!r}: {expected}")
     axes = dict(zip(info.layout, info.dims, strict=True))
     (channels, _), (height, high), (width, wide) = axes["C"], axes["H"], axes["W"]
     return PixelForm(

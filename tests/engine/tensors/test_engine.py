@@ -74,10 +74,13 @@ LARGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", LARGE)
-async def test_what_the_device_would_replace_is_an_error(plain_models: Path, wrong: str) -> None:
+DIVIDED = [("AUTO", "i64"), ("AUTO:CPU", "u64"), ("MULTI:CPU", "f64")]  # devices that hand all to the CPU
+
+
+@pytest.mark.parametrize(("device", "wrong"), [*(("CPU", wrong) for wrong in LARGE), *DIVIDED])
+async def test_what_the_device_would_replace_is_an_error(plain_models: Path, device: str, wrong: str) -> None:
     array, said = LARGE[wrong]
-    async with serving(plain_models / "types/1") as client:
+    async with serving(plain_models / "types/1", device=device) as client:
         names = [i.name.removeprefix("in_") for i in client.facts.inputs]
         blobs = [texts(b"a", b"b") if v is None else v.tobytes() for v in map(VALUES.get, names)]
         bad = texts(b"a", b"b\0") if array is None else array.tobytes()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,6 @@ class Model:
         self._model = self._preprocessed(self._model)
         self._reshape(self._model)
         self.inputs, self.outputs = self._ports()
-        if self.device == "CPU":
-            narrow(self.inputs)
         self.stateful = bool(self._model.get_sinks())
         for port in (*self.inputs, *self.outputs):
             if not port.info.datatype:
@@ -136,11 +134,15 @@ class Model:
             properties[HINT] = "THROUGHPUT"  # on CPU 1.6 times less work per inference than LATENCY
         model = self.reshaped(shapes) if shapes else self._model
         try:
-            return self._core.compile_model(model, self._spec.device, properties)
+            compiled = self._core.compile_model(model, self._spec.device, properties)
         except RuntimeError as error:
             field = "plugin_config" if "property" in str(error).lower() else "target_device"
             text = f"it cannot be compiled for {self._spec.device}: {short(error)}"
             raise LoadError(text, field=field) from error
+        if _runs_on_cpu(compiled):
+            for port in self.inputs:
+                port.narrow = NARROW.get(port.info.datatype)
+        return compiled
 
     def reshaped(self, shapes: Sequence[Sequence[int]]) -> ov.Model:
         """Return a copy for inputs of these shapes. Raises RuntimeError for shapes that it cannot have."""
@@ -297,10 +299,13 @@ NARROW: MappingOf[str, tuple[float, float]] = {
 }
 
 
-def narrow(typed_ports: Iterable[Port]) -> None:
-    """Note what the CPU device keeps of each input's numbers."""
-    for port in typed_ports:
-        port.narrow = NARROW.get(port.info.datatype)
+def _runs_on_cpu(compiled: Any) -> bool:
+    """AUTO, HETERO, MULTI and BATCH hand a model to other devices; `(CPU)` is one until another is ready."""
+    try:
+        devices = compiled.get_property("EXECUTION_DEVICES")
+    except RuntimeError:  # not every device has it
+        return False
+    return any("CPU" in device for device in devices)
 
 
 def ports(model: ov.Model, mapping: Mapping) -> tuple[list[Port], list[Port]]:
@@ -392,11 +397,8 @@ def numbers(port: Port, tensor: GivenTensor, blob: Buffer) -> np.ndarray[Any, An
             return array
         wrong = (array < low) | (array > high)  # an infinity would become the largest float; NaN is kept
         if wrong.any():
-            raise InvalidArgument(
-                f"inputs: {port.info.name!r}: OpenVINO's CPU device takes {port.info.datatype} from {low} to "
-                f"{high}, got {array[wrong][0]}",
-                param="inputs",
-            )
+            kept = f"OpenVINO's CPU device takes {port.info.datatype} from {low} to {high}"
+            raise InvalidArgument.at("inputs", f"{port.info.name!r}: {kept}, got {array[wrong][0]}")
     return array
 
 
