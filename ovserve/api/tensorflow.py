@@ -2,12 +2,15 @@
 
 A value has the type of the model's input. Binary values are `{"b64": "..."}`. An input of another type than
 text that is given binary values is an image file, decoded by the server.
+
+Bodies and answers have NaN, Infinity and -Infinity as TensorFlow Serving documents them, which JSON lacks.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +19,7 @@ import msgspec
 
 from ovserve.api.kserve import Tensor
 from ovserve.api.kserve.tensor import BYTES, FLOATS
-from ovserve.api.openai.body import decode_body
+from ovserve.api.openai.body import decode_body, unique_members
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import doc
 from ovserve.errors import InvalidArgument
@@ -56,12 +59,12 @@ _decoder = msgspec.json.Decoder(PredictBody)
 
 def decode_predict(body: bytes, inputs: Sequence[InputType]) -> Predict:
     """Raises InvalidArgument that names the field."""
-    document, unknown = decode_body(body, _decoder)
+    document, unknown = _decoded(body)
     if (document.instances is MISSING) == (document.inputs is MISSING):
         raise InvalidArgument(
             "Invalid JSON structure. Could not detect row or column format", param="instances"
         )
-    ignored = tuple(sorted(unknown)) + (("signature_name",) if document.signature_name else ())
+    ignored = unknown + (("signature_name",) if document.signature_name else ())
     rows = document.instances is not MISSING
     values = (
         _columns(document.instances, inputs) if rows else _values_by_name(document.inputs, inputs, "inputs")
@@ -74,19 +77,42 @@ def decode_predict(body: bytes, inputs: Sequence[InputType]) -> Predict:
     return Predict(tensors, rows, ignored)
 
 
+def _decoded(body: bytes) -> tuple[PredictBody, tuple[str, ...]]:
+    """Return the body, and the fields that mean nothing."""
+    if b"NaN" not in body and b"Infinity" not in body:
+        document, unknown = decode_body(body, _decoder)
+        return document, tuple(sorted(unknown))
+    unique_members(body)  # which says what is wrong with any body
+    try:
+        members = json.loads(body, parse_float=_finite)
+        document = msgspec.convert(members, PredictBody)
+    except (ValueError, msgspec.ValidationError) as exc:
+        raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
+    return document, tuple(sorted(members.keys() - set(PredictBody.__struct_fields__)))
+
+
+def _finite(text: str) -> float:
+    """Return a number. Raises ValueError for one that only an infinity could stand for."""
+    if math.isinf(value := float(text)):
+        raise ValueError(f"number out of range: {text[:40]}")
+    return value
+
+
 def encode_predict(outputs: Mapping[str, Tensor], rows: bool) -> bytes:
-    """Raises InvalidArgument for values that JSON cannot carry, and for rows of an output without a batch."""
-    columns = {name: _nested(name, tensor) for name, tensor in outputs.items()}
-    if not rows:
-        return encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
-    sizes = {name: tensor.shape[0] if tensor.shape else -1 for name, tensor in outputs.items()}
-    if -1 in sizes.values() or len({*sizes.values()}) > 1:
+    """Raises InvalidArgument for BF16, and for rows of an output without a batch."""
+    batches = {tensor.shape[:1] for tensor in outputs.values()}
+    if rows and (len(batches) > 1 or () in batches):
         shapes = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in outputs.items())
         raise InvalidArgument.at("instances", f"the outputs have no common batch, use inputs: {shapes}")
-    if len(columns) == 1:
-        return encode({"predictions": next(iter(columns.values()))})
-    count = next(iter(sizes.values()))
-    return encode({"predictions": [{name: c[i] for name, c in columns.items()} for i in range(count)]})
+    flat = {name: _elements(tensor) for name, tensor in outputs.items()}
+    floats = [values for name, values in flat.items() if outputs[name].datatype in FLOATS]
+    columns = {name: _grouped(values, outputs[name].shape) for name, values in flat.items()}
+    answer: Any = next(iter(columns.values())) if len(columns) == 1 else columns
+    if rows and answer is columns:
+        answer = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    answer = {"predictions" if rows else "outputs": answer}
+    finite = all(all(map(math.isfinite, values)) for values in floats)
+    return encode(answer) if finite else json.dumps(answer).encode()
 
 
 def _columns(instances: Any, inputs: Sequence[InputType]) -> dict[str, Any]:
@@ -145,19 +171,13 @@ def _binary(value: Any, name: str) -> bytes:
         raise InvalidArgument.at(name, f'expected {{"b64": base64 text}}, got {str(value)[:80]}') from None
 
 
-def _nested(name: str, tensor: Tensor) -> Any:
-    if tensor.datatype == BYTES:
-        flat: list[Any] = [_json_string(element) for element in tensor.elements]
-    else:
-        flat = tensor.values
-        if tensor.datatype in FLOATS and not all(map(math.isfinite, flat)):
-            raise InvalidArgument(f"outputs: {name!r} holds an infinity or no number, which JSON cannot")
-    return _grouped(flat, tensor.shape) if tensor.shape else flat[0]
+def _elements(tensor: Tensor) -> list[Any]:
+    return list(map(_json_string, tensor.elements)) if tensor.datatype == BYTES else tensor.values
 
 
-def _grouped(flat: list[Any], shape: Sequence[int]) -> list[Any]:
-    if len(shape) == 1:
-        return flat
+def _grouped(flat: list[Any], shape: Sequence[int]) -> Any:
+    if len(shape) < 2:
+        return flat if shape else flat[0]
     size = math.prod(shape[1:])
     return [_grouped(flat[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import math
 from typing import Any
 
 import httpx
@@ -13,10 +15,12 @@ from tests.inference.test_plain_models import picture
 
 TEN = [float(n) for n in range(10)]
 MORE = [n + 1.0 for n in TEN]
+ODD = [math.nan, math.inf, -math.inf]  # which JSON lacks
 
 
 def predict(site: Site, model: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{site.url}/v1/models/{model}:predict", json=body, timeout=230)
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    return httpx.post(f"{site.url}/v1/models/{model}:predict", content=content, timeout=230)
 
 
 @pytest.mark.parametrize(
@@ -32,12 +36,14 @@ def predict(site: Site, model: str, body: Any) -> httpx.Response:
         ("two", {"inputs": {"x": [TEN], "y": [[0] * 10]}}, {"outputs": {"plus": [TEN], "minus": [TEN]}}),
         ("passthrough_string", {"instances": ["a", {"b64": base64.b64encode(b"\xff").decode()}]}, {"predictions": ["a", {"b64": "/w=="}]}),
         ("passthrough", {"instances": [[], []]}, {"predictions": [[], []]}),
+        ("dummy", {"instances": [ODD + TEN[3:]]}, {"predictions": [ODD + MORE[3:]]}),
+        ("dummy", {"inputs": {"b": [ODD + TEN[3:]]}, "odd": math.nan}, {"outputs": [ODD + MORE[3:]]}),
     ],
 )  # fmt: skip
 def test_rows_and_columns(site: Site, model: str, body: Any, answer: Any) -> None:
     found = predict(site, model, body)
     assert found.status_code == 200, found.text
-    assert found.json() == answer
+    assert json.dumps(found.json()) == json.dumps(answer)  # NaN is not equal to itself
 
 
 def test_an_image_and_a_large_body(site: Site) -> None:
@@ -48,6 +54,8 @@ def test_an_image_and_a_large_body(site: Site) -> None:
     large = predict(site, "passthrough", {"instances": rows})
     assert large.status_code == 200, large.text[:300]
     assert large.json()["predictions"] == rows
+    large = predict(site, "dummy", {"instances": [[math.nan] * 10] * 3000})
+    assert "expected FP32 [1,10], got FP32 [3000,10]" in large.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,11 @@ def test_an_image_and_a_large_body(site: Site) -> None:
         ({"inputs": {"z": [TEN]}}, 400, "'z' is not an input of model 'dummy'"),
         ({"inputs": {"b": {"b64": "!"}}}, 400, 'expected {"b64": base64 text}'),
         ({"inputs": {"b": None}}, 400, "expected a number, got None"),
+        (b'{"instances": [[NaN, 1e400]]}', 400, "number out of range: 1e400"),
+        (b'{"instances": [[NaN, 1e39]]}', 400, "1e+39 does not fit FP32"),
+        (b'{"instances": [[NaN,]]}', 400, "the body is not valid JSON"),
+        ({"instances": [[math.nan, "NaN"]]}, 400, "expected a number, got 'NaN'"),
+        ({"instances": [math.nan], "signature_name": 1}, 400, "signature_name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(site: Site, body: Any, status: int, said: str) -> None:
