@@ -10,6 +10,7 @@ each input) or as typed contents, never as both. They are always returned as raw
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
@@ -138,12 +139,12 @@ def _tensor(entry: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     return Tensor.of(entry.datatype, shape, getattr(entry.contents, field))
 
 
-def _parameters(message: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
-    parameters: dict[str, Parameter] = {}
+def _parameters(message: Mapping[str, Any], field: str = "parameters") -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
     for key, value in message.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:
-            raise InvalidArgument.at(f"parameters.{key}", "has no value")
+            raise InvalidArgument.at(f"{field}.{key}", "has no value")
         parameters[key] = getattr(value, choice)
     return parameters
 
@@ -237,7 +238,7 @@ class InferenceService:
         self, request: pb.RepositoryModelLoadRequest
     ) -> pb.RepositoryModelLoadResponse:
         name, kserves = _model_of(request)
-        await self._administration.load(name, _repository_parameters(request))
+        await self._administration.load(name, _parameters(request.parameters))
         if not kserves:
             return pb.RepositoryModelLoadResponse()
         return pb.RepositoryModelLoadResponse(model_name=name, isLoaded=True)
@@ -246,19 +247,14 @@ class InferenceService:
         self, request: pb.RepositoryModelUnloadRequest
     ) -> pb.RepositoryModelUnloadResponse:
         name, kserves = _model_of(request)
-        await self._administration.unload(name, _repository_parameters(request))
+        await self._administration.unload(name, _parameters(request.parameters))
         if not kserves:
             return pb.RepositoryModelUnloadResponse()
         return pb.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True)
 
     async def LogSettings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        changes: dict[str, Parameter] = {}
-        for name, setting in request.settings.items():
-            choice = setting.WhichOneof("parameter_choice")
-            if choice is None:
-                raise InvalidArgument(f"settings.{name}: has no value", param=name)
-            changes[name] = getattr(setting, choice)
         response = pb.LogSettingsResponse()
+        changes = _parameters(request.settings, "settings")
         for name, value in self._administration.log_settings(changes).items():
             target = response.settings[name]
             if isinstance(value, bool):
@@ -287,13 +283,6 @@ def _model_of(request: _Repository) -> tuple[str, bool]:
             )
         return request.model_name, False
     return request.repository_name, True
-
-
-def _repository_parameters(request: _Repository) -> dict[str, Parameter | bytes]:
-    parameters: dict[str, Parameter | bytes] = {}
-    for name, value in request.parameters.items():
-        parameters[name] = getattr(value, value.WhichOneof("parameter_choice") or "bool_param")
-    return parameters
 
 
 def _stream_message(item: InferResponse | InferFailure) -> pb.ModelStreamInferResponse:

@@ -114,20 +114,16 @@ class Inference:
         """Return the servable. Raises ModelNotFound or Unavailable."""
         return self._manager.get(name, version)
 
-    def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, Statistics]]:
-        """Return name, version and counts of one model, or of all that are served.
+    def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Return Triton's document with the counts of one model, or of all that are served.
 
         Raises ModelNotFound or Unavailable.
         """
         servables = [self.servable(name, version)] if name else self._manager.usable
-        return [(s.name, s.version, self.statistics[s.name]) for s in servables]
-
-    def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
-        """Return Triton's document with the counts of one model, or of all that are served."""
         rows = [
             {
-                "name": name,
-                "version": version,
+                "name": served.name,
+                "version": served.version,
                 "last_inference": counted.last,
                 "inference_count": counted.success,
                 "execution_count": counted.success,
@@ -136,7 +132,8 @@ class Inference:
                     "fail": {"count": counted.fail, "ns": counted.fail_ns},
                 },
             }
-            for name, version, counted in self.counts(name, version)
+            for served in servables
+            for counted in [self.statistics[served.name]]
         ]
         return {"model_stats": rows}
 
