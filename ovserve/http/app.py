@@ -55,8 +55,8 @@ DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embe
 TEXTS = "(?:chat/|fim/)?completions|embeddings|rerank|score|classify"
 ENDPOINTS = "/{endpoint:" + TEXTS + "|messages|images/(?:generations|edits)|audio/speech}"
 # Clients of Triton and KServe write the `/` of a name as it is.
-NAMED = "[^/]+(?:/[^/]+)*?"
-MODEL_PATHS = tuple(f"/v2/models/{{model:{NAMED}}}{one}" for one in ("/versions/{version:[^/]+}", ""))
+NAME = "[^/]+(?:/[^/]+)*?"
+MODEL_PATHS = tuple(f"/v2/models/{{model:{NAME}}}{one}" for one in ("/versions/{version:[^/]+}", ""))
 
 
 def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Handler]]:
@@ -68,8 +68,8 @@ def _kserve(manager: Manager, inference: Inference) -> list[tuple[str, str, Hand
         ("GET", "/v2", models.server),
         ("GET", "/v2/models/stats", models.statistics),
         ("POST", "/v2/repository/index", models.index),
-        ("POST", f"/v2/repository/models/{{name:{NAMED}}}/load", models.load),
-        ("POST", f"/v2/repository/models/{{name:{NAMED}}}/unload", models.unload),
+        ("POST", f"/v2/repository/models/{{name:{NAME}}}/load", models.load),
+        ("POST", f"/v2/repository/models/{{name:{NAME}}}/unload", models.unload),
         ("GET", "/v2/logging", models.log_settings),
         ("POST", "/v2/logging", models.change_log_settings),
     ]

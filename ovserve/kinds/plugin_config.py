@@ -43,10 +43,10 @@ def properties_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what OpenVINO gets. Raises LoadError that begins with the key."""
     properties: dict[str, Any] = {}
     for key, value in config.items():
-        nested = key == "DEVICE_PROPERTIES"
-        if not (_is_device_properties(value) if nested else isinstance(value, _SCALARS)):
-            expected = "devices with properties" if nested else "a string, number or boolean"
-            raise LoadError(f"expected {expected}, got {value!r}", field=key)
+        by_device = key == "DEVICE_PROPERTIES"
+        if not (_is_device_properties(value) if by_device else isinstance(value, _SCALARS)):
+            kind = "devices with properties" if by_device else "a string, number or boolean"
+            raise LoadError(f"expected {kind}, got {value!r}", field=key)
         new, value = _rewritten(key, value)
         if new in properties or (new != key and new in config):
             raise LoadError(f"means {new}, which is given already", field=key)

@@ -101,8 +101,8 @@ def decode_rerank(body: bytes) -> Ranked:
         raw=bool(request.raw_scores),
     )
     documents = tuple(request.documents) if request.return_documents else None
-    unused = {"rank_fields"} if request.rank_fields and isinstance(request.documents[0], str) else ()
-    ignored = tuple(sorted({*unknown, *unused}))
+    no_effect = {"rank_fields"} if request.rank_fields and isinstance(request.documents[0], str) else ()
+    ignored = tuple(sorted({*unknown, *no_effect}))
     return Ranked(request.model, documents_packed, len(texts), arguments, request.top_n, documents, ignored)
 
 
@@ -116,8 +116,8 @@ def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | No
     if fields:
         return "\n".join(f"{name}: {_as_text(document[name])}" for name in fields)
     if not isinstance(document[TEXT], str):
-        found = _as_text(document[TEXT])[:64]
-        raise InvalidArgument.at(f"documents[{index}].{TEXT}", f"expected text, got {found}")
+        value = _as_text(document[TEXT])[:64]
+        raise InvalidArgument.at(f"documents[{index}].{TEXT}", f"expected text, got {value}")
     return str(document[TEXT])
 
 

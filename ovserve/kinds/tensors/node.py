@@ -108,8 +108,8 @@ class PlainModel:
         for name in outputs:
             info = self.model.output(name)
             if info is None:
-                known = f"model {self.name!r}; it has {listed(self.model.outputs)}"
-                raise InvalidArgument.at("outputs", f"{name[:64]!r} is not an output of {known}")
+                model = f"model {self.name!r}; it has {listed(self.model.outputs)}"
+                raise InvalidArgument.at("outputs", f"{name[:64]!r} is not an output of {model}")
             indices.append(self.model.outputs.index(info))
         return outputs, tuple(indices)
 
@@ -120,15 +120,15 @@ class PlainModel:
         for name, tensor in inputs.items():
             index = self._inputs.get(name)
             if index is None:
-                known = f"model {self.name!r}; it has {listed(self.model.inputs)}"
-                raise InvalidArgument.at("inputs", f"{name[:64]!r} is not an input of {known}")
+                model = f"model {self.name!r}; it has {listed(self.model.inputs)}"
+                raise InvalidArgument.at("inputs", f"{name[:64]!r} is not an input of {model}")
             if index in tensors:
                 raise InvalidArgument.at("inputs", f"{name!r} is given twice, by two of its names")
             tensors[index] = await self._one(index, name, self.model.inputs[index], tensor)
         if len(tensors) < len(self.model.inputs):
             missing = [info for i, info in enumerate(self.model.inputs) if i not in tensors]
-            expected = f"model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(tensors)}"
-            raise InvalidArgument.at("inputs", f"{expected}; missing: {listed(missing)}")
+            counts = f"model {self.name!r} expects {len(self.model.inputs)} inputs, got {len(tensors)}"
+            raise InvalidArgument.at("inputs", f"{counts}; missing: {listed(missing)}")
         return tuple(one for one, _ in tensors.values()), [blob for _, blob in tensors.values()]
 
     async def _one(
@@ -160,8 +160,8 @@ class PlainModel:
         shape = count, height, width, form.channels
         axes = dict(zip("NHWC", shape, strict=True))
         if not info.accepts(tuple(axes[letter] for letter in info.layout)):
-            expected = f"{info.datatype} {info.bounds} ({info.layout})"
-            what = f"{name!r}: the images have {width} x {height} pixels, expected {expected}"
+            limits = f"{info.datatype} {info.bounds} ({info.layout})"
+            what = f"{name!r}: the images have {width} x {height} pixels, expected {limits}"
             raise InvalidArgument.at("inputs", what)
         return GivenTensor(index, shape, "image"), pixels.data
 
@@ -172,8 +172,8 @@ def _pixel_form(name: str, info: TensorInfo, *, bgr: bool) -> PixelForm:
         images = (
             'images are decoded for inputs with a layout such as "NHWC", which the configuration can give'
         )
-        expected = f"expected {info.datatype} {info.bounds}, got BYTES; {images}"
-        raise InvalidArgument.at("inputs", f"{name!r}: {expected}")
+        what = f"expected {info.datatype} {info.bounds}, got BYTES; {images}"
+        raise InvalidArgument.at("inputs", f"{name!r}: {what}")
     axes = dict(zip(info.layout, info.dims, strict=True))
     (channels, _), (height, high), (width, wide) = axes["C"], axes["H"], axes["W"]
     return PixelForm(

@@ -122,8 +122,8 @@ class Inference:
         servables = [self.servable(name, version)] if name else self._manager.usable
         rows = [
             {
-                "name": served.name,
-                "version": served.version,
+                "name": servable.name,
+                "version": servable.version,
                 "last_inference": counted.last,
                 "inference_count": counted.success,
                 "execution_count": counted.success,
@@ -132,8 +132,8 @@ class Inference:
                     "fail": {"count": counted.fail, "ns": counted.fail_ns},
                 },
             }
-            for served in servables
-            for counted in [self.statistics[served.name]]
+            for servable in servables
+            for counted in [self.statistics[servable.name]]
         ]
         return {"model_stats": rows}
 

@@ -397,8 +397,8 @@ def numbers(port: Port, tensor: GivenTensor, blob: Buffer) -> np.ndarray[Any, An
             return array
         wrong = (array < low) | (array > high)  # an infinity would become the largest float; NaN is kept
         if wrong.any():
-            kept = f"OpenVINO's CPU device takes {port.info.datatype} from {low} to {high}"
-            raise InvalidArgument.at("inputs", f"{port.info.name!r}: {kept}, got {array[wrong][0]}")
+            limits = f"OpenVINO's CPU device takes {port.info.datatype} from {low} to {high}"
+            raise InvalidArgument.at("inputs", f"{port.info.name!r}: {limits}, got {array[wrong][0]}")
     return array
 
 
