@@ -1,13 +1,14 @@
 """Compares forms of a model by the time of a step with few tokens, without an engine around it.
 
     python -m benchmarks.few_tokens NAME=MODEL.xml[,fixed][,PROPERTY=VALUE,...] ... [--tokens 1,8,32]
-        [--before 150] [--rounds 8] [--prompt]
+        [--before 150] [--rounds 8] [--prompt | --whole 1024]
 
 Each side is the model with paged attention, as the paged engine compiles it; OpenVINO's attention computes with
 the properties `KV_CACHE_PRECISION=bf16,INFERENCE_PRECISION_HINT=bf16`. With `fixed`, each count of decodes has
 the form with fixed shapes that the engine compiles on demand. A step computes one token of each
-of as many sequences, with `--prompt` as many tokens of one, after `--before` tokens. Sides take turns every four steps; the table has medians in milliseconds
-and the speed against the first side. The first of all to run gets slower clocks: name one twice.
+of as many sequences, with `--prompt` as many tokens of one, after `--before` tokens; with `--whole` each cell is
+a prompt of so many tokens, in steps of `--tokens`. Sides take turns every four steps, or every prompt; the table
+has medians in milliseconds and the speed against the first side. The first of all to run gets slower clocks: name one twice.
 
 The bf16 kernels of OpenVINO's CPU plugin are slower than its f32 ones for few rows; this shows it with the
 files of `ovserve pull smollm2 --weight-format fp16`.
@@ -67,6 +68,16 @@ def milliseconds(runner: Runner, longest: int) -> float:
     return (time.perf_counter() - began) / STEPS * 1e3
 
 
+def whole_prompt(runner: Runner, whole: int, step: int) -> float:
+    """Return the milliseconds of a prompt of `whole` tokens in steps of `step`."""
+    began = time.perf_counter()
+    for at in range(0, whole, step):
+        tokens = min(step, whole - at)
+        bind(runner, 1, tokens, at)
+        runner.run(at + tokens)
+    return (time.perf_counter() - began) * 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,14 +87,23 @@ def main() -> None:
     parser.add_argument("--before", type=int, default=150, help="tokens of each sequence")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--prompt", action="store_true", help="--tokens are those of one sequence")
+    parser.add_argument("--whole", type=int, default=0, help="tokens of a prompt in steps of --tokens")
     told = parser.parse_args()
     counts = [int(text) for text in told.tokens.split(",")]
-    shapes = [(1, count) if told.prompt else (count, 1) for count in counts]  # sequences, tokens of each
-    most = max(sequences * blocks_of(told.before + tokens) for sequences, tokens in shapes)
-    sides = [side(text, most, () if told.prompt else counts) for text in told.sides]
+    of_one = told.prompt or told.whole
+    shapes = [(1, count) if of_one else (count, 1) for count in counts]  # sequences, tokens of each
+    most = max(sequences * blocks_of((told.whole or told.before) + tokens) for sequences, tokens in shapes)
+    sides = [side(text, most, () if of_one else counts) for text in told.sides]
     print(f"OpenVINO {openvino.get_version()}\n\n| form |" + "".join(f" {count} |" for count in counts))
     print("|---|" + "--:|" * len(counts))
     rows: list[list[float]] = [[] for _ in sides]
+    if told.whole:  # the sizes take turns too
+        turns = [
+            [[whole_prompt(runners[0], told.whole, count) for count in counts] for _, runners in sides]
+            for _ in range(told.rounds)
+        ]
+        rows = [[median(cell) for cell in zip(*cells, strict=True)] for cells in zip(*turns, strict=True)]
+        shapes = []
     for sequences, tokens in shapes:
         times: list[list[float]] = [[] for _ in sides]
         runners = [runners[sequences * tokens] for _, runners in sides]

@@ -74,21 +74,22 @@ PROBE = "é日本語 🎉👩‍🚀 ż .,!? 's n't"
 
 
 class TokenBytes:
-    def __init__(self, table: dict[int, bytes], errors: str) -> None:
+    def __init__(self, table: Sequence[bytes], errors: str) -> None:
+        """`table`: the bytes of each token by id, none of an id without a token."""
         self._table = table
         self._errors = errors
 
     @property
     def longest(self) -> int:
-        return max(map(len, self._table.values()), default=0)
+        return max(map(len, self._table), default=0)
 
     def of(self, id_: int) -> bytes:
-        return self._table.get(id_, b"")
+        return self._table[id_] if 0 <= id_ < len(self._table) else b""
 
     def decode(self, rows: Rows) -> list[str]:
         # Models with a padded output layer can choose ids without a token; the library skips them too.
-        get, errors = self._table.get, self._errors
-        return [b"".join([get(id_, b"") for id_ in row]).decode("utf-8", errors) for row in rows]
+        table, size, errors = self._table, len(self._table), self._errors
+        return [b"".join([table[id_] for id_ in row if id_ < size]).decode("utf-8", errors) for row in rows]
 
 
 def token_bytes(text: str, token: bytes) -> bytes:
@@ -110,8 +111,10 @@ def byte_of_character() -> dict[str, int]:
 def validate(vocabulary: dict[bytes, int], decode: Callable[[Rows], list[str]]) -> TokenBytes | None:
     """Return the table; None if it would answer differently. `decode` is the library's, for rows of one
     length."""
-    table = {id_: token for token, id_ in vocabulary.items()}
-    singles = [[id_] for id_ in table]
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)  # a dictionary takes five times the memory
+    for token, id_ in vocabulary.items():
+        table[id_] = token
+    singles = [[id_] for id_ in vocabulary.values()]
     texts = [
         text
         for at in range(0, len(singles), BATCH_TOKENS)

@@ -104,7 +104,9 @@ async def _generate(spec: GenerationSpec) -> str:
     return f"verified: loaded in {loaded:.1f} s, and goes on after {PROMPT!r} with {text!r}"
 
 
-PROMPT_TOKENS = 1024  # of a step, as in graphs/smollm2; docs/performance.md, "Weights and tokens per step"
+# Tokens of a step (benchmarks/measurements.md, "Weights and tokens per step"). Our kernels compute prompts of
+# large models faster in steps with small activations; OpenVINO's unpack the weights in each step.
+STEP_TOKENS, STEP_TOKENS_WITHOUT_KERNELS = 512, 1024
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def _pull(request: Wanted, say: Say, models: Mapping[str, PackagedModel], machin
     options: Mapping[str, OptionValue] = {**packaged, **request.options}
     source.identify(old.identity if old.source == request.source else "")
     if source.is_gguf and not request.draft and not as_source:
-        options = with_paged_engine(options)
+        options = with_paged_engine(options, machine)
     graph_file.check_options(graph_text(options, "./", "./" if draft else ""))
     how = _how(request, options, models.get(request.source), machine)
     if source.is_gguf and (how.compressed or (draft is not None and not as_source)):
@@ -316,11 +318,14 @@ def _is_free_for(source: Source, file: Path, directory: Path) -> bool:
     return not is_taken or old.identity == source.identify("") or Path(old.source).name == file.name
 
 
-def with_paged_engine(options: Mapping[str, OptionValue]) -> Mapping[str, OptionValue]:
+def with_paged_engine(
+    options: Mapping[str, OptionValue], machine: Processor | None = None
+) -> Mapping[str, OptionValue]:
     """Choose the paged engine if it has all that the options ask for, grammars included."""
     if "engine" in options or not masks_grammars():
         return options
-    paged = {"max_num_batched_tokens": PROMPT_TOKENS, **options, "engine": "paged"}
+    tokens = STEP_TOKENS if have_kernels(machine) else STEP_TOKENS_WITHOUT_KERNELS
+    paged = {"max_num_batched_tokens": tokens, **options, "engine": "paged"}
     try:
         graph_file.check_options(graph_text(paged, "./"))
     except LoadError:

@@ -250,14 +250,14 @@ class GenAIEngine:
             if files.vision:
                 self._pipeline = ov_genai.ContinuousBatchingPipeline(path, config, spec.device, options)
                 tokenizer = self._pipeline.get_tokenizer()
-                return tokenizer, prove_tokens(tokenizer), None
+                return tokenizer, prove_tokens(tokenizer, tokenizer.get_vocab()), None
             tokenizer = ov_genai.Tokenizer(path)
             loaded = threading.Event()
             with ThreadPoolExecutor(1, "tokenizer") as thread:
                 thread.submit(loaded.wait, HOLD_SECONDS)
                 plain = spec.decoding == "plain"
                 compiler = thread.submit(prepare, tokenizer, files.vocab_size) if plain else None
-                table = thread.submit(prove_tokens, tokenizer)
+                table = thread.submit(lambda: prove_tokens(tokenizer, tokenizer.get_vocab()))
                 try:
                     self._pipeline = ov_genai.ContinuousBatchingPipeline(
                         path, tokenizer, config, spec.device, **options

@@ -118,7 +118,7 @@ class Text:
         """Try the table of tokens, on a thread of its own; before that, if it uses the
         tokenizer too: it keeps a map without a lock of what its requests were set to."""
         with ThreadPoolExecutor(1, "proof") as thread:
-            proof = thread.submit(prove_tokens, self._tokenizer)
+            proof = thread.submit(lambda: prove_tokens(self._tokenizer, self._tokenizer.get_vocab()))
             if uses_tokenizer:
                 wait([proof])
             yield
@@ -149,7 +149,7 @@ class Text:
         hidden = self._hidden.get(markup)
         if hidden is None:
             if self._special is None:
-                self._special = special_tokens(self._tokenizer)
+                self._special = special_tokens(self._tokenizer, self._tokenizer.get_vocab())
             special = (i for i, text in self._special.items() if not any(text in part for part in markup))
             fixed = {self._tokenizer.get_bos_token_id(), self._tokenizer.get_pad_token_id()}
             hidden = self._hidden[markup] = self._ends.union(fixed, special)
@@ -294,14 +294,15 @@ class Proof(NamedTuple):
     special: dict[int, str]
 
 
-def prove_tokens(tokenizer: ov_genai.Tokenizer) -> Proof:
-    table = validate(tokenizer.get_vocab(), functools.partial(_decode_by_length, tokenizer))
-    return Proof(table, special_tokens(tokenizer))
+def prove_tokens(tokenizer: ov_genai.Tokenizer, tokens: dict[bytes, int]) -> Proof:
+    """`tokens`: its `get_vocab()`, of which each call makes other objects."""
+    table = validate(tokens, functools.partial(_decode_by_length, tokenizer))
+    return Proof(table, special_tokens(tokenizer, tokens))
 
 
-def special_tokens(tokenizer: ov_genai.Tokenizer) -> dict[int, str]:
+def special_tokens(tokenizer: ov_genai.Tokenizer, tokens: dict[bytes, int]) -> dict[int, str]:
     """Return the tokens that the library skips, with their texts. Rows of many tokens find the few."""
-    ids = sorted(tokenizer.get_vocab().values())
+    ids = sorted(tokens.values())
     rows = [ids[at : at + SPECIAL_ROW_TOKENS] for at in range(0, len(ids), SPECIAL_ROW_TOKENS)]
     for _ in range(2):
         long = _decode_by_length(tokenizer, rows)

@@ -19,17 +19,18 @@ class Vocabulary(NamedTuple):
     logits: int
 
 
-def vocabulary(tokenizer: ov_genai.Tokenizer, eos_ids: Iterable[int], logits: int) -> Vocabulary:
-    """`logits`: how many the model has in a row; 0: as many as tokens.
+def vocabulary(
+    tokenizer: ov_genai.Tokenizer, tokens: dict[bytes, int], eos_ids: Iterable[int], logits: int
+) -> Vocabulary:
+    """`tokens`: its `get_vocab()`. `logits`: how many the model has in a row; 0: as many as tokens.
 
     The tokens that begin a text and fill it up are not in answers, so a grammar must not count on them.
     Markers like `<tool_call>` are text.
     """
-    token_ids = tokenizer.get_vocab()
-    logits = logits or max(token_ids.values(), default=-1) + 1
+    logits = logits or max(tokens.values(), default=-1) + 1
     unseen = {tokenizer.get_bos_token_id(), tokenizer.get_pad_token_id()}
     texts = [b""] * logits
-    for text, id_ in token_ids.items():
+    for text, id_ in tokens.items():
         if id_ < logits and id_ not in unseen:
             texts[id_] = text
     return Vocabulary(texts, tuple(eos_ids), logits)
@@ -44,7 +45,7 @@ def read_vocabulary(model_path: str) -> Vocabulary:
     except (RuntimeError, TypeError) as error:
         raise LoadError(sentence(error), file=model_path) from error
     ends = dict.fromkeys((*files.end_token_ids, tokenizer.get_eos_token_id()))
-    return vocabulary(tokenizer, (id_ for id_ in ends if id_ >= 0), files.vocab_size)
+    return vocabulary(tokenizer, tokenizer.get_vocab(), (id_ for id_ in ends if id_ >= 0), files.vocab_size)
 
 
 def check_draft_tokens(draft_path: str, tokenizer: ov_genai.Tokenizer, draft_logits: int) -> None:

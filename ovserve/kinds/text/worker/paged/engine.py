@@ -77,7 +77,8 @@ class PagedEngine:
             # needs no interpreter lock, and one core.
             with ThreadPoolExecutor(1, "tokenizer") as thread:
                 opened = thread.submit(ov_genai.Tokenizer, directory)
-                table = thread.submit(lambda: prove_tokens(opened.result()))
+                tokens = thread.submit(lambda: opened.result().get_vocab())
+                table = thread.submit(lambda: prove_tokens(opened.result(), tokens.result()))
                 cache = spec.cache_size * BYTES_PER_GIB
                 model = self._model = PagedModel(
                     directory / FILE, spec.device, properties(spec), tiles, cache
@@ -85,7 +86,9 @@ class PagedEngine:
                 tokenizer = opened.result()
                 self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, 0.0)
                 ends = self.facts.eos_token_ids
-                grammars = thread.submit(lambda: Grammars(*vocabulary(tokenizer, ends, model.vocabulary)))
+                grammars = thread.submit(
+                    lambda: Grammars(*vocabulary(tokenizer, tokens.result(), ends, model.vocabulary))
+                )
                 thread.submit(model.read_forms)
                 model.compile()
             self._draft_model = None if spec.draft is None else DraftModel(spec, spec.draft, tiles)
