@@ -31,10 +31,10 @@ def tag(index: int) -> str:
 
 
 class PixelForm(msgspec.Struct, frozen=True):
-    """The pixels that an input of a plain model takes. A size of 0 is the image's own."""
+    """The pixels that an input of a plain model takes: at least and at most so many; -1: any number."""
 
-    width: int = 0
-    height: int = 0
+    width: tuple[int, int] = (0, -1)
+    height: tuple[int, int] = (0, -1)
     channels: int = 3  # or 1, grey
     bgr: bool = True  # the order of the colours that OVMS decodes to
 

@@ -66,6 +66,7 @@ def site(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     entries.append({"name": "org/dummy", "base_path": "models/dummy"})
     entries.append({"name": "rows", "base_path": "models/dummy_fp64", "batch_size": "1:4", "nireq": 1})
     entries.append({"name": "image", "base_path": "models/increment_1x3x4x5", "layout": "NHWC:NCHW"})
+    entries.append({**entries[-1], "name": "range", "shape": "(1,4:8,-1,3)"})
     entries.append({"name": "rgb", "base_path": "models/increment_1x3x4x5", "color_format": "RGB"})
     for version, suffix in enumerate(FORMATS, 1):
         (root / f"formats/{version}").mkdir(parents=True)

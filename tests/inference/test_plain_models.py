@@ -228,6 +228,15 @@ def picture(colour: tuple[int, int, int], size: tuple[int, int] = (50, 40), form
     return file.getvalue()
 
 
+def test_images_are_scaled_into_a_range(site: Site) -> None:
+    with triton_grpc.InferenceServerClient(site.grpc) as client:
+        for size, height in (((50, 40), 8), ((5, 2), 4), ((7, 6), 6)):
+            file = np.array([picture((10, 20, 30), size)], dtype=object)
+            found = client.infer("range", [tensor(triton_grpc, "input", file, "BYTES")]).as_numpy("output")
+            assert found.shape == (1, 3, height, size[0])
+            assert found[0, :, 2, 2].tolist() == [31, 21, 11]
+
+
 @pytest.mark.parametrize(("model", "order"), [("image", [30, 20, 10]), ("rgb", [10, 20, 30])])
 def test_images_are_decoded_and_scaled(site: Site, model: str, order: list[int]) -> None:
     with triton_grpc.InferenceServerClient(site.grpc) as client:

@@ -175,13 +175,7 @@ def _pixel_form(name: str, info: TensorInfo, *, bgr: bool) -> PixelForm:
         what = f"expected {info.datatype} {info.bounds}, got BYTES; {images}"
         raise InvalidArgument.at("inputs", f"{name!r}: {what}")
     axes = dict(zip(info.layout, info.dims, strict=True))
-    (channels, _), (height, high), (width, wide) = axes["C"], axes["H"], axes["W"]
-    return PixelForm(
-        width=width if width == wide else 0,
-        height=height if height == high else 0,
-        channels=1 if channels == 1 else 3,
-        bgr=bgr,
-    )
+    return PixelForm(axes["W"], axes["H"], 1 if axes["C"][0] == 1 else 3, bgr)
 
 
 def _mismatch(name: str, info: TensorInfo, tensor: Tensor) -> InvalidArgument:

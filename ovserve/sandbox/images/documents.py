@@ -91,7 +91,7 @@ def _opened(data: bytes, read: Callable[[Pillow.Image], T]) -> T:
 def _pixels(file: Pillow.Image, form: PixelForm, max_pixels: int) -> Pixels:
     """Unlike `_decode` it keeps the image as it is stored, as OVMS does: not turned by EXIF."""
     _check_size(file, max_pixels)
-    size = form.width or file.width, form.height or file.height
+    size = _within(form.width, file.width), _within(form.height, file.height)
     image = _opaque(file)
     if form.channels == 1:
         image = image.convert("L")
@@ -101,6 +101,11 @@ def _pixels(file: Pillow.Image, form: PixelForm, max_pixels: int) -> Pixels:
         red, green, blue = image.split()
         image = Pillow.merge("RGB", (blue, green, red))
     return Pixels(*size, image.tobytes())
+
+
+def _within(bounds: tuple[int, int], size: int) -> int:
+    low, high = bounds
+    return max(low, size if high < 0 else min(size, high))
 
 
 def _raster(file: Pillow.Image, form: RasterForm, max_pixels: int) -> Image:

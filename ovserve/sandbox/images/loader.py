@@ -174,7 +174,7 @@ class Media:
             raise InvalidArgument(
                 f"{param}: an image is larger than {self._bounds.bytes} bytes", param="inputs"
             )
-        size = len(files) * form.width * form.height * form.channels
+        size = len(files) * form.width[0] * form.height[0] * form.channels
         self._check_room(size)
         decoded: list[Pixels] = []
         for i, file in enumerate(files):
