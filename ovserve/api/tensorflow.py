@@ -86,15 +86,17 @@ def _decoded(body: bytes) -> tuple[PredictBody, tuple[str, ...]]:
     try:
         members = json.loads(body, parse_float=_finite)
         document = msgspec.convert(members, PredictBody)
-    except (ValueError, msgspec.ValidationError) as exc:
-        raise InvalidArgument(f"the body is not valid JSON: {exc}") from None
+    except msgspec.ValidationError as exc:
+        raise InvalidArgument(f"the body is not valid: {exc}") from None
+    except ValueError:  # Python's, which speaks of its settings
+        raise InvalidArgument("the body has a whole number that no type can hold") from None
     return document, tuple(sorted(members.keys() - set(PredictBody.__struct_fields__)))
 
 
 def _finite(text: str) -> float:
-    """Return a number. Raises ValueError for one that only an infinity could stand for."""
+    """Return a number. Raises InvalidArgument for one that only an infinity could stand for."""
     if math.isinf(value := float(text)):
-        raise ValueError(f"number out of range: {text[:40]}")
+        raise InvalidArgument(f"the body has a number out of range: {text[:40]}")
     return value
 
 

@@ -74,6 +74,7 @@ def test_an_image_and_a_large_body(site: Site) -> None:
         ({"inputs": {"b": None}}, 400, "expected a number, got None"),
         (b'{"instances": [[NaN, 1e400]]}', 400, "number out of range: 1e400"),
         (b'{"instances": [[NaN, 1e39]]}', 400, "1e+39 does not fit FP32"),
+        (b'{"instances": [[NaN, ' + b"1" * 5000 + b"]]}", 400, "the body has a whole number that no type"),
         (b'{"instances": [[NaN,]]}', 400, "the body is not valid JSON"),
         ({"instances": [[math.nan, "NaN"]]}, 400, "expected a number, got 'NaN'"),
         ({"instances": [math.nan], "signature_name": 1}, 400, "signature_name"),
