@@ -228,7 +228,8 @@ class Graphs:
             return {"applied": False, "diagnostics": wrong}
         before = await asyncio.to_thread(_replace, spec.graph, text, expected)
         self._earlier[name].append(before)
-        log.info("%s was changed in the console%s", spec.graph, _by())
+        by = f" by {caller().name}" if caller().name else ""
+        log.info("%s was changed in the console%s", spec.graph, by)
         error = ""
         try:
             await self._manager.load(name)
@@ -308,7 +309,3 @@ def _plain(message: str, severity: str, folder: str) -> dict[str, Any]:
     place, _, rest = message.partition(": ")
     line = place.rpartition(":")[2]
     return _diagnostic(rest, severity, int(line) if line.isdigit() else 0)
-
-
-def _by() -> str:
-    return f" by {caller().name}" if caller().name else ""

@@ -56,9 +56,6 @@ class GraphConfig:
         entry = self._document.nodes[i]
         return self._document.place(entry.start)[0], self._document.place(max(entry.start, entry.end - 1))[0]
 
-    def line_of(self, i: int | None, field: str, text: str | None = None) -> int:
-        return self.place_of(i, field, text)[0]
-
     def place_of(self, i: int | None, field: str, text: str | None = None) -> tuple[int, int]:
         """Return line and column of a field of node `i` (None: of the graph itself), with this value if
         given; 0, 0 if unknown."""

@@ -19,7 +19,7 @@ from ovserve.engine.client.requests import DeltaStream
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import text_spec
+from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, ScriptSpec, TextSpec
 from ovserve.llm.request import Delta, GenerateRequest, Sampling
 from tests.conftest import eventually as eventually
 from tests.engine import tiny
@@ -28,6 +28,11 @@ FAST_RESTARTS = RestartPolicy(first_pause=0.02, longest_pause=0.2, max_load_fail
 
 Start = Callable[..., Awaitable[TextClient]]
 Script = Callable[..., str]
+
+
+def text_spec(model_path: str, **options: Any) -> TextSpec:
+    """The spec of a batched model; a path that ends in `.script.json` is a scripted one."""
+    return (ScriptSpec if model_path.endswith(SCRIPT_SUFFIX) else TextSpec)(model_path, **options)
 
 
 @pytest.fixture

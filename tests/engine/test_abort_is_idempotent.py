@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from conftest import Script, Start, eventually, read_all, request
+from conftest import Script, Start, eventually, read_all, request, text_spec
 
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import Unavailable
 
 ENDLESS = {"match": "endless", "pieces": ["tick "], "repeat": 0, "step_seconds": 0.2}

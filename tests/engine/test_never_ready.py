@@ -4,12 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from conftest import Script, is_running
+from conftest import Script, is_running, text_spec
 
 from ovserve.engine.client import process
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import LoadError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import text_spec
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import EngineDead, InvalidArgument, Unavailable
 from tests.conftest import eventually
 from tests.engine.conftest import Script, Start, request
@@ -93,7 +93,7 @@ async def test_stop_ends_questions(start: Start, script: Script) -> None:
 
 
 async def test_the_real_tokenizer(short_model: Path) -> None:
-    client = await TextClient.start(text_spec(str(short_model)))
+    client = await TextClient.start(TextSpec(str(short_model)))
     try:
         texts = ["Hello world", "", "🙂 naïve 中文", "<|im_start|>user\nhi<|im_end|>"]
         ids = await client.tokenize(texts, add_special_tokens=True)

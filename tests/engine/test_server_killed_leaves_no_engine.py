@@ -11,9 +11,8 @@ from conftest import Script, is_running
 SERVER = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
-from conftest import request
+from conftest import request, text_spec
 from ovserve.engine.client.text import TextClient
-from ovserve.engine.protocol.specs import text_spec
 
 async def main():
     client = await TextClient.start(text_spec(sys.argv[1]))

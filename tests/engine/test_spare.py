@@ -8,12 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import Script, Start, eventually, is_running, read_all, request
+from conftest import Script, Start, eventually, is_running, read_all, request, text_spec
 
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.client.spawn import Child
 from ovserve.engine.protocol.launch import PREPARE
-from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import LoadError
 
 

@@ -10,14 +10,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request
+from conftest import FAST_RESTARTS, Script, Start, eventually, is_running, read_all, request, text_spec
 
 from ovserve.engine.client.health import Watchdog
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.client.text import TextClient
 from ovserve.engine.protocol.messages import Usage
-from ovserve.engine.protocol.specs import text_spec
 from ovserve.errors import EngineDead
 
 IMPATIENT = RestartPolicy(

@@ -45,24 +45,24 @@ def refused(text: str | bytes, file: str = "g.pbtxt") -> LoadError:
 def test_lines_of_nodes_and_fields() -> None:
     config = parse_graph(GRAPH)
     assert [config.line_of_node(i) for i in range(4)] == [4, 10, 10, 0]
-    assert config.line_of(0, "input_stream", "IN:a") == 7
-    assert config.line_of(1, "output_stream", "c") == 11
-    assert config.line_of(2, "tag_index", "LOOPBACK:0") == 14
-    assert config.line_of(2, "node_options") == 15
-    assert config.line_of(2, "max_num_seqs", "3") == 15
+    assert config.place_of(0, "input_stream", "IN:a")[0] == 7
+    assert config.place_of(1, "output_stream", "c")[0] == 11
+    assert config.place_of(2, "tag_index", "LOOPBACK:0")[0] == 14
+    assert config.place_of(2, "node_options")[0] == 15
+    assert config.place_of(2, "max_num_seqs", "3")[0] == 15
 
 
 def test_lines_of_the_graph_itself() -> None:
     config = parse_graph(GRAPH)
-    assert config.line_of(None, "input_stream", "IN:a") == 1
-    assert config.line_of(None, "output_stream", "D:d") == 3
+    assert config.place_of(None, "input_stream", "IN:a")[0] == 1
+    assert config.place_of(None, "output_stream", "D:d")[0] == 3
 
 
 @pytest.mark.parametrize(
     ("i", "name", "text"), [(0, "input_stream", "x"), (0, "executor", None), (9, "name", None)]
 )
 def test_unknown_place_is_line_zero(i: int, name: str, text: str | None) -> None:
-    assert parse_graph(GRAPH).line_of(i, name, text) == 0
+    assert parse_graph(GRAPH).place_of(i, name, text)[0] == 0
 
 
 def test_options_by_type() -> None:

@@ -30,7 +30,7 @@ def test_every_line_is_found(path: Path) -> None:
         assert lines[config.line_of_node(i) - 1].startswith("node")
         for field in ("input_stream", "output_stream", "input_side_packet"):
             for text in getattr(node, field):
-                assert text in lines[config.line_of(i, field, text) - 1]
+                assert text in lines[config.place_of(i, field, text)[0] - 1]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def llm(text: str) -> LLMCalculatorOptions:
 def test_nodes_in_every_spelling(text: str) -> None:
     config = parse_graph(text)
     assert [node.name for node in config.message.node] == ["a", "b"]
-    assert [config.line_of(i, "name", name) > 0 for i, name in enumerate("ab")] == [True, True]
+    assert [config.place_of(i, "name", name)[0] > 0 for i, name in enumerate("ab")] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -81,17 +81,13 @@ def unusable(file: str, model: str) -> str:
             f"no layer of the model has a name of the adapter, such as {(targets or ['none'])[0]!r}; "
             "optimum-cli exports models with names, and models converted from .gguf have none"
         )
-    if odd := [name for name, tensor in tensors.items() if not _is_matrix(name, tensor.shape)]:
+    if odd := [name for name, it in tensors.items() if not _SUFFIX.search(name) or len(it.shape) != 2]:
         return f"the adapter has {odd[0]!r}, and the library applies only the matrices A and B of layers"
     if missing:
         return (
             f"the model lacks {len(missing)} of {len(targets)} layers of the adapter, such as {missing[0]!r}"
         )
     return ""
-
-
-def _is_matrix(name: str, shape: list[int]) -> bool:
-    return _SUFFIX.search(name) is not None and len(shape) == 2
 
 
 def compressed(model: str) -> bool:

@@ -298,11 +298,6 @@ class TokenizerSpec(Spec, frozen=True):
     facts: TextFacts = TextFacts()
 
 
-def text_spec(model_path: str, **options: Any) -> TextSpec:
-    """Return the spec of a batched model; a path that ends in `.script.json` is a scripted one."""
-    return (ScriptSpec if model_path.endswith(SCRIPT_SUFFIX) else TextSpec)(model_path, **options)
-
-
 def name_of(spec_type: type[Spec]) -> str:
     """Return `module:Class`, the name under which the engine process finds the spec type."""
     return f"{spec_type.__module__}:{spec_type.__qualname__}"

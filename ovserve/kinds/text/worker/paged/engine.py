@@ -326,7 +326,7 @@ class PagedEngine:
 
     def _schedule(self, decoding: int) -> list[ScheduledSequence]:
         if (draft_model := self._draft_model) is None:
-            return self._scheduler.schedule(self._draft if decoding <= MAX_DRAFTED_STREAMS else _no_draft)
+            return self._scheduler.schedule(self._draft if decoding <= MAX_DRAFTED_STREAMS else lambda _: ())
         proposals = draft_model.propose(self._scheduler.allocate_drafts(most_drafts))
 
         def draft(running: Running) -> tuple[int, ...]:
@@ -455,7 +455,3 @@ class PagedEngine:
 
 def no_grammar(constraint: Constraint) -> NoReturn:
     raise Internal("grammars are not the library's here")
-
-
-def _no_draft(running: Running) -> tuple[int, ...]:
-    return ()
