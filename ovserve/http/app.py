@@ -51,9 +51,10 @@ from ovserve.services.responses.service import ResponsesService
 from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 
-DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings}"
 TEXTS = "(?:chat/|fim/)?completions|embeddings|rerank|score|classify"
-ENDPOINTS = "/{endpoint:" + TEXTS + "|messages|images/(?:generations|edits)|audio/speech}"
+MEDIA = "images/(?:generations|edits)|audio/(?:speech|transcriptions|translations)"
+ENDPOINTS = "/{endpoint:" + TEXTS + "|messages|" + MEDIA + "}"
+DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings|" + MEDIA + "}"
 # Clients of Triton and KServe write the `/` of a name as it is.
 NAME = "[^/]+(?:/[^/]+)*?"
 MODEL_PATHS = tuple(f"/v2/models/{{model:{NAME}}}{one}" for one in ("/versions/{version:[^/]+}", ""))
@@ -151,7 +152,6 @@ def routes(
             ("POST", version + ENDPOINTS, v3.infer),
             ("POST", version + "/v2/{endpoint:rerank}", v3.infer),
             ("GET", version + "/audio/voices", describe.voices),
-            ("POST", version + "/{endpoint:audio/(?:transcriptions|translations)}", v3.infer_form),
             ("POST", version + "/load_lora_adapter", lora.load),
             ("POST", version + "/unload_lora_adapter", lora.unload),
             ("GET", version + "/models", v3.list_models),

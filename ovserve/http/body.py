@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from ovserve.api.openai.body import named_once, peek_model, peek_optional_model,
 from ovserve.api.openai.common import encode, with_whole_characters
 from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.connections import LIMITS
-from ovserve.kinds.payload import HttpPayload, report_headers
+from ovserve.kinds.payload import HttpPayload, UploadedFile, report_headers
 from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
@@ -222,11 +223,17 @@ def servable_of(manager: Manager, body: Body, *, only: bool = False) -> Servable
         return manager.only(name) if name is None or only else manager.get(name)
 
 
-def payload_of(request: web.Request, endpoint: str, body: Body) -> HttpPayload:
-    return open_payload(request, endpoint, body.data, body.head)
+Files = Mapping[str, UploadedFile]
+NO_FILES: Files = MappingProxyType({})
 
 
-def open_payload(request: web.Request, endpoint: str, data: bytes, head: Head = UNREAD) -> HttpPayload:
+def payload_of(request: web.Request, endpoint: str, body: Body, files: Files = NO_FILES) -> HttpPayload:
+    return open_payload(request, endpoint, body.data, body.head, files)
+
+
+def open_payload(
+    request: web.Request, endpoint: str, data: bytes, head: Head = UNREAD, files: Files = NO_FILES
+) -> HttpPayload:
     """Return the payload of any request: its body may be of any type."""
     return HttpPayload(
         endpoint,
@@ -236,6 +243,7 @@ def open_payload(request: web.Request, endpoint: str, data: bytes, head: Head = 
         method=request.method,
         path=request.path,
         query=request.rel_url.raw_query_string,
+        files=files,
     )
 
 

@@ -17,7 +17,7 @@ from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ovserve.errors import InvalidArgument, PayloadTooLarge, Unavailable, UnsupportedMediaType
-from ovserve.http.body import BODIES, Body, body_time, content_of
+from ovserve.http.body import BODIES, Body, Files, body_time, content_of
 from ovserve.http.connections import LIMITS
 from ovserve.kinds.payload import UploadedFile
 from ovserve.kinds.speech.api import form_body
@@ -86,7 +86,7 @@ PLAIN_CODINGS = ("", "7bit", "8bit", "binary", "identity")
 
 class Form(NamedTuple):
     body: Body
-    files: dict[str, UploadedFile]
+    files: Files
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from ovserve.llm.chat_template import ChatTemplate
 from ovserve.llm.images import Vision
 from ovserve.llm.model import ModelContext
 from tests.conftest import Server
+from tests.http.conftest import running
 
 FRANCE = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 CHAT = "/chat/completions?api-version=2024-05-01-preview"
@@ -70,6 +72,71 @@ def test_the_deployment_wins_and_a_model_is_not_needed(server: Server) -> None:
     for model in ({}, {"model": "gpt-4o"}, {"model": None}):
         answer = httpx.post(url, json=FRANCE | {"max_tokens": 1} | model, headers={"api-key": "k"})
         assert (answer.status_code, answer.json()["model"]) == (200, "smollm2")
+
+
+MEDIA = """
+import json
+from ovserve.graph import Input, Output, calculator
+from ovserve.kinds.payload import HttpCalculator, HttpPayload, HttpResponse
+
+class Decoder:
+    def __init__(self, name):
+        self.name = name
+    def decode(self, body):
+        return json.loads(body)
+
+NAMES = ["images/generations", "images/edits", "audio/speech", "audio/transcriptions", "audio/translations"]
+
+@calculator("SaysCalculator")
+class Says(HttpCalculator):
+    endpoints = {name: Decoder(name) for name in NAMES}
+    http = Input("HTTP_REQUEST_PAYLOAD", HttpPayload)
+    reply = Output("HTTP_RESPONSE_PAYLOAD", HttpResponse)
+
+    def process(self, cc):
+        payload = cc[self.http]
+        files = {name: file.path.read_text() for name, file in payload.files.items()}
+        text = json.dumps([payload.endpoint, json.loads(payload.body)["model"], files])
+        cc.send(self.reply, HttpResponse(json.dumps({"text": text, "data": [{"b64_json": text}]}).encode()))
+"""
+MEDIA_GRAPH = """
+input_stream: "HTTP_REQUEST_PAYLOAD:in"
+output_stream: "HTTP_RESPONSE_PAYLOAD:out"
+node { name: "S" calculator: "SaysCalculator" input_stream: "HTTP_REQUEST_PAYLOAD:in" output_stream: "HTTP_RESPONSE_PAYLOAD:out" }
+"""
+
+
+async def test_deployments_of_sound_and_images(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Azure's client writes these into the path too; forms keep their files and get the path's model."""
+    (tmp_path / "graph.pbtxt").write_text(MEDIA_GRAPH)
+    (tmp_path / "calculators.py").write_text(MEDIA)
+    file = ("a.wav", b"sound")
+    async with (
+        running(tmp_path) as made,
+        openai.AsyncAzureOpenAI(
+            azure_endpoint=made.url, api_key="none", api_version="2025-04-01-preview", max_retries=0
+        ) as client,
+    ):
+        speech = await client.audio.speech.create(model="m", input="a", voice="v")
+        image = await client.images.generate(model="m", prompt="a")
+        edit = await client.images.edit(model="m", prompt="a", image=file)
+        found = {
+            "audio/speech": json.loads(speech.content)["text"],
+            "images/generations": image.data[0].b64_json,
+            "images/edits": edit.data[0].b64_json,
+            "audio/transcriptions": (await client.audio.transcriptions.create(model="m", file=file)).text,
+        }
+        files = {"images/edits": {"image": "sound"}, "audio/transcriptions": {"file": "sound"}}
+        for endpoint, text in found.items():
+            with subtests.test(endpoint):
+                assert json.loads(text) == [endpoint, "m", files.get(endpoint, {})]
+        async with httpx.AsyncClient(base_url=f"{made.url}/openai/deployments") as http:
+            form = await http.post("/m/audio/translations", files={"file": file}, data={"model": "other"})
+            assert json.loads(form.json()["text"]) == ["audio/translations", "m", {"file": "sound"}]
+            gone = await http.post("/none/audio/transcriptions", files={"file": file})
+            assert (gone.status_code, "'none'" in gone.text) == (404, True)
+            plain = await http.post("/m/audio/transcriptions", json={"file": "a"})
+            assert (plain.status_code, "multipart/form-data" in plain.text) == (415, True)
 
 
 @pytest.mark.parametrize("base", ["/openai/v1", "/openai"])

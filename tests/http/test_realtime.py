@@ -382,6 +382,7 @@ async def test_the_handshake(tmp_path: Path) -> None:
         url = f"{server.url}/v1/realtime"
         for query, headers, status in (
             ("?model=none", {}, 404),
+            ("?api-version=1&deployment=none", {}, 404),
             ("?model=m", {"Origin": "https://evil.example"}, 403),
         ):
             with pytest.raises(aiohttp.WSServerHandshakeError) as error:

@@ -68,7 +68,7 @@ OPERATIONS = (
         "/v3/realtime",
         "Talk to a realtime graph over a WebSocket.",
         also={101: "the connection is a WebSocket now"},
-        query={"model": "the graph; may be left out while one realtime graph is served"},
+        query={"model": "the graph; optional while one is served", "deployment": "Azure's name of it"},
         of_models=False,
     ),
     Operation(
@@ -104,7 +104,8 @@ class RealtimeRoutes:
         if not self._guard.required and not self._cors.names(origin):
             check_site(request.headers)
         session = self._guard.secret_session(presented_key(request.headers))
-        servable = self._servable(request.query.get("model") or session.get("model"))
+        name = request.query.get("model") or request.query.get("deployment")  # the latter is Azure's
+        servable = self._servable(name or session.get("model"))
         current_request().patience = None  # a time-out of its client is not one of the session
         offered = request.headers.get("Sec-WebSocket-Protocol", "")
         ws = web.WebSocketResponse(

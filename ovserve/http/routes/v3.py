@@ -6,8 +6,7 @@ Anthropic's client lists models on the same path and is known by its header. Err
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -23,7 +22,9 @@ from ovserve.api.openai.common import Model, model, model_list
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import (
     BODIES,
+    NO_FILES,
     Body,
+    Files,
     json_response,
     open_payload,
     payload_of,
@@ -108,9 +109,14 @@ class Azure:
 
     async def deployed(self, request: web.Request) -> web.StreamResponse:
         """The path names the graph; `model` has no effect, as at Azure."""
-        body = await read_body(request)
+        endpoint = request.match_info["endpoint"]
+        return await _with_body(self._by_path, request, endpoint, form=_has_form(request, endpoint))
+
+    async def _by_path(
+        self, request: web.Request, endpoint: str, body: Body, files: Files = NO_FILES
+    ) -> web.StreamResponse:
         servable = self._manager.get(request.match_info["deployment"])
-        return await _answer(request, servable, request.match_info["endpoint"], body)
+        return await _answer(request, servable, endpoint, body, files)
 
     def _servable(self, request: web.Request, body: Body) -> Servable:
         deployment = request.headers.get(DEPLOYMENT)
@@ -120,14 +126,34 @@ class Azure:
         return self._manager.only(None if self._manager.single else model)
 
 
-async def _answer(request: web.Request, servable: Servable, endpoint: str, body: Body) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, servable: Servable, endpoint: str, body: Body, files: Files = NO_FILES
+) -> web.StreamResponse:
     with servable.lease():
         named_body = await body.naming(servable.name, request.app[BODIES])
-        async with servable.start(payload_of(request, endpoint, named_body)) as answer:
+        async with servable.start(payload_of(request, endpoint, named_body, files)) as answer:
             return await send_answer(request, answer)
 
 
-WITH_FILES = ("images/edits",)  # endpoints whose body may be a form
+FORMS = ("audio/transcriptions", "audio/translations")  # endpoints whose body is a form
+WITH_FILES = ("images/edits",)  # those whose body may be one
+
+
+def _has_form(request: web.Request, endpoint: str) -> bool:
+    return endpoint in FORMS or (endpoint in WITH_FILES and request.content_type == FORM)
+
+
+async def _with_body(
+    answer: Callable[..., Awaitable[web.StreamResponse]], request: web.Request, endpoint: str, *, form: bool
+) -> web.StreamResponse:
+    """Call `answer` with the request, its endpoint, its body, and its files if it is a form. Raises like
+    `read_body` and `read_form`."""
+    if not form:
+        return await answer(request, endpoint, await read_body(request))
+    async with read_form(request) as form_content:
+        return await answer(request, endpoint, *form_content)
+
+
 AVAILABLE = VersionState.AVAILABLE
 GONE = (VersionState.UNLOADING, VersionState.END)
 
@@ -137,22 +163,9 @@ class V3:
         self._manager = manager
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
-        """POST: `model` names the graph, the rest of the body is the graph's business."""
+        """POST: `model` names the graph, the rest of the body or form is the graph's business."""
         endpoint = request.match_info["endpoint"]
-        if request.content_type == FORM and endpoint in WITH_FILES:
-            return await self._infer_form(request, endpoint)
-        return await self._infer(request, endpoint)
-
-    async def infer_form(self, request: web.Request) -> web.StreamResponse:
-        """POST of a form: its field `model` names the graph."""
-        return await self._infer_form(request, request.match_info["endpoint"])
-
-    async def _infer_form(self, request: web.Request, endpoint: str) -> web.StreamResponse:
-        async with read_form(request) as form:
-            servable = servable_of(self._manager, form.body)
-            payload = dataclasses.replace(payload_of(request, endpoint, form.body), files=form.files)
-            async with servable.start(payload) as answer:
-                return await send_answer(request, answer)
+        return await _with_body(self._infer, request, endpoint, form=_has_form(request, endpoint))
 
     def declared_endpoints(self, versions: Sequence[str]) -> Middleware:
         """Serve a request on a path that no route has and that a graph declares. Only the servables of the
@@ -169,17 +182,17 @@ class V3:
                         return await self._open(request, endpoint, owners)
                     own = endpoint in ENDPOINTS  # has its route, elsewhere than here
                     if request.method == "POST" and not own and self._manager.declares(endpoint):
-                        if request.content_type == FORM:
-                            return await self._infer_form(request, endpoint)
-                        return await self._infer(request, endpoint)
+                        is_form = request.content_type == FORM
+                        return await _with_body(self._infer, request, endpoint, form=is_form)
             return await handler(request)
 
         return middleware
 
-    async def _infer(self, request: web.Request, endpoint: str) -> web.StreamResponse:
-        body = await read_body(request)
+    async def _infer(
+        self, request: web.Request, endpoint: str, body: Body, files: Files = NO_FILES
+    ) -> web.StreamResponse:
         servable = servable_of(self._manager, body)
-        async with servable.start(payload_of(request, endpoint, body)) as answer:
+        async with servable.start(payload_of(request, endpoint, body, files)) as answer:
             return await send_answer(request, answer)
 
     def _owners(self, endpoint: str) -> list[str]:
