@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import UncertainCall, UsageCounter, arguments_of, encode, named_event
 from ovserve.errors import OvserveError
@@ -21,12 +20,18 @@ from ovserve.llm.request import GenerateRequest
 
 
 class Usage(msgspec.Struct):
-    """`input_tokens` excludes what was read from the cache, so the prompt is the sum of both. The cache
-    fields are absent where the engine does not report hits."""
+    """The prompt is the sum of all but `output_tokens`. The cache's are 0 where the engine reports no hits:
+    strict clients require them, and others add them up. What is written to the cache is counted as input."""
 
     input_tokens: int
     output_tokens: int
-    cache_read_input_tokens: int | UnsetType = UNSET
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+
+
+# A proof to Anthropic that thoughts are its own. Ours need none, but clients leave thoughts without one out
+# of the next request, or send them as text; and in a stream they know only the one that comes as a delta.
+SIGNATURE = "b3ZzZXJ2ZQ=="
 
 
 class Text(msgspec.Struct, tag="text"):
@@ -35,7 +40,7 @@ class Text(msgspec.Struct, tag="text"):
 
 class Thinking(msgspec.Struct, tag="thinking"):
     thinking: str = ""
-    signature: str = ""  # proves to Anthropic that the thoughts are its own; ours need no proof
+    signature: str = ""
 
 
 class ToolUse(msgspec.Struct, tag="tool_use", kw_only=True):
@@ -65,11 +70,15 @@ class ThinkingDelta(msgspec.Struct, tag="thinking_delta", gc=False):
     thinking: str
 
 
+class SignatureDelta(msgspec.Struct, tag="signature_delta", gc=False):
+    signature: str
+
+
 class InputJsonDelta(msgspec.Struct, tag="input_json_delta", gc=False):
     partial_json: str
 
 
-BlockDelta = TextDelta | ThinkingDelta | InputJsonDelta
+BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class MessageStart(msgspec.Struct, tag="message_start"):
@@ -174,8 +183,9 @@ class MessagesWriter:
     def _end(self) -> bytes:
         if self._open is None:
             return b""
+        proof = self._delta(SignatureDelta(SIGNATURE)) if self._open == "thinking" else b""
         self._open = None
-        return tagged_event(BlockStop(self._index))
+        return proof + tagged_event(BlockStop(self._index))
 
     def _delta(self, delta: BlockDelta) -> bytes:
         return tagged_event(BlockDeltaEvent(self._index, delta))
@@ -191,7 +201,7 @@ class MessagesWriter:
     def whole(self, completion: Completion) -> bytes:
         choice = completion.choices[0]
         self._max_tokens = completion.max_tokens
-        blocks: list[Block] = [Thinking(choice.reasoning)] if choice.reasoning else []
+        blocks: list[Block] = [Thinking(choice.reasoning, SIGNATURE)] if choice.reasoning else []
         for part in choice.parts:
             if isinstance(part, ToolCall):
                 blocks.append(ToolUse(id=part.id, name=part.name, input=arguments_of(part)))
@@ -231,10 +241,8 @@ class MessagesWriter:
 
 
 def _usage(counted: UsageCounter | Completion) -> Usage:
-    cached = counted.cached_tokens
-    if cached is None:
-        return Usage(counted.prompt_tokens, counted.completion_tokens)
-    return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cached)
+    cached = counted.cached_tokens or 0
+    return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cache_read_input_tokens=cached)
 
 
 def error_of(error: OvserveError, type_: str, request_id: str) -> Error:

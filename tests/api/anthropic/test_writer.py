@@ -67,6 +67,9 @@ def gathered(found: list[Any]) -> list[tuple[str, str]]:
             assert open_
             assert event.index == len(blocks) - 1
             delta = event.delta
+            if delta.type == "signature_delta":
+                assert blocks[-1][0] == "thinking"
+                continue
             text = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
             blocks[-1] = (blocks[-1][0], blocks[-1][1] + getattr(delta, text[delta.type]))
         elif event.type == "content_block_stop":
@@ -108,6 +111,15 @@ def test_reasoning_text_and_calls() -> None:
     assert message.content[3].input == {"y": "z"}
     assert message.stop_reason == "tool_use"
     assert (message.usage.input_tokens, message.usage.output_tokens) == (7, 13)
+
+
+def test_thoughts_have_a_signature() -> None:
+    """Clients leave thoughts without one out of the next request; of a stream they take it from its delta."""
+    begun, *deltas, stop = [e for e in events(CALLS) if getattr(e, "index", None) == 0]
+    assert begun.content_block.signature == ""
+    assert [e.delta.type for e in deltas] == ["thinking_delta", "thinking_delta", "signature_delta"]
+    assert stop.type == "content_block_stop"
+    assert deltas[-1].delta.signature == whole(CALLS).content[0].signature != ""
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "5"])
