@@ -65,12 +65,15 @@ class ModelContext:
         """Return why this model cannot be given tools, or None. With `tool_parser: "none"` it can: the
         operator wants its calls as they are written."""
         if self.template is None:
-            return "the model has no chat template"
-        if self.template.tool_prompt is None:
-            return "the model's chat template has no place for tools; see generic_tool_prompt of its graph"
-        if self.parsers.tool is None and self.parsers.tool_from != "off":
-            return "no tool parser is known for the model's chat template; set tool_parser in its graph"
-        return None
+            why = "it has no chat template"
+        elif self.template.tool_prompt is None:
+            why = "its chat template has no place for tools; see generic_tool_prompt of its graph"
+        elif self.parsers.tool is None and self.parsers.tool_from != "off":
+            why = "no tool parser is known for its chat template; set tool_parser in its graph"
+        else:
+            return None
+        # Clients of Ollama's look for its words and ask again without tools.
+        return f"the model does not support tools: {why}"
 
     def parsing(
         self, prompt: str, sampling: Sampling, tools: ToolPolicy | None = None, prefill: str = ""

@@ -364,7 +364,7 @@ async def test_a_prompt_that_opened_the_thinking(tmp_path: Path) -> None:
     [
         ("<tool_call></tool_call>", {"tools": [*TOOLS, TOOLS[0]]}, "tools", "called 'get_weather'"),
         ("<tool_call></tool_call>", {"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice.function.name", "'no' is not one of the tools"),
-        ("", {}, "tools", "no tool parser is known"),
+        ("", {}, "tools", "does not support tools: no tool parser is known"),
     ],
 )  # fmt: skip
 async def test_refusals(tmp_path: Path, marks: str, change: Any, param: str, says: str) -> None:
