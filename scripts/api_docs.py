@@ -37,7 +37,7 @@ has a sentence and an example for each operation, all fields inside of objects, 
 - Messages in an order that the chat template rejects or drops are rearranged. `x-ovserve-adapted` lists how: `system-merged` (one system message, first), `system-in-user` (it begins the first user message), `turns-merged` (neighbors of one role become one message), `user-added` (an empty user message before an answer), `calls-in-text` (earlier calls become text of their turns where the template shows none, as do their results; LFM2's in its own form), `calls-apart` (each of several calls, or the text before them, becomes a message), `call-ids` (calls get ids of the form that the template takes), `text-in-thoughts` (text before calls ends the thoughts before it). So does what the template shows nowhere: `text-lost` (text before calls), `thoughts-lost` (thoughts since the last message of the user), `names-lost` (a `name` of a user).
 - `null` means absent for every optional parameter. A key that occurs twice in an object returns 400.
 - A default comes from the model's `generation_config.json` if it has one, else from this page.
-- Tokens found in the prefix cache are `prompt_tokens_details.cached_tokens` of chat and completions, `input_tokens_details.cached_tokens` of responses, and `cache_read_input_tokens` of messages, where `input_tokens` does not include them. OpenVINO GenAI's engine does not report them.
+- Tokens found in the prefix cache are `prompt_tokens_details.cached_tokens` of chat and completions, `input_tokens_details.cached_tokens` of responses, `prompt_eval_cached_count` of Ollama's, and `cache_read_input_tokens` of messages, where `input_tokens` does not include them. OpenVINO GenAI's engine does not report them.
 
 ## Paths
 """

@@ -9,6 +9,7 @@ import re
 from ovserve.api.ollama.body import Described
 from ovserve.engine.model.files import read_model_files
 from ovserve.errors import LoadError
+from ovserve.kinds.encoders.spec import EmbeddingFacts
 from ovserve.kinds.text.resource import LlmResources
 from ovserve.llm.model import ModelContext
 from ovserve.serving.model_size import weights
@@ -43,6 +44,7 @@ async def describe(servable: Servable) -> Described:
         size=size,
         held=held,
         context=servable.max_length or 0,
+        dimensions=next((f.dimensions for e in engines if isinstance(f := e.facts, EmbeddingFacts)), 0),
         format="gguf" if path.endswith(".gguf") else "openvino",
         family=family,
         quantization=quantization[0].upper() if quantization else "",
@@ -54,9 +56,9 @@ async def describe(servable: Servable) -> Described:
     )
 
 
-def _capabilities(servable: Servable, contexts: list[ModelContext]) -> tuple[str, ...]:
+def _capabilities(servable: Servable, contexts: list[ModelContext]) -> list[str]:
     if not contexts:
-        return ("embedding",) if EMBEDDINGS in servable.endpoints else ()
+        return ["embedding"] if EMBEDDINGS in servable.endpoints else []
     model = contexts[0]
     there = {
         "completion": True,
@@ -65,7 +67,7 @@ def _capabilities(servable: Servable, contexts: list[ModelContext]) -> tuple[str
         "vision": model.vision is not None,
         "thinking": bool(model.parsers.reasoning),
     }
-    return tuple(name for name, can in there.items() if can)
+    return [name for name, can in there.items() if can]
 
 
 def _weights(path: str) -> int:

@@ -48,6 +48,15 @@ async def test_every_dialect_tells_it(scripted: Scripted) -> None:
             assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (3, 0)
 
 
+async def test_ollama_s_counts_tell_it(scripted: Scripted) -> None:
+    async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
+        known = await post(client, "/api/chat", messages=CHAT, stream=False)
+        assert (known["prompt_eval_count"], known["prompt_eval_cached_count"]) == (7, 3)
+        lines = await client.post("/api/generate", json={"model": "m", "prompt": "again"})
+        assert json.loads(lines.text.splitlines()[-1])["prompt_eval_cached_count"] == 3
+        assert "prompt_eval_cached_count" not in await post(client, "/api/generate", prompt="b", stream=False)
+
+
 async def test_what_is_not_known_is_left_out_or_0(scripted: Scripted) -> None:
     async with scripted(SCRIPT) as server, httpx.AsyncClient(base_url=server.url) as client:
         other = [{"role": "user", "content": "once"}]

@@ -304,6 +304,17 @@ def test_azure_s_client(server: Server) -> None:
     assert answer.status_code == 400
 
 
+def test_the_length_of_vectors_is_shown_to_ollama_s_clients(server: Server) -> None:
+    """They make the columns of their stores from it."""
+    with ollama.Client(host=server.url) as client:
+        info = client.show("exact").modelinfo or {}
+        made = client.embed("exact", "oil", dimensions=0)  # as clients write that have a number everywhere
+    tags = {tag["model"]: tag for tag in httpx.get(f"{server.url}/api/tags").json()["models"]}
+    assert tags["exact:latest"]["details"]["embedding_length"] == 16
+    assert tags["exact:latest"]["capabilities"] == ["embedding"]
+    assert info[f"{info['general.architecture']}.embedding_length"] == len(made.embeddings[0]) == 16
+
+
 @pytest.mark.parametrize("model", ["bytes", "fallback"])
 def test_token_strs_of_parts_of_characters(server: Server, model: str) -> None:
     asked = {"model": model, "prompt": PARTS, "return_token_strs": True, "add_special_tokens": False}

@@ -152,12 +152,15 @@ def test_thinking_without_a_template_is_reported(server: Server) -> None:
     assert answer.headers["x-ovserve-ignored-params"] == "think"
 
 
-def test_models_are_listed_and_shown(client: ollama.Client) -> None:
+def test_models_are_listed_and_shown(client: ollama.Client, server: Server) -> None:
     (listed,) = client.list().models
     assert listed.model == "smollm2:latest"
     assert 80_000_000 < (listed.size or 0) < 500_000_000
     assert listed.details is not None
     assert listed.details.family == "llama"
+    (tag,) = httpx.get(f"{server.url}/api/tags").json()["models"]  # what newer clients choose models by
+    assert tag["details"]["context_length"] == 8192
+    assert {"completion", "tools"} <= {*tag["capabilities"]}
     shown = client.show("smollm2")
     assert shown.modelinfo == {"general.architecture": "llama", "llama.context_length": 8192}
     assert shown.capabilities is not None

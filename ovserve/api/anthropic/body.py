@@ -7,14 +7,13 @@ which is never an error; those at the top are reported. The conversation becomes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ovserve.api.anthropic.answer import Error, Event, Message, TokenCount
-from ovserve.api.openai.common import BUDGET, Budget, Model, encode, narrow_budget
+from ovserve.api.openai.common import BUDGET, Budget, Model, encode, narrow_budget, rfc3339
 from ovserve.api.openai.operation import Natural, Operation, Override, Share, Temperature, doc
 from ovserve.api.openai.sampling import MAX_STOP, narrow_length, narrow_sampling
 from ovserve.api.openai.tools import narrow_tools
@@ -246,11 +245,10 @@ def model_page(models: list[Model], query: Mapping[str, str]) -> bytes:
 
 
 def _info(model: Model) -> ModelInfo:
-    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     return ModelInfo(
         id=model.id,
         display_name=model.id,
-        created_at=created,
+        created_at=rfc3339(model.created),
         max_input_tokens=model.max_model_len,
         max_tokens=model.max_model_len,
         state=model.state,

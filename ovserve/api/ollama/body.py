@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api import LATEST
 from ovserve.api.openai.body import decode_body, show, without_type
-from ovserve.api.openai.common import encode
+from ovserve.api.openai.common import encode, rfc3339
 from ovserve.api.openai.operation import Natural, NaturalOrMinusOne, Share, Temperature, TopCount, doc
 from ovserve.api.openai.sampling import DRY, MAX_STOP, SEED_RANGE, XTC, Penalty, SamplingFields
 from ovserve.api.openai.shapes import shape_of
@@ -114,9 +113,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
     input: Annotated[
         str | list[str] | None, doc("a text, or texts; without one the model is only looked up")
     ] = None
-    dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, doc("shorter vectors, of models that can")] = (
-        None
-    )
+    dimensions: Annotated[Natural | None, doc("shorter vectors, of models that can; 0: whole ones")] = None
     truncate: Annotated[bool | None, doc("false: refuse inputs that are too long")] = None
     options: Annotated[dict[str, Any] | None, doc("reported")] = None
     keep_alive: KeepAlive = None
@@ -203,34 +200,35 @@ class Details(msgspec.Struct, kw_only=True):
     families: list[str]
     parameter_size: str = ""
     quantization_level: str = ""
+    context_length: int | UnsetType = UNSET
+    embedding_length: int | UnsetType = UNSET
 
 
-class Tag(msgspec.Struct, kw_only=True):
+class Entry(msgspec.Struct, kw_only=True):
     name: str
     model: str
-    modified_at: str
     size: int
     digest: str
     details: Details
+
+
+class Tag(Entry, kw_only=True):
+    modified_at: str
+    capabilities: list[str]
 
 
 class Tags(msgspec.Struct):
     models: list[Tag]
 
 
-class Process(msgspec.Struct, kw_only=True):
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: Details
-    expires_at: str
-    size_vram: int
+class LoadedModel(Entry, kw_only=True):
+    expires_at: str = NEVER
+    size_vram: int = 0
     context_length: int
 
 
 class Processes(msgspec.Struct):
-    models: list[Process]
+    models: list[LoadedModel]
 
 
 class Shown(msgspec.Struct, kw_only=True):
@@ -273,56 +271,47 @@ class Described:
     size: int
     held: int
     context: int
+    dimensions: int  # of its embeddings; 0: it makes none
     format: str
     family: str
     quantization: str
     template: str
     parameters: Mapping[str, Any]
-    capabilities: tuple[str, ...]
-
-    @property
-    def tag(self) -> str:
-        return self.name if ":" in self.name else self.name + LATEST
-
-    @property
-    def modified(self) -> str:
-        return datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(f"{self.name} {self.identity}".encode()).hexdigest()
+    capabilities: list[str]
 
     @property
     def details(self) -> Details:
-        families = [self.family] if self.family else []
         return Details(
-            format=self.format, family=self.family, families=families, quantization_level=self.quantization
+            format=self.format,
+            family=self.family,
+            families=[self.family] if self.family else [],
+            quantization_level=self.quantization,
+            context_length=self.context or UNSET,
+            embedding_length=self.dimensions or UNSET,
         )
+
+    def entry(self, size: int) -> dict[str, Any]:
+        """The fields that tags and ps share."""
+        tag = self.name if ":" in self.name else self.name + LATEST
+        digest = hashlib.sha256(f"{self.name} {self.identity}".encode()).hexdigest()
+        return {"name": tag, "model": tag, "size": size, "digest": digest, "details": self.details}
 
 
 def tags(models: list[Described]) -> bytes:
-    entries = [
-        Tag(name=m.tag, model=m.tag, modified_at=m.modified, size=m.size, digest=m.digest, details=m.details)
-        for m in models
-    ]
-    return encode(Tags(entries))
+    return encode(
+        Tags(
+            [
+                Tag(**m.entry(m.size), modified_at=rfc3339(m.created), capabilities=m.capabilities)
+                for m in models
+            ]
+        )
+    )
 
 
 def processes(models: list[Described]) -> bytes:
-    entries = [
-        Process(
-            name=m.tag,
-            model=m.tag,
-            size=m.held or m.size,
-            digest=m.digest,
-            details=m.details,
-            expires_at=NEVER,
-            size_vram=0,
-            context_length=m.context,
-        )
-        for m in models
-    ]
-    return encode(Processes(entries))
+    return encode(
+        Processes([LoadedModel(**m.entry(m.held or m.size), context_length=m.context) for m in models])
+    )
 
 
 def show_body(model: Described) -> bytes:
@@ -330,6 +319,8 @@ def show_body(model: Described) -> bytes:
     info: dict[str, Any] = {"general.architecture": family}
     if model.context:
         info[f"{family}.context_length"] = model.context
+    if model.dimensions:
+        info[f"{family}.embedding_length"] = model.dimensions
     return encode(
         Shown(
             modelfile=f"# served by ovserve\nFROM {model.name}\n",
@@ -338,8 +329,8 @@ def show_body(model: Described) -> bytes:
             license="",
             details=model.details,
             model_info=info,
-            capabilities=list(model.capabilities),
-            modified_at=model.modified,
+            capabilities=model.capabilities,
+            modified_at=rfc3339(model.created),
         )
     )
 
@@ -362,7 +353,7 @@ def embeddings_request(body: bytes, name: str, older: bool) -> tuple[bytes, str,
         return encode(fields) if old.prompt else b"", old.model, _unused(old, unknown)
     request, unknown = decode_body(body, _embed_decoder)
     fields |= {"input": request.input, "truncate": request.truncate is not False}  # Ollama's default
-    if request.dimensions is not None:
+    if request.dimensions:
         fields["dimensions"] = request.dimensions
     return encode(fields) if request.input else b"", request.model, _unused(request, unknown)
 

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from ovserve.api.openai.common import (
     effort_variables,
     encode,
     new_id,
+    rfc3339,
 )
 from ovserve.api.openai.logprobs import ChatTokenLogprob, Pictures, chat_logprobs, joined, pictures_of
 from ovserve.api.openai.messages import (
@@ -255,14 +255,10 @@ class Line(msgspec.Struct, kw_only=True):
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
     prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_cached_count: int | UnsetType = UNSET  # of it, found in the prefix cache, if that is known
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
-
-
-def now() -> str:
-    """Return the time in RFC 3339, as Go's clients and pydantic read it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 class LineWriter:
@@ -302,7 +298,7 @@ class LineWriter:
     def _line(
         self, content: str, thinking: str, calls: list[ToolCall], logprobs: list[TokenLogprob] | None
     ) -> Line:
-        line = Line(model=self._shown.model, created_at=now())
+        line = Line(model=self._shown.model, created_at=rfc3339(time.time()))
         if logprobs and self._wants_logprobs:
             line.logprobs = chat_logprobs(logprobs, self._shown.top_logprobs).content
         if self._chats:
@@ -322,6 +318,8 @@ class LineWriter:
         line.done, line.done_reason = True, "length" if reason == "length" else "stop"
         line.total_duration, line.load_duration = int(total * NANOSECONDS_PER_SECOND), 0
         line.prompt_eval_count, line.eval_count = counted.prompt_tokens, counted.completion_tokens
+        if counted.cached_tokens is not None:
+            line.prompt_eval_cached_count = counted.cached_tokens
         line.prompt_eval_duration = max(1, int(first * NANOSECONDS_PER_SECOND))
         line.eval_duration = max(1, int((total - first) * NANOSECONDS_PER_SECOND))  # clients divide by it
         return line
@@ -329,7 +327,7 @@ class LineWriter:
 
 def loaded(model: str, *, chats: bool) -> bytes:
     """Return the answer to a request that only asks for a model to be there."""
-    line = Line(model=model, created_at=now(), done=True, done_reason="load")
+    line = Line(model=model, created_at=rfc3339(time.time()), done=True, done_reason="load")
     if chats:
         line.message = AnswerMessage()
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -141,6 +142,11 @@ def stop_reason(end: Parsed | FoldedChoice) -> str | UnsetType:
 
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a Unix time as Go's clients and pydantic read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def event(value: Any) -> bytes:
