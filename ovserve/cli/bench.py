@@ -48,6 +48,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ovserve.serving.config.file import replace_file
     from ovserve.tools import bench
     from ovserve.tools.bench import lengths
     from ovserve.tools.tuning.prompts import read
@@ -81,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if rows:
             print("\n" + table(["milliseconds", *bench.PARTS], rows))  # noqa: T201
         if arguments.json:
-            arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+            replace_file(arguments.json, f"{json.dumps(document, indent=1)}\n".encode())
     if arguments.plot and not bench.draw(answers, f"{arguments.url} {arguments.model}", arguments.plot):
         raise InvalidArgument(f"--plot: matplotlib is not installed; {extra('plot')}")
     return EXIT_FAILED if document["failed"] else 0

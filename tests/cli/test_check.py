@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -401,6 +402,15 @@ def test_output_may_be_read_in_part() -> None:
 def test_a_full_output_is_an_error() -> None:
     code, _, err = shell("ovserve explain graphs/smollm2 >/dev/full")
     assert (code, err) == (1, "ovserve: the output: No space left on device\n")
+
+
+def test_a_full_disk_names_the_file_and_leaves_no_part_of_it(tmp_path: Path) -> None:
+    graph, file = script_graph(tmp_path / "g", "{}"), tmp_path / "config.json"
+    flags = ("--add_to_config", "--config_path", file, "--model_name", "g", "--model_path", graph)
+    with patch("os.fsync", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+        code, _, err = run(*flags)
+    assert (code, err) == (1, f"ovserve: {file}: No space left on device\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["g"]
 
 
 def test_closed_streams_are_not_needed() -> None:

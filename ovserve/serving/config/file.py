@@ -32,8 +32,17 @@ TRIES, TRY_SECONDS = 3, 0.01  # a writer may not have finished
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file in one step. One that is there keeps its permissions, a new one gets `mode`."""
-    path = path.resolve()  # behind a link, the file itself is replaced
+    """Write a file in one step. One that is there keeps its permissions, a new one gets `mode`.
+
+    Raises OSError that names `path`.
+    """
+    try:
+        _replace(path.resolve(), data, mode)  # behind a link, the file itself is replaced
+    except OSError as error:  # of a temporary file, or without a name where the disk is full
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         mode = path.stat().st_mode & 0o777
