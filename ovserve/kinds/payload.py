@@ -136,4 +136,4 @@ def packed(texts: Any, param: str) -> bytes:
     try:
         return msgspec.msgpack.encode(texts)
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{param}: is not valid Unicode: {error.reason}", param=param) from None
+        raise InvalidArgument.at(param, f"is not valid Unicode: {error.reason}") from None

@@ -94,10 +94,10 @@ def decode_embeddings(body: bytes) -> Embed:
     request, unknown = decode_body(body, _decoder)
     inputs, tokens = inputs_of(request.input)
     if request.instruction is not None and request.prompt_name is not None:
-        raise InvalidArgument("prompt_name: not with instruction, which takes its place", param="prompt_name")
+        raise InvalidArgument.at("prompt_name", "not with instruction, which takes its place")
     for name in ("instruction", "prompt_name"):
         if tokens and getattr(request, name) is not None:
-            raise InvalidArgument(f"{name}: not with token ids, only with texts", param=name)
+            raise InvalidArgument.at(name, "not with token ids, only with texts")
     truncate_to(request.truncate_prompt_tokens)
     request.input = ""
     return Embed(request, packed(inputs, "input"), len(inputs), tokens, tuple(sorted(unknown)))
@@ -106,9 +106,7 @@ def decode_embeddings(body: bytes) -> Embed:
 def truncate_to(value: int | None) -> int | None:
     """Return the tokens to cut to; 0: to the limit. Raises InvalidArgument."""
     if value == 0:
-        raise InvalidArgument(
-            "truncate_prompt_tokens: expected -1, or 1 or more, got 0", param="truncate_prompt_tokens"
-        )
+        raise InvalidArgument.at("truncate_prompt_tokens", "expected -1, or 1 or more, got 0")
     return value if value is None else max(0, value)
 
 

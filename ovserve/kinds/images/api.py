@@ -134,11 +134,10 @@ def checked(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Drawing:
     for name in TEXTS:
         packed(getattr(request, name), name)
     if request.partial_images and not request.stream:
-        raise InvalidArgument("partial_images: only with stream: true", param="partial_images")
+        raise InvalidArgument.at("partial_images", "only with stream: true")
     if request.output_format in (None, "png") and request.output_compression not in (None, 100):
-        raise InvalidArgument(
-            f"output_compression: png has none, got {request.output_compression}; use jpeg or webp",
-            param="output_compression",
+        raise InvalidArgument.at(
+            "output_compression", f"png has none, got {request.output_compression}; use jpeg or webp"
         )
     return Drawing(
         request,
@@ -151,7 +150,7 @@ def checked(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Drawing:
 
 def _one_of(request: ImageFields, name: str, other: str) -> Any:
     if getattr(request, name) is not None and getattr(request, other) is not None:
-        raise InvalidArgument(f"{other}: not with {name}, which is the same", param=other)
+        raise InvalidArgument.at(other, f"not with {name}, which is the same")
     return getattr(request, name) if getattr(request, name) is not None else getattr(request, other)
 
 
@@ -159,20 +158,17 @@ def _size(request: ImageFields) -> tuple[int, int] | None:
     text, width, height = request.size, request.width, request.height
     for name in ("width", "height"):
         if text is not None and getattr(request, name) is not None:
-            raise InvalidArgument(f"{name}: not with size", param=name)
+            raise InvalidArgument.at(name, "not with size")
     if (width is None) != (height is None):
         name = "width" if width is None else "height"
-        raise InvalidArgument(f"{name}: required with the other side of the image", param=name)
+        raise InvalidArgument.at(name, "required with the other side of the image")
     if width is not None and height is not None:
         return width, height
     if text is None or text == "auto":
         return None
     sides = text.split("x")
     if len(sides) != 2 or not all(s.isascii() and s.isdigit() and len(s) < 7 and int(s) for s in sides):
-        shortened = text if len(text) < 40 else text[:40] + "..."
-        raise InvalidArgument(
-            f"size: expected auto or WIDTHxHEIGHT such as 512x512, got {shortened!r}", param="size"
-        )
+        raise InvalidArgument.expected("size", "auto or WIDTHxHEIGHT such as 512x512", text)
     return int(sides[0]), int(sides[1])
 
 
@@ -208,10 +204,10 @@ def _of_form(body: bytes) -> bytes:
         value = msgspec.json.decode(raw)
         name = field.removesuffix(BRACKETS) if field.removesuffix(BRACKETS) in (IMAGE, MASK) else field
         if name in fields:
-            raise InvalidArgument(f"{name}: expected one, got several", param=name)
+            raise InvalidArgument.at(name, "expected one, got several")
         if name in (IMAGE, MASK) and isinstance(value, list):
             if len(value) != 1:
-                raise InvalidArgument(f"{name}: expected one image, got {len(value)}", param=name)
+                raise InvalidArgument.at(name, f"expected one image, got {len(value)}")
             (value,) = value
         fields[name] = _typed(name, value)
     return encode(fields)

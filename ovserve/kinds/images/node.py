@@ -114,9 +114,8 @@ class ImageResource:
         request, limits = drawing.request, self.limits
         count = limits.images if drawing.count is None else drawing.count
         if count > limits.max_images:
-            raise InvalidArgument(
-                f"n: expected at most {limits.max_images}, the model's limit, got {count}",
-                param="n",
+            raise InvalidArgument.at(
+                "n", f"expected at most {limits.max_images}, the model's limit, got {count}"
             )
         options: dict[str, str | int | float] = {
             name: value for name in PASSED if (value := getattr(request, name)) is not None
@@ -127,14 +126,10 @@ class ImageResource:
         if (guidance := self._guidance(request.guidance_scale)) is not None:
             options["guidance_scale"] = guidance
         if "negative_prompt" in options and (guidance or self.model.guidance_scale) <= 1:
-            raise InvalidArgument(
-                "negative_prompt: without effect at a guidance_scale of 1 or less", param="negative_prompt"
-            )
+            raise InvalidArgument.at("negative_prompt", "without effect at a guidance_scale of 1 or less")
         if edit and request.strength is not None:
             if int(steps * request.strength) < 1:
-                raise InvalidArgument(
-                    f"strength: {request.strength:g} of {steps} steps leaves none", param="strength"
-                )
+                raise InvalidArgument.at("strength", f"{request.strength:g} of {steps} steps leaves none")
             options["strength"] = request.strength
         return GenerateArguments(
             request.prompt,
@@ -155,14 +150,12 @@ class ImageResource:
             return limits.default_size or own
         if limits.sizes and value not in limits.sizes:
             allowed = ", ".join(map(size_text, limits.sizes))
-            raise InvalidArgument(f"size: expected one of {allowed}, got {size_text(value)}", param="size")
+            raise InvalidArgument.at("size", f"expected one of {allowed}, got {size_text(value)}")
         if any(side % multiple or not side for side in value):
-            raise InvalidArgument(
-                f"size: expected multiples of {multiple}, got {size_text(value)}", param="size"
-            )
+            raise InvalidArgument.at("size", f"expected multiples of {multiple}, got {size_text(value)}")
         if value[0] > limits.max_size[0] or value[1] > limits.max_size[1]:
-            raise InvalidArgument(
-                f"size: expected at most {size_text(limits.max_size)}, got {size_text(value)}", param="size"
+            raise InvalidArgument.at(
+                "size", f"expected at most {size_text(limits.max_size)}, got {size_text(value)}"
             )
         return value
 
@@ -194,18 +187,16 @@ class ImageResource:
         if value is None:
             return self.limits.steps
         if value > self.limits.max_steps:
-            raise InvalidArgument(
-                f"num_inference_steps: expected at most {self.limits.max_steps}, got {value}",
-                param="num_inference_steps",
+            raise InvalidArgument.at(
+                "num_inference_steps", f"expected at most {self.limits.max_steps}, got {value}"
             )
         return value
 
     def _guidance(self, value: float | None) -> float | None:
         fixed = self.limits.guidance
         if fixed is not None and value is not None and value != fixed:
-            raise InvalidArgument(
-                f"guidance_scale: this model is loaded for {fixed:g} alone, got {value:g}",
-                param="guidance_scale",
+            raise InvalidArgument.at(
+                "guidance_scale", f"this model is loaded for {fixed:g} alone, got {value:g}"
             )
         return value if fixed is None else fixed
 
@@ -222,14 +213,10 @@ class ImageResource:
             return alphas
         adapters = self.model.adapters if self.options.spec.adapter_mode == "DYNAMIC" else ()
         if not adapters:
-            raise UnsupportedParameter(
-                "lora_alphas: this model has no adapters that requests can set", param="lora_alphas"
-            )
+            raise UnsupportedParameter.at("lora_alphas", "this model has no adapters that requests can set")
         for alias in requested_alphas:
             if alias not in adapters:
-                raise InvalidArgument(
-                    f"lora_alphas: expected {', '.join(adapters)}, got {alias[:64]!r}", param="lora_alphas"
-                )
+                raise InvalidArgument.at("lora_alphas", f"expected {', '.join(adapters)}, got {alias[:64]!r}")
         return alphas | requested_alphas
 
 
@@ -239,9 +226,8 @@ def _seeds(drawing: Drawing, count: int) -> list[int]:
     first = secrets.randbelow(most + 1) if drawing.seed is None else drawing.seed
     if first > most:
         field = drawing.seed_field
-        raise InvalidArgument(
-            f"{field}: expected 0 to {most} for {count} images, which have the seeds from it on, got {first}",
-            param=field,
+        raise InvalidArgument.at(
+            field, f"expected 0 to {most} for {count} images, which have the seeds from it on, got {first}"
         )
     return list(range(first, first + count))
 

@@ -112,14 +112,14 @@ def decode_speech(body: bytes) -> Speech:
     request, unknown = decode_body(body, _decoder)
     packed(request.input, "input")
     if not request.input.strip():
-        raise InvalidArgument("input: expected text, got none", param="input")
+        raise InvalidArgument.at("input", "expected text, got none")
     if request.speed is not None and not math.isfinite(request.speed):
-        raise InvalidArgument(f"speed: expected a finite number, got {request.speed}", param="speed")
+        raise InvalidArgument.at("speed", f"expected a finite number, got {request.speed}")
     stream = request.stream_format
     if request.stream:
         if stream == "audio":
-            raise InvalidArgument(
-                "stream: true asks for events and stream_format for audio; leave one out", param="stream"
+            raise InvalidArgument.at(
+                "stream", "true asks for events and stream_format for audio; leave one out"
             )
         stream = "sse"
     voice = request.voice.id if isinstance(request.voice, VoiceId) else request.voice

@@ -17,7 +17,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, ClassVar
 
 from ovserve.engine.client.calls import CallClient
-from ovserve.errors import InvalidArgument, Unavailable
+from ovserve.errors import InvalidArgument, Unavailable, shortened
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.payload import (
     EVENT_STREAM,
@@ -66,7 +66,6 @@ LANGUAGES: Mapping[str, str] = {
 }
 SPELLINGS = {**LANGUAGES, "en": "en-us", "fr": "fr-fr", "pt": "pt-br"}
 MAX_SHOWN_NAMES = 12  # names in an error message
-MAX_SHOWN = 64
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,11 @@ class Voices:
             return matches[0]
         if matches:
             raise InvalidArgument.at(
-                "voice", f"{_display(name)} may be {' or '.join(matches)}; write one of them"
+                "voice", f"{shortened(repr(name))} may be {' or '.join(matches)}; write one of them"
             )
-        raise InvalidArgument.at(
-            "voice", f"Requested voice {_display(name)} not found in available voices: {_listed(names)}"
-        )
+        text = shortened(repr(name))
+        why = f"Requested voice {text} not found in available voices: {_listed(names)}"
+        raise InvalidArgument.at("voice", why)
 
     @property
     def default_name(self) -> str:
@@ -117,7 +116,7 @@ class Voices:
             code = SPELLINGS.get(folded, folded)
             if code not in spoken:
                 code = SPELLINGS.get(folded.partition("-")[0], folded.partition("-")[0])
-            field = f"language: {_display(requested)} is"
+            field = f"language: {shortened(repr(requested))} is"
         if not spoken or code in spoken:
             return code if spoken else ""
         param = "voice" if requested is None else "language"
@@ -136,10 +135,6 @@ def _listed(names: Sequence[str]) -> str:
         else ""
     )
     return ", ".join(names[:MAX_SHOWN_NAMES]) + more
-
-
-def _display(text: str) -> str:
-    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
 
 
 PREFIX = "ovserve-speech-"
@@ -190,10 +185,10 @@ class SpeechResource:
                 "input", f"expected at most {self.options.max_input} characters, got {len(request.input)}"
             )
         if request.format not in self.model.formats:
-            raise InvalidArgument(
-                f"response_format: {request.format} needs the extra `audio` on the server; without it there "
+            raise InvalidArgument.at(
+                "response_format",
+                f"{request.format} needs the extra `audio` on the server; without it there "
                 f"is {' and '.join(self.model.formats)}",
-                param="response_format",
             )
         voice = self.voices.find(request.voice)
         language = self.voices.language(request.language, voice)

@@ -191,9 +191,8 @@ async def _history(owner: str, id_: str, store: ResponseStore | None) -> list[Ra
         missing = chain[0].previous if chain else id_
         at = "" if missing == id_ else f", which {chain[0].id!r} continues,"
         why = "this server keeps no responses" if store is None else "it may be deleted or expired"
-        raise PreviousResponseNotFound(
-            f"previous_response_id: response {missing!r}{at} is not stored ({why})",
-            param="previous_response_id",
+        raise PreviousResponseNotFound.at(
+            "previous_response_id", f"response {missing!r}{at} is not stored ({why})"
         )
     items: list[Raw] = []
     for record in chain:

@@ -48,6 +48,7 @@ MAX_RESPONSES = 8  # in progress besides that of the conversation; they are gene
 MAX_VALUES = 50_000  # of a message: 300,000 tools held the event loop of all clients for a second
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # to the end if it has none
 SESSION_SECONDS = 3600
+NOT_ACTIVE = "response_cancel_not_active"
 CUT = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
@@ -143,7 +144,7 @@ class RealtimeSession:
                 raise EventError.at(
                     "type",
                     f"{shortened(repr(kind))} is not a client event; there are {types}",
-                    event_code="invalid_event",
+                    "invalid_event",
                 )
             handler(event)
         except InvalidArgument as error:
@@ -276,7 +277,7 @@ class RealtimeSession:
                 raise EventError.at(
                     "session.audio.output.voice",
                     "the voice cannot change after audio was sent",
-                    event_code="cannot_update_voice",
+                    "cannot_update_voice",
                 )
         elif self.responses:
             raise EventError.at("session.type", "it cannot change during a response")
@@ -300,9 +301,7 @@ class RealtimeSession:
         if previous is not None and not isinstance(previous, str):
             raise EventError.expected("previous_item_id", "a string", previous)
         if item.pending and not self.abilities.hears:
-            raise EventError.at(
-                "item.content", "this graph has no node that hears", event_code="unsupported_audio"
-            )
+            raise EventError.at("item.content", "this graph has no node that hears", "unsupported_audio")
         audio = self._listener.converted(item) if item.pending else b""
         self.add_item(item, previous)
         if item.pending:
@@ -414,13 +413,9 @@ class RealtimeSession:
         id_ = event.get("response_id")
         response = self.active if id_ is None else self.responses.get(id_) if isinstance(id_, str) else None
         if response is None:
-            raise EventError(
-                "response_id: no such response is in progress"
-                if id_ is not None
-                else "cancellation failed: no active response found",
-                "response_id" if id_ is not None else None,
-                "response_cancel_not_active",
-            )
+            if id_ is not None:
+                raise EventError.at("response_id", "no such response is in progress", NOT_ACTIVE)
+            raise EventError("cancellation failed: no active response found", None, NOT_ACTIVE)
         self._interrupt(response, "client_cancelled")
 
     def _interrupt(self, response: Response, reason: str) -> None:
@@ -448,12 +443,8 @@ class RealtimeSession:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def _no_webrtc(self, event: Json) -> None:
-        raise EventError(
-            "output_audio_buffer.clear: for WebRTC and SIP only; stop the playback and send "
-            "conversation.item.truncate",
-            "type",
-            "unsupported_event",
-        )
+        what = "this event is for WebRTC and SIP; stop the playback, send conversation.item.truncate"
+        raise EventError.at("type", what, "unsupported_event")
 
 
 def _has_many_values(data: bytes) -> bool:

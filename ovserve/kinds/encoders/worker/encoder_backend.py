@@ -130,10 +130,10 @@ class EncoderBackend:
         for i, text in enumerate(texts):
             if len(text) > most:
                 where = f"{param}[{i}]" if listed else param
-                raise ContextLengthExceeded(
-                    f"{where}: {len(text)} characters are more than the {most} that a text of at most "
+                raise ContextLengthExceeded.at(
+                    where,
+                    f"{len(text)} characters are more than the {most} that a text of at most "
                     f"{limit} tokens may have",
-                    param=where,
                 )
         return self.tokenizer.encode(texts, special)
 

@@ -318,10 +318,9 @@ class RerankBackend(EncoderBackend):
                     param=f"{arguments.names[1]}[{i}]",
                 )
             if arguments.truncate and room < 1:
-                raise InvalidArgument(
-                    f"truncate_prompt_tokens: expected more than the {form.special} tokens around the texts, "
-                    f"got {most}",
-                    param="truncate_prompt_tokens",
+                raise InvalidArgument.at(
+                    "truncate_prompt_tokens",
+                    f"expected more than the {form.special} tokens around the texts, got {most}",
                 )
             lengths = longest_first(len(cut[0]), len(cut[1]), room)
             row, start = form.row(cut[0][: lengths[0]], cut[1][: lengths[1]])
@@ -345,9 +344,8 @@ class RerankBackend(EncoderBackend):
             joined = first[i if len(first) > 1 else 0] + text
             (row,) = self.tokenized([joined], self.limit, where, special=False, listed=False)
             if not 0 < len(row) <= self.limit and (arguments.truncate is None or not len(row)):
-                raise ContextLengthExceeded(
-                    f"{where}: {len(row)} tokens with {arguments.names[0]}, of at most {self.limit}",
-                    param=where,
+                raise ContextLengthExceeded.at(
+                    where, f"{len(row)} tokens with {arguments.names[0]}, of at most {self.limit}"
                 )
             cut = row[: min(arguments.truncate or self.limit, self.limit)]
             pairs.rows.append(cut)
@@ -360,9 +358,8 @@ class RerankBackend(EncoderBackend):
         form, query, cut = self._question(arguments)
         room = self.limit - form.special - len(query)
         if room < 1:
-            raise ContextLengthExceeded(
-                f"query: {form.special} tokens with the template leave no room within {self.limit}",
-                param="query",
+            raise ContextLengthExceeded.at(
+                "query", f"{form.special} tokens with the template leave no room within {self.limit}"
             )
         chunks = Chunks([], [], [], query_cut=cut)
         shortened = 0
