@@ -259,10 +259,8 @@ def decode_container(source: Path, samples: Samples) -> None:
 
 
 def _decode(av: Any, container: Any, samples: Samples) -> None:
-    stream = container.streams.audio[0]
-    resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLES_PER_SECOND)
-    broken = 0
-    for packet in container.demux(stream):
+    converter, broken = _Converter(av, samples), 0
+    for packet in container.demux(container.streams.audio[0]):
         try:
             frames = packet.decode()
         except av.InvalidDataError:  # a damaged packet costs its own sound only
@@ -272,11 +270,27 @@ def _decode(av: Any, container: Any, samples: Samples) -> None:
             continue
         for frame in frames:
             broken = 0
-            frame.pts = None
-            _write(resampler.resample(frame), samples)
-    _write(resampler.resample(None), samples)
+            converter.write(frame)
+    converter.end()
 
 
-def _write(frames: list[Any], samples: Samples) -> None:
-    for frame in frames:
-        samples.write(bytes(frame.planes[0])[: frame.samples * 2])
+class _Converter:
+    """Make samples of frames. Their form may change: in files joined to one, on the radio, in some AAC."""
+
+    def __init__(self, av: Any, samples: Samples) -> None:
+        self._new, self._samples = av.AudioResampler, samples
+        self._form: Any = None
+        self._resampler = self._new()  # of frames of this form alone
+
+    def write(self, frame: Any) -> None:
+        form = frame.format.name, frame.layout.name, frame.sample_rate
+        if form != self._form:
+            self.end()
+            self._form, self._resampler = form, self._new("s16", "mono", SAMPLES_PER_SECOND)
+        frame.pts = None
+        self.end(frame)
+
+    def end(self, frame: Any = None) -> None:
+        """Write what a frame makes; without one, what the resampler holds back."""
+        for part in self._resampler.resample(frame):
+            self._samples.write(bytes(part.planes[0])[: part.samples * SAMPLE_BYTES])

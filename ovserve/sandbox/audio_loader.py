@@ -7,14 +7,13 @@ and the next server removes what one that was killed while decoding has left (`s
 from __future__ import annotations
 
 import asyncio
-import base64
 import binascii
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ovserve.errors import InvalidArgument, Unavailable
-from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND
+from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND, base64_bytes
 from ovserve.sandbox.messages import Undecodable
 from ovserve.sandbox.pool import Pool
 from ovserve.scratch import scratch_file
@@ -23,15 +22,14 @@ FILE_SECONDS = 120.0  # for one file; an hour takes 4 to 10
 MAX_MEMORY = 2 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.audio_decoder"
 MIN_SAMPLES = SAMPLES_PER_SECOND // 100  # samples; 10 ms
-DATA_URL_BYTES = 256  # of the part before the comma
 
 
-def _write(descriptor: int, data: str) -> None:
-    """Raises binascii.Error."""
+def _write(descriptor: int, data: str) -> int:
+    """Return the number of bytes. Raises binascii.Error."""
     if data.startswith("data:"):
         data = data.partition(",")[2]
     with open(descriptor, "wb", closefd=False) as file:
-        file.write(base64.b64decode(data, validate=True))
+        return file.write(base64_bytes(data))
 
 
 @dataclass(frozen=True)
@@ -77,16 +75,11 @@ class AudioLoader:
 
     async def load_base64(self, data: str, param: str) -> Recording:
         """Decode a file that is base64, or a data URL with base64. Raises as `load`."""
-        if len(data) * 3 // 4 > self.bounds.bytes + DATA_URL_BYTES:
-            raise InvalidArgument.at(
-                param,
-                f"{len(data)} characters of base64 are more than the "
-                f"{self.bounds.bytes} bytes that a file may have",
-            )
         try:
             descriptor, path = scratch_file()
             try:
-                await asyncio.to_thread(_write, descriptor, data)
+                size = await asyncio.to_thread(_write, descriptor, data)
+                self.check_size(size, param)
                 return await self.load(path, param)
             finally:
                 path.unlink()
@@ -95,6 +88,11 @@ class AudioLoader:
             raise InvalidArgument.at(param, f"expected base64: {error}") from None
         except OSError as error:
             raise Unavailable(f"the server cannot store audio: {error.strerror}") from error
+
+    def check_size(self, size: int, param: str) -> None:
+        """Raises InvalidArgument for more bytes than a file may have."""
+        if size > (most := self.bounds.bytes):
+            raise InvalidArgument.at(param, f"{size} bytes are more than the {most} that a file may have")
 
     async def load(self, source: Path, param: str) -> Recording:
         """Decode a file. Raises InvalidArgument naming `param` for one that cannot be used, Unavailable when

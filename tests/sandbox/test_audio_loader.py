@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import os
 import struct
 import tempfile
@@ -100,6 +102,68 @@ async def test_any_width_and_a_size_that_is_not_true(
     turned = np.frombuffer(make(stereo), np.uint8).reshape(-1, bits // 8)[:, ::-1].tobytes()
     big_endian = await load(loader, riff(turned, kind, 2, RATE, bits, size, ">"), tmp_path)
     assert np.array_equal(big_endian, got)
+
+
+def coded(codec: str, form: str, rate: int, layout: str) -> bytes:
+    """A tone of a second."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format=form) as out:
+        stream = out.add_stream(codec, rate=rate, layout=layout)
+        values = np.stack([tone(rate)] * (2 if layout == "stereo" else 1)).astype(np.float32) / 2
+        frame = av.AudioFrame.from_ndarray(values, format="fltp", layout=layout)
+        frame.sample_rate = rate
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("codec", "form", "first", "second"),
+    [
+        ("libmp3lame", "mp3", (44100, "stereo"), (22050, "mono")),
+        ("libmp3lame", "mp3", (16000, "mono"), (44100, "stereo")),
+        ("aac", "adts", (44100, "stereo"), (48000, "mono")),
+    ],
+    ids=["narrower", "wider", "aac"],
+)
+async def test_files_joined_to_one_are_heard_whole(
+    loader: AudioLoader, tmp_path: Path, codec: str, form: str, first: Any, second: Any
+) -> None:
+    one, other = (coded(codec, form, *shape) for shape in (first, second))
+    parts = [await load(loader, data, tmp_path) for data in (one, other)]
+    joined = await load(loader, one + other, tmp_path)
+    assert abs(len(joined) - sum(map(len, parts))) < RATE / 5  # what encoders add at ends
+    for heard in (joined[RATE // 4 : RATE // 2], joined[-RATE // 2 : -RATE // 4]):
+        assert abs(np.argmax(np.abs(np.fft.rfft(heard))) * RATE / len(heard) - 440) < 5
+        assert np.abs(heard).max() == pytest.approx(16384, rel=0.1)
+
+
+@pytest.mark.parametrize("broken", ["\u00e4\u00e4\u00e4\u00e4", "%%%%", "YWJj-", "YWJ"])
+async def test_text_that_is_no_base64_is_an_error(loader: AudioLoader, broken: str) -> None:
+    with pytest.raises(InvalidArgument, match="data: expected base64") as caught:
+        await loader.load_base64(broken, "data")
+    assert caught.value.param == "data"
+
+
+@pytest.mark.parametrize(
+    "wrap", [str.strip, lambda text: text.replace("\n", "\r\n"), "data:;base64,{}".format]
+)
+async def test_base64_may_have_lines(loader: AudioLoader, wrap: Any) -> None:
+    """Shells and mail libraries break it; the bound is that of the file."""
+    file = wav(samples())
+    bounded = AudioLoader(AudioBounds(bytes=len(file)))
+    try:
+        heard = await bounded.load_base64(wrap(base64.encodebytes(file).decode()), "data")
+        assert heard.samples == len(samples())
+        heard.close()
+        with pytest.raises(
+            InvalidArgument, match=f"data: {len(file) + 2} bytes are more than the {len(file)}"
+        ):
+            await bounded.load_base64(wrap(base64.encodebytes(file + b"xx").decode()), "data")
+    finally:
+        await bounded.stop()
 
 
 @pytest.mark.parametrize("extension", CODECS)

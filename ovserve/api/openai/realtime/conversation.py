@@ -12,6 +12,7 @@ from typing import Any
 
 from ovserve.api.openai.realtime.config import EventError
 from ovserve.errors import shortened
+from ovserve.llm.audio import base64_bytes
 
 MAX_ITEMS = 2000
 MAX_CHARACTERS = 2_000_000  # of all items together
@@ -121,9 +122,7 @@ class Conversation:
         """Raises EventError for an unknown id."""
         item = self._items.get(id_) if isinstance(id_, str) else None
         if item is None:
-            raise EventError.at(
-                param, f"no item has the id {shortened(str(id_))!r}", event_code="item_not_found"
-            )
+            raise EventError.at(param, f"no item has the id {shortened(str(id_))!r}", "item_not_found")
         return item
 
     def add(self, item: Item, previous: str | None = None, *, bounded: bool = True) -> str | None:
@@ -207,7 +206,7 @@ class Conversation:
             raise EventError.at(
                 "item_id",
                 "only an assistant's message with audio can be truncated",
-                event_code="unsupported_content_type",
+                "unsupported_content_type",
             )
         if end > item.audio_ms + CLAMP_MS:
             raise EventError.at(
@@ -275,8 +274,8 @@ def _part(part: Any, role: str, param: str) -> Json:
         return {"type": "output_text" if role == "assistant" else kind, "text": text}
     if kind == "input_audio" and role == "user":
         try:
-            audio = base64.b64decode(part.get("audio", ""), validate=True)
-        except (binascii.Error, ValueError, TypeError):
+            audio = base64_bytes(part.get("audio", ""))
+        except (binascii.Error, AttributeError):  # or a number
             raise EventError.at(f"{param}.audio", "not base64") from None
         transcript = part.get("transcript")
         return {

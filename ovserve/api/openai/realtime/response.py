@@ -28,7 +28,7 @@ from ovserve.api.openai.realtime.packets import (
     Tokens,
 )
 from ovserve.errors import OvserveError
-from ovserve.llm.audio import SAMPLES_PER_SECOND
+from ovserve.llm.audio import SAMPLES_PER_SECOND, base64_bytes
 from ovserve.llm.output import ToolCall
 
 # The input audio of a realtime session: a buffer, with bytes as they came and the same at 16 kHz for the
@@ -143,8 +143,8 @@ class InputBuffer:
         if not isinstance(encoded, str):
             raise EventError.at("audio", "expected a string of base64")
         try:
-            raw = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError):
+            raw = base64_bytes(encoded)
+        except binascii.Error:
             raise EventError.at("audio", "not valid base64") from None
         if isinstance(self._format, Pcm) and len(raw) % 2:
             raise EventError.at("audio", f"{len(raw)} bytes are no whole samples of 16 bits")
@@ -152,7 +152,7 @@ class InputBuffer:
             raise EventError.at(
                 "audio",
                 f"the buffer is full: at most {MAX_TURN_SECONDS} s; commit or clear it",
-                event_code="input_audio_buffer_full",
+                "input_audio_buffer_full",
             )
         heard = self._ear(raw)
         self._raw += raw
