@@ -15,14 +15,15 @@ import binascii
 import codecs
 import io
 import os
+import struct
 import warnings
-from base64 import b64decode
 from collections.abc import Callable
 from typing import TypeVar
 
 from PIL import Image as Pillow
-from PIL import ImageOps, UnidentifiedImageError
+from PIL import ImageOps, PngImagePlugin, UnidentifiedImageError
 
+from ovserve.llm.audio import base64_bytes
 from ovserve.llm.images import Detail, Image, PixelForm, Pixels, RasterForm
 from ovserve.sandbox.messages import Undecodable
 
@@ -35,10 +36,17 @@ MIN_SIDE = 32
 DECODER_NICENESS = 10  # below the engine
 
 Pillow.MAX_IMAGE_PIXELS = None  # the operator sets the limit, not the library
+# Colour profiles and notes of programs that draw have more than the library's 1 MiB.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 T = TypeVar("T")
 
 _ORIENTATION_TAG = 0x0112
+_Turn = Pillow.Transpose
+_TURNS = {
+    2: _Turn.FLIP_LEFT_RIGHT, 3: _Turn.ROTATE_180, 4: _Turn.FLIP_TOP_BOTTOM, 5: _Turn.TRANSPOSE,
+    6: _Turn.ROTATE_270, 7: _Turn.TRANSVERSE, 8: _Turn.ROTATE_90,
+}  # fmt: skip
 
 
 def initialize() -> None:
@@ -49,8 +57,8 @@ def initialize() -> None:
 def unpacked(text: bytes) -> bytes:
     """Return the bytes of base64 text. Raises Undecodable."""
     try:
-        return b64decode(b"".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
+        return base64_bytes(text)
+    except binascii.Error:
         raise Undecodable("it is not valid base64") from None
 
 
@@ -110,7 +118,8 @@ def _within(bounds: tuple[int, int], size: int) -> int:
 
 def _raster(file: Pillow.Image, form: RasterForm, max_pixels: int) -> Image:
     _check_size(file, max_pixels)
-    upright = ImageOps.exif_transpose(file)
+    turn = _turn_of(file)
+    upright = file if turn is None else file.transpose(turn)
     image = _mask(upright) if form.mask else _opaque(upright)
     size = (form.width, form.height) if form.width else _fitted(image.size, form)
     if image.size != size:
@@ -148,14 +157,20 @@ def _decode(file: Pillow.Image, detail: Detail, max_pixels: int) -> Image:
     width, height = file.size
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise Undecodable(f"it has {width} x {height} pixels; its aspect ratio is over {MAX_ASPECT}:1")
-    orientation = file.getexif().get(_ORIENTATION_TAG)
+    turn = _turn_of(file)
     size = _bounded(width, height, detail)
     file.draft("RGB", size)  # a large JPEG is decoded smaller at once
     image = _opaque(file).resize(size, Pillow.Resampling.BICUBIC, reducing_gap=3.0)
-    if orientation is not None:
-        image.getexif()[_ORIENTATION_TAG] = orientation
-        image = ImageOps.exif_transpose(image)
+    image = image if turn is None else image.transpose(turn)
     return Image(image.width, image.height, image.tobytes())
+
+
+def _turn_of(file: Pillow.Image) -> Pillow.Transpose | None:
+    """Return how to make it upright. Notes of the camera that are broken do not make the picture so."""
+    try:
+        return _TURNS.get(file.getexif().get(_ORIENTATION_TAG, 0))
+    except (SyntaxError, ValueError, TypeError, LookupError, OSError, struct.error):
+        return None
 
 
 def _bounded(width: int, height: int, detail: Detail) -> tuple[int, int]:

@@ -9,8 +9,9 @@ import zlib
 
 import pytest
 from PIL import Image as Pillow
+from PIL import ImageOps, PngImagePlugin
 
-from ovserve.llm.images import Detail, Image
+from ovserve.llm.images import Detail, Image, RasterForm
 from ovserve.sandbox.images import documents as images
 from ovserve.sandbox.images.documents import MAX_ASPECT, MIN_SIDE, unpacked
 from ovserve.sandbox.images.loader import Bounds
@@ -81,17 +82,37 @@ def test_detail_bounds_the_size(size: tuple[int, int], detail: str, expected: tu
     assert len(image.rgb) == image.width * image.height * 3
 
 
-def test_exif_turns_the_picture_upright() -> None:
-    plain = Pillow.new("RGB", (80, 40), "blue")
-    plain.paste("red", (0, 0, 40, 40))  # the left half
-    exif = Pillow.Exif()
-    exif[0x0112] = 6  # the camera was turned: what is left belongs at the top
-    file = io.BytesIO()
+@pytest.mark.filterwarnings("ignore::UserWarning")  # as in the process that decodes
+def test_notes_about_a_picture_do_not_decide_whether_it_is_read() -> None:
+    """Of cameras and editors: EXIF that is broken, a workflow and a colour profile over a mebibyte."""
+    long = PngImagePlugin.PngInfo()
+    long.add_text("workflow", "x" * 3_000_000, zip=True)
+    for format_, notes in (
+        ("WEBP", {"exif": b"no TIFF at all"}),
+        ("PNG", {"exif": b"no TIFF at all"}),
+        ("JPEG", {"exif": b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0"}),
+        ("PNG", {"pnginfo": long}),
+        ("PNG", {"icc_profile": bytes(3_000_000)}),
+    ):
+        file = picture(format_, **notes)
+        assert near(pixel(decode(file, "auto"))[2:], (90,))
+        made = images.decode_raster(file, RasterForm(0, 0, (640, 640), 8), MAX_PIXELS)
+        assert near(pixel(made)[2:], (90,))
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_orientation_is_pillow_s(orientation: int) -> None:
+    plain = Pillow.effect_noise((80, 40), 80).convert("RGB")
+    exif, file = Pillow.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
     plain.save(file, "PNG", exif=exif)
-    image = decode(file.getvalue(), "auto")
-    assert (image.width, image.height) == (40, 80)
-    assert near(pixel(image, 20, 5), (255, 0, 0))
-    assert near(pixel(image, 20, 75), (0, 0, 255))
+    with Pillow.open(file) as opened:
+        upright = ImageOps.exif_transpose(opened)
+    for made in (
+        decode(file.getvalue(), "auto"),
+        images.decode_raster(file.getvalue(), RasterForm(0, 0, (80, 80), 8), MAX_PIXELS),
+    ):
+        assert (made.width, made.height, made.rgb) == (*upright.size, upright.tobytes())
 
 
 @pytest.mark.parametrize(
