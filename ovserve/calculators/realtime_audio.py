@@ -169,7 +169,12 @@ class RealtimeTranscribeCalculator(EngineCalculator):
         try:
             audio = utterance.audio
             samples = _Clip(audio) if isinstance(audio, bytes) else audio
-            arguments = TranscribeArguments(language=utterance.language, prompt=utterance.prompt, stream=True)
+            arguments = TranscribeArguments(
+                language=utterance.language,
+                prompt=utterance.prompt,
+                hotwords=utterance.hotwords,
+                stream=True,
+            )
             work = Transcription(arguments, samples, ears.engine.session(), ears.metrics)
             try:
                 while (text := await work.next()) is not None:

@@ -54,7 +54,9 @@ class TranscriptionRequest(AudioFields, kw_only=True):
         doc("words need enable_word_timestamps in the graph"),
     ] = None
     stream: Annotated[bool | None, doc("events with text as it is recognized")] = None
+    languages: Annotated[list[str] | None, doc("without effect: one language can be set")] = None
     hotwords: Annotated[Prompt | None, doc("words that the audio is likely to have")] = None
+    keywords: Annotated[list[Prompt] | None, doc("the same as a list; both count")] = None
     chunking_strategy: Annotated[str | None, doc("without effect: audio is always cut at silence")] = None
     include: Annotated[list[str] | None, doc("without effect: the engine reports no probabilities")] = None
     user: Annotated[str | None, doc("without effect")] = None
@@ -126,11 +128,13 @@ class TranscriptSegmentEvent(msgspec.Struct, tag_field="type", tag="transcript.t
     start: float
     end: float
     text: str
+    speaker: str = ""  # strict clients require it; the models know none
 
 
 class TranscriptDone(msgspec.Struct, tag_field="type", tag="transcript.text.done"):
+    """The end. OpenAI's `usage` is absent: it has tokens only here, and strict clients reject a duration."""
+
     text: str
-    usage: DurationUsage
     logprobs: list[Any] = []
 
 
@@ -143,6 +147,7 @@ REFUSED = {
 REPORTED = {
     "chunking_strategy": "audio is always cut at silence",
     "include": "the engine reports no probabilities",
+    "languages": "one language can be set",
     "user": "without effect",
 }
 _BRACKETS = "[]"
@@ -191,7 +196,7 @@ def _checked(
         language=(more.language or "").strip(),
         translate=translate,
         prompt=request.prompt or "",
-        hotwords=more.hotwords or "",
+        hotwords=", ".join(filter(None, (more.hotwords, *(more.keywords or ())))),
         temperature=request.temperature or 0.0,
         timestamps="segment" in granularities or form in ("srt", "vtt", "verbose_json"),
         words="word" in granularities,
@@ -223,7 +228,7 @@ def form_body(fields: dict[str, list[str]], files: dict[str, str]) -> bytes:
     return msgspec.json.encode(members)
 
 
-LISTS = ("timestamp_granularities", "include")
+LISTS = ("timestamp_granularities", "include", "languages", "keywords")
 
 _EXAMPLE = {"file": "meeting.mp3", "model": "whisper-base", "language": "en"}
 OPERATIONS = (
@@ -335,9 +340,9 @@ def segment_events(first: int, segments: list[Span]) -> bytes:
     )
 
 
-def done_event(text: str, transcript: Transcript) -> bytes:
+def done_event(text: str) -> bytes:
     """`text` is what the deltas have together."""
-    return event(TranscriptDone(text, transcript.usage))
+    return event(TranscriptDone(text))
 
 
 def _segments(request: Transcribe, transcript: Transcript) -> list[TranscriptSegment]:

@@ -313,12 +313,8 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
             )
         file = payload.files.get(FILE)
         if file is None:
-            raise InvalidArgument("file: required, but missing: a part with a file name", param=FILE)
-        if file.size > speech.audio.bounds.bytes:
-            raise InvalidArgument(
-                f"file: {file.size} bytes are more than the {speech.audio.bounds.bytes} that a file may have",
-                param=FILE,
-            )
+            raise InvalidArgument.at(FILE, "required, but missing: a part with a file name")
+        speech.audio.check_size(file.size, FILE)
         session = speech.engine.session()
         try:
             recording = await speech.audio.load(file.path, FILE)
@@ -337,7 +333,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         if self.request.arguments.timestamps:
             events += segment_events(self.segments, transcript.segments[self.segments :])
             self.segments = len(transcript.segments)
-        return events + (done_event(self.run.streamed, transcript) if text is None else b"")
+        return events + (done_event(self.run.streamed) if text is None else b"")
 
     def _packet(self, events: bytes) -> HttpResponse | bytes:
         if self.begun:
@@ -365,10 +361,9 @@ def _checked(arguments: TranscribeArguments, model: SpeechFacts) -> TranscribeAr
     Raises InvalidArgument for what the model does not have.
     """
     if arguments.words and not model.word_timestamps:
-        raise InvalidArgument(
-            "timestamp_granularities: word timestamps are not supported for this model: "
-            "its graph has no enable_word_timestamps",
-            param="timestamp_granularities",
+        raise InvalidArgument.at(
+            "timestamp_granularities",
+            "word timestamps are not supported for this model: its graph has no enable_word_timestamps",
         )
     if arguments.translate and not model.multilingual:
         raise InvalidArgument.at("model", "it knows English only and cannot translate")

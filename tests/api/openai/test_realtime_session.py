@@ -373,6 +373,73 @@ def test_a_partial_update_of_turn_detection_keeps_its_other_values() -> None:
     assert found == before | {"threshold": 0.8}
 
 
+def test_what_is_known_of_the_audio_reaches_the_model_in_turns_and_in_items() -> None:
+    """All fields that OpenAI's client has are taken, for audio of the buffer and of an item alike."""
+
+    session = new_session(detects=False, language=str.lower)
+
+    def update(**heard: Any) -> dict[str, Any]:
+        change = {"type": "session.update", "session": {"audio": {"input": heard}}}
+        session.on_event(json.dumps(change).encode())
+        return session.events[-1]
+
+    spoken = {"model": "x", "language": "DE", "languages": ["de"], "keywords": ["Elbe", "Deich"]}
+    spoken |= {"delay": "low", "prompt": "p"}
+    made = update(transcription=spoken, noise_reduction={"type": "near_field", "strength": 0.5})
+    assert made["session"]["audio"]["input"]["transcription"] == spoken
+    assert update(noise_reduction={"strength": 0.3})["type"] == "session.updated"
+    for name in ("turn", "item"):
+        if name == "turn":
+            session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(1)}).encode())
+            session.on_event(b'{"type": "input_audio_buffer.commit"}')
+        else:
+            content = [{"type": "input_audio", "audio": chunk(1)}]
+            item = {"type": "message", "role": "user", "content": content}
+            session.on_event(json.dumps({"type": "conversation.item.create", "item": item}).encode())
+        heard = session.work.pop()
+        assert isinstance(heard, Utterance)
+        assert (heard.language, heard.prompt, heard.hotwords) == ("de", "p", "Elbe, Deich"), name
+
+
+def test_a_transcript_says_which_part_of_its_item_it_is_of() -> None:
+    session = new_session(detects=False)
+    change = {"audio": {"input": {"transcription": {"model": "x"}}}}
+    session.on_event(json.dumps({"type": "session.update", "session": change}).encode())
+    lines = base64.encodebytes(bytes(4800)).decode()
+    content = [{"type": "input_text", "text": "Listen:"}, {"type": "input_audio", "audio": lines}]
+    item = {"type": "message", "role": "user", "content": content}
+    session.on_event(json.dumps({"type": "conversation.item.create", "item": item}).encode())
+    heard = session.work.pop()
+    assert isinstance(heard, Utterance)
+    session.on_transcript(Transcript(heard.run, "Moin."))
+    session.on_transcript(Transcript(heard.run, last=True))
+    made = [event for event in session.events if "transcription" in event["type"]]
+    assert [event["content_index"] for event in made] == [1, 1]
+    assert [part.get("transcript") for part in session.conversation.items[-1].value["content"]] == [
+        None,
+        "Moin.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ],
+    ids=["name", "mcp", "twice", "choice"],
+)
+def test_what_is_wrong_with_tools_is_named_where_it_stands(fields: dict[str, Any], param: str) -> None:
+    for type_, where in (("session.update", "session"), ("response.create", "response")):
+        session = new_session()
+        session.on_event(json.dumps({"type": type_, where: fields}).encode())
+        error = session.events[-1]["error"]
+        assert error["param"] == f"{where}.{param}"
+        assert error["message"].startswith(f"{where}.{param}: ")
+
+
 def test_a_transcription_session_may_name_its_graph() -> None:
     """A request for a short-lived key has no other place for the name."""
     for name, answer in (("m", "session.updated"), ("other", "error")):

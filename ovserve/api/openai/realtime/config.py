@@ -75,11 +75,15 @@ class SemanticVad(Checked, frozen=True, tag_field="type", tag="semantic_vad"):
 class TranscriptionConfig(Checked, frozen=True):
     model: str | None = None
     language: str | None = None
+    languages: list[str] | None = None  # without effect, as `delay`
     prompt: str | None = None
+    keywords: list[str] | None = None
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class NoiseReduction(Checked, frozen=True):
-    type: Literal["near_field", "far_field"]
+    type: Literal["near_field", "far_field"] | None = None
+    strength: float | None = None
 
 
 class AudioInput(Checked, frozen=True):
@@ -117,11 +121,14 @@ class Generation(Checked, frozen=True):
     reasoning: Part | None = None
     parallel_tool_calls: bool = True
 
-    def policy(self) -> ToolPolicy | None:
+    def policy(self, where: str = "session") -> ToolPolicy | None:
         """Return the client's tools. Raises InvalidArgument."""
-        tools = [_tool(tool, i) for i, tool in enumerate(self.tools)]
+        tools = [_tool(tool, f"{where}.tools[{i}]") for i, tool in enumerate(self.tools)]
         choice = None if self.tool_choice == "auto" or not tools else self.tool_choice
-        return tool_policy(tools, choice, self.parallel_tool_calls)
+        try:
+            return tool_policy(tools, choice, self.parallel_tool_calls)
+        except InvalidArgument as error:
+            raise EventError(f"{where}.{error.message}", f"{where}.{error.param}") from None
 
     @property
     def speaks(self) -> bool:
@@ -253,10 +260,10 @@ def _generation(config: G, abilities: Abilities, where: str) -> G:
         raise EventError.at(
             f"{where}.output_modalities", "this graph has no node that speaks: expected ['text']"
         )
-    policy = config.policy()
+    policy = config.policy(where)
     if policy is not None and policy.calls and abilities.lacks_tools:
         raise EventError.at(f"{where}.tools", abilities.lacks_tools)
-    tools = [{"type": "function", **_tool(tool, i)["function"]} for i, tool in enumerate(config.tools)]
+    tools = [{"type": "function", **_tool(tool, where)["function"]} for tool in config.tools]
     voice = config.audio.output.voice
     voice = voice.id if isinstance(voice, VoiceId) else voice
     output = msgspec.structs.replace(config.audio.output, voice=_voice(voice, abilities, where))
@@ -288,12 +295,10 @@ def _voice(name: str, abilities: Abilities, where: str) -> str:
         raise EventError(error.message.replace("voice", param, 1), param) from None
 
 
-def _tool(tool: Part, index: int) -> Part:
+def _tool(tool: Part, where: str) -> Part:
     if tool.get("type") == "mcp":
-        raise EventError.at(
-            f"session.tools[{index}].type", "tools of MCP servers are not supported; functions are"
-        )
-    return function_tool(tool, f"session.tools[{index}]")
+        raise EventError.at(f"{where}.type", "tools of MCP servers are not supported; functions are")
+    return function_tool(tool, where)
 
 
 def _converted(base: Checked, changes: Mapping[str, Any], kind: type[S], initial: Checked, where: str) -> S:
@@ -314,7 +319,8 @@ def _converted(base: Checked, changes: Mapping[str, Any], kind: type[S], initial
 NULLABLE = frozenset(
     (
         *("transcription", "turn_detection", "noise_reduction", "prompt", "reasoning", "tracing", "include"),
-        *("metadata", "input", "idle_timeout_ms", "language", "model", "token_limits"),
+        *("metadata", "input", "idle_timeout_ms", "language", "languages", "model", "token_limits"),
+        *("keywords", "delay", "strength"),
     )
 )
 

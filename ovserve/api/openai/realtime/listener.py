@@ -14,6 +14,7 @@ from ovserve.api.openai.realtime.config import (
     Format,
     Pcm,
     ServerVad,
+    TranscriptionConfig,
 )
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
 from ovserve.api.openai.realtime.packets import (
@@ -82,8 +83,8 @@ class Host(Protocol):
 class _Speech:
     """A turn of the user: from its first sound until its transcript is known."""
 
-    def __init__(self, item_id: str, start: int) -> None:
-        self.item_id = item_id
+    def __init__(self, item_id: str, start: int, content_index: int = 0) -> None:
+        self.item_id, self.content_index = item_id, content_index
         self.start = start
         self.begin = start  # of the part that is written down next
         self.end = start  # of the part that was last
@@ -233,20 +234,12 @@ class Listener:
         speech = self._speech
         if self._detector is not None:
             if speech is None:
-                raise EventError(
-                    "input audio buffer: buffer too small: no speech is in it",
-                    None,
-                    COMMIT_EMPTY,
-                )
+                raise EventError("input audio buffer too small: no speech is in it", None, COMMIT_EMPTY)
             self._on_turn(self._detector.end(end), by_client=True)
             return
         if self._buffer.milliseconds < SHORTEST_MS:
-            raise EventError(
-                f"input audio buffer: buffer too small: expected at least {SHORTEST_MS}ms of audio, "
-                f"but it has {self._buffer.milliseconds}ms",
-                None,
-                COMMIT_EMPTY,
-            )
+            what = f"expected at least {SHORTEST_MS}ms of audio, but it has {self._buffer.milliseconds}ms"
+            raise EventError(f"input audio buffer too small: {what}", None, COMMIT_EMPTY)
         self._finish_turn(_Speech(new_id("item"), self._buffer.begin), self._buffer.end, responds=False)
 
     def clear(self, event: Json) -> None:
@@ -309,15 +302,17 @@ class Listener:
             self._transcribed(speech)
 
     def _write_down(self, speech: _Speech, end: int) -> None:
-        config = self._input.transcription
+        speech.end = end
+        self._hear(speech, self._buffer.audio(speech.begin, end))
+
+    def _hear(self, speech: _Speech, audio: bytes) -> None:
+        config = self._input.transcription or TranscriptionConfig()
         run = Run(new_id("hear"))
         speech.runs.append(run)
-        speech.end = end
         self._speeches[run.id] = speech
-        language, prompt = (config.language or "", config.prompt or "") if config else ("", "")
-        language = self._host.abilities.language(language) if language else ""
-        audio = self._buffer.audio(speech.begin, end)
-        self._host.work.append(Utterance(run, audio, language, prompt or speech.text[-CARRIED_CHARACTERS:]))
+        language = self._host.abilities.language(config.language) if config.language else ""
+        prompt = config.prompt or speech.text[-CARRIED_CHARACTERS:]
+        self._host.work.append(Utterance(run, audio, language, prompt, ", ".join(config.keywords or ())))
 
     def _stop_writing(self, speech: _Speech) -> None:
         for run in speech.runs:
@@ -335,12 +330,12 @@ class Listener:
         self._host.emit(
             f"{TRANSCRIPTION}delta",
             item_id=speech.item_id,
-            content_index=0,
+            content_index=speech.content_index,
             delta=text,
         )
 
     def _transcribed(self, speech: _Speech) -> None:
-        common: Json = {"item_id": speech.item_id, "content_index": 0}
+        common: Json = {"item_id": speech.item_id, "content_index": speech.content_index}
         text = speech.text.strip()
         error = public(speech.error) if speech.error is not None else None
         if self._input.transcription is not None and error is not None:
@@ -392,13 +387,11 @@ class Listener:
 
     def hear_item(self, item: Item, audio: bytes) -> None:
         """Have audio that came in an item written down; `audio`: at 16 kHz."""
-        speech = _Speech(item.id, 0)
-        run = Run(new_id("hear"))
-        speech.committed, speech.runs = True, [run]
-        self._speeches[run.id] = speech
+        speech = _Speech(item.id, 0, item.value["content"].index(item.speech))
+        speech.committed = True
         speech.seconds = len(audio) / 2 / SAMPLES_PER_SECOND
         self.heard_ms += _ms(len(audio) // 2)
-        self._host.work.append(Utterance(run, audio))
+        self._hear(speech, audio)
 
     def _new_detector(self) -> TurnDetector | None:
         config = self._input.turn_detection

@@ -127,6 +127,7 @@ class Utterance(msgspec.Struct, frozen=True):
     audio: bytes | Samples
     language: str = ""
     prompt: str = ""
+    hotwords: str = ""
 
 
 class Transcript(msgspec.Struct, frozen=True):
