@@ -17,8 +17,8 @@ import msgspec
 
 from ovserve.errors import InvalidArgument
 
-Detail = Literal["low", "high", "auto"]
-DETAILS: tuple[Detail, ...] = ("low", "high", "auto")
+Detail = Literal["low", "high", "auto", "original"]
+DETAILS: tuple[Detail, ...] = ("low", "high", "auto", "original")
 
 TAG_PREFIX = "<ov_genai_image_"
 # As the library looks for them, and broken ones.

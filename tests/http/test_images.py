@@ -91,6 +91,7 @@ async def test_detail_bounds_what_the_model_sees(scripted: Scripted) -> None:
         for more, seen in (
             ({"detail": "low"}, "512x256"),
             ({"detail": "high"}, "1536x768"),
+            ({"detail": "original"}, "1536x768"),
             ({}, "1536x768"),
         ):
             answer = (await post(app.url, "chat/completions", chat(user(image(large, **more))))).json()

@@ -33,7 +33,7 @@ FILE = "a PDF or a text in UTF-8: base64, or a data URL with base64"
 AUDIO = "audio in base64, which a speech-to-text node of the graph transcribes"
 # What OpenAI names, and what else the decoder reads; it looks at the content.
 AUDIO_FORMATS = ("wav", "mp3", "flac", "m4a", "mp4", "mpeg", "mpga", "ogg", "opus", "webm", "aac")
-DETAIL = "bounds the size the model sees: low 512 x 512, high and auto 2048 x 768"
+DETAIL = "bounds the size the model sees: low 512 x 512, the others 2048 x 768"
 
 
 class ImageUrl(msgspec.Struct, omit_defaults=True):

@@ -5,7 +5,7 @@ The type of a file is detected from its beginning, because media types and names
 
 Size and aspect ratio of a picture are checked in the file's header, before anything is decoded. The result is
 upright (EXIF) and opaque (white shows through). Its size follows `detail`, by OpenAI's rule: `low` fits into
-512 x 512. `high` and `auto` have a longer side of at most 2048 pixels and a shorter one of at most 768. An
+512 x 512. The others have a longer side of at most 2048 pixels and a shorter one of at most 768. An
 animation yields its first frame.
 """
 
@@ -24,11 +24,11 @@ from PIL import Image as Pillow
 from PIL import ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from ovserve.llm.audio import base64_bytes
-from ovserve.llm.images import Detail, Image, PixelForm, Pixels, RasterForm
+from ovserve.llm.images import DETAILS, Detail, Image, PixelForm, Pixels, RasterForm
 from ovserve.sandbox.messages import Undecodable
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-BOUNDS: dict[Detail, tuple[int, int]] = {"low": (512, 512), "high": (2048, 768), "auto": (2048, 768)}
+BOUNDS: dict[Detail, tuple[int, int]] = dict.fromkeys(DETAILS, (2048, 768)) | {"low": (512, 512)}
 # Vision encoders scale by the shorter side, so a thin strip becomes gigabytes there. Some need 28 pixels.
 MAX_ASPECT = 50
 MIN_SIDE = 32
