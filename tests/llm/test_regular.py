@@ -21,6 +21,7 @@ UUID = (
     r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
     r"|00000000-0000-0000-0000-000000000000)$"
 )
+HOST = r"^(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9][a-z0-9-]{0,61}[a-z0-9]$"
 AMBIGUOUS = [  # parts that may be counted in several ways
     "([a-z]?[0-9]?){0,200}",
     r"[\u0000-\uffff]{0,500}[^\u4e00-\u9fff]{0,500}",
@@ -44,7 +45,9 @@ NESTED = [
     [
         "^[a-z]+(-[a-z]+)*$", "a", "^a|b$", "(?i)^abC$", EMAIL, r"\bab\b", r"\Bb", "a(?=b)", "a(?!b)", "x*", "",
         r"^(?=.*\d)(?=.*[a-c]).{2,5}$", "^(?:a|ab)(?:c|bcd)?$", "a{2,4}b*", "^$|^ab$", "(^a|b)c", "(a|b)*c|d$",
-        "^[^a]{1,3}$", "^.{0,4}$", "(?P<year>1)-(?P<month>1)", r"[\w.-]+@", "^(?i:a)b$", "^(a|)$", "^a(?s:.)b$",
+        "(?<=a)b", "(?<!a)b", "(?<!-)$", "^(?!-)[ab-]{1,4}(?<!-)$", "(?<=a.)b", "(?<!^a)b", "(?!(?<=a)b).",
+        "^((?!ab).)*$", "^(?:(?!--)[a-c-]){1,4}$", "^((?!ab).)*c$", r"(?:-\b[ab]){2}", r"^[ab-]+\b-", r"(?!.*\bab\b)^",
+        r"^(a|b)-\1$", r"(?P<q>['@])a(?:\1b)*", r"^(?:(a|b)\1)+$", r"(a|b)(c|d)?\1", "^[^a]{1,3}$", "^.{0,4}$", "(?P<year>1)-(?P<month>1)", r"[\w.-]+@", "^(?i:a)b$", "^(a|)$", "^a(?s:.)b$",
     ],
 )  # fmt: skip
 def test_an_automaton_finds_what_another_implementation_finds(pattern: str) -> None:
@@ -92,6 +95,19 @@ def test_an_automaton_finds_what_another_implementation_finds(pattern: str) -> N
         ({"pattern": "^a(?:b*){0}(?:(c?){2,}){0}$"}, ["a"], ["ab", "ac"]),
         ({"pattern": "^a|b$"}, ["axx", "xxb"], ["xa", "bx"]),
         ({"pattern": "^https://"}, ["https://example.com"], ["http://example.com"]),
+        ({"pattern": HOST}, ["example.com", "kubernetes-dashboard-metrics.example.com", "a.b.c.d.e.f.de"],
+         ["-a.com", "a..b", "a" * 64 + ".com", ".".join(["a" * 63] * 4)]),
+        ({"pattern": "(?<=^|, )a"}, ["a", "b, a"], ["ba", "b,a"]),
+        ({"pattern": "^(?=[a-z0-9-]{1,63}$)[a-z0-9]+(-[a-z0-9]+)*$"}, ["a-b", "a" * 63], ["a--b", "a" * 64, ""]),
+        ({"pattern": "^(?!.{9})(?=.{2,})[a-z]+$"}, ["ab", "a" * 8], ["a", "a" * 9, "A1"]),
+        ({"pattern": "^(?=.{1,3}$)[a-z\n]+$"}, ["a", "abc"], ["abcd"]),
+        ({"pattern": "^(?!-)(?:[a-z-]{1,63}(?<!-)\\.)+[a-z]{2,6}$"}, ["a-b.example.com"], ["a-.com", "-a.com"]),
+        ({"pattern": "^((?!foo).)*$"}, ["", "fo", "barf\t"], ["foo", "a foo b"]),
+        ({"pattern": "^(?:(?!\\.\\.)[a-z.]){1,40}$"}, ["a.b", "a" * 40], ["a..b", "", "a" * 41]),
+        ({"pattern": "^(['\"]).*\\1$"}, ["'a'", '"it\'s"'], ["'a\"", "a"]),
+        ({"pattern": "^(\\d{4})([-/.])(\\d\\d)\\2(\\d\\d)$"}, ["2024-01-02", "2024/01/02"], ["2024-01/02"]),
+        ({"pattern": "^<(?<tag>b|i)>[^<]*</\\k<tag>>$"}, ["<b>x</b>"], ["<b>x</i>"]),
+        ({"not": {"pattern": "(?<=a)b"}}, ["b", "ba"], ["ab", "cabc"]),
         ({"pattern": "^\\D\\W\\S\\s$"}, ["\u07c0\u00e9\x01\xa0"], ["1\u00e9\x01 ", "aa\x01 "]),
     ],
 )  # fmt: skip
@@ -104,8 +120,12 @@ def test_keywords_of_strings_hold_together(schema: Any, right: list[str], wrong:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "(?<=a)b",
-        r"(a)\1",
+        "(?<=a(?=b))b",
+        "(?<=a$)b",
+        r"(\w+)\1",
+        r"(a)?\1",
+        r"\1(a)",
+        r"(?i)(a)\1",
         "(?>a|ab)c",
         "(?:a|b)++c",
         "a{,3}",
@@ -124,7 +144,21 @@ def test_what_cannot_be_held_is_reported(pattern: str) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["a)", "*a", "a**", "a{2}{3}", "[b-a]", "a{3,2}", "(?<1>a)", "\\", "(?!a", "(?<=a)b(", "\\u{110000}"],
+    [
+        "a)",
+        "*a",
+        "a**",
+        "(?<=a",
+        r"(a)\1(",
+        "a{2}{3}",
+        "[b-a]",
+        "a{3,2}",
+        "(?<1>a)",
+        "\\",
+        "(?!a",
+        "(?<=a)b(",
+        "\\u{110000}",
+    ],
 )
 def test_what_is_no_expression_is_refused(pattern: str) -> None:
     """Also after a part that cannot be held."""

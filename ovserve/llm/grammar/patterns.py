@@ -1,13 +1,15 @@
 """Read a regular expression of ECMA-262 as a tree (`regular.py`), also in the spellings of other flavours.
 
-What flavours read differently, or what makes the language irregular, is `Unsupported`; what no flavour reads
-is `Malformed`. Escapes and classes mean what ECMA-262 says: `\\d` and `\\w` are ASCII.
+A reference to a group is the group's text: the tree has an alternative for each text of the group, if they
+are few. What flavours read differently, or what makes the language irregular, is `Unsupported`; what no
+flavour reads is `Malformed`. Escapes and classes mean what ECMA-262 says: `\\d` and `\\w` are ASCII.
 
 Sets of characters that regular expressions name: general categories, and both cases of letters.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from functools import cache, lru_cache
@@ -16,13 +18,17 @@ from ovserve.llm.grammar.regular import (
     EMPTY,
     MAX_COUNT,
     Alternatives,
-    Boundary,
     Chars,
     Edge,
     Look,
+    Reference,
     Repeat,
     Sequence,
     Tree,
+    literal,
+    map_children,
+    nodes,
+    texts,
 )
 from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges, complement
 
@@ -92,6 +98,9 @@ def _cases() -> dict[int, frozenset[int]]:
 
 
 MAX_DEPTH = 50  # of groups
+MAX_TEXTS = 64  # of a group that is referred to, and characters of one
+MAX_COPIED = 20_000  # parts of a tree that references to groups repeat
+_REFERENCE = re.compile(r"([1-9][0-9]?)(?![0-9])|k<([^<>]*)>")
 
 _DIGIT: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
@@ -111,6 +120,7 @@ _DOT = complement([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
 _ANY: Ranges = [(0, LAST_CHARACTER)]
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
 _HEX = frozenset("0123456789abcdefABCDEF")
+_LOOKS = ("=", "!", "<=", "<!")  # ahead and behind
 
 
 class Unsupported(Exception):
@@ -127,9 +137,22 @@ def read(pattern: str) -> Tree:
     tree = reader.alternatives(0)
     if reader.at < len(pattern):
         raise Malformed("unmatched )")
+    if reader.refers and any(isinstance(one, Reference) for one in nodes(tree)):
+        reader.unsupported = reader.unsupported or "references to groups"
     if reader.unsupported:
         raise Unsupported(reader.unsupported)
     return tree
+
+
+def _boundary(between: bool) -> Tree:
+    """Return where a word begins or ends, or if not `between`, where none does."""
+    word = Chars(tuple(_WORD))
+    return Alternatives(
+        tuple(
+            Sequence((Look(word, before, behind=True), Look(word, before != between)))
+            for before in (True, False)
+        )
+    )
 
 
 class _Reader:
@@ -139,6 +162,10 @@ class _Reader:
         self.pattern, self.at = pattern, 0
         self.unsupported = ""
         self._ignore_case = self._dot_all = False
+        self._groups: list[Tree | None] = []  # that capture; None: not read to its end
+        self._names: dict[str, int] = {}  # of groups
+        self.refers = False
+        self._left = MAX_COPIED
 
     def alternatives(self, depth: int) -> Tree:
         if depth > MAX_DEPTH:
@@ -153,7 +180,33 @@ class _Reader:
         parts: list[Tree] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             parts += self._quantified(*self._atom(depth))
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return (
+            parts[0]
+            if len(parts) == 1
+            else self._with_texts(parts)
+            if self.refers
+            else Sequence(tuple(parts))
+        )
+
+    def _with_texts(self, parts: list[Tree]) -> Tree:
+        """Return the sequence with the text of each of its groups in place of references."""
+        places = {id(part): i for i, part in enumerate(parts)}
+        numbers = [(places[id(tree)], i) for i, tree in enumerate(self._groups) if id(tree) in places]
+        references = {one for part in parts for one in nodes(part) if isinstance(one, Reference)}
+        pair = next((pair for pair in numbers if Reference(pair[1]) in references), None)
+        if pair is None:
+            return Sequence(tuple(parts))
+        at, number = pair
+        some = texts(parts[at], MAX_TEXTS) or []
+        self._left -= len(some) * sum(1 for part in parts for _ in nodes(part))
+        if not some or self._left < 0:
+            self._unsupported("references to groups of many texts")
+            return Sequence(tuple(parts))
+        options = []
+        for one in map(literal, some):
+            rest = [_replaced(part, Reference(number), one) for part in parts[at + 1 :]]
+            options.append(self._with_texts([*parts[:at], one, *rest]))
+        return Alternatives(tuple(options))
 
     def _atom(self, depth: int) -> tuple[Tree, bool]:
         """Return a single element, and whether it may be repeated."""
@@ -169,7 +222,10 @@ class _Reader:
         if char in "*+?":
             raise Malformed(f"nothing to repeat at {self.at - 1}")
         if char == "\\" and (self._take("b") or self._take("B")):
-            return Boundary(self.pattern[self.at - 1] == "b"), False
+            return _boundary(self.pattern[self.at - 1] == "b"), False
+        reference = _REFERENCE.match(self.pattern, self.at) if char == "\\" else None
+        if reference is not None:
+            return self._reference(reference), True
         ranges = self._escape() if char == "\\" else [(ord(char), ord(char))]
         return Chars(tuple(folded(ranges) if self._ignore_case else ranges)), True
 
@@ -178,28 +234,48 @@ class _Reader:
         kind = self._group_kind()
         if kind == "flags":  # they hold for the rest of the enclosing group, which restores them
             return EMPTY, False
+        number = len(self._groups)
+        self._groups += [None] * (kind == "captures")
         inner = self.alternatives(depth + 1)
         if not self._take(")"):
             raise Malformed("missing )")
         self._ignore_case, self._dot_all = flags
-        if kind in ("=", "!"):
-            return Look(inner, kind == "="), True
+        if kind in _LOOKS:
+            if kind[0] == "<" and any(map(_looks_ahead, nodes(inner))):
+                self._unsupported("what depends on the text after a look-behind")
+            return Look(inner, kind[-1] == "=", kind[0] == "<"), True
+        if kind == "captures":
+            self._groups[number] = inner
         return inner, True
 
+    def _reference(self, match: re.Match[str]) -> Tree:
+        number = self._names.get(match[2], -1) if match[1] is None else int(match[1]) - 1
+        if self._ignore_case or not 0 <= number < len(self._groups) or self._groups[number] is None:
+            self._unsupported("references to groups")
+        self.at, self.refers = match.end(), True
+        return Reference(number)
+
     def _group_kind(self) -> str:
-        """Read what follows the parenthesis; return "=" or "!" of a look-ahead, "flags" if it ends there."""
+        """Read what follows the parenthesis; return one of `_LOOKS`, "captures", or "flags" if it ends
+        there."""
         if self._take("*"):
             self._unsupported("verbs (*...)")
-        if not self._take("?") or self._take(":"):
+        if not self._take("?"):
+            return "captures"
+        if self._take(":"):
             return ""
-        for text, why in (("<=", "look-behind"), ("<!", "look-behind"), (">", "atomic groups"),
-                          ("|", "branch reset"), ("#", "comments"), ("(", "conditions")):  # fmt: skip
+        for text in _LOOKS:
+            if self._take(text):
+                return text
+        for text, why in (
+            (">", "atomic groups"),
+            ("|", "branch reset"),
+            ("#", "comments"),
+            ("(", "conditions"),
+        ):
             if self._take(text):
                 self._unsupported(f"{why} (?{text}...)")
                 return ""
-        for text in "=!":
-            if self._take(text):
-                return text
         if self._take("P=") or self._take("P>"):
             self._unsupported("references to groups")
             return ""
@@ -207,8 +283,9 @@ class _Reader:
             end = self.pattern.find("'" if self.pattern[self.at - 1] == "'" else ">", self.at)
             if end < 0 or not self.pattern[self.at : end].replace("$", "_").isidentifier():
                 raise Malformed("bad name of a group")
+            self._names[self.pattern[self.at : end]] = len(self._groups)
             self.at = end + 1
-            return ""
+            return "captures"
         return self._flags()
 
     def _flags(self) -> str:
@@ -252,7 +329,7 @@ class _Reader:
             return (repeat,)
         if not isinstance(atom, Chars) or most is not None:
             self._unsupported("possessive repetition of more than one character")
-        return repeat, Look(atom, ahead=False)
+        return repeat, Look(atom, matches=False)
 
     def _counts(self) -> tuple[int, int | None] | None:
         """Read a quantifier: `*`, `+`, `?`, `{2}`, `{2,}` or `{2,5}`; any other brace is literal."""
@@ -393,6 +470,17 @@ class _Reader:
             return False
         self.at += len(text)
         return True
+
+
+def _looks_ahead(tree: Tree) -> bool:
+    return tree == Edge(False) or (isinstance(tree, Look) and not tree.behind)
+
+
+def _replaced(tree: Tree, reference: Reference, by: Tree) -> Tree:
+    """Return the tree with another one in place of a reference; itself if it has none."""
+    if reference not in nodes(tree):
+        return tree
+    return by if tree == reference else map_children(tree, lambda one: _replaced(one, reference, by))
 
 
 def _is_number(text: str) -> bool:

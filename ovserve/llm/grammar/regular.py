@@ -6,7 +6,8 @@ A tree without assertions is written as EBNF directly. `automata.py` holds the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from ovserve.llm.grammar.text import INLINE_REPETITIONS, LAST_CHARACTER, Ranges, repeated
@@ -18,6 +19,7 @@ MAX_AT_ONCE = 16  # counts that one text may have reached
 MAX_RANGES = 100_000  # of characters within a count, each time anew: 2 s to compile
 LEAST_SHARE = 48  # characters that each open repetition keeps when they share a bound
 LEAST_COUNT = 12  # the same where all repetitions had a bound
+ROUNDS = (3, 12)  # of repetitions of other ones that share a bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +51,21 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look-ahead."""
+    """Look-ahead, or look-behind."""
 
     inner: Tree
-    ahead: bool  # False: what follows must not match
+    matches: bool  # False: what stands there must not match
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
-    between: bool  # of words; False: none here
+class Reference:
+    """The text of a group, which `patterns.py` puts in its place."""
+
+    group: int
 
 
-Tree = Chars | Sequence | Alternatives | Repeat | Edge | Look | Boundary
+Tree = Chars | Sequence | Alternatives | Repeat | Edge | Look | Reference
 
 EMPTY = Sequence(())
 NOTHING = Chars(())
@@ -80,6 +85,15 @@ def children(tree: Tree) -> tuple[Tree, ...]:
     return (tree.inner,) if isinstance(tree, Repeat | Look) else ()
 
 
+def map_children(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """Return the tree with each of its children changed."""
+    if isinstance(tree, Sequence):
+        return Sequence(tuple(map(change, tree.parts)))
+    if isinstance(tree, Alternatives):
+        return Alternatives(tuple(map(change, tree.options)))
+    return replace(tree, inner=change(tree.inner)) if isinstance(tree, Repeat | Look) else tree
+
+
 def nodes(tree: Tree) -> Iterator[Tree]:
     todo = [tree]
     while todo:
@@ -90,7 +104,7 @@ def nodes(tree: Tree) -> Iterator[Tree]:
 
 def is_plain(tree: Tree) -> bool:
     """Return whether it has no assertion."""
-    return not any(isinstance(one, Edge | Look | Boundary) for one in nodes(tree))
+    return not any(isinstance(one, Edge | Look | Reference) for one in nodes(tree))
 
 
 def repeats_choice(tree: Tree) -> bool:
@@ -99,6 +113,27 @@ def repeats_choice(tree: Tree) -> bool:
         isinstance(one, Repeat) and one.most is None and isinstance(one.inner, Alternatives)
         for one in nodes(tree)
     )
+
+
+def texts(tree: Tree, most: int) -> list[str] | None:
+    """Return the texts of a tree; None if they are more than `most`, one is longer, or it has assertions."""
+    size = (widths(tree) or (0, None))[1]
+    if size is None or size > most or not is_plain(tree):
+        return None
+    if isinstance(tree, Chars):
+        codes = [range(low, high + 1) for low, high in tree.ranges]
+        return [chr(code) for some in codes for code in some] if sum(map(len, codes)) <= most else None
+    if isinstance(tree, Repeat):
+        counts = range(tree.least, (tree.most or 0) + 1) if size else ()
+        tree = Alternatives(tuple(Sequence((tree.inner,) * count) for count in counts) or (EMPTY,))
+    results = [""] if isinstance(tree, Sequence) else []
+    for part in children(tree):
+        some = texts(part, most)
+        if some is None or len(results) * len(some) > most:
+            return None
+        both = isinstance(tree, Sequence)
+        results = [one + other for one in results for other in some] if both else [*results, *some]
+    return list(dict.fromkeys(results))
 
 
 def anchored(tree: Tree, around: Tree) -> tuple[Tree, bool] | None:
@@ -217,29 +252,38 @@ def _bounded_parts(parts: tuple[Tree, ...], least: int, most: int | None) -> Tre
 def shared(tree: Tree, most: int) -> Tree | None:
     """Return a tree whose repetitions share a bound of the length; None if little is left for each.
 
-    It leaves out texts of which one part is long although the whole is not.
+    It leaves out texts of which one part is long although the whole is not. Of repetitions within a
+    repetition, these are many short ones or few long ones.
     """
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        sizes = widths(_capped(tree, middle))
-        if sizes is not None and sizes[1] is not None and sizes[1] <= most:
-            low = middle
-        else:
-            high = middle
-    open_ = any(isinstance(one, Repeat) and one.most is None for one in nodes(tree))
-    return _capped(tree, low) if low >= (LEAST_SHARE if open_ else LEAST_COUNT) else None
+    rounds = [one for one in nodes(tree) if isinstance(one, Repeat) and _repeats(one.inner)]
+    open_ = any(isinstance(one, Repeat) and one.most is None for one in nodes(tree) if one not in rounds)
+    least = LEAST_SHARE if open_ or rounds else LEAST_COUNT
+    options: list[Tree] = []
+    for count in ROUNDS if rounds else (most,):
+        low, high = 0, most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            sizes = widths(_capped(tree, middle, count))
+            if sizes is not None and sizes[1] is not None and sizes[1] <= most:
+                low = middle
+            else:
+                high = middle
+        if low < least and not options:
+            return None
+        options += [_capped(tree, low, count)] if low else []
+    return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
 
-def _capped(tree: Tree, most: int) -> Tree:
+def _repeats(tree: Tree) -> bool:
+    return any(isinstance(one, Repeat) and one.most != 1 for one in nodes(tree))
+
+
+def _capped(tree: Tree, most: int, rounds: int) -> Tree:
     if isinstance(tree, Repeat):
-        inner = _capped(tree.inner, most)
-        return Repeat(inner, tree.least, max(tree.least, min(most, tree.most or most)))
-    if isinstance(tree, Sequence):
-        return Sequence(tuple(_capped(part, most) for part in tree.parts))
-    if isinstance(tree, Alternatives):
-        return Alternatives(tuple(_capped(option, most) for option in tree.options))
-    return tree
+        inner = _capped(tree.inner, most, rounds)
+        high = rounds if _repeats(tree.inner) else most
+        return Repeat(inner, tree.least, max(tree.least, min(high, tree.most or high)))
+    return map_children(tree, partial(_capped, most=most, rounds=rounds))
 
 
 # ---- cost
@@ -247,14 +291,8 @@ def _capped(tree: Tree, most: int) -> Tree:
 
 def simplified(tree: Tree) -> Tree:
     """Return the tree with repetitions of a repetition as one, where that is the same language."""
-    if isinstance(tree, Sequence):
-        return Sequence(tuple(map(simplified, tree.parts)))
-    if isinstance(tree, Alternatives):
-        return Alternatives(tuple(map(simplified, tree.options)))
-    if isinstance(tree, Look):
-        return Look(simplified(tree.inner), tree.ahead)
     if not isinstance(tree, Repeat):
-        return tree
+        return map_children(tree, simplified)
     if tree.most == 0:
         return EMPTY
     inner = simplified(tree.inner)

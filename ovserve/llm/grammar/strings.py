@@ -29,14 +29,17 @@ class _Asked(NamedTuple):
     least: int
     most: int | None
     shorter: tuple[Tree, ...] = ()  # formats without the texts that are long in one part
+    is_bound: bool = False  # by a pattern, in its length
 
 
 def body(writer: RuleWriter, plain: tuple[Schema, ...]) -> Body:
     least, most = writer.count(plain, *LENGTHS)
-    searches = _patterns(writer, plain)
+    searches, bounds = _patterns(writer, plain)
+    least = max(least, *(low for low, _ in bounds))
+    most = min((high for high in (most, *(high for _, high in bounds)) if high is not None), default=None)
     meanings = _formats(writer, plain, shortened=bool(searches or least or most))
     shorter = meanings if most is None else _formats(writer, plain, most, shortened=True)
-    needs = _Asked(meanings, searches, least, most, shorter)
+    needs = _Asked(meanings, searches, least, most, shorter, any(map(any, bounds)))
     if most is not None and least > most:
         return []
     if any(node.keys() & _EXCLUSIONS for node in plain):
@@ -72,7 +75,7 @@ def _excluding(writer: RuleWriter, plain: tuple[Schema, ...], needs: _Asked) -> 
 
 
 def unlike(tree: Tree) -> Tree:
-    return regular.Sequence((regular.Look(tree, ahead=False), regular.FREE))
+    return regular.Sequence((regular.Look(tree, matches=False), regular.FREE))
 
 
 class Made(NamedTuple):
@@ -122,8 +125,11 @@ def _formats(
     return tuple(trees)
 
 
-def _patterns(writer: RuleWriter, plain: tuple[Schema, ...]) -> tuple[Tree, ...]:
-    trees: dict[Tree, None] = {}
+Bounds = tuple[int, int | None]  # on the length
+
+
+def _patterns(writer: RuleWriter, plain: tuple[Schema, ...]) -> tuple[tuple[Tree, ...], list[Bounds]]:
+    trees: dict[Tree, Bounds] = {}
     for node in plain:
         pattern = node.get("pattern")
         if pattern is None:
@@ -132,14 +138,52 @@ def _patterns(writer: RuleWriter, plain: tuple[Schema, ...]) -> tuple[Tree, ...]
             raise writer.document.fault(node, "pattern", "expected a string", pattern)
         writer.rules.spend(STEPS_PER_CHARACTER * len(pattern))
         try:
-            trees[regular.simplified(patterns.read(pattern))] = None
+            tree, bounds = without_bounds(regular.simplified(patterns.read(pattern)))
+            trees[tree] = bounds
         except patterns.Malformed as error:
             raise writer.document.fault(
                 node, "pattern", f"not a regular expression: {error}", pattern
             ) from None
         except patterns.Unsupported:
             writer.document.report(node, "pattern")
-    return tuple(trees)
+    return tuple(trees), [(0, None), *trees.values()]
+
+
+def without_bounds(tree: Tree) -> tuple[Tree, Bounds]:
+    """Return an anchored expression without the look-aheads at its start that only bound its length, and the
+    bounds."""
+    parts = tree.parts if isinstance(tree, regular.Sequence) else ()
+    if not parts or (parts[0], parts[-1]) != (regular.Edge(True), regular.Edge(False)):
+        return tree, (0, None)
+    at = next((i for i, part in enumerate(parts) if i and not isinstance(part, regular.Look)), 1)
+    rest = [part for part in parts[1:at] if _bounds(part) is None] + [*parts[at:]]
+    limits = [bounds for part in parts[1:at] if (bounds := _bounds(part)) is not None]
+    letters = [one.ranges for part in rest for one in regular.nodes(part) if isinstance(one, regular.Chars)]
+    if not limits or any(
+        text.intersection(one, text.complement(chars)) for one in letters for chars, _ in limits
+    ):
+        return tree, (0, None)
+    highs = [high for _, (_, high) in limits if high is not None]
+    least = max(low for _, (low, _) in limits)
+    return regular.Sequence((parts[0], *rest)), (least, min(highs, default=None))
+
+
+def _bounds(look: Tree) -> tuple[tuple[tuple[int, int], ...], Bounds] | None:
+    """Return the characters of a look-ahead that only counts them, and the bounds that it sets."""
+    if not isinstance(look, regular.Look) or look.behind:
+        return None
+    run, *tail = look.inner.parts if isinstance(look.inner, regular.Sequence) else (look.inner,)
+    ends = tail[-1:] == [regular.Edge(False)]
+    tail = tail[:-1] if ends else tail
+    # What may be missing there, such as a dot after a host, is left out.
+    if (look.matches and ends) and not any((regular.widths(part) or (1, 1))[0] for part in tail):
+        tail = []
+    if tail or not isinstance(run, regular.Repeat) or not isinstance(run.inner, regular.Chars):
+        return None
+    if look.matches:
+        return run.inner.ranges, (run.least, run.most if ends else None)
+    counts_all = run.most is None or (not ends and run.most >= run.least)
+    return (run.inner.ranges, (0, run.least - 1)) if counts_all and run.least else None
 
 
 def _without_implied(needs: _Asked) -> _Asked:
@@ -158,6 +202,7 @@ def _together(writer: RuleWriter, needs: _Asked) -> Made:
     lengths = tuple(
         keyword for keyword, limit in zip(LENGTHS, (needs.least, needs.most), strict=True) if limit
     )
+    lengths += ("pattern",) if needs.is_bound and lengths else ()
     tries: list[tuple[_Asked, tuple[str, ...]]] = [(needs, ())]
     if lengths:
         tries.append((needs._replace(wholes=needs.shorter), ()))
