@@ -76,6 +76,17 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
          "$ref": "#/$defs/n"},
         [[], [[]], [[1]], 1],
     ),
+    "dynamic reference to the outermost": (
+        {"$id": "https://example.com/strict", "$dynamicAnchor": "node", "$ref": "tree", "required": ["c"],
+         "$defs": {"tree": {"$id": "tree", "$dynamicAnchor": "node", "type": "object",
+                            "properties": {"c": {"type": "array", "items": {"$dynamicRef": "#node"}}}}}},
+        [{"c": []}, {"c": [{"c": []}]}, {"c": [{}]}, {}, {"c": [1]}],
+    ),
+    "recursive reference": (
+        {"$schema": "https://json-schema.org/draft/2019-09/schema", "$recursiveAnchor": True,
+         "anyOf": [{"type": "null"}, {"type": "array", "items": {"$recursiveRef": "#"}}]},
+        [None, [], [None, [[]]], [1], 1],
+    ),
     "unevaluated, allOf": (
         {"type": "object", "allOf": [A, B], "unevaluatedProperties": False},
         [{"a": True}, {"a": True, "b": 1}, {"a": True, "c": 1}, {"b": 1}, {}],

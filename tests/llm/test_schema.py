@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
 import sys
 from functools import partial
 from typing import Any
@@ -79,6 +81,54 @@ from tests.odd_schemas import SCHEMAS
 )
 def test_what_the_compiler_passes_over(schema: Any, over: list[str]) -> None:
     assert write(schema).unenforced == over
+
+
+@pytest.mark.parametrize(
+    ("schema", "paths"),
+    [
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "type, minLength, maxLength"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allOf[0].type, allOf[1].type"),
+        ({"enum": ["b"], "pattern": "^a$"}, "enum, pattern"),
+        ({"not": {}}, "not"),
+        ({"if": True, "then": False}, "if, then"),
+        ({"type": "array", "items": {"enum": []}, "minItems": 1}, "items.enum"),
+        (
+            {"required": ["a"], "properties": {"a": {"anyOf": [False, {"enum": []}]}}, "type": "object"},
+            "properties.a.anyOf",
+        ),
+        (
+            {"type": "object", "required": ["a", "b"], "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            "oneOf",
+        ),
+    ],
+)
+def test_a_contradiction_is_named(schema: Any, paths: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        write(schema)
+    assert str(caught.value).endswith(f"no value is valid under the schema because of {paths}")
+
+
+DEPENDENT = """
+from ovserve.llm.grammar.writer import write
+at = lambda name, schema: {"required": [name], "properties": {name: schema}}
+text = [{"type": "object", **at("k", {"type": "string", **one})} for one in ({"minLength": 4}, {"maxLength": 3})]
+some = [at("a", at("b", at("c", {"minimum": i}))) for i in range(60)]
+print(write({"type": "object", "properties": {"x": {"oneOf": text}, "z": {"oneOf": some}}}).grammar)
+"""
+
+
+def test_a_grammar_is_the_same_in_every_process() -> None:
+    """The comparisons of branches are counted, so their order decides which ones are made."""
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", DEPENDENT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in "05"
+    }
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize("most", [2**31, 2**53 - 1, 1e300, 10**400])

@@ -28,7 +28,10 @@ IDENTIFIER_STEPS = 2  # steps that a schema takes when identifiers are looked fo
 MAX_WAYS = 64  # branches that the conditions of one conjunction make, multiplied
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 CONDITIONS = frozenset(("not", "if", "dependentRequired", "dependentSchemas", "dependencies"))
-_LOGIC = frozenset((*REFERENCES, "allOf", "anyOf", "oneOf"))
+UNIONS = ("anyOf", "oneOf")
+_LOGIC = frozenset((*REFERENCES, "allOf", *UNIONS))
+# Keywords that exclude no value by themselves.
+_ASIDE = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"))
 # Keywords that a draft does not have: a schema that names the draft may use them for something else.
 _NEW_IN_6 = frozenset(("const", "contains", "propertyNames"))
 _NEW_IN_7 = frozenset(("if", "then", "else"))
@@ -120,6 +123,19 @@ class Document:
         path = self._paths({id(origin)}).get(id(origin), "")
         return InvalidArgument(f"{self._what}: {path}{instead or keyword}: {why}{suffix}", param=self._what)
 
+    def assertions(self, conjunction: Conjunction) -> list[str]:
+        """Return the paths of its union, or if it has none, of the keywords of its schemas."""
+        pairs: list[tuple[Schema, str]] = []
+        for first in conjunction.unions[0][:1] if conjunction.unions else ():
+            for node, _ in self._nodes():
+                pairs += [(node, union) for union in UNIONS if (node.get(union) or [None])[0] is first]
+            pairs = pairs[:1] or [self._origins.get(id(first), (first, ""))]
+        for node in conjunction.plain if not pairs else ():
+            origin, instead = self._origins.get(id(node), (node, ""))
+            pairs += [(origin, instead or keyword) for keyword in node if keyword not in _ASIDE]
+        paths = self._paths({id(node) for node, _ in pairs})
+        return [*dict.fromkeys(f"{paths.get(id(node), '')}{keyword}" for node, keyword in pairs)][:MAX_NAMED]
+
     def derive(self, schema: Schema, origin: Schema, keyword: str = "") -> Schema:
         """Register and keep a schema that stands for a part of the client's, which reports name instead."""
         self._rules.spend(OWN_SCHEMA_STEPS)
@@ -143,7 +159,7 @@ class Document:
             unknown = _NONE
         if not maps and not unknown and None not in node.values():
             return node
-        for keyword in unknown:
+        for keyword in sorted(unknown):
             self._rules.noted[f"{keyword}: not in {self._draft}"] = None
         supported = {
             k: v for k, v in node.items() if k not in unknown and (v is not None or k in _NULL_IS_A_VALUE)
@@ -208,7 +224,7 @@ class Document:
                     walk.complete = False
                 walk.todo.append((True if target is None else target, inner))
         walk.todo += [(part, inner) for part in reversed(self._branches(node, "allOf"))]
-        for union in ("anyOf", "oneOf"):
+        for union in UNIONS:
             if union in node:
                 branches = self._branches(node, union)
                 if inner and union == "anyOf":
@@ -303,9 +319,9 @@ class Document:
         if self._resources is None:
             self._resources = _Resources(self._root, self._rules)
         origin = self._origins[id(node)][0] if id(node) in self._origins else node
-        if keyword != "$ref" and not self._resources.is_static(ref):
-            return None
         target = self._resources.target(origin, ref)
+        if keyword != "$ref":
+            target = self._resources.outermost(target, ref)
         if target is _NO_SCHEMA:
             raise self.fault(node, keyword, "points to no schema", ref)
         return target
@@ -343,7 +359,7 @@ class _Resources:
         self._targets: dict[tuple[str, str], Any] = {}
         self._bases: dict[int, str] = {}  # by identity of the schema, where it is not that of the root
         self._anchors: dict[tuple[str, str], Schema] = {}
-        self._dynamic: dict[str, int] = {}  # how many schemas have this anchor; "": `$recursiveAnchor`
+        self._dynamic: dict[str, list[Schema]] = {}  # by anchor; "": `$recursiveAnchor`
         self._by_uri: dict[str, Any] = {}
         todo: list[tuple[Any, str]] = [(root, "")]
         while todo:
@@ -364,15 +380,23 @@ class _Resources:
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(anchor := node.get(keyword), str):
                 self._anchors.setdefault((base, anchor), node)
-        dynamic = "" if node.get("$recursiveAnchor") is True else node.get("$dynamicAnchor")
-        if isinstance(dynamic, str):
-            self._dynamic[dynamic] = self._dynamic.get(dynamic, 0) + 1
+        if (anchor := _dynamic_anchor(node)) is not None:
+            self._dynamic.setdefault(anchor, []).append(node)
         return base
 
-    def is_static(self, ref: str) -> bool:
-        """Return whether a dynamic reference has the same target wherever it is followed."""
-        _, _, anchor = ref.partition("#")
-        return self._dynamic.get(anchor, 0) <= (1 if anchor else 0)
+    def outermost(self, target: Any, ref: str) -> Any:
+        """Return what a dynamic reference to this target refers to: the outermost schema with its anchor.
+
+        None where that depends on the references that lead there. The document is outside of all.
+        """
+        anchor = _dynamic_anchor(target)
+        if anchor is None or (anchor and not ref.endswith(f"#{anchor}")):
+            return target
+        some, outer = self._dynamic[anchor], self._bases.get(id(self._root), "")
+        inside = [node for node in some if self._bases.get(id(node), "") == outer]
+        if not anchor and len(some) < len(self._by_uri) + (not outer):
+            inside = []  # the search outwards ends at a schema without the anchor
+        return inside[0] if inside else target if len(some) == 1 else None
 
     def target(self, node: Schema, ref: str) -> Any:
         """Return a schema, None if it is not here, or _NO_SCHEMA."""
@@ -396,6 +420,14 @@ class _Resources:
 
 
 _NO_SCHEMA = object()
+
+
+def _dynamic_anchor(node: Any) -> str | None:
+    """Return the name under which dynamic references find the schema; None if they do not."""
+    if not isinstance(node, Mapping):
+        return None
+    name = "" if node.get("$recursiveAnchor") is True else node.get("$dynamicAnchor")
+    return name if isinstance(name, str) else None
 
 
 def _joined(base: str, ref: str) -> str:

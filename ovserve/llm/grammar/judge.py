@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from ovserve.llm.grammar import automata, formats, patterns
+from ovserve.llm.grammar import automata, formats, patterns, regular
 from ovserve.llm.grammar.conditions import BEYOND, FRACTION, UNLIKE, UNNAMED, WITHOUT
 from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.rule_writer import RuleWriter, common, identity, is_kind
@@ -17,7 +17,7 @@ from ovserve.llm.grammar.rule_writer import RuleWriter, common, identity, is_kin
 Verdict = bool | None
 MAX_DEPTH = 8
 MIN_SEARCH_STEPS = 4  # that a search takes at least
-MAX_TEXTS, MAX_TEXT = 32, 64  # of a pattern that names all its texts, and characters of one
+MAX_TEXTS = 32  # of a pattern that names all its texts, and characters of one
 _UNJUDGED = ("unevaluatedProperties", "unevaluatedItems", BEYOND, UNNAMED)
 
 
@@ -43,7 +43,7 @@ def admitted(writer: RuleWriter, conjunction: Conjunction, values: list[Any]) ->
     )
     others = Conjunction(plain)
     judged = [(value, fits_all(writer, others, value)) for value in values]
-    for kind in {type(value) for value, verdict in judged if verdict is None}:
+    for kind in dict.fromkeys(type(value) for value, verdict in judged if verdict is None):
         writer.report_present(conjunction.plain, *_OF_TYPE.get(kind, ()))
     return [value for value, verdict in judged if verdict is not False]
 
@@ -90,26 +90,15 @@ def finite_strings(writer: RuleWriter, conjunction: Conjunction | None) -> list[
 
 def finite_texts(writer: RuleWriter, pattern: Any) -> list[str] | None:
     """Return the texts of an anchored pattern, if it has few."""
-    if not isinstance(pattern, str) or pattern[:1] != "^" or pattern[-1:] != "$" or set("*+") & set(pattern):
+    if not isinstance(pattern, str):
         return None
-    machine = _search(writer, pattern)
-    if machine is None:
+    writer.rules.spend(MIN_SEARCH_STEPS * len(pattern))
+    try:
+        tree = regular.anchored(patterns.read(pattern), regular.FREE)
+    except (patterns.Unsupported, patterns.Malformed):
         return None
-    texts: list[str] = []
-    todo = [(0, "")]
-    while todo:
-        state, text = todo.pop()
-        writer.rules.spend(MIN_SEARCH_STEPS)
-        if machine.accepting[state]:
-            texts.append(text)
-        edges = machine.edges[state]
-        following = sum(high - low + 1 for ranges, _ in edges for low, high in ranges)
-        if len(texts) + len(todo) + following > MAX_TEXTS or len(text) > MAX_TEXT:
-            return None
-        todo += [
-            (to, text + chr(code)) for ranges, to in edges for a, b in ranges for code in range(a, b + 1)
-        ]
-    return sorted(texts)
+    texts = regular.texts(tree[0], MAX_TEXTS) if tree is not None else None
+    return None if texts is None else sorted(texts)
 
 
 def fits(writer: RuleWriter, schema: Any, value: Any, depth: int = MAX_DEPTH) -> Verdict:

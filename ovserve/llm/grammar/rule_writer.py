@@ -42,6 +42,14 @@ class RuleWriter:
             self.todo.append(self._known[key])
         return self._known[key][0]
 
+    def contradiction(self, rule: int, schema: Any) -> list[str]:
+        """Return the paths of the keywords because of which a schema with this rule has no instance."""
+        by_rule = dict(self._known.values())
+        some = [by_rule[one] for one in self.rules.missing(rule) if one in by_rule]
+        choice = next((one for one in some if one.unions), None)
+        whole = [Conjunction((schema,) if isinstance(schema, Mapping) else ())]
+        return self.document.assertions(choice or (some or whole)[-1])
+
     def of(self, *schemas: Any) -> int:
         return self.rule(self.document.conjunction(*schemas))
 

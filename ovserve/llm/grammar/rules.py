@@ -134,6 +134,15 @@ class Rules:
         lines += [f"{name} ::= {text}\n" for name, text in self._recursive.items()]
         return "".join(lines)
 
+    def missing(self, rule: int) -> Iterator[int]:
+        """Yield a rule without texts and, one in the other, those because of which it has none."""
+        alive, passed = self._productive(), set[int]()
+        while rule not in alive and rule not in passed:
+            yield rule
+            passed.add(rule)
+            last = self._bodies[rule][-1:]  # of a chain of properties, the one without the property
+            rule = next((ref for one in last for ref in _refs(one, needed=True) if ref not in alive), rule)
+
     def _productive(self) -> set[int]:
         """Return the rules that derive a text, in linear time: each alternative is checked with its last
         missing rule."""

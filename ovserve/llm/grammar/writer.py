@@ -22,7 +22,7 @@ from ovserve.llm.grammar.conjunction import Conjunction, Document, Schema, point
 from ovserve.llm.grammar.constraint import JSON_MARK, Format, ebnf
 from ovserve.llm.grammar.judge import admitted
 from ovserve.llm.grammar.objects import named_members, strings_without
-from ovserve.llm.grammar.rule_writer import RuleWriter, common, identity
+from ovserve.llm.grammar.rule_writer import KINDS, RuleWriter, common, identity
 from ovserve.llm.grammar.rules import Body, Rules, TooLarge
 
 MAX_BRANCHES = 64  # pairs are compared
@@ -128,7 +128,11 @@ def impossible(writer: RuleWriter, conjunction: Conjunction | None, depth: int =
     values = common(writer, plain)
     if values is not None:
         return not values
-    if all(_kind_is_impossible(writer, conjunction, kind, depth) for kind in writer.kinds(plain)):
+    kinds = writer.kinds(plain)
+    # In this order, since the comparisons are counted, and the last ones need none.
+    if all(
+        _kind_is_impossible(writer, conjunction, kind, depth) for kind in reversed(KINDS) if kind in kinds
+    ):
         return True
     if not conjunction.unions or len(conjunction.unions[0]) > MAX_SEARCHED_BRANCHES:
         return False
@@ -211,10 +215,13 @@ def write(
     document = schema if root is None else root
     # Partial negations may leave nothing; without strict, a schema may contradict itself by its conditions.
     levels: list[Enforced] = ["narrowly", "exactly"] if exact else ["narrowly", "exactly", "not"]
+    why: list[str] = []
     while levels:
         writer = _rule_writer(document, what, exact=exact, conditions=levels.pop(0))
+        writer.rules.spend(SCHEMA_STEPS)
         try:
-            grammar = _grammar(writer, schema)
+            first = writer.of(schema)
+            grammar = _grammar(writer, first)
         except TooLarge:
             if not writer.document.conditions:
                 raise
@@ -223,7 +230,9 @@ def write(
         if grammar is not None:
             reported = writer.document.reported if report else []
             return Written(grammar, reported, [*writer.rules.noted])
-    raise InvalidArgument.at(what, "no value is valid under the schema")
+        why = writer.contradiction(first, schema)
+    because = f" because of {', '.join(why)}" if why else ""
+    raise InvalidArgument.at(what, f"no value is valid under the schema{because}")
 
 
 def _rule_writer(
@@ -238,10 +247,8 @@ def _rule_writer(
     return RuleWriter(rules, Document(root, rules, what, conditions != "not", negations), exact=exact)
 
 
-def _grammar(writer: RuleWriter, schema: Any) -> str | None:
-    """Return EBNF of the schema's instances; None if there are none."""
-    writer.rules.spend(SCHEMA_STEPS)
-    first = writer.of(schema)
+def _grammar(writer: RuleWriter, first: int) -> str | None:
+    """Return EBNF of the instances of a schema, whose rule is given; None if there are none."""
     while writer.todo:
         rule, conjunction = writer.todo.pop()
         writer.rules.fill(rule, _body(writer, conjunction))
