@@ -4,6 +4,7 @@ A tool dialect is a file in `tools/`, a reasoning dialect a row in `reasoning.py
 A dialect holds no state of an answer: one instance serves all.
 """
 
+# ruff: noqa: RUF001 - the bars are DeepSeek's own characters
 from __future__ import annotations
 
 import re
@@ -15,6 +16,20 @@ from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import value
 from ovserve.llm.parsing.output import Output
+
+# Ends of calls, of any dialect, that models write after a call that has ended.
+STRAY = (
+    *(
+        "</tool_call>",
+        "</tool_calls>",
+        "</function>",
+        "</function_call>",
+        "</function_calls>",
+        "</parameter>",
+    ),
+    *("</invoke>", "</arg_value>", "</tools>", "</_call>", "</minimax:tool_call>", "</seed:tool_call>"),
+    *("<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
+)
 
 
 class ToolDialect:

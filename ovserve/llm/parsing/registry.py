@@ -28,6 +28,7 @@ TOOLS: tuple[type[ToolDialect], ...] = (
     tagged_xml.Glm45,
     tagged_xml.SeedOss,
     tagged_xml.DeepseekV32,
+    tagged_xml.GigaChat35,
     sections.DeepseekV3,
     sections.DeepseekV31,
     sections.KimiK2,

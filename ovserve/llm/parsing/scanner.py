@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable
 
 from ovserve.llm.parsing.cursor import Cursor, Markers, NotACall, Steps, markers_of
-from ovserve.llm.parsing.dialect import ReasoningDialect, ToolDialect, attempt
+from ovserve.llm.parsing.dialect import STRAY, ReasoningDialect, ToolDialect, attempt
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Event, Output
 
@@ -56,9 +56,11 @@ class TextParser:
         self._starts = self._tool.markers if self._tool else ()
         self._markup = _markup(self._tool, frame)
         self._ends = reasoning.ends if reasoning and not reasoning.framed else ()
-        self._in_text = markers_of(frozenset((*self._starts, *self._erase)))
+        self._stray = frozenset((*STRAY, *self._ends) if self._tool else ())
+        self._in_text = markers_of(frozenset((*self._starts, *self._erase, *self._stray)))
         optional = reasoning is not None and reasoning.start_optional and not reasoning_closed
-        tags = (*reasoning.starts, *self._ends) if reasoning and optional else ()
+        self._late = reasoning.starts if reasoning is not None else ()
+        tags = (*self._late, *self._ends) if optional else ()
         self._before_text = markers_of(frozenset((*self._in_text.strings, *tags)))
         self._in_thinking = markers_of(frozenset((*self._starts, *self._erase, *self._ends)))
         self._thinking_end = markers_of(frozenset(self._ends))
@@ -252,20 +254,30 @@ class TextParser:
             if marker in self._starts:
                 if not (yield from self._attempt(out, marker)):
                     out.content(cur.advance(len(marker)))
+            elif marker in self._stray and out.after_call:
+                cur.advance(len(marker))
+                yield from cur.space()
             elif marker in self._erase:
                 at_edge = out.fresh or out.after_call
                 text = yield from self._end_tokens()
                 if not at_edge:
                     out.content(text)
-            elif marker not in self._ends:  # reasoning that begins late is text, and so is its end
-                self._thought = True
-                out.content(cur.advance(len(marker)))
-            elif out.last_char in _QUOTES:
-                out.content(cur.advance(len(marker)))  # the answer talks about the tag
             else:
-                cur.advance(len(marker))
-                self._thought = True
-                out.content_was_reasoning()
+                self._tag_in_text(marker, before)
+
+    def _tag_in_text(self, marker: str, before: bool) -> None:
+        """Read a tag that is text, or ends reasoning whose start is missing. `before`: it may be missing."""
+        cur, out = self._cur, self.output
+        is_end = (
+            before and marker in self._ends and out.last_char not in _QUOTES
+        )  # quoted, it is talked about
+        tag = cur.advance(len(marker))
+        if is_end:
+            out.content_was_reasoning()
+        else:
+            out.content(tag)
+        # Reasoning that begins late is text, and so is its end.
+        self._thought = self._thought or is_end or marker in self._late
 
     def _bare(self, tool: ToolDialect) -> Steps[None]:
         """Read a call without a marker, at the very start."""

@@ -31,7 +31,7 @@ _CDATA_END = Markers(("]]>",))
 _CDATA = "<![CDATA["
 _GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
 _GAP = re.compile(f"[{_GAP_CHARACTERS}]*")
-_QUOTED = re.compile(r"""\s*(["'])(.+?)\1""", re.DOTALL)
+_QUOTED = re.compile(r"""\s*(?:name\s*=\s*)?(["'])(.+?)\1""", re.DOTALL)
 _ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*(/?)')
 
 
@@ -50,6 +50,16 @@ class Form(msgspec.Struct, frozen=True):
     tag_end: str = ">"
     value: str = ""  # a tag of its own before the value, which models leave out now and then
     name_ends: tuple[str, ...] = ()  # what follows the name of a call, if that is not in its tag
+    # Wrong spellings of `call` and `parameter`, and the right ones. Only what names a tool of the request, or
+    # a parameter of it that has no value yet, is one.
+    variants: tuple[tuple[str, str], ...] = ()
+
+    def meaning(self, tag: str) -> str:
+        return dict(self.variants).get(tag, tag)
+
+    def spellings(self, tag: str) -> tuple[str, ...]:
+        """Return all spellings of a tag."""
+        return (tag, *(variant for variant, right in self.variants if right == tag))
 
     @property
     def broken_end(self) -> re.Pattern[str]:
@@ -59,7 +69,7 @@ class Form(msgspec.Struct, frozen=True):
     @property
     def begins(self) -> tuple[str, ...]:
         """Return the tags that open something."""
-        return (self.parameter, self.call, *self.openers)
+        return (*self.spellings(self.parameter), *self.spellings(self.call), *self.openers)
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -68,7 +78,7 @@ class Form(msgspec.Struct, frozen=True):
     @property
     def inner(self) -> tuple[str, ...]:
         """Return the tags that may follow the name of a call."""
-        return (self.parameter, *self.ends)
+        return (*self.spellings(self.parameter), *self.ends)
 
     @property
     def ambiguous(self) -> tuple[str, ...]:
@@ -78,15 +88,20 @@ class Form(msgspec.Struct, frozen=True):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return (*self.inner, self.parameter_end, self.call, *self.openers)
+        return (*self.inner, self.parameter_end, *self.spellings(self.call), *self.openers)
 
 
 def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
     """Read one call or more, then perhaps the end of the block."""
     yield from cur.space()
-    yield from cur.expect(form.call)
+    tag = yield from cur.either(form.spellings(form.call))
+    if not tag:
+        yield from cur.expect(form.call)
     while True:
         name, attribute = yield from _tag(cur, form)
+        if tag != form.call and name not in tools:
+            raise NotACall
+        tag = form.call
         closed = False
         if attribute != "/":
             closed = yield from body(cur, out, tools, form, name)
@@ -98,7 +113,7 @@ def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
             out.end_call()
         if closed or (yield from cur.close(*form.closers)):
             return
-        if not (yield from cur.close(form.call)):
+        if not (yield from cur.close(*form.spellings(form.call))):
             return
 
 
@@ -179,14 +194,14 @@ class _Call:
                 raise EndOfText
             if stop in ("", form.call, *form.openers):
                 return
-            if stop != form.parameter:
+            if form.meaning(stop) != form.parameter:
                 self.ended_by = cur.advance(len(stop))
                 return
             mark = cur.mark()
             cur.advance(len(stop))
             try:
                 self._key, attribute = yield from _tag(cur, form)
-                if not self._key:
+                if not self._key or not self._is_meant(stop, self._key):
                     raise NotACall
                 cur.release(mark)
             except EndOfText:
@@ -234,7 +249,7 @@ class _Call:
                 break
             parts.append(cur.advance(len(stop)))
             self._quotes = self._quotes or stop in form.begins
-            if stop == form.parameter:
+            if form.meaning(stop) == form.parameter:
                 self._quoted += 1
             elif stop == form.parameter_end and self._quoted:
                 self._quoted -= 1
@@ -269,13 +284,13 @@ class _Call:
 
     def _ends_here(self, stop: str) -> Steps[bool]:
         """Return whether this tag, which was read, ends the value."""
-        form = self._form
-        if stop in (form.call, *form.openers):
-            return (yield from self._begins_call(stop))
-        if stop != form.parameter:
+        form, meaning = self._form, self._form.meaning(stop)
+        if meaning in (form.call, *form.openers):
+            return (yield from self._begins_call(meaning))
+        if meaning != form.parameter:
             return (yield from self._closes("" if stop == form.parameter_end else stop))
         key = yield from self._next_key()
-        if self._known:
+        if self._known or stop != meaning:
             missing = key in self._known and key not in self._keys
         else:
             text = "".join(self._parts)
@@ -291,7 +306,8 @@ class _Call:
         closed, last = not end, end
         while True:
             yield from cur.space(_GAP)
-            tag = yield from cur.either(form.tags)
+            spelling = yield from cur.either(form.tags)
+            tag = form.meaning(spelling)
             if tag in form.openers:
                 continue
             if tag in form.ends:
@@ -301,6 +317,8 @@ class _Call:
                 return False
             if tag == form.parameter:
                 key = yield from self._next_key()
+                if not self._is_meant(spelling, key):
+                    return False
                 if not self._quoted:
                     return True
                 return key not in self._keys and not (yield from self._nested(key))
@@ -323,7 +341,7 @@ class _Call:
             return False
         while stop in form.openers:
             yield from cur.space()
-            stop = yield from cur.either(form.tags)
+            stop = form.meaning((yield from cur.either(form.tags)))
         if stop != form.call or not self._look_aheads:
             return False
         self._look_aheads -= 1
@@ -342,22 +360,23 @@ class _Call:
         It is if a closing tag follows without its opening tag. A value that quotes one call may quote more.
         """
         cur, form = self._cur, self._form
-        tags = markers_of(frozenset((form.parameter_end, form.parameter, form.call)))
+        tags = markers_of(frozenset((form.parameter_end, *form.begins)) - frozenset(form.openers))
         inside = False
         quotes = begins or self._quotes
         while limit > 0:
             start = cur.offset
             try:
-                tag = yield from cur.until(tags, _nowhere, limit)
+                stop = yield from cur.until(tags, _nowhere, limit)
             except NotACall:
                 return begins
+            tag = form.meaning(stop)
             if tag == form.parameter_end and not inside:
                 return True
             if not tag or (tag == form.call and not quotes):
                 return False
             if tag != form.call:
                 inside = tag == form.parameter
-            cur.advance(len(tag))
+            cur.advance(len(stop))
             limit -= cur.offset - start
         return begins
 
@@ -375,7 +394,7 @@ class _Call:
             last = ""
             while True:
                 yield from cur.space(_GAP)
-                tag = yield from cur.either(form.tags)
+                tag = form.meaning((yield from cur.either(form.tags)))
                 if tag == form.parameter_end:
                     return True
                 if tag not in form.ends:
@@ -389,6 +408,10 @@ class _Call:
                     return True
                 keys.add(key)
         return False
+
+    def _is_meant(self, spelling: str, key: str) -> bool:
+        """Return whether an opening tag with this key is one; a wrong spelling only names what is missing."""
+        return self._form.meaning(spelling) == spelling or (key in self._known and key not in self.arguments)
 
     @property
     def _keys(self) -> Set[str]:
@@ -421,10 +444,12 @@ def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
         stop = yield from cur.until(markers_of(frozenset(ends)), parts.append, _MAX_TAG)
     if not stop:
         raise EndOfText
-    text = "".join(parts)
+    text = "".join(parts).rpartition(form.parameter)[2]  # opened twice
     if stop == form.tag_end:
         cur.advance(len(stop))
     if form.value:
+        while (yield from cur.close(form.tag_end)):  # closed twice
+            pass
         yield from cur.space()
         if (
             not (yield from cur.literal(form.value))
@@ -435,7 +460,7 @@ def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
     if not form.quoted:
         match = _QUOTED.match(text)  # what follows are attributes
         name = match[2] if match else text.strip().removesuffix("/")
-        return name.strip().strip("\"'"), "/" if text.rstrip().endswith("/") else ""
+        return name.strip().strip("\"'").rstrip("="), "/" if text.rstrip().endswith("/") else ""
     match = _ATTRIBUTE.fullmatch(text)
     if match is None:
         raise NotACall

@@ -91,6 +91,7 @@ ENDS = {
     "minimax_m2": ["</parameter>", "</invoke>", "</minimax:tool_call>"],
     "minicpm5": ["</param>", "</function>"],
     "deepseek_v32": ["</｜DSML｜parameter>", "</｜DSML｜invoke>"],
+    "gigachat35": ["</｜GCML｜parameter>", "</｜GCML｜invoke>"],
     "glm45": ["</arg_value>", "</tool_call>"],
 }
 

@@ -55,6 +55,7 @@ def test_implicit_vectors(vector: dict[str, Any]) -> None:
         ("<｜tool▁calls▁begin｜> <｜tool▁sep｜>", ("deepseek_v31", None)),
         ("<｜tool▁calls▁begin｜> <think> </think>", ("deepseek_v31", "qwen3")),
         ("<｜DSML｜function_calls>", ("deepseek_v32", None)),
+        ("<|role_sep|> <|message_sep|> '<｜GCML｜tool_calls>' <think>", ("gigachat35", "qwen3")),
         ("<|tool_calls_section_begin|>", ("kimi_k2", None)),
         ("<minimax:tool_call> </think>", ("minimax_m2", "deepseek_r1")),
         ("<|tool_call|>[", ("granite", None)),

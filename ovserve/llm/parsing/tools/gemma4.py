@@ -13,6 +13,7 @@ https://github.com/hybridgroup/yzma/pull/243
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from functools import partial
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
@@ -124,7 +125,7 @@ _MAX_DEPTH = 60
 _NEXT_KEY = re.compile(r",\s*([^\s,:=]+)\s*[:=]")
 _OTHER_KEY = re.compile(r",\s*[\w.$@-]+\s*[:=]\s*$")
 _WORD_AND_KEY = re.compile(
-    r"(-?\d[\d.]*(?:[eE][+-]?\d+)?|true|false|null|True|False|None)\s+[\w.$@-]+\s*[:=]"
+    r"(-?\d[\d.]*(?:[eE][+-]?\d+)?|true|false|null|True|False|None)(\s*)([\w.$@-]+)\s*[:=]"
 )
 _NEXT_CALL = {close: re.compile(rf"{re.escape(close)}[\s,]*call:") for close in _BRACKETS.values()}
 _MAX_BARE_STRINGS = 64  # per call; the end of each is looked for in the rest of the call
@@ -215,7 +216,7 @@ class _Arguments:
                 key = yield from self._read_key()
                 cur.release(mark)
             except NotACall as failure:  # a value without a key, which only one parameter can have
-                unread = self._tools.parameters(self._name).keys() - self._items.keys()
+                unread = self._unread()
                 if depth or len(unread) != 1 or (cur.cut and isinstance(failure, EndOfText)):
                     raise
                 cur.rollback(mark)
@@ -284,7 +285,7 @@ class _Arguments:
             parts.append(cur.advance(1))
         word = "".join(parts).strip()
         alone = _WORD_AND_KEY.match(word)
-        if alone:  # no comma after it
+        if alone and (alone[2] or alone[3] in self._unread()):  # no comma after it
             cur.rollback(mark)
             word = cur.advance(alone.end(1)).strip()
         elif stop == _QUOTE and word:
@@ -381,9 +382,12 @@ class _Arguments:
             raise EndOfText
         return _without("}])", "".join(parts), depth)
 
+    def _unread(self) -> Set[str]:
+        return self._tools.parameters(self._name).keys() - self._items.keys()
+
     def _other_key(self, text: str) -> re.Match[str] | None:
         """Return the first key of a parameter that was not read yet, with the comma before it."""
-        others = self._tools.parameters(self._name).keys() - self._items.keys() - {self._key}
+        others = self._unread() - {self._key}
         return next((match for match in _NEXT_KEY.finditer(text) if match[1] in others), None)
 
     def _next_key(self) -> Steps[bool]:

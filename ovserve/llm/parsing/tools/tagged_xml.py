@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import ClassVar
 
 import msgspec
@@ -24,15 +25,19 @@ class TaggedXml(ToolDialect):
         return (*super().texts(), *self.form.tags)
 
     def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        # The marker is the block's opening tag, or the call itself where models leave the block out.
-        if self.form.openers and (yield from cur.either(self.form.openers)):
-            yield from cur.close(*self.form.openers)  # models open a block twice now and then
-            if (yield from cur.close(*self.form.closers)):
-                return
-            if (yield from _begins_json(cur)):
-                yield from _json(cur, out, tools, self.form.closers)
-                return
-        yield from calls(cur, out, tools, self.form)
+        yield from _block(cur, out, tools, self.form)
+
+
+def _block(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
+    # The marker is the block's opening tag, or the call itself where models leave the block out.
+    if form.openers and (yield from cur.either(form.openers)):
+        yield from cur.close(*form.openers)  # models open a block twice now and then
+        if (yield from cur.close(*form.closers)):
+            return
+        if (yield from _begins_json(cur)):
+            yield from _json(cur, out, tools, form.closers)
+            return
+    yield from calls(cur, out, tools, form)
 
 
 def _begins_json(cur: Cursor) -> Steps[bool]:
@@ -49,7 +54,7 @@ def _json(cur: Cursor, out: Output, tools: Tools, closers: tuple[str, ...]) -> S
 class Qwen3Coder(TaggedXml):
     """qwen3coder: `<function=f><parameter=k>v</parameter></function>`. Qwen3-Coder, Qwen3.5, Nemotron 3.
 
-    The opening `<tool_call>` is left out by models now and then.
+    The opening `<tool_call>` is left out by models now and then, and within it the equals signs.
 
     Source: read 2026-11-22,
     https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/qwen3coder/qwen3coder_tool_parser.cpp
@@ -66,6 +71,7 @@ class Qwen3Coder(TaggedXml):
         openers=("<tool_call>",),
         closers=("</tool_call>",),
         quoted=False,
+        variants=(("<function ", "<function="), ("<parameter ", "<parameter=")),
     )
     guide = Guide(
         "<tool_call>\n<function=NAME>\n",
@@ -98,42 +104,89 @@ class SeedOss(TaggedXml):
     template_marks = ("<seed:tool_call>",)
 
 
-class DeepseekV32(TaggedXml):
-    """deepseek_v32: `<｜DSML｜invoke name="f">` with an attribute on each parameter that marks strings.
+_BLOCKS = ("function_calls>", "tool_calls>", "toolcalls>", "calls>")
 
-    DeepSeek V3.2; V4 calls the block `tool_calls`, or leaves it out.
 
-    Source: read 2026-11-22,
-    https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py
+def _bars(word: str) -> tuple[Form, ...]:
+    """Return the spellings of tags with this word between bars: full-width or of ASCII, single or doubled,
+    and with a blank before the name of the tag or none."""
+    forms = []
+    for bar, blank in product(("｜", "｜｜", "|", "||"), ("", " ")):
+        begin, end = (f"<{slash}{bar}{word}{bar}{blank}" for slash in ("", "/"))
+        forms.append(
+            Form(
+                call=f'{begin}invoke name="',
+                call_end=f"{end}invoke>",
+                parameter=f'{begin}parameter name="',
+                parameter_end=f"{end}parameter>",
+                openers=tuple(begin + block for block in _BLOCKS),
+                closers=tuple(end + block for block in _BLOCKS),
+                trim=False,
+            )
+        )
+    return tuple(forms)
+
+
+class Barred(ToolDialect):
+    """Calls in tags with a word between bars, and an attribute on each parameter that marks strings."""
+
+    forms: ClassVar[tuple[Form, ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls.markers = tuple(tag for form in cls.forms for tag in (*form.openers, form.call))
+        # The model also writes ends of calls where there is none, such as after a result.
+        ends = (end for form in cls.forms for end in (form.parameter_end, *form.ends))
+        cls.erase = (*cls.erase, *ends)
+        cls.inner = tuple(tag for form in cls.forms for tag in form.tags)
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        marker = yield from cur.next_of(self.markers)
+        form = next(form for form in self.forms if marker in (*form.openers, form.call))
+        yield from _block(cur, out, tools, form)
+
+
+def _guide(form: Form, block: int) -> Guide:
+    opener, closer = form.openers[block], form.closers[block]
+    begin = form.parameter + 'NAME" string='
+    return Guide(
+        form.call + 'NAME">\n',
+        form.call_end + "\n",
+        block=(opener + "\n", closer),
+        trigger=opener,
+        arguments=tagged(
+            begin + '"false">', form.parameter_end + "\n", text=begin + '"true">', without=form.ambiguous
+        ),
+    )
+
+
+class DeepseekV32(Barred):
+    """deepseek_v32: `<｜DSML｜invoke name="f">`. DeepSeek V3.2, V4 and V4.1; the block's name differs.
+
+    Sources: read 2026-11-22,
+    https://github.com/vllm-project/vllm/blob/17c620f127b8/vllm/entrypoints/openai/tool_parsers/deepseek_v32_tool_parser.py;
+    of other spellings: read 2026-11-30, https://github.com/openclaw/openclaw/issues/128858,
+    https://github.com/ai-dynamo/frontend-crates/pull/252, https://github.com/local-inference-lab/vllm/pull/417
     """
 
     name = "deepseek_v32"
-    blocks = ("function_calls>", "tool_calls>", "toolcalls>")
-    markers = (*("<｜DSML｜" + block for block in blocks), '<｜DSML｜invoke name="')
-    form = Form(
-        call='<｜DSML｜invoke name="',
-        call_end="</｜DSML｜invoke>",
-        parameter='<｜DSML｜parameter name="',
-        parameter_end="</｜DSML｜parameter>",
-        openers=markers[:-1],
-        closers=tuple("</｜DSML｜" + block for block in blocks),
-        trim=False,
-    )
-    # The model also writes ends of calls where there is none, such as after a result.
-    erase = ("<｜end▁of▁sentence｜>", form.parameter_end, *form.ends)
-    guide = Guide(
-        '<｜DSML｜invoke name="NAME">\n',
-        "</｜DSML｜invoke>\n",
-        block=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
-        trigger="<｜DSML｜function_calls>",
-        arguments=tagged(
-            '<｜DSML｜parameter name="NAME" string="false">',
-            "</｜DSML｜parameter>\n",
-            text='<｜DSML｜parameter name="NAME" string="true">',
-            without=form.ambiguous,
-        ),
-    )
+    forms = _bars("DSML")
+    erase = ("<｜end▁of▁sentence｜>",)
+    guide = _guide(forms[0], 0)
     template_marks = ("｜DSML｜",)
+
+
+class GigaChat35(Barred):
+    """gigachat35: the same with another word. Sber GigaChat 3.5.
+
+    Source: read 2026-11-30,
+    https://github.com/sgl-project/sglang/blob/166b30d48513/python/sglang/srt/function_call/gigachat35_detector.py
+    """
+
+    name = "gigachat35"
+    forms = _bars("GCML")
+    erase = ("<|message_sep|>", "</s>")
+    guide = _guide(forms[0], 1)
+    template_marks = ("｜GCML｜",)
 
 
 class MiniCpm5(TaggedXml):
