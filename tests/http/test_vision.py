@@ -50,6 +50,8 @@ def test_the_answer_depends_on_the_image(server: Server) -> None:
     plain, red, blue = ask(server, asked), ask(server, image(RED), asked), ask(server, image(BLUE), asked)
     assert len({said(plain), said(red), said(blue)}) == 3
     assert said(ask(server, image(RED), asked)) == said(red)
+    url = image(RED)["image_url"]["url"]  # as Mistral's client and older LangChain write it
+    assert said(ask(server, {"type": "image_url", "image_url": url}, asked)) == said(red)
     assert red["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + IMAGE_TOKENS
     assert red["usage"]["completion_tokens"] == 8
 

@@ -60,7 +60,7 @@ class Part(msgspec.Struct):
     reasoning: Annotated[Any, doc("the same of a reasoning part")] = None
     summary: Annotated[Any, doc("the same of a reasoning part")] = None
     refusal: Annotated[str | None, doc("of a refusal part: its text")] = None
-    image_url: Annotated[ImageUrl | None, doc("of an image_url part")] = None
+    image_url: Annotated[str | ImageUrl | None, doc("of an image_url part; a text is its URL")] = None
     file: Annotated[FileData | None, doc("of a file part")] = None
     input_audio: Annotated[InputAudio | None, doc("of an input_audio part")] = None
     audio_url: Annotated[AudioUrl | None, doc("of an audio_url part")] = None
