@@ -5,7 +5,7 @@ BIN := .venv/bin
 MODEL := models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Which form of its weights is laid depends on the processor, so this stamp bears a sum of what that can do,
 # and a number that grows when `ovserve pull` lays another form.
-LAID := models/smollm2/.converted-6-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+LAID := models/smollm2/.converted-7-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 MINILM := models/minilm/openvino_model.xml
 PORT ?= 8000
 SOURCES := ovserve tests benchmarks scripts examples graphs proto
