@@ -44,7 +44,7 @@ DATATYPES = {
 BYTES = "BYTES"
 MOST_DIMENSIONS = 64  # numpy has no more
 MOST_IN_ONE = 2**63 - 1
-MOST_BESIDES = 2**60 - 1  # elements of 8 bytes, where libraries multiply the dimensions that are not 0
+MAX_NONZERO_PRODUCT = 2**60 - 1  # elements of 8 bytes, where libraries multiply the dimensions that are not 0
 FLOATS = ("FP16", "FP32", "FP64")
 _PYTHON: dict[str, tuple[set[type], str]] = {
     "BOOL": ({bool}, "true or false"),
@@ -240,8 +240,8 @@ def count_of(shape: Sequence[int]) -> int:
             raise InvalidArgument(f"shape: expected 0 or more in each dimension, got {display(list(shape))}")
         if size > MOST_IN_ONE:
             raise InvalidArgument(f"shape: expected at most {MOST_IN_ONE} in each dimension")
-    if 0 in shape and math.prod(filter(None, shape)) > MOST_BESIDES:
-        limit = f"a product of at most {MOST_BESIDES} without the dimensions of 0"
+    if 0 in shape and math.prod(filter(None, shape)) > MAX_NONZERO_PRODUCT:
+        limit = f"a product of at most {MAX_NONZERO_PRODUCT} without the dimensions of 0"
         raise InvalidArgument.expected("shape", limit, list(shape))
     return math.prod(shape)
 
