@@ -213,7 +213,8 @@ def test_a_graph_that_truncates_says_how_often(server: Server) -> None:
 
 def test_prompts_stand_before_the_text(server: Server) -> None:
     expected = vectors(post(server, "prices rose the ship", model="cutting"))
-    for more in ({"prompt_name": "query"}, {"input_type": "query"}, {"instruction": "prices rose "}):
+    types = ({"input_type": "query"}, {"input_type": "search_query"})  # Azure's, Cohere's
+    for more in (*types, {"prompt_name": "query"}, {"instruction": "prices rose "}):
         np.testing.assert_allclose(
             vectors(post(server, "the ship", model="cutting", **more)), expected, atol=1e-6
         )
@@ -230,6 +231,8 @@ def test_an_input_type_without_effect_is_reported(server: Server) -> None:
     ):
         answer = post(server, given, model=model, input_type="query", **more)
         assert answer.headers.get(header) == "input_type", (model, given)
+    for value in ("passage", "clustering"):  # for which this model has no prompt
+        assert post(server, "the ship", model="exact", input_type=value).headers[header] == "input_type"
     effective = post(server, "the ship", model="cutting", input_type="query")
     assert header not in effective.headers
 

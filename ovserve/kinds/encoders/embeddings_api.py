@@ -18,6 +18,8 @@ from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.payload import packed
 
+QueryType = Literal["query", "search_query"]  # names of one prompt
+DocumentType = Literal["document", "passage", "search_document"]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -52,8 +54,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
         doc("the model's prompt of this name goes before each input"),
     ] = None
     input_type: Annotated[
-        Literal["text", "query", "document"] | None,
-        doc("Azure's: the model's prompt of this name, if it has one"),
+        QueryType | DocumentType | Literal["text", "classification", "clustering"] | None,
+        doc("Azure's, Cohere's and NVIDIA's: the model's prompt of this name, or of one that means the same"),
     ] = None
 
 

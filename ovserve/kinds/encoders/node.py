@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from msgspec import structs
 
@@ -13,7 +13,14 @@ from ovserve.api.openai.common import encode
 from ovserve.errors import InvalidArgument
 from ovserve.graph import Context, Node, SidePacket, calculator
 from ovserve.kinds.encoders import spec as encoders
-from ovserve.kinds.encoders.embeddings_api import Embed, decode_embeddings, embeddings_body, truncate_to
+from ovserve.kinds.encoders.embeddings_api import (
+    DocumentType,
+    Embed,
+    QueryType,
+    decode_embeddings,
+    embeddings_body,
+    truncate_to,
+)
 from ovserve.kinds.encoders.rerank_api import decode_rerank, rerank_body
 from ovserve.kinds.encoders.resource import (
     EncoderCalculator,
@@ -57,7 +64,6 @@ from ovserve.protos.options_pb2 import (
     RerankCalculatorOVOptions,
 )
 
-SIDES = "query", "document"  # values of input_type that ask for a prompt; "text" asks for none
 WITHOUT_EFFECT = "activation", "instruction", "use_activation"  # fields of score, on vectors
 
 log = logging.getLogger(__name__)
@@ -114,7 +120,7 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         embedder.metrics.inputs += request.count
         vectors = bytes(item.blobs[0]).split(SEPARATOR)
         ignored = request.ignored
-        if request.body.input_type in SIDES and not _by_input_type(request, embedder.model):
+        if request.body.input_type not in (None, "text") and not _prompt_name(request, embedder.model):
             ignored = tuple(sorted((*ignored, "input_type")))
         body = embeddings_body(vectors, request.body.model, answer.tokens)
         return HttpResponse(body, headers=headers_of(ignored, answer.truncated))
@@ -135,11 +141,14 @@ def arguments(request: Embed, embedder: EmbeddingsResource) -> EmbedArguments:
     )
 
 
-def _by_input_type(request: Embed, facts: EmbeddingFacts) -> bool:
-    """Return whether `input_type` decides what is before each input."""
+def _prompt_name(request: Embed, facts: EmbeddingFacts) -> str:
+    """Return the name of the prompt that `input_type` selects; "" if it decides nothing."""
     body = request.body
-    other = request.tokens or body.instruction is not None or body.prompt_name is not None
-    return not other and body.input_type in facts.prompts
+    value = body.input_type
+    if value is None or request.tokens or body.instruction is not None or body.prompt_name is not None:
+        return ""
+    alike = next((names for names in map(get_args, (QueryType, DocumentType)) if value in names), ())
+    return next((name for name in (value, *alike) if name in facts.prompts), "")
 
 
 def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
@@ -154,9 +163,7 @@ def _prompt(request: Embed, facts: EmbeddingFacts) -> str:
                 "prompt_name", f"the model has {names_of_prompts}, got {encode(body.prompt_name).decode()}"
             )
         return facts.prompts[body.prompt_name]
-    if _by_input_type(request, facts):
-        return facts.prompts[str(body.input_type)]
-    return facts.prompts.get(facts.default_prompt, "")
+    return facts.prompts.get(_prompt_name(request, facts) or facts.default_prompt, "")
 
 
 MIN_POSITIONS = 8  # OVMS's: so many positions are not enough for a pair
