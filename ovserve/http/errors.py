@@ -33,7 +33,7 @@ from ovserve.log import request_id
 MAX_PATHS = 256  # whose style is remembered
 OLLAMA_PREFIX = "/api/"
 PLAIN_PREFIXES = ("/v2", "/v1/config")
-_MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/count_tokens)?")
+_MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/.*)?")  # batches too, which are a 404
 _TENSORFLOW = re.compile(r"/v1/models/.+(:(predict|classify|regress)|/metadata|/(versions|labels)/[^/]+)")
 _MODELS = re.compile(r"(/openai)?(/v3)?(/v1)?/models(/.+)?")
 

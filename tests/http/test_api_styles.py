@@ -28,6 +28,7 @@ LONG.details = {"max_length": 10, "prompt_tokens": 12}
         ("/info", {}, {}, "azure"),
         ("/v1/messages", {}, {}, "anthropic"),
         ("/v3/v1/messages/count_tokens", {}, {"api-key": "k"}, "anthropic"),
+        ("/v1/messages/batches", {}, {}, "anthropic"),
         ("/messages", {}, {}, "anthropic"),
         ("/v3/models/messages", {}, {}, "openai"),
         ("/models", {}, {"anthropic-version": "1"}, "anthropic"),
