@@ -89,7 +89,7 @@ def tool_policy(
     mode, tool_names, once = _choice(choice, names)
     if not tools:
         if mode == "required":
-            raise InvalidArgument.at("tool_choice", "'required' needs tools, got none")
+            raise InvalidArgument.at("tool_choice", "it asks for a call, but there are no tools")
         return None
     callable_names = frozenset(tool_names)
     allowed = tuple(name for name in names if name in callable_names) if mode != "none" else ()
