@@ -167,7 +167,7 @@ def test_forgetting_makes_another_compiler_and_hurts_nobody(engine: GenAIEngine)
 @pytest.mark.parametrize(
     ("schema", "wrong"),
     [
-        ({"type": "string", "pattern": r"^(a|b)\1$"}, None),
+        ({"type": "string", "pattern": r"^(a*)\1$"}, None),
         ({"$ref": "https://example.com/a.json"}, None),
     ],
 )  # fmt: skip

@@ -152,7 +152,7 @@ async def test_a_text_model_refuses_images(scripted: Scripted, subtests: pytest.
 BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "image_url"}, "messages[0].content[0].image_url: required, but missing"),
     (image(""), "messages[0].content[0].image_url.url: expected a URL, got an empty string"),
-    ({"type": "image_url", "image_url": "x"}, "messages[0].content[0].image_url: expected"),
+    ({"type": "image_url", "image_url": "x"}, "messages[0].content[0].image_url: files are not allowed"),
     (image(RED, detail="huge"), "messages[0].content[0].image_url.detail"),
     (image("data:image/png;base64,AAAA"), "messages[0].content[0].image_url.url: the image cannot be read: it is not an image"),
     (image("https://example.org/cat.png"), "messages[0].content[0].image_url.url: URLs are not allowed"),

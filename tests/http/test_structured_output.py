@@ -163,7 +163,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_grammar": "root ::= nope"}, "guided_grammar", '"nope" is not defined'),
     ({"response_format": {"type": "sequence", "elements": []}}, "response_format", "at least one element"),
     ({"guided_regex": "([a-z]{1,50} ?){1,50}"}, "guided_regex", "too many states"),
-    ({"response_format": {"type": "regex", "pattern": "(?<=a)b"}}, "response_format.pattern", "look-behind"),
+    ({"response_format": {"type": "regex", "pattern": "(?<=a)b"}}, "response_format.pattern", "no text matches"),
     ({"guided_regex": "a", "best_of": 2}, "guided_regex", "beam search"),
     ({"guided_regex": "a", "ignore_eos": True}, "guided_regex", "ignore_eos"),
 ]  # fmt: skip

@@ -38,7 +38,8 @@ def guide_of(dialect: str) -> Guide:
 
 def form_of(dialect: str) -> Form:
     own = {"glm45": tagged_xml._GLM_FORM, "onyx": recipients._FORM}
-    form: Form = own[dialect] if dialect in own else default().tool(dialect).form  # type: ignore[union-attr]
+    tool: Any = default().tool(dialect)
+    form: Form = own[dialect] if dialect in own else tool.forms[0] if hasattr(tool, "forms") else tool.form
     return form
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from contextlib import suppress
 
 import msgspec
 
@@ -248,9 +249,10 @@ class _Call:
             if ends:
                 break
             parts.append(cur.advance(len(stop)))
-            self._quotes = self._quotes or stop in form.begins
+            opens = stop in form.begins and (yield from self._opens(stop))
+            self._quotes = self._quotes or opens
             if form.meaning(stop) == form.parameter:
-                self._quoted += 1
+                self._quoted += opens
             elif stop == form.parameter_end and self._quoted:
                 self._quoted -= 1
         text = "".join(parts)
@@ -374,9 +376,9 @@ class _Call:
                 return True
             if not tag or (tag == form.call and not quotes):
                 return False
-            if tag != form.call:
-                inside = tag == form.parameter
             cur.advance(len(stop))
+            if tag == form.parameter_end or (tag == form.parameter and (yield from self._opens(stop))):
+                inside = tag == form.parameter
             limit -= cur.offset - start
         return begins
 
@@ -412,6 +414,16 @@ class _Call:
     def _is_meant(self, spelling: str, key: str) -> bool:
         """Return whether an opening tag with this key is one; a wrong spelling only names what is missing."""
         return self._form.meaning(spelling) == spelling or (key in self._known and key not in self.arguments)
+
+    def _opens(self, spelling: str) -> Steps[bool]:
+        """Return whether a tag whose beginning was read opens something: a wrong spelling needs a name."""
+        if spelling == self._form.meaning(spelling):
+            return True
+        mark, key = self._cur.mark(), ""
+        with suppress(EndOfText):
+            key = yield from self._next_key()
+        self._cur.rollback(mark)
+        return good_name(key)
 
     @property
     def _keys(self) -> Set[str]:

@@ -334,10 +334,12 @@ def _by_name(value: Any, key: str) -> tuple[tuple[str, str], ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, str):
-        text, value = value, {"": value}
-        if text.lstrip().startswith("{"):  # OVMS's command line writes maps as text
-            with suppress(ValueError):  # what checks the text says what is expected
-                value = json.loads(text)
+        if not value.lstrip().startswith("{"):
+            return (("", value),)
+        try:
+            value = json.loads(value)  # OVMS's command line writes maps as text
+        except ValueError as error:
+            raise LoadError(f"{key}: not JSON: {error}, got {value!r}") from error
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise LoadError(f"{key}: expected text, or an object of text by tensor, got {json.dumps(value)}")
     return tuple(sorted(value.items()))
