@@ -343,13 +343,19 @@ def test_the_keyboard_walks_along_streams(tab: Tab) -> None:
     page.get_by_label("Details").get_by_text("RequestParserCalculator").first.wait_for()
 
 
-def test_an_edit_is_checked_applied_and_undone(tab: Tab, served: Path) -> None:
-    file = served / "scripted/graph.pbtxt"
-    before = file.read_text()
+def editor_of(tab: Tab) -> Any:
+    """The page of the scripted graph, with the keyboard in its text."""
     page = tab.open("graph/scripted", ready=".node")
     page.get_by_role("button", name="Edit", exact=True).click()
     page.get_by_text("valid", exact=True).wait_for()
     page.locator(".cm-content").click()
+    return page
+
+
+def test_an_edit_is_checked_applied_and_undone(tab: Tab, served: Path) -> None:
+    file = served / "scripted/graph.pbtxt"
+    before = file.read_text()
+    page = editor_of(tab)
     page.keyboard.press("Control+End")
     page.keyboard.type('node { calculator: "PassThrouhgCalculator" }')
     page.get_by_text("did you mean PassThroughCalculator").wait_for()
@@ -375,10 +381,7 @@ def test_an_edit_is_checked_applied_and_undone(tab: Tab, served: Path) -> None:
 def test_an_answer_that_an_edit_has_overtaken_is_dropped(tab: Tab, served: Path) -> None:
     """The graph as it was before the undo arrives after it, as from a busy server."""
     before = (served / "scripted/graph.pbtxt").read_text()
-    page = tab.open("graph/scripted", ready=".node")
-    page.get_by_role("button", name="Edit", exact=True).click()
-    page.get_by_text("valid", exact=True).wait_for()
-    page.locator(".cm-content").click()
+    page = editor_of(tab)
     page.keyboard.press("Control+Home")
     page.keyboard.type("# overtaken\n")
     held: list[tuple[Any, Any]] = []

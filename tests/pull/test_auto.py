@@ -194,6 +194,13 @@ def test_the_engine(
     assert ('engine: "paged"' in graph.read_text()) == chosen
 
 
+@pytest.mark.parametrize(("machine", "tokens"), [(KERNELS, 512), (TILES, 1024), (PLAIN, 1024)])
+def test_the_tokens_of_a_step_follow_the_kernels(machine: Processor, tokens: int) -> None:
+    assert run.with_paged_engine({}, machine)["max_num_batched_tokens"] == tokens
+    own = run.with_paged_engine({"max_num_batched_tokens": 64}, machine)
+    assert own["max_num_batched_tokens"] == 64
+
+
 def test_pull_again_keeps_the_form_that_is_there(index: Index, packed: Path, tmp_path: Path) -> None:
     """What `make serve` laid stays as it is when the tutorial's first command is typed in the same directory."""
     models = {"small": index.model(packed.read_bytes())}
