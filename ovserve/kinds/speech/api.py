@@ -21,13 +21,12 @@ from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.speech.languages import language_name
 from ovserve.kinds.speech.spec import Span, TranscribeArguments
+from ovserve.llm.audio import Keywords, Prompt
 
 TRANSCRIPTIONS, TRANSLATIONS = "audio/transcriptions", "audio/translations"
 FILE = "file"
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["segment", "word"]
-PROMPT_BYTES = 64 << 10
-Prompt = Annotated[str, Meta(max_length=PROMPT_BYTES)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 
 
@@ -56,7 +55,7 @@ class TranscriptionRequest(AudioFields, kw_only=True):
     stream: Annotated[bool | None, doc("events with text as it is recognized")] = None
     languages: Annotated[list[str] | None, doc("without effect: one language can be set")] = None
     hotwords: Annotated[Prompt | None, doc("words that the audio is likely to have")] = None
-    keywords: Annotated[list[Prompt] | None, doc("the same as a list; both count")] = None
+    keywords: Annotated[Keywords | None, doc("the same as a list; both count")] = None
     chunking_strategy: Annotated[str | None, doc("without effect: audio is always cut at silence")] = None
     include: Annotated[list[str] | None, doc("without effect: the engine reports no probabilities")] = None
     user: Annotated[str | None, doc("without effect")] = None

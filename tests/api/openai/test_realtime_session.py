@@ -388,6 +388,9 @@ def test_what_is_known_of_the_audio_reaches_the_model_in_turns_and_in_items() ->
     made = update(transcription=spoken, noise_reduction={"type": "near_field", "strength": 0.5})
     assert made["session"]["audio"]["input"]["transcription"] == spoken
     assert update(noise_reduction={"strength": 0.3})["type"] == "session.updated"
+    for field, value in (("prompt", "p" * 65_537), ("keywords", ["a"] * 1001), ("keywords", ["a" * 257])):
+        error = update(transcription=spoken | {field: value})["error"]  # it would travel with each utterance
+        assert error["param"].startswith(f"session.audio.input.transcription.{field}"), error
     for name in ("turn", "item"):
         if name == "turn":
             session.on_event(json.dumps({"type": "input_audio_buffer.append", "audio": chunk(1)}).encode())

@@ -16,6 +16,7 @@ from msgspec import field
 
 from ovserve.api.openai.tools import function_tool, tool_policy
 from ovserve.errors import InvalidArgument, shortened
+from ovserve.llm.audio import Keywords, Prompt
 from ovserve.llm.request import ToolPolicy
 
 MAX_OUTPUT_TOKENS = 4096  # of a response; OpenAI's bound
@@ -76,8 +77,8 @@ class TranscriptionConfig(Checked, frozen=True):
     model: str | None = None
     language: str | None = None
     languages: list[str] | None = None  # without effect, as `delay`
-    prompt: str | None = None
-    keywords: list[str] | None = None
+    prompt: Prompt | None = None
+    keywords: Keywords | None = None
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
