@@ -192,6 +192,7 @@ def test_a_whole_text_matches(pattern: str, right: list[str], wrong: list[str]) 
     assert [text for text in judged if text in found] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", [*NESTED, *AMBIGUOUS])
 def test_nested_counts_are_refused_by_their_form(pattern: str) -> None:
     """Such a grammar took more than 15 s for a token."""

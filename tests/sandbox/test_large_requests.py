@@ -168,6 +168,7 @@ def tags(count: int) -> object:
     return Vision().check(text, count, "messages")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", [allowed, guide, required, results, tags])
 def test_the_time_is_linear_in_what_a_client_sends(work: Callable[[int], object]) -> None:
     """CPU time, the best of three: 8 times as much takes less than 30 times as long. Squared it would be 64."""

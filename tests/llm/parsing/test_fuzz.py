@@ -199,6 +199,7 @@ def took_back(made: list[Parsed]) -> bool:
     return any(isinstance(p, ToolCallBroken | ContentWasReasoning) for parsed in made for p in parsed.parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "reasoning"), PAIRS)
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

@@ -246,6 +246,7 @@ def test_every_dialect_is_written() -> None:
     assert set(WRITERS) == set(default().tool_names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
@@ -300,6 +301,7 @@ UNMARKED_START = {"llama3": len('{"name": "get_weather"'), "xlam": len('[{"name"
                   "pythonic": len("[get_weather("), "phi4": len("functools["), "functionary_v32": len("get_weather")}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @pytest.mark.parametrize("stop", [None, "stop"])
 def test_a_cut_call_leaves_no_markup_in_the_answer(name: str, stop: str | None) -> None:

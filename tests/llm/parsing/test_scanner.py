@@ -258,6 +258,7 @@ def seconds(name: str, text: str, pieces: int) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", default().tool_names)
 def test_noise_of_markers_is_linear(name: str) -> None:
     """32 times the text may cost 32 times the CPU time, not 1024 times. The bound is the geometric mean."""

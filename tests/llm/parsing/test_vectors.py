@@ -45,6 +45,7 @@ def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parser", PARSERS)
 def test_they_hold_at_every_cut(parser: str) -> None:
     said: list[str] = []
