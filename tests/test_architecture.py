@@ -8,6 +8,7 @@ import itertools
 import re
 import shutil
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -277,6 +278,39 @@ OF_AUTHORS = {"helper.py", "helper/__init__.py"}
 NAMED_FILE = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.(?:md|py|sh))(?![\w/])")
 NAMED_FOLDER = re.compile(r"`((?:[\w-]+/)+)`|used in ([\w/]+/) alone")
 TREES = ("ovserve", "scripts", "benchmarks", "tests", "docs", "examples", "graphs", "proto")
+
+
+# Called by whoever gets the object: Python, a library, or an author's code.
+CALLED_ELSEWHERE = {
+    "LogSettings": "gRPC, by the service's description",
+    "RepositoryModelLoad": "gRPC",
+    "RepositoryModelUnload": "gRPC",
+    "at_eof": "aiohttp's stream",
+    "check_health": "Ray Serve",
+    "find_class": "pickle.Unpickler",
+    "ptr": "a field of OVMS's Python tensor",
+    "record_routing_stats": "Ray Serve",
+    "ref_obj": "a field of OVMS's Python tensor",
+    "unread_data": "aiohttp's stream",
+}
+
+
+def test_what_is_defined_is_used() -> None:
+    """A function or class that only tests name is dead code. Decorators that register find others, as does `cmd`."""
+    folders = (PACKAGE, *(ROOT / name for name in ("benchmarks", "examples", "graphs", "scripts")))
+    sources = [path for folder in folders for path in folder.rglob("*.py")]
+    words = Counter(itertools.chain.from_iterable(re.findall(r"\w+", path.read_text()) for path in sources))
+    unused = {
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        if not path.name.endswith("_pb2.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and words[node.name] == 1
+        and not re.match(r"do_|__\w+__$", node.name)
+        and not any(isinstance(decorator, ast.Call) for decorator in node.decorator_list)
+    }
+    assert unused == set(CALLED_ELSEWHERE)
 
 
 def test_a_path_that_is_named_exists() -> None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 IMAGE_SECONDS = 10.0  # for one image
 MAX_MEMORY = 1 << 30  # bytes of a process's address space
 FUNCTIONS = "ovserve.sandbox.images.documents"  # imports Pillow, so the server does not import it
-DECODE, DECODE_PIXELS, DECODE_RASTER = (f"{FUNCTIONS}:decode{what}" for what in ("", "_pixels", "_raster"))
-READ = f"{FUNCTIONS}:read"
+DECODE, READ = f"{FUNCTIONS}:decode", f"{FUNCTIONS}:read"
+DECODE_PIXELS, DECODE_RASTER = f"{FUNCTIONS}:decode_pixels", f"{FUNCTIONS}:decode_raster"
 MAX_HELD = 1 << 30  # bytes of decoded images in the server
 MAX_FILES = 16  # in a request
 RETRY_AFTER = 2.0  # seconds

@@ -145,7 +145,7 @@ class Blocks(RuleBasedStateMachine):
         ]
         users = Counter(block for table in tables for block in table)
         pool = self.engine.pool
-        assert [pool.ref_count(block) for block in range(BLOCKS)] == [users[block] for block in range(BLOCKS)]
+        assert pool.ref_counts == [users[block] for block in range(BLOCKS)]
         assert pool.available == BLOCKS - len(users)
         assert all(len(set(table)) == len(table) for table in tables)
 

@@ -71,7 +71,7 @@ def check_empty(engine: PagedEngine) -> None:
         engine.abort(id_)
     pool = engine._scheduler.pool
     assert pool.available == pool.size
-    assert not any(map(pool.ref_count, range(pool.size)))
+    assert not any(pool.ref_counts)
 
 
 def collect(engine: PagedEngine | GenAIEngine) -> dict[int, list[StepItem]]:

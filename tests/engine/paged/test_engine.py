@@ -78,7 +78,7 @@ def nothing_is_left_behind(engine: PagedEngine, short: PagedEngine) -> Iterator[
         assert not each.busy
         pool = each._scheduler.pool
         assert pool.available == pool.size
-        assert not any(pool._ref_counts)
+        assert not any(pool.ref_counts)
 
 
 def scored(engine: PagedEngine | GenAIEngine, prompt: str, **sampling: Any) -> list[TokenLogprob]:

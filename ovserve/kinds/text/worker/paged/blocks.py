@@ -49,7 +49,7 @@ class BlockPool:
         self._copy = copy
         self._caches = caches
         self._free = list(range(blocks - 1, -1, -1))  # low ones first, so that untouched memory stays so
-        self._ref_counts = [0] * blocks
+        self.ref_counts = [0] * blocks  # sequences that have each block
         self._store = store
         self._digests: dict[int, bytes] = {}  # of blocks with a known content
         self._known: dict[bytes, int] = {}  # blocks by their digests
@@ -90,14 +90,14 @@ class BlockPool:
                 self._store.withdraw(digest)
         else:
             return None
-        self._ref_counts[block] = 1
+        self.ref_counts[block] = 1
         return block
 
     def release(self, blocks: array[int]) -> None:
         """Take back the blocks of a sequence, in the order of its tokens."""
         for block in reversed(blocks):
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block]:
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block]:
                 continue
             if block in self._digests:
                 self._idle[block] = None
@@ -107,21 +107,17 @@ class BlockPool:
     def fork(self, blocks: array[int]) -> array[int]:
         """Return the block table of one more sequence with the same tokens."""
         for block in blocks:
-            self._ref_counts[block] += 1
+            self.ref_counts[block] += 1
         return blocks[:]
-
-    def ref_count(self, block: int) -> int:
-        """Return how many sequences have the block."""
-        return self._ref_counts[block]
 
     def copy_on_write(self, block: int) -> int | None:
         """Return the block if one sequence has it, else a copy for that sequence; None if all are in use."""
-        if self._ref_counts[block] == 1:
+        if self.ref_counts[block] == 1:
             return block
         own = self.allocate()
         if own is not None:
             self._copy(block, own)
-            self._ref_counts[block] -= 1
+            self.ref_counts[block] -= 1
         return own
 
     def find_prefix(self, ids: array[int]) -> list[tuple[int, bytes]]:
@@ -137,9 +133,9 @@ class BlockPool:
             if (block := self._known.get(digest)) is None:
                 if (block := self._load(digest)) is None:
                     break
-            elif not self._ref_counts[block]:
+            elif not self.ref_counts[block]:
                 del self._idle[block]
-            self._ref_counts[block] += 1
+            self.ref_counts[block] += 1
             blocks.append((block, digest))
         if self._store is not None:
             # The first one last: without it the others could not be found.
@@ -156,7 +152,7 @@ class BlockPool:
             or (block := self.allocate()) is None
         ):
             return None
-        self._ref_counts[block] = 0
+        self.ref_counts[block] = 0
         if not store.load(digest, block):
             self._free.append(block)
             return None

@@ -321,7 +321,7 @@ class Matcher:
         """Nothing but the end may follow, or it was accepted."""
         if self._native.is_terminated():
             return True
-        if not self._native.is_completed():
+        if not self.may_end:
             return False
         self._update()
         return not (self._mask & ~self.stops).any()
