@@ -7,13 +7,16 @@ a tenth of the server's time for a small model. Any other line is written at onc
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
+import os
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from logging.handlers import WatchedFileHandler
 from typing import Any
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
@@ -24,6 +27,8 @@ FORMATS = ("text", "json")
 WRITE_SECONDS = 0.01
 MAX_CHARACTERS = 10_000  # of a message, and of a traceback
 ACCESS = "ovserve.access"  # the logger of requests that have ended
+
+log = logging.getLogger(__name__)
 
 
 class TextFormatter(logging.Formatter):
@@ -93,25 +98,75 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class _Lines(logging.Handler):
-    """Writes the lines of requests together, by another handler's stream."""
+class LogFile:
+    """A file of lines that may be rotated, removed or refused at any time.
 
-    def __init__(self, target: logging.StreamHandler[Any]) -> None:
+    Lines that cannot be written are lost. That is logged when it begins and when it ends. There is no buffer:
+    one that a full disk refuses could not be closed, and a removed file would keep its space.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError when the file cannot be written."""
+        self._path = os.path.abspath(path)
+        self._file = io.FileIO(self._path, "a")
+        self._cut, self._lost = (
+            False,
+            0,
+        )  # whether the last line ends in its middle; lines since the last write
+
+    def write(self, lines: Sequence[str]) -> None:
+        lost = self._lost
+        try:
+            self._append("".join(lines))
+            self._lost = 0
+        except OSError as error:
+            self._lost += len(lines)  # before it is logged, which may come back here
+            if not lost:
+                log.error("%s cannot be written, and its lines are lost: %s", self._path, error.strerror)
+        else:
+            if lost:
+                log.warning("%s is written again; %d lines were lost", self._path, lost)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, text: str) -> None:
+        there = not self._file.closed and os.path.exists(self._path)
+        if not there or not os.path.samefile(self._path, self._file.fileno()):
+            self._file.close()
+            self._file, self._cut = io.FileIO(self._path, "a"), False
+        # A line with half a surrogate pair must not lose the lines that are written with it.
+        rest = ("\n" * self._cut + text).encode("utf-8", "backslashreplace")
+        while rest:
+            rest = rest[self._file.write(rest) :]
+            self._cut = bool(rest)
+
+
+def _to_stderr(lines: Sequence[str]) -> None:
+    with suppress(OSError, ValueError):  # its disk is full, its reader has gone, or it is closed
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
+
+
+class _Lines(logging.Handler):
+    """Writes the lines of requests together."""
+
+    def __init__(self, write: Callable[[Sequence[str]], None] = _to_stderr) -> None:
         super().__init__()
-        self._target = target
+        self._write = write
         self._lines: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # that will flush them
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.append(self.format(record) + self._target.terminator)
-            if record.name != ACCESS or (loop := _running_loop()) is None:
-                self.flush()
-            elif self._loop is not loop:
-                self._loop = loop
-                loop.call_later(WRITE_SECONDS, self._flush, record)
+            self._lines.append(self.format(record) + "\n")
         except Exception:  # noqa: BLE001  as in the standard library: a log line fails nothing
             self.handleError(record)
+        if record.name != ACCESS or (loop := _running_loop()) is None:
+            self.flush()
+        elif self._loop is not loop:
+            self._loop = loop
+            loop.call_later(WRITE_SECONDS, self.flush)
 
     def flush(self) -> None:
         """Write what is kept. `logging` also calls it at the end of the process."""
@@ -119,23 +174,9 @@ class _Lines(logging.Handler):
         try:
             lines, self._lines, self._loop = self._lines, [], None
             if lines:
-                if isinstance(self._target, WatchedFileHandler):
-                    self._target.reopenIfNeeded()
-                self._target.stream.write("".join(lines))
-            self._target.flush()
+                self._write(lines)
         finally:
             self.release()
-
-    def close(self) -> None:
-        self.flush()
-        self._target.close()
-        super().close()
-
-    def _flush(self, record: logging.LogRecord) -> None:
-        try:
-            self.flush()
-        except Exception:  # noqa: BLE001  as in `emit`
-            self.handleError(record)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -154,10 +195,7 @@ def setup(level: str, form: str = "text", path: str = "") -> None:
     logging.addLevelName(TRACE_LEVEL, "TRACE")
     # Facts of a record that no format here shows: https://docs.python.org/3/howto/logging.html#optimization
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    targets: list[logging.StreamHandler[Any]] = [logging.StreamHandler(sys.stderr)]
-    if path:  # a line with half a surrogate pair must not lose the lines that are written with it
-        targets.append(WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace"))
-    handlers = [_Lines(target) for target in targets]
+    handlers = [_Lines(), *([_Lines(LogFile(path).write)] if path else [])]
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=handlers, force=True)

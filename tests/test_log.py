@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import resource
+import shutil
 import sys
-from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 import pytest
 
-from ovserve.log import ACCESS, MAX_CHARACTERS, JsonFormatter, TextFormatter, _Lines
+from ovserve.log import ACCESS, MAX_CHARACTERS, JsonFormatter, LogFile, TextFormatter, _Lines
 
 
 def test_a_line_that_is_not_unicode_does_not_lose_its_neighbours(tmp_path: Path) -> None:
     file = tmp_path / "server.log"
-    handler = _Lines(WatchedFileHandler(file, encoding="utf-8", errors="backslashreplace"))
+    log = LogFile(str(file))
+    handler = _Lines(log.write)
 
     async def three() -> None:
         for text in ("before", "half a pair: \ud800", "after"):
@@ -24,8 +27,46 @@ def test_a_line_that_is_not_unicode_does_not_lose_its_neighbours(tmp_path: Path)
         await asyncio.sleep(0.1)
 
     asyncio.run(three())
-    handler.close()
+    log.close()
     assert file.read_text().splitlines() == ["before", "half a pair: \\ud800", "after"]
+
+
+def test_a_file_that_cannot_be_written_is_reported_once_and_taken_up_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk printed a traceback per line, and kept a removed file; a missing folder ended the log."""
+    (folder := tmp_path / "logs").mkdir()
+    file = folder / "server.log"
+    log = LogFile(str(file))
+    log.write(["a\n"])
+    shutil.rmtree(folder)
+    log.write(["lost\n"])
+    log.write(["lost\n", "lost\n"])
+    folder.mkdir()
+    file.symlink_to("/dev/full")
+    log.write(["lost\n"])
+    held = [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
+    assert not [one for one in held if one.startswith(str(tmp_path))], "a removed file keeps its space"
+    file.unlink()
+    log.write(["b\n"])
+    log.close()
+    assert file.read_text() == "b\n"
+    assert [r.levelname for r in caplog.records] == ["ERROR", "WARNING"]
+    assert "cannot be written, and its lines are lost: No such file or directory" in caplog.messages[0]
+    assert caplog.messages[1] == f"{file} is written again; 4 lines were lost"
+
+
+def test_a_line_that_was_cut_ends_before_the_next(tmp_path: Path) -> None:
+    log = LogFile(str(tmp_path / "log"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))  # Python ignores SIGXFSZ
+    try:
+        log.write(["whole line\n"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.write(["next\n"])
+    log.close()
+    assert (tmp_path / "log").read_text() == "whol\nnext\n"
 
 
 def test_the_text_of_a_client_begins_no_line() -> None:

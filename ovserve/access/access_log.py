@@ -7,19 +7,17 @@ name of a key is all that identifies the caller.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from logging.handlers import WatchedFileHandler
 from typing import Any, NamedTuple
 
 from ovserve.access.request_context import RequestContext
 from ovserve.errors import OvserveError
-from ovserve.log import ACCESS
+from ovserve.log import ACCESS, LogFile
 
 log = logging.getLogger(ACCESS)
 MAX_PARAM_LENGTH = 80  # characters; a client may have chosen them
@@ -164,9 +162,6 @@ class AccessLog:
                 listener(ended)
 
 
-audit_problems = logging.getLogger(__name__)
-
-
 class AuditLog:
     """The file of --audit_log_path: one JSON object per request, about who did what and how it ended.
 
@@ -177,11 +172,10 @@ class AuditLog:
 
     def __init__(self, path: str) -> None:
         """Raises OSError if the file cannot be written."""
-        self._file = WatchedFileHandler(path, encoding="utf-8")
-        self._failing = False
+        self._file = LogFile(path)
 
     def record(self, ended: Ended) -> None:
-        """Append a line. A disk that is full does not end requests; it is logged when it begins and ends."""
+        """Append a line."""
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request_id": ended.request_id,
@@ -190,21 +184,7 @@ class AuditLog:
             "admin": ended.call.caller.rights.admin,
             **{name: value for name, value in ended.fields().items() if name != "key"},
         }
-        try:
-            self._file.reopenIfNeeded()
-            if (stream := self._file.stream) is None:
-                raise OSError("it could not be opened")
-            stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-            stream.flush()
-        except OSError as error:
-            if not self._failing:
-                audit_problems.error("the audit log cannot be written: %s", error)
-            self._failing = True
-            return
-        if self._failing:
-            audit_problems.warning("the audit log is written again; it lacks what happened meanwhile")
-        self._failing = False
+        self._file.write([json.dumps(line, ensure_ascii=False) + "\n"])
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk left unwritten was logged
-            self._file.close()
+        self._file.close()

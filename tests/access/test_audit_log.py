@@ -90,6 +90,6 @@ def test_a_full_disk_is_logged_once_and_ends_no_request(caplog: pytest.LogCaptur
                 request_id=str(number),
                 headers={},
             )
-    assert [record.name for record in caplog.records].count("ovserve.access.access_log") == 1
+    assert [record.name for record in caplog.records].count("ovserve.log") == 1
     assert "No space left" in caplog.text
     audit.close()
