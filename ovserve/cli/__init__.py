@@ -8,16 +8,16 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
-from typing import NoReturn
 
 # With these `ovserve serve` starts no engine, or may not: help, and edits of a configuration.
 WITHOUT_ENGINE = ("-h", "--help", "--list_models", "--add_to_config", "--remove_from_config")
 INTERRUPTED_EXIT_CODE = 130  # as a shell says it of SIGINT
 
 
-def main(argv: list[str] | None = None) -> NoReturn:
+def main(argv: list[str] | None = None) -> None:
     _open_standard_streams()
     if not os.path.expanduser("~").startswith("/"):  # a user without an entry, outside of a container
         os.environ["HOME"] = "/"  # as container engines set it
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
         sys.exit(run(argv, child))
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a shell and what it runs may both send one
         sys.exit(INTERRUPTED_EXIT_CODE)
     finally:
         gc.enable()

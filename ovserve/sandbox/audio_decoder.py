@@ -252,6 +252,10 @@ def decode_container(source: Path, samples: Samples) -> None:
             if not container.streams.audio:
                 raise Undecodable("it has no audio")
             _decode(av, container, samples)
+    except av.PatchWelcomeError:  # FFmpeg's word for what Ogg allows and it does not follow
+        raise Undecodable(
+            "its channels or its codec change after the start; send such parts as files"
+        ) from None
     except av.FFmpegError as error:
         raise Undecodable(f"it is not a known audio file: {error.strerror}") from None
     except (ValueError, OSError) as error:

@@ -125,6 +125,23 @@ def test_a_server_that_is_ended_while_it_starts_leaves_no_process(tmp_path: Path
             wait_gone(pid)
 
 
+def test_a_second_interrupt_does_not_interrupt_the_end() -> None:
+    """Ctrl-C under a shell or a wrapper comes twice; the second one printed a traceback."""
+    program = """
+import os, signal
+from ovserve import cli
+from ovserve.cli import commands
+from ovserve.engine.client.spawn import Child
+def interrupt(*_): os.kill(os.getpid(), signal.SIGINT)
+end, commands.run = Child.end, interrupt
+def end_interrupted(child): interrupt(); end(child)
+Child.end = end_interrupted
+cli.main(["serve"])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_a_bad_graph_leaves_no_process(tmp_path: Path) -> None:
     """The engine's process is there before the graph is read."""
     directory = script_graph(tmp_path / "g", SCRIPT)

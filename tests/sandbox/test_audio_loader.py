@@ -140,6 +140,13 @@ async def test_files_joined_to_one_are_heard_whole(
         assert np.abs(heard).max() == pytest.approx(16384, rel=0.1)
 
 
+async def test_joined_files_of_other_channels_are_named_as_such(loader: AudioLoader, tmp_path: Path) -> None:
+    """It was called no known audio file, and not yet implemented."""
+    joined = coded("libopus", "ogg", 48000, "mono") + coded("libopus", "ogg", 48000, "stereo")
+    with pytest.raises(InvalidArgument, match="its channels or its codec change after the start"):
+        await load(loader, joined, tmp_path)
+
+
 @pytest.mark.parametrize("broken", ["\u00e4\u00e4\u00e4\u00e4", "%%%%", "YWJj-", "YWJ"])
 async def test_text_that_is_no_base64_is_an_error(loader: AudioLoader, broken: str) -> None:
     with pytest.raises(InvalidArgument, match="data: expected base64") as caught:
