@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import Start, read_all, request
 
+from ovserve.errors import LoadError
+
 pytestmark = pytest.mark.long
 
 
@@ -48,3 +50,20 @@ async def test_its_files_are_the_facts(start: Start, directory: Path) -> None:
     assert (facts.chat_template, facts.tool_template) == ("D", "T")
     assert facts.generation_config["temperature"] == 0.5
     assert 2 in facts.eos_token_ids
+
+
+async def test_files_of_two_models_are_named_as_such(start: Start, directory: Path, tmp_path: Path) -> None:
+    """The process ended with a traceback, or the server with the fault of a request that nobody had made."""
+    for name, spoil, why in (
+        ("alone", lambda made: (made / "openvino_tokenizer.xml").unlink(), "openvino_tokenizer.xml was not"),
+        (
+            "other",
+            lambda made: (made / "config.json").write_text('{"vocab_size": 2}'),
+            "the model has 2 tokens",
+        ),
+    ):
+        shutil.copytree(directory, made := tmp_path / name)
+        spoil(made)
+        with pytest.raises(LoadError, match=why) as caught:
+            await start(str(made), ready_timeout=60.0)
+        assert "last output" not in str(caught.value)

@@ -42,7 +42,7 @@ from ovserve.engine.protocol.messages import (
 from ovserve.engine.protocol.specs import Facts, HostSpec, Spec, resolve
 from ovserve.engine.worker.calls import Calls, Threads
 from ovserve.engine.worker.mapped_files import MappedFiles
-from ovserve.errors import LoadError
+from ovserve.errors import InvalidArgument, LoadError
 
 
 def open_backend(load: Load, files: MappedFiles | None = None, *, shared: bool = False) -> tuple[Spec, Any]:
@@ -55,9 +55,12 @@ def open_backend(load: Load, files: MappedFiles | None = None, *, shared: bool =
         backend = resolve(type(spec).backend)
     except (ImportError, AttributeError, msgspec.MsgspecError) as error:
         raise LoadError(f"no engine for {load.spec_type}: {error}") from error
-    if files is None:
-        return spec, backend(spec)
-    return spec, files.guard(spec, lambda: backend(spec), shared=shared)
+    try:
+        if files is None:
+            return spec, backend(spec)
+        return spec, files.guard(spec, lambda: backend(spec), shared=shared)
+    except InvalidArgument as error:  # of what a backend tries out, such as a tokenizer that is not there
+        raise LoadError(error.message) from error
 
 
 def load_failed(error: LoadError) -> LoadFailed:

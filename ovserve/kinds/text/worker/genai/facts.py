@@ -6,6 +6,7 @@ import openvino_genai as ov_genai
 
 from ovserve.engine.model.files import ModelFiles
 from ovserve.engine.protocol.specs import TextFacts
+from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.vision import image_markers
 
 
@@ -20,6 +21,10 @@ def engine_facts(
     """`defaults` is what the library read of generation_config.json."""
     ends = [defaults.eos_token_id, *files.end_token_ids, *sorted(defaults.stop_token_ids)]
     ends.append(tokenizer.get_eos_token_id())
+    if (last := max(ends)) >= (size := files.vocab_size or len(tokenizer.get_vocab())):
+        raise LoadError(
+            f"token {last} ends texts; the model has {size} tokens, so its files are of two"
+        )
     return TextFacts(
         max_length=max_length,
         chat_template=files.chat_template or tokenizer.get_original_chat_template() or None,
@@ -30,7 +35,7 @@ def engine_facts(
         pad_token_id=pad if (pad := tokenizer.get_pad_token_id()) >= 0 else None,
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in ends if id_ >= 0)),
         add_bos_token=files.add_bos_token,
-        vocab_size=files.vocab_size or len(tokenizer.get_vocab()),
+        vocab_size=size,
         generation_config=files.generation_config,
         architecture=files.architecture,
         vision=files.vision,
