@@ -113,7 +113,7 @@ def test_openai_s_client_edits_in_a_stream(client: openai.OpenAI) -> None:
     )
     kinds = [event.type for event in stream]
     assert kinds[-1] == "image_edit.completed"
-    assert set(kinds) <= {"image_edit.progress", "image_edit.partial_image", "image_edit.completed"}
+    assert set(kinds) <= {"image_edit.partial_image", "image_edit.completed"}
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class ImageFields(msgspec.Struct, kw_only=True):
     output_compression: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | None, doc("quality of jpeg and webp")
     ] = None
-    stream: Annotated[bool | None, doc("events for steps, partial images and images")] = None
+    stream: Annotated[bool | None, doc("events for partial images and images")] = None
     partial_images: Annotated[
         Annotated[int, Meta(ge=0, le=3)] | None, doc("unfinished images per image; needs stream")
     ] = None
@@ -275,20 +275,18 @@ class ImageList(msgspec.Struct):
 
 
 class ImageEvent(msgspec.Struct):
-    """An event of a stream. Its type ends in progress, partial_image or completed."""
+    """An event of a stream. Its type ends in partial_image or completed."""
 
     type: str
     image_index: int
-    b64_json: str | UnsetType = UNSET
-    created_at: int | UnsetType = UNSET
-    background: Background | UnsetType = UNSET
-    output_format: str | UnsetType = UNSET
-    quality: str | UnsetType = UNSET
-    size: str | UnsetType = UNSET
+    b64_json: str
+    created_at: int
+    background: Background
+    output_format: str
+    quality: str
+    size: str
     partial_image_index: int | UnsetType = UNSET
     seed: int | UnsetType = UNSET
-    step: int | UnsetType = UNSET
-    steps: int | UnsetType = UNSET
     usage: ImageUsage | UnsetType = UNSET
 
 
@@ -304,10 +302,6 @@ class EventWriter:
 
     def __init__(self, prefix: str, output_format: str) -> None:
         self._prefix, self._format = prefix, output_format
-
-    def progress(self, index: int, step: int, steps: int) -> bytes:
-        name = f"{self._prefix}.progress"
-        return _event(name, encode(ImageEvent(name, index, step=step, steps=steps)))
 
     def partial(self, index: int, number: int, image: bytes, size: str) -> bytes:
         return self._image("partial_image", index, image, size, partial_image_index=number)
@@ -328,11 +322,8 @@ class EventWriter:
             size=size,
             **fields,
         )
-        return _event(name, encode(event).replace(_HOLE, b'"b64_json":"' + image + b'"', 1))
-
-
-def _event(name: str, data: bytes) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+        data = encode(event).replace(_HOLE, b'"b64_json":"' + image + b'"', 1)
+        return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 DEFAULTS = {

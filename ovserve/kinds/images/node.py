@@ -136,7 +136,6 @@ class ImageResource:
             _seeds(drawing, count),
             options,
             adapters=self._adapters(drawing),
-            progress=bool(request.stream),
             partial_images=request.partial_images or 0,
             format=request.output_format or PNG,
             quality=100 if request.output_compression is None else request.output_compression,
@@ -338,12 +337,9 @@ async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
 
 def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageItem, image: bytes) -> bytes:
     size = f"{item.width}x{item.height}"
-    match item.kind:
-        case "step":
-            return writer.progress(item.index, item.step, item.steps)
-        case "partial":
-            images.metrics.partial += 1
-            return writer.partial(item.index, item.partial, image, size)
+    if item.kind == "partial":
+        images.metrics.partial += 1
+        return writer.partial(item.index, item.partial, image, size)
     images.metrics.count_image(item.steps, item.seconds, edited=call.edits)
     return writer.completed(item.index, image, size, call.arguments.seeds[item.index])
 

@@ -77,18 +77,16 @@ class GenerateArguments(msgspec.Struct, frozen=True):
     image: Raster | None = None
     mask: Raster | None = None  # of the image's size; white is repainted
     adapters: dict[str, float] = {}  # alpha by alias; others are off
-    progress: bool = False  # an item per step
     partial_images: int = 0  # of each image
     format: Format = PNG
     quality: int = 100  # of jpeg and webp
 
 
 class ImageItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An item of GENERATE. Its blob is the base64 form of a file, unless only a step is reported."""
+    """An item of GENERATE. Its blob is the base64 form of a file."""
 
-    kind: Literal["step", "partial", "image"]
+    kind: Literal["partial", "image"]
     index: int  # of the image
-    step: int = 0  # that has ended, from 1
     steps: int = 0
     partial: int = 0  # number of the partial image, from 0
     width: int = 0

@@ -155,7 +155,6 @@ class Drawing:
         )
         if self._stopped:
             return
-        steps.end()
         image = pixels_of(tensor)
         height, width = image.shape[:2]
         seconds = round(time.monotonic() - began, 4)
@@ -164,12 +163,9 @@ class Drawing:
         )
 
     def put(self, image: Image, item: ImageItem) -> None:
-        self.report(item, (encoded(image, self._asked.format, self._asked.quality),))
-
-    def report(self, item: ImageItem, blobs: tuple[bytes, ...] = ()) -> None:
         if self._truncated:
             item = msgspec.structs.replace(item, truncated=self._truncated)
-        self._items.put(Result(item, blobs))
+        self._items.put(Result(item, (encoded(image, self._asked.format, self._asked.quality),)))
 
 
 class _Steps:
@@ -179,7 +175,6 @@ class _Steps:
         self._drawing, self._index = drawing, index
         self._asked, self._pipeline = drawing._asked, drawing._pipeline
         self._partials = 0  # that have been sent
-        self._done = 0
         self.steps = int(self._asked.options.get("num_inference_steps", 0))  # an edit does fewer
 
     def __call__(self, step: int, steps: int, latent: Any) -> bool:
@@ -193,9 +188,6 @@ class _Steps:
         return False
 
     def _report(self, step: int, steps: int, latent: Any) -> None:
-        if self._asked.progress:
-            self._drawing.report(ImageItem("step", self._index, step, steps))
-            self._done = step
         partials = self._asked.partial_images
         # The k-th of n is due at k/(n+1) of the way, so that the last one is not the image itself.
         if (
@@ -204,16 +196,9 @@ class _Steps:
             and step < steps
         ):
             image = pixels_of(self._pipeline.decode(latent))
-            item = ImageItem(
-                "partial", self._index, step, steps, self._partials, image.shape[1], image.shape[0]
-            )
+            item = ImageItem("partial", self._index, steps, self._partials, image.shape[1], image.shape[0])
             self._partials += 1
             self._drawing.put(image, item)
-
-    def end(self) -> None:
-        """Report the last step if it was dropped, like 19 of 20 steps of 1 ms with a callback of 20 ms."""
-        if self._asked.progress and self._done < self.steps:
-            self._drawing.report(ImageItem("step", self._index, self.steps, self.steps))
 
 
 CLIP, T5 = "CLIP", "T5"  # how the names of classes begin
