@@ -265,7 +265,8 @@ HEADERS = {
     "x-request-id": "the client's own, or one made here",
     "x-ovserve-ignored-params": "parameters without effect, separated by commas",
     "x-ovserve-clamped": "what was lowered, and to what",
-    "x-ovserve-adapted": "how messages were rearranged for the chat template, and what it shows nowhere",
+    "x-ovserve-adapted": "how messages were rearranged for the chat template, what it shows nowhere, and "
+    "which voice stands in for one of OpenAI's",
     "x-ovserve-repetition": "choices that were ended because they repeat themselves",
 }
 

@@ -10,11 +10,12 @@ import signal
 import time
 import wave
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import httpx
 import openai
 import pytest
+from openai.types.realtime.realtime_audio_config_output import Voice
 
 from ovserve.engine.host.memory import cpu_seconds, resident
 from tests.conftest import Server, start_process
@@ -194,9 +195,22 @@ def test_voices_are_listed_and_found_by_their_short_names(server: Server) -> Non
     assert len(httpx.get(f"{server.v3}/audio/voices").json()["voices"]) == 4
     assert httpx.get(f"{server.v3}/audio/voices", params={"model": "none"}).status_code == 404
     for voice in ("af_one", "one", "AF_ONE", {"id": "af_one"}, None, ...):
-        assert post(server, "Hello.", voice=voice).status_code == 200
+        answer = post(server, "Hello.", voice=voice)
+        assert answer.status_code == 200
+        assert "x-ovserve-adapted" not in answer.headers
     (speech,) = httpx.get(f"{server.v3}/capabilities", params={"model": "voice"}).json()["data"]
     assert speech["engines"][0]["facts"]["default_voice"] == "bm_two"
+
+
+def test_each_voice_that_openai_s_client_knows_is_spoken(server: Server) -> None:
+    (voices,) = (get_args(kind) for kind in get_args(Voice) if get_origin(kind) is Literal)
+    with openai.OpenAI(base_url=server.v3, api_key="none", max_retries=0) as client:
+        for voice in (*voices, "onyx", "SHIMMER"):
+            answer = client.audio.speech.create(model="voice", input="Hello.", voice=voice)
+            assert seconds(answer.content) > 0
+            assert answer.response.headers["x-ovserve-adapted"] == f"voice:{voice}=bm_two"
+            events = post(server, "Hello.", voice=voice, stream_format="sse")
+            assert events.headers["x-ovserve-adapted"] == f"voice:{voice}=bm_two"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     input: Annotated[str, doc("the text to speak")]
     voice: Annotated[
         str | VoiceId | None,
-        doc("a name of `GET /v3/audio/voices`, or the part after `_`; default: the graph's"),
+        doc(
+            "a name of `GET /v3/audio/voices`, or the part after `_`; default: the graph's, which also "
+            "speaks for voices that only OpenAI has"
+        ),
     ] = None
     response_format: Annotated[Format | None, doc("all but wav and pcm need the extra `audio`")] = None
     speed: Annotated[float | None, doc("1.0 is the voice's own; the graph sets the bounds")] = None

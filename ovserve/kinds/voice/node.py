@@ -26,7 +26,7 @@ from ovserve.kinds.payload import (
     HttpPayload,
     HttpResponse,
     JsonEndpoint,
-    ignored_header,
+    report_headers,
 )
 from ovserve.kinds.plugin_config import without_lookup
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ItemStream, ResourceKind, model_path
@@ -66,6 +66,11 @@ LANGUAGES: Mapping[str, str] = {
 }
 SPELLINGS = {**LANGUAGES, "en": "en-us", "fr": "fr-fr", "pt": "pt-br"}
 MAX_SHOWN_NAMES = 12  # names in an error message
+# OpenAI's voices. Its clients require one: where the model has none of that name, they mean its default.
+FOREIGN_VOICES = (
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage"),
+    *("shimmer", "verse"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ class Voices:
             raise InvalidArgument.at(
                 "voice", f"{shortened(repr(name))} may be {' or '.join(matches)}; write one of them"
             )
+        if folded in FOREIGN_VOICES:
+            return self.default_name
         text = shortened(repr(name))
         why = f"Requested voice {text} not found in available voices: {_listed(names)}"
         raise InvalidArgument.at("voice", why)
@@ -276,6 +283,13 @@ SPEAKER = ResourceKind(
 )
 
 
+def _stand_in(name: str | None, voice: str) -> list[str]:
+    """Return what the header says of a voice that stands in for one of OpenAI's."""
+    own = voice.casefold()
+    is_own = name is None or name.casefold() in (own, own.partition("_")[2])
+    return [] if is_own else [f"voice:{name}={voice or 'default'}"]
+
+
 async def _spoken(stream: ItemStream, metrics: TextToSpeechMetrics) -> tuple[Spoken, bytes] | None:
     """Return the next sentence with its samples; None at the end."""
     item = await stream.next()
@@ -325,13 +339,14 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
         self.metrics = speaker.metrics
         request = await speaker.bodies.run(payload.head.large, decode_speech, payload.body)
         arguments = speaker.arguments(request)
+        self.headers = report_headers(request.ignored, _stand_in(request.voice, arguments.voice))
         self.stream = await speaker.engine.call(SPEAK, arguments)
         await (self._whole if request.whole else self._parts)(cc, request, speaker)
 
     async def _whole(self, cc: Context, request: Speech, speaker: SpeechResource) -> None:
         """Send a WAV or FLAC, which begins with its size. A long one waits on disk: minutes of audio come of
         a short text."""
-        kind, headers = CONTENT_TYPES[request.format], ignored_header(request.ignored)
+        kind, headers = CONTENT_TYPES[request.format], self.headers
         with SpooledTemporaryFile(MOST_KEPT, prefix=PREFIX) as parts:
             rate, samples = speaker.model.sample_rate, 0
             while (item := await self._next()) is not None:
@@ -375,7 +390,7 @@ class T2sCalculator(EngineCalculator, HttpCalculator):
             cc.send(self.response, part, at)
             return
         kind = EVENT_STREAM if request.stream == "sse" else CONTENT_TYPES[request.format]
-        cc.send(self.response, HttpResponse(part, kind, ignored_header(request.ignored), more=True))
+        cc.send(self.response, HttpResponse(part, kind, self.headers, more=True))
 
     async def _next(self) -> tuple[Spoken, bytes] | None:
         assert self.stream is not None

@@ -20,8 +20,6 @@ from ovserve.llm.audio import Keywords, Prompt
 from ovserve.llm.request import ToolPolicy
 
 MAX_OUTPUT_TOKENS = 4096  # of a response; OpenAI's bound
-# Voices that exist at OpenAI only. Clients have them as defaults, so they mean the graph's voice.
-FOREIGN_VOICES = frozenset(("ash", "ballad", "cedar", "coral", "marin", "sage", "verse"))
 # Objects that an event replaces and does not merge into.
 REPLACED = frozenset(("tool_choice", "prompt", "tracing", "metadata", "reasoning", "truncation", "voice"))
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -76,7 +74,7 @@ class SemanticVad(Checked, frozen=True, tag_field="type", tag="semantic_vad"):
 class TranscriptionConfig(Checked, frozen=True):
     model: str | None = None
     language: str | None = None
-    languages: list[str] | None = None  # without effect, as `delay`
+    languages: list[str] | None = None  # without effect, as `delay`: shown as null
     prompt: Prompt | None = None
     keywords: Keywords | None = None
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -266,34 +264,32 @@ def _generation(config: G, abilities: Abilities, where: str) -> G:
         raise EventError.at(f"{where}.tools", abilities.lacks_tools)
     tools = [{"type": "function", **_tool(tool, where)["function"]} for tool in config.tools]
     voice = config.audio.output.voice
-    voice = voice.id if isinstance(voice, VoiceId) else voice
-    output = msgspec.structs.replace(config.audio.output, voice=_voice(voice, abilities, where))
+    name = voice.id if isinstance(voice, VoiceId) else voice
+    voice = abilities.default_voice
+    if abilities.speaks and name:
+        voice = _lookup(abilities.voice, name, f"{where}.audio.output.voice")
+    output = msgspec.structs.replace(config.audio.output, voice=voice)
     audio = msgspec.structs.replace(config.audio, output=output)
     return msgspec.structs.replace(config, tools=tools, audio=audio)
 
 
 def _heard(heard: AudioInput, abilities: Abilities) -> AudioInput:
-    """Noise reduction is shown as it is: absent. A graph may detect no turns."""
-    if heard.transcription is not None and heard.transcription.language and abilities.hears:
-        where = "session.audio.input.transcription.language"
-        try:
-            abilities.language(heard.transcription.language)
-        except InvalidArgument as error:
-            raise EventError(error.message.replace("language", where, 1), where) from None
-    heard = msgspec.structs.replace(heard, noise_reduction=None)
+    """Return the settings as they count: what has no effect is absent. A graph may detect no turns."""
+    transcription = heard.transcription
+    if transcription is not None:
+        if transcription.language and abilities.hears:
+            _lookup(abilities.language, transcription.language, "session.audio.input.transcription.language")
+        transcription = msgspec.structs.replace(transcription, languages=None, delay=None)
+    heard = msgspec.structs.replace(heard, noise_reduction=None, transcription=transcription)
     return heard if abilities.detects else msgspec.structs.replace(heard, turn_detection=None)
 
 
-def _voice(name: str, abilities: Abilities, where: str) -> str:
-    if not abilities.speaks or not name:
-        return abilities.default_voice
+def _lookup(find: Callable[[str], str], name: str, param: str) -> str:
+    """Return what the model has of that name. Raises EventError naming the field."""
     try:
-        return abilities.voice(name)
+        return find(name)
     except InvalidArgument as error:
-        if name in FOREIGN_VOICES:
-            return abilities.default_voice
-        param = f"{where}.audio.output.voice"
-        raise EventError(error.message.replace("voice", param, 1), param) from None
+        raise EventError(error.message.replace(param.rpartition(".")[2], param, 1), param) from None
 
 
 def _tool(tool: Part, where: str) -> Part:

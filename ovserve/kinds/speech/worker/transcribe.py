@@ -331,8 +331,8 @@ class SpeechBackend:
         else:
             if arguments.language:
                 config.language = arguments.language
-            if arguments.prompt:
-                config.context = arguments.prompt
+            if context := "\n".join(filter(None, (arguments.prompt, arguments.hotwords))):
+                config.context = context
         if arguments.temperature:
             config.do_sample = True
             config.temperature = arguments.temperature
