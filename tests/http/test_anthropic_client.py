@@ -21,6 +21,10 @@ from tests.http.conftest import Running, Scripted
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = {"temperature": 0}
+DOCUMENTS = (
+    {"type": "text", "media_type": "text/plain", "data": "pages"},
+    {"type": "content", "content": [{"type": "text", "text": "parts"}]},
+)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 SCRIPT = json.dumps(
     {
@@ -375,6 +379,7 @@ async def test_the_conversation_reaches_the_template(calls: anthropic.AsyncAnthr
         {"role": "user", "content": [{"type": "text", "text": "mirror"}, {"type": "text", "text": "two"}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "calling"}, CALL]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "42"}]}, {"type": "text", "text": "and?"}]},
+        {"role": "user", "content": [{"type": "document", "source": source, "title": "T", "context": "from 2020"} for source in DOCUMENTS]},
         {"role": "system", "content": "be quick"},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_2", "content": "bad", "is_error": True}]},
     ]  # fmt: skip
@@ -389,6 +394,7 @@ async def test_the_conversation_reaches_the_template(calls: anthropic.AsyncAnthr
         "</tool_call>",
         "tool: 42",
         "user: and?",
+        *["user: from 2020", "[File T]", "pages", "from 2020", "[File T]", "parts"],
         "system: be quick",
         "tool: Error: bad",
         "assistant:",

@@ -57,6 +57,7 @@ class Block(msgspec.Struct):
         ImageData | str | None, doc("of an image block, or a document's PDF or text; of a search_result")
     ] = None
     title: Annotated[str | None, doc("of a document block: stands before its text")] = None
+    context: Annotated[str | None, doc("of a document block: what it is, stands before it")] = None
     is_error: Annotated[bool | None, doc('of a tool_result block: puts "Error: " before it')] = None
 
 

@@ -207,14 +207,15 @@ def _document(block: Block, where: str, images: Pictures, dropped: list[str]) ->
     if source is None or isinstance(source, str):
         what = "required, but missing" if source is None else f"expected an object, got {show(source)}"
         raise InvalidArgument.at(at, what)
+    about = f"{block.context}\n" if block.context else ""
     if source.type == "text":
-        return document_text(block.title, _required(source.data, f"{at}.data"))
+        return about + document_text(block.title, _required(source.data, f"{at}.data"))
     if source.type == "content":
-        return document_text(block.title, _inner(source.content, f"{at}.content", images, dropped))
+        return about + document_text(block.title, _inner(source.content, f"{at}.content", images, dropped))
     if source.type != "base64":  # a URL, which is not downloaded, or a file that is at Anthropic
         dropped.append(f"messages.document.source.type={source.type}")
         return ""
-    return images.place_file(source.data, block.title, where, f"{at}.data", block.type)
+    return about + images.place_file(source.data, block.title, where, f"{at}.data", block.type)
 
 
 def _text(block: Block, where: str) -> str:
