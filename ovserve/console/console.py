@@ -26,6 +26,7 @@ from aiohttp import web
 from ovserve import __version__
 from ovserve.access import AccessLog, Caller, Guard
 from ovserve.access.access_log import Running
+from ovserve.api.ollama.body import RUNNING
 from ovserve.console.api import Api
 from ovserve.console.capture import (
     PING_SECONDS,
@@ -374,7 +375,7 @@ class Console:
 
 
 async def _root(request: web.Request) -> web.StreamResponse:
-    """GET /: a browser is led to the console, a probe gets the answer it always got."""
+    """GET /: a browser is led to the console, a probe gets the answer that a server without one gives."""
     if wants_page(request):
         return web.Response(status=302, headers={"Location": ENTRY, "Vary": "Accept"})
-    return web.json_response({"live": True})
+    return web.Response(text=RUNNING)

@@ -108,6 +108,7 @@ def _ollama(ollama: Ollama) -> list[tuple[str, str, Handler]]:
         ("GET", "/api/tags", ollama.tags),
         ("GET", "/api/ps", ollama.ps),
         ("POST", "/api/show", ollama.show),
+        ("GET", "/", ollama.root),
         ("GET", "/api/version", ollama.version),
     ]
 
@@ -127,7 +128,6 @@ def routes(
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/v2/health/live", v2.live),
         ("GET", "/v2/health/ready", v2.ready),
-        ("GET", "/", v2.live),
         ("GET", "/openapi.json", describe.openapi),
         ("GET", "/metrics", config.metrics),
         ("GET", "/v1/config", config.status),

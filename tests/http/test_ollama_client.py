@@ -152,6 +152,14 @@ def test_thinking_without_a_template_is_reported(server: Server) -> None:
     assert answer.headers["x-ovserve-ignored-params"] == "think"
 
 
+def test_the_root_has_the_text_that_clients_look_for(server: Server) -> None:
+    """Compared whole, as by Reins and by Home Assistant's integration, read on 2026-11-30."""
+    for method, text in (("GET", "Ollama is running"), ("HEAD", "")):
+        answer = httpx.request(method, server.url)
+        assert (answer.status_code, answer.text) == (200, text)
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+
 def test_models_are_listed_and_shown(client: ollama.Client, server: Server) -> None:
     (listed,) = client.list().models
     assert listed.model == "smollm2:latest"

@@ -59,6 +59,7 @@ OPERATIONS = (
         "POST", "/api/show", "What is known of one model.", answer=Shown, request=OfModel,
         of_models=False,
     ),
+    Operation("GET", "/", "The text by which Ollama's clients know that it is up.", answer=str),
     Operation("GET", "/api/version", "The release of Ollama whose API this is.", answer=Version),
     Operation(
         "POST", "/api/embed", "Embeddings of a graph that serves them, in Ollama's form.",

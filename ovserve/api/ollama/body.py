@@ -190,6 +190,7 @@ def _option(options: Mapping[str, Any], name: str, type_: Any) -> Any:
 
 # The release whose API this is. Editors ask for a minimum: VS Code's Copilot for 0.6.4.
 API_VERSION = "0.13.0"
+RUNNING = "Ollama is running"  # the whole body of GET /; many clients go on only if it is this one
 NEVER = "2318-01-01T00:00:00Z"  # when a model expires that stays
 
 

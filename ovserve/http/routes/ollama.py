@@ -28,6 +28,7 @@ from ovserve.access import current_request
 from ovserve.api import LATEST
 from ovserve.api.ollama.body import (
     API_VERSION,
+    RUNNING,
     Described,
     OfModel,
     Version,
@@ -223,6 +224,9 @@ class Ollama:
     async def show(self, request: web.Request) -> web.Response:
         _, model = requested_model(await read_small_body(request))
         return json_response(show_body(await describe(self._servable(model))))
+
+    async def root(self, request: web.Request) -> web.Response:
+        return web.Response(text=RUNNING)
 
     async def version(self, request: web.Request) -> web.Response:
         return json_of(Version(API_VERSION, __version__))

@@ -190,7 +190,6 @@ _OF_A_MODEL: tuple[tuple[str, str, Any], ...] = (
 )
 
 OPERATIONS = (
-    Operation("GET", "/", "200 while the server is up.", answer=Live),
     Operation("GET", "/v2/health/live", "200 while the server is up.", answer=Live),
     Operation(
         "GET",
