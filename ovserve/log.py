@@ -109,10 +109,8 @@ class LogFile:
         """Raises OSError when the file cannot be written."""
         self._path = os.path.abspath(path)
         self._file = io.FileIO(self._path, "a")
-        self._cut, self._lost = (
-            False,
-            0,
-        )  # whether the last line ends in its middle; lines since the last write
+        self._cut = False  # whether the last line ends in its middle
+        self._lost = 0  # lines since the last write
 
     def write(self, lines: Sequence[str]) -> None:
         lost = self._lost

@@ -22,9 +22,7 @@ def engine_facts(
     ends = [defaults.eos_token_id, *files.end_token_ids, *sorted(defaults.stop_token_ids)]
     ends.append(tokenizer.get_eos_token_id())
     if (last := max(ends)) >= (size := files.vocab_size or len(tokenizer.get_vocab())):
-        raise LoadError(
-            f"token {last} ends texts; the model has {size} tokens, so its files are of two"
-        )
+        raise LoadError(f"token {last} ends texts; the model has {size} tokens, so its files are of two")
     return TextFacts(
         max_length=max_length,
         chat_template=files.chat_template or tokenizer.get_original_chat_template() or None,
