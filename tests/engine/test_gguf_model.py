@@ -190,6 +190,9 @@ def test_parts_that_are_missing_mixed_up_or_given_alone(parts: list[Path]) -> No
     parts[2].write_bytes(parts[1].read_bytes())
     with pytest.raises(GGUFError, match=r"m-00003-of-00003.gguf: split.no is 1, expected 2"):
         read_model(parts[0])
+    parts[2].write_bytes(b"")
+    with pytest.raises(GGUFError, match=r"m-00003-of-00003.gguf: the file is empty"):
+        read_model(parts[0])
     third.rename(parts[2])
     read_model(parts[0])
 

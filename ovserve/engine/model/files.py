@@ -11,14 +11,16 @@ import json
 import os
 import re
 import struct
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
 from ovserve.engine.model.gguf import PART_NAME, GGUFError, first_part
 from ovserve.engine.model.gguf_model import GGUFModel, library_fault, read_model
-from ovserve.errors import LoadError
+from ovserve.errors import LoadError, described
 from ovserve.llm.images import ImageTokens
 
 T = TypeVar("T", dict[str, Any], list[Any])
@@ -135,6 +137,15 @@ def safetensors_header(file: Path) -> tuple[dict[str, TensorEntry], int]:
     except (OSError, struct.error, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise LoadError(f"not a .safetensors file: {error}", file=str(file)) from error
     return entries, 8 + length
+
+
+def end_with(convert: Callable[[Path, Path], None]) -> NoReturn:
+    """End this process with a conversion between the paths of its command, or with the fault in a line."""
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (LoadError, OSError, KeyError, RuntimeError, ValueError) as error:
+        sys.exit(described(error) if isinstance(error, KeyError) else str(error))
+    sys.exit()
 
 
 def pulled(directory: Path) -> dict[str, Any]:

@@ -227,9 +227,12 @@ def read_gguf(path: str | Path) -> GGUF:
     first = _read_head(path)
     files, tensors = [path], list(first.tensors)
     for part in _parts(path, first.metadata):
-        head = _read_head(part)
-        if (number := head.metadata.get("split.no")) != len(files):
-            raise GGUFError(f"{part.name}: split.no is {number}, expected {len(files)}")
+        try:
+            head = _read_head(part)
+            if (number := head.metadata.get("split.no")) != len(files):
+                raise GGUFError(f"split.no is {number}, expected {len(files)}")
+        except GGUFError as error:
+            raise GGUFError(f"{part.name}: {error}") from error
         files.append(part)
         tensors += head.tensors
     announced = first.metadata.get("split.tensors.count")

@@ -59,8 +59,11 @@ def open_backend(load: Load, files: MappedFiles | None = None, *, shared: bool =
         if files is None:
             return spec, backend(spec)
         return spec, files.guard(spec, lambda: backend(spec), shared=shared)
-    except InvalidArgument as error:  # of what a backend tries out, such as a tokenizer that is not there
-        raise LoadError(error.message) from error
+    except (
+        InvalidArgument,
+        MemoryError,
+    ) as error:  # of what it tries out, such as a tokenizer that is absent
+        raise LoadError(str(error) or "it needs more memory than there is") from error
 
 
 def load_failed(error: LoadError) -> LoadFailed:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,9 @@ from ovserve.engine.client.hosts import Hosts
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.host.memory import resident
-from ovserve.errors import EngineDead, Internal, LoadError
+from ovserve.engine.protocol.messages import Load
+from ovserve.engine.worker.host import open_backend
+from ovserve.errors import EngineDead, Internal, InvalidArgument, LoadError
 from tests.engine.hosting.kinds import SmallSpec
 
 QUICK = EngineSettings(restarts=RestartPolicy(first_pause=0.01), stop_grace=5)
@@ -350,3 +353,15 @@ async def test_calls_beyond_those_that_run_wait_and_can_be_cancelled(house: Hous
     assert await rest(waiting[0]) == [0]
     assert await rest(waiting[2]) == [0]
     assert one.stats().aborted == 2
+
+
+def test_what_a_backend_tries_out_fails_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the process with a traceback in the place of a reason."""
+    load = Load.of(SmallSpec("model"))
+    for error, why in (
+        (InvalidArgument("no tokenizer"), "no tokenizer"),
+        (MemoryError(), "it needs more memory than there is"),
+    ):
+        monkeypatch.setattr("tests.engine.hosting.kinds.Small", Mock(side_effect=error))
+        with pytest.raises(LoadError, match=why):
+            open_backend(load)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
+from ovserve.engine.model.files import end_with
 from ovserve.engine.model.safetensors import Tensors
 from ovserve.errors import LoadError
 from ovserve.kinds.encoders.spec import MODEL
@@ -226,14 +226,5 @@ def convert(source: Path, directory: Path) -> None:
     ov.save_model(model, directory / MODEL, compress_to_fp16=False)
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        convert(Path(arguments[0]), Path(arguments[1]))
-    except (LoadError, OSError, KeyError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error, file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(convert)

@@ -33,7 +33,7 @@ from openvino import opset13 as op
 from openvino_tokenizers import tokenizer_pipeline as steps
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
-from ovserve.engine.model.files import json_object
+from ovserve.engine.model.files import end_with, json_object
 from ovserve.errors import LoadError
 from ovserve.kinds.speech.spec import DECODER, DETOKENIZER, ENCODER, TOKENIZER
 from ovserve.kinds.speech.worker.whisper_weights import CTranslate2Weights, Weights, open_weights
@@ -401,14 +401,5 @@ def convert(source: Path, directory: Path, *, int8: bool) -> None:
         ov.save_model(network, directory / name, compress_to_fp16=True)
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        convert(Path(arguments[0]), Path(arguments[1]), int8=arguments[2:] != ["fp16"])
-    except (LoadError, OSError, KeyError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error, file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(lambda *paths: convert(*paths, int8=sys.argv[3:] != ["fp16"]))

@@ -7,12 +7,13 @@ index 0: OpenVINO 2026.4.1 computes it from the wrong dimension, and `Broadcast`
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 from openvino import opset13
+
+from ovserve.engine.model.files import end_with
 
 MODEL = "openvino_model.xml"
 BATCH_RANGE = "istft/stft/Expand"
@@ -35,14 +36,5 @@ def convert(source: Path, directory: Path) -> None:
     ov.save_model(model, directory / MODEL, compress_to_fp16=True)
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        convert(Path(arguments[0]), Path(arguments[1]))
-    except (OSError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(convert)

@@ -97,7 +97,7 @@ class Library:
     def arena(self, size: int) -> int:
         """Reserve addresses for matrices of `size` bytes in all. Memory is used when it is written."""
         if not (handle := int(self._library.ovserve_arena(ctypes.c_size_t(size)))):
-            raise MemoryError(f"{size} bytes of addresses")
+            raise MemoryError(f"no {size} bytes of addresses are left (ulimit -v)")
         return handle
 
     def pack(self, arena: int, source: Source) -> int:
