@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import tempfile
 from collections.abc import Iterable
@@ -171,6 +172,7 @@ async def serve(
     Returns the exit code. Raises LoadError when the graph cannot be served.
     """
     _set_up_logs(settings)
+    _allow_files(2 * settings.max_connections)
     clear_abandoned()
     _check_temporary_directory()
     remove_abandoned(FILES)
@@ -210,6 +212,17 @@ async def _load(manager: Manager, served: Served) -> None:
         result = await manager.reload()
     if served.only and not manager.versions(served.only):
         raise LoadError(next(iter(result.failed.values()), "it was not loaded"))
+
+
+def _allow_files(needed: int) -> None:
+    """Raise the limit of open files as far as the system lets a process. At 1,024, which is common,
+    connections are closed unanswered before there are --max_connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < needed:
+            log.warning("--max_connections needs %d open files, and `ulimit -n` allows %d", needed, most)
 
 
 def _check_temporary_directory() -> None:

@@ -92,7 +92,7 @@ def check_machine(connections: int, system: Path = Path("/sys")) -> Iterator[Fin
     yield check_models_of(available, read_bandwidth())
     if (shared := Path("/dev/shm")).is_dir():
         yield check_shared_memory(shutil.disk_usage(shared).free)
-    yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections)
+    yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], connections)
     yield check_load(os.getloadavg()[0], cpu.logical)
 
 

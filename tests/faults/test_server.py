@@ -143,7 +143,7 @@ def test_out_of_file_descriptors(tmp_path: Path) -> None:
 
 def test_64_file_descriptors_from_the_start(tmp_path: Path, figure: Figure) -> None:
     """As with `ulimit -n 64`: connections beyond that wait their turn, and a flood of them ends nothing."""
-    with serving(tmp_path, prefix=("sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh")) as (server, http):
+    with serving(tmp_path, prefix=("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")) as (server, http):
         assert chat(http)
         crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
         for one in crowd:
@@ -166,6 +166,18 @@ def test_64_file_descriptors_from_the_start(tmp_path: Path, figure: Figure) -> N
             figure(f"a new client had its answer {time.monotonic() - left:.2f} s after the 100 left")
             assert chat(another)
         assert server.process.poll() is None
+
+
+def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    """Beyond it connections were closed without an answer, and nothing said so."""
+    with serving(tmp_path, prefix=("sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh")) as (server, http):
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        for one in crowd:
+            one.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert {one.recv(12) for one in crowd} == {b"HTTP/1.1 200"}
+        assert chat(http)
+        for one in crowd:
+            one.close()
 
 
 @pytest.mark.slow
