@@ -79,7 +79,6 @@ class Process(asyncio.Protocol):
         self._answer: asyncio.Future[Answer | None] | None = None
         self._deadline: asyncio.TimerHandle | None = None  # while a call is running
         self._resumed: asyncio.Future[None] | None = None  # while the socket's buffer is full
-        self._is_late = False
         self.works = False  # it has answered once
 
     @property
@@ -111,7 +110,7 @@ class Process(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer | None] = loop.create_future()
         self._answer = reply
-        self._deadline = loop.call_later(seconds, self._expire)
+        self._deadline = loop.call_later(seconds, self.kill)  # its own alarm comes first, if it runs
         is_sent = False
         try:
             for part in frame:
@@ -128,7 +127,7 @@ class Process(asyncio.Protocol):
         if answer is None:
             assert self._process is not None, "it was started"
             code = await self._process.wait()
-            if self._is_late or code == -signal.SIGALRM:
+            if code == -signal.SIGALRM:
                 raise CallTimeout
             raise ProcessEnded(code)
         return answer
@@ -154,11 +153,6 @@ class Process(asyncio.Protocol):
             self._deadline = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
-
-    def _expire(self) -> None:
-        """The process also has its own alarm, which comes first unless it does not run."""
-        self._is_late = True
-        self.kill()
 
     async def end(self) -> None:
         """Kill it: it holds nothing worth waiting for."""
