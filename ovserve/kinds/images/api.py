@@ -24,6 +24,7 @@ from ovserve.api.openai.body import decode_body, decode_fields, refuse_unsupport
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.images.spec import ImageItem
 from ovserve.kinds.payload import packed
 
 GENERATIONS, EDITS = "images/generations", "images/edits"
@@ -297,33 +298,21 @@ def images_body(images: Sequence[tuple[bytes, int]], size: str, output_format: s
     return encode(head).replace(b'"data":[]', b'"data":[' + data + b"]", 1)
 
 
-class EventWriter:
-    """The events of one stream; `prefix` is image_generation or image_edit."""
-
-    def __init__(self, prefix: str, output_format: str) -> None:
-        self._prefix, self._format = prefix, output_format
-
-    def partial(self, index: int, number: int, image: bytes, size: str) -> bytes:
-        return self._image("partial_image", index, image, size, partial_image_index=number)
-
-    def completed(self, index: int, image: bytes, size: str, seed: int) -> bytes:
-        return self._image("completed", index, image, size, seed=seed, usage=ImageUsage())
-
-    def _image(self, kind: str, index: int, image: bytes, size: str, **fields: Any) -> bytes:
-        name = f"{self._prefix}.{kind}"
-        event = ImageEvent(
-            name,
-            index,
-            b64_json="",
-            created_at=int(time.time()),
-            background=OPAQUE,
-            output_format=self._format,
-            quality="auto",
-            size=size,
-            **fields,
-        )
-        data = encode(event).replace(_HOLE, b'"b64_json":"' + image + b'"', 1)
-        return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+def image_event(name: str, item: ImageItem, image: bytes, output_format: str, **fields: Any) -> bytes:
+    """Return the event of a base64 image, by its name."""
+    event = ImageEvent(
+        name,
+        item.index,
+        b64_json="",
+        created_at=int(time.time()),
+        background=OPAQUE,
+        output_format=output_format,
+        quality="auto",
+        size=f"{item.width}x{item.height}",
+        **fields,
+    )
+    data = encode(event).replace(_HOLE, b'"b64_json":"' + image + b'"', 1)
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 DEFAULTS = {

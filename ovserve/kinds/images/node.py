@@ -23,10 +23,11 @@ from ovserve.kinds.images.api import (
     MASK,
     MAX_SEED,
     Drawing,
-    EventWriter,
     ImageEditRequest,
+    ImageUsage,
     decode_drawing,
     decode_edit,
+    image_event,
     images_body,
 )
 from ovserve.kinds.images.metrics import ImageMetrics
@@ -283,11 +284,10 @@ class ImageGenCalculator(EngineCalculator, HttpCalculator):
             stream.cancel()  # no effect on one that has ended
 
     async def _events(self, cc: Context, images: ImageResource, call: _Call, stream: ItemStream) -> None:
-        writer = EventWriter("image_edit" if call.edits else "image_generation", call.arguments.format)
         at = cc.timestamp
         while (message := await stream.next()) is not None:
             item: ImageItem = message.decode(ImageItem)
-            event = _event(writer, images, call, item, b"".join(message.blobs))
+            event = _event(images, call, item, b"".join(message.blobs))
             first = HttpResponse(event, EVENT_STREAM, _headers(call, item.truncated), more=True)
             cc.send(self.response, event if at > cc.timestamp else first, at)
             at += 1
@@ -335,13 +335,15 @@ async def _edit(images: ImageResource, payload: HttpPayload) -> _Call:
     return _Call(drawing, arguments, (image.rgb,) if mask is None else (image.rgb, mask.rgb))
 
 
-def _event(writer: EventWriter, images: ImageResource, call: _Call, item: ImageItem, image: bytes) -> bytes:
-    size = f"{item.width}x{item.height}"
+def _event(images: ImageResource, call: _Call, item: ImageItem, image: bytes) -> bytes:
+    prefix, format_ = "image_edit" if call.edits else "image_generation", call.arguments.format
     if item.kind == "partial":
         images.metrics.partial += 1
-        return writer.partial(item.index, item.partial, image, size)
+        name = f"{prefix}.partial_image"
+        return image_event(name, item, image, format_, partial_image_index=item.partial)
     images.metrics.count_image(item.steps, item.seconds, edited=call.edits)
-    return writer.completed(item.index, image, size, call.arguments.seeds[item.index])
+    seed = call.arguments.seeds[item.index]
+    return image_event(f"{prefix}.completed", item, image, format_, seed=seed, usage=ImageUsage())
 
 
 async def _whole(images: ImageResource, call: _Call, stream: ItemStream) -> HttpResponse:

@@ -90,13 +90,11 @@ class Voices:
         matches = same or [n for n in names if n.casefold().partition("_")[2] == folded]
         if len(matches) == 1:
             return matches[0]
+        text = shortened(repr(name))
         if matches:
-            raise InvalidArgument.at(
-                "voice", f"{shortened(repr(name))} may be {' or '.join(matches)}; write one of them"
-            )
+            raise InvalidArgument.at("voice", f"{text} may be {' or '.join(matches)}; write one of them")
         if folded in FOREIGN_VOICES:
             return self.default_name
-        text = shortened(repr(name))
         why = f"Requested voice {text} not found in available voices: {_listed(names)}"
         raise InvalidArgument.at("voice", why)
 
@@ -136,11 +134,8 @@ class Voices:
 def _listed(names: Sequence[str]) -> str:
     if not names:
         return "the model has none"
-    more = (
-        f" and {len(names) - MAX_SHOWN_NAMES} more, see GET /v3/audio/voices"
-        if len(names) > MAX_SHOWN_NAMES
-        else ""
-    )
+    rest = len(names) - MAX_SHOWN_NAMES
+    more = f" and {rest} more, see GET /v3/audio/voices" if rest > 0 else ""
     return ", ".join(names[:MAX_SHOWN_NAMES]) + more
 
 
