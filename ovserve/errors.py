@@ -107,6 +107,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class ThreadNotFound(NotFound):
+    """No conversation is held here; Anthropic's clients then send all of theirs."""
+
+    code = "thread_not_found"
+
+
 class Conflict(OvserveError):
     kind = "conflict"
 

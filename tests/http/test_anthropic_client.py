@@ -401,6 +401,15 @@ async def test_the_conversation_reaches_the_template(calls: anthropic.AsyncAnthr
     ]
 
 
+async def test_a_thread_of_the_client_is_the_whole_conversation(calls: anthropic.AsyncAnthropic) -> None:
+    """Its second request has one message, and names only the answer before; so do those of its tool runner."""
+    thread = calls.beta.messages.thread(model="m", max_tokens=200, system="sys")
+    for word in ("mirror", "two", "three"):
+        answer = await thread.send({"role": "user", "content": word})
+        assert answer.content[0].text.startswith("system: sys\nuser: mirror\nassistant:")
+        assert answer.content[0].text.endswith(f"user: {word}\nassistant:")
+
+
 async def test_many_at_once(calls: anthropic.AsyncAnthropic) -> None:
     answers = await asyncio.gather(*(say(calls, f"hello {i}") for i in range(8)))
     assert {a.content[0].text for a in answers} == {"all is well"}

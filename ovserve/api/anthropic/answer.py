@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ovserve.api.openai.common import UncertainCall, UsageCounter, arguments_of, encode, named_event
-from ovserve.errors import OvserveError
+from ovserve.errors import OvserveError, ThreadNotFound
 from ovserve.llm import output as parts
 from ovserve.llm.output import Completion, FoldedChoice, Parsed, ToolCall
 from ovserve.llm.request import GenerateRequest
@@ -116,6 +117,7 @@ class MessageStop(msgspec.Struct, tag="message_stop"):
 class ErrorDetail(msgspec.Struct):
     type: str
     message: str
+    details: dict[str, str] | UnsetType = UNSET
 
 
 class Error(msgspec.Struct, tag="error"):
@@ -251,4 +253,5 @@ def error_of(error: OvserveError, type_: str, request_id: str) -> Error:
         # Agents look for these words to know that they must compact the conversation.
         tokens, room = error.details["prompt_tokens"], error.details["max_length"] - 1
         message = f"prompt is too long: {tokens} tokens > {room} maximum. {message}"
-    return Error(ErrorDetail(type_, message), request_id)
+    details = {"error_code": error.code} if isinstance(error, ThreadNotFound) else UNSET
+    return Error(ErrorDetail(type_, message, details), request_id)

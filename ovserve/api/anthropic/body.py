@@ -109,6 +109,10 @@ class OutputConfig(msgspec.Struct):
     ] = None
 
 
+class Thread(msgspec.Struct):
+    type: Annotated[Literal["create", "continue"], doc("create has no effect and is reported")]
+
+
 class PromptFields(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     messages: Annotated[Annotated[list[Turn], Meta(min_length=1)], doc("the conversation")]
@@ -123,6 +127,10 @@ class PromptFields(msgspec.Struct, kw_only=True):
         OutputConfig | None, doc("format of the answer, and effort of its reasoning")
     ] = None
     output_format: Annotated[JsonFormat | None, doc("the older name of output_config.format")] = None
+    thread: Annotated[
+        Thread | None,
+        doc("no conversation is held: continue is 404 thread_not_found, after which clients send all of it"),
+    ] = None
 
 
 class CountRequest(PromptFields, kw_only=True):

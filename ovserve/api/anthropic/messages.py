@@ -42,7 +42,7 @@ from ovserve.api.openai.messages import (
 )
 from ovserve.api.openai.sampling import SamplingFields, to_sampling
 from ovserve.api.openai.tools import ToolChoice, check_model, function_tool, tool_policy
-from ovserve.errors import InvalidArgument
+from ovserve.errors import InvalidArgument, ThreadNotFound
 from ovserve.llm.chat_template import Conversation
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest, Presentation, ReasoningBudget, ToolPolicy, document_text
@@ -381,7 +381,10 @@ def count_body(tokens: int) -> bytes:
 
 
 def _decoded(body: PromptFields, unknown: dict[str, msgspec.Raw]) -> DecodedMessages:
+    if body.thread is not None and body.thread.type == "continue":
+        raise ThreadNotFound("thread: no conversation is held here; send all of it", param="thread")
     messages, dropped = to_messages(body, Pictures())
+    dropped += ["thread"] if body.thread is not None else []
     tools = openai_tools(body)
     return DecodedMessages(body, messages, tools, tuple(sorted({*unknown, *dropped, *tools.dropped})))
 
