@@ -16,7 +16,7 @@ from tests.console.stage import stage
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
 # In containers: no user namespaces, a small /dev/shm. One process draws all tabs: another takes 0.2 s of CPU time for each.
-ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--renderer-process-limit=1"]
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--renderer-process-limit=1", "--disable-gpu"]
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +71,46 @@ def tab(browser: Any, console: Server) -> Iterator[Tab]:
 
 
 def open_tab(browser: Any, url: str, **options: Any) -> Iterator[Tab]:
-    context = browser.new_context(
-        **{"viewport": {"width": 1280, "height": 860}, "reduced_motion": "reduce"} | options
-    )
-    context.set_default_timeout(60_000)
-    context.add_init_script(VIOLATIONS)
+    """A page of a context that all pages without options share: one of its own takes 0.5 s of CPU time."""
+    context = _context(browser, options) if options or not browser.contexts else browser.contexts[0]
     page = context.new_page()
     made = Tab(page, url)
     page.on("console", lambda m: made.complaints.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: made.complaints.append(f"{error} {error.stack}"))
     foreign = lambda to: not to.startswith((url, "data:", "blob:"))  # noqa: E731
     page.on("request", lambda r: made.complaints.append(f"asks {r.url}") if foreign(r.url) else None)
-    yield made
-    violations = page.evaluate("window.violations ?? []")
-    context.close()
+    try:
+        yield made
+        violations = page.evaluate("window.violations ?? []")
+    finally:
+        if options:
+            context.close()
+        else:
+            _clear(context, url)
     assert not violations, violations
     # A status that a test asks for is logged by the browser as an error.
     assert not [c for c in made.complaints if "Failed to load resource" not in c], made.complaints
+
+
+def _context(browser: Any, options: dict[str, Any]) -> Any:
+    context = browser.new_context(
+        **{"viewport": {"width": 1280, "height": 860}, "reduced_motion": "reduce"} | options
+    )
+    context.set_default_timeout(60_000)
+    context.add_init_script(VIOLATIONS)
+    if not options:
+        context.new_page()  # with one that stays, the next ones need no process of their own
+    return context
+
+
+def _clear(context: Any, url: str) -> None:
+    """Close the pages but the first, and forget what they stored."""
+    blank, *pages = context.pages
+    for page in pages:
+        page.close()
+    session = context.new_cdp_session(blank)
+    session.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})
+    session.detach()
 
 
 def serious(page: Any, *rules: str) -> list[str]:
@@ -101,3 +124,15 @@ def serious(page: Any, *rules: str) -> list[str]:
         for one in found
         if one["impact"] in ("serious", "critical")
     ]
+
+
+def serious_when_dark(page: Any) -> list[str]:
+    """What it finds in the dark scheme, where nothing but colours differs. The page is light before and after."""
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"(light) => {ground} !== light", arg=light)
+    found = serious(page, "color-contrast")
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"(light) => {ground} === light", arg=light)
+    return found
