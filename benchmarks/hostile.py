@@ -36,6 +36,7 @@ class Seen:
     """The effect of one body. Times in ms, memory in MB."""
 
     status: int
+    answer: bytes = field(repr=False)
     size: int
     server_cpu: float = 0.0
     child_cpu: float = 0.0
@@ -113,10 +114,11 @@ def attack(server: Server, path: str, body: bytes, *, packed: bool = False) -> S
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
     children, before = _children(server), cost(pid).cpu
     with watching(server) as watch:
-        status, _ = post(server, path, body, packed=packed)
+        status, answer = post(server, path, body, packed=packed)
     after = _children(server)
     return Seen(
         status,
+        answer,
         len(body),
         (cost(pid).cpu - before) * 1000,
         sum(cpu - children.get(child, 0.0) for child, cpu in after.items()) * 1000,
