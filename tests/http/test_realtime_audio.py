@@ -48,7 +48,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def speaking_graph(place: Path) -> Path:
     """The shipped graph in a directory, with a scripted language model and tiny voices and ears."""
-    tiny_whisper(place / "ears")
+    tiny_whisper(place / "ears", speakable=True)
     tiny_voice(place / "mouth", work=8)
     (place / "model.script.json").write_text(json.dumps(SCRIPT))
     text = (ROOT / "graphs/realtime/graph.pbtxt").read_text()
