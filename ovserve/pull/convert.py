@@ -33,6 +33,7 @@ CLASSES = {
     "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM", "gemma3": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM", "smollm3": "SmolLM3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
 MEMORY_TO_COMPRESS = 2.0  # memory for compressing, over the network's size; 1.7 for 0.5 B parameters in f16
@@ -211,7 +212,9 @@ def move_all(source: Path, directory: Path, last: str, say: Callable[[str], None
 def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, float]) -> None:
     facts, p = read_model_files(str(model.gguf.path)), model.parameters
     config = {
-        "architectures": [CLASSES[model.name]],
+        "architectures": [
+            "MixtralForCausalLM" if model.name == "llama" and p.experts else CLASSES[model.name]
+        ],
         "model_type": model.name,
         "max_position_embeddings": p.length,
         "vocab_size": facts.vocab_size,

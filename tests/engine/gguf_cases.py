@@ -56,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3, softcap": {"architecture": "gemma3", "keys": {"final_logit_softcapping": 2.0}},
     "granite": {"architecture": "granite"},
     "smollm3": {"architecture": "smollm3", "layers": 4},
+    "qwen3moe": {"architecture": "qwen3moe"},
+    "granitemoe": {"architecture": "granitemoe"},
+    "llama, experts": {"architecture": "llama", "experts": True},
 }  # fmt: skip
 TEXTS = [
     "Hello world", "Hello  world   !", "I'm don't WE'LL they'Ve 'S", "12345 1234567 3.14159", "a1b22c333",

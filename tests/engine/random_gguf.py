@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.pull.tiny_gguf import printable
 
 WIDTH, HEAD, HEADS, KV_HEADS, INNER, LAYERS, VOCABULARY = 256, 64, 4, 2, 512, 2, 320
 LENGTH = 512
+MIXTURES, EXPERTS = ("qwen3moe", "granitemoe"), 6
 DRAWN = 4096  # rows of a matrix
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 F32 = gguf.GGMLQuantizationType.F32
@@ -44,6 +46,7 @@ def write(
     layers: int = LAYERS,
     vocabulary: int = VOCABULARY,
     dequantised: bool = False,
+    experts: bool = False,
 ) -> Path:
     """Write a model. `keys` of the architecture and `tokens` are added, or with None removed; `tensors` may
     change those of the file. `dequantised`: as ggml's own package unpacks what `kind` would be."""
@@ -54,26 +57,33 @@ def write(
         "attention.key_length": HEAD, "attention.value_length": HEAD, "rope.dimension_count": HEAD,
         "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
     }  # fmt: skip
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         values |= {
             "embedding_scale": 12.0,
             "residual_scale": 0.22,
             "attention.scale": 0.0156,
             "logit_scale": 8.0,
         }
+    experts = experts or architecture in MIXTURES
+    if experts:
+        values |= {"expert_count": EXPERTS, "expert_used_count": 3, "expert_feed_forward_length": INNER}
     for key, value in (values | dict(keys or {})).items():
         add(writer, f"{architecture}.{key}", value)
     for key, value in (byte_level_tokens() | dict(tokens or {})).items():
         add(writer, f"tokenizer.ggml.{key}", value)
     for key, text in {"tokenizer.chat_template": TEMPLATE, **(strings or {})}.items():
         writer.add_string(key, text)
-    made = random_tensors(architecture, biases, layers, vocabulary)
+    made = random_tensors(architecture, biases, layers, vocabulary, experts)
     tensors(made)
     for name, data in made.items():
         plain = data.ndim == 1 or name.endswith("ffn_gate_inp.weight")
         quantised = F32 if plain else kind
         if not plain and kind.name.endswith("_K"):  # which the package cannot quantise to
-            raw = random_blocks(kind.name, *data.shape, seed=zlib.crc32(name.encode()), deviation=data.std())
+            *rows, columns = data.shape
+            seed = zlib.crc32(name.encode())
+            raw = random_blocks(kind.name, prod(rows), columns, seed=seed, deviation=data.std()).reshape(
+                *rows, -1
+            )
         else:
             raw = gguf.quants.quantize(data.astype(np.float32), quantised)
         if dequantised:
@@ -149,13 +159,17 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def random_tensors(
-    architecture: str, biases: bool = False, layers: int = LAYERS, vocabulary: int = VOCABULARY
+    architecture: str,
+    biases: bool = False,
+    layers: int = LAYERS,
+    vocabulary: int = VOCABULARY,
+    experts: bool = False,
 ) -> dict[str, np.ndarray]:
     random = np.random.default_rng(7)
     queries, keys = HEADS * HEAD, KV_HEADS * HEAD
 
     def matrix(*shape: int) -> np.ndarray:
-        return standard(*shape) * shape[-1] ** -0.5
+        return standard(prod(shape[:-1]), shape[-1]).reshape(shape) * shape[-1] ** -0.5
 
     def standard(rows: int, columns: int) -> np.ndarray:
         """Rows above DRAWN repeat: to draw 200,000 takes 1.7 s more."""
@@ -181,13 +195,21 @@ def random_tensors(
             if architecture == "qwen2" or biases:
                 made[f"{at}.{name}.bias"] = random.standard_normal(rows).astype(np.float32) * 0.3
         made[f"{at}.attn_output.weight"] = matrix(WIDTH, queries)
-        if architecture in ("qwen3", "gemma3"):
+        if architecture in ("qwen3", "qwen3moe", "gemma3"):
             made |= {f"{at}.attn_q_norm.weight": norm(HEAD), f"{at}.attn_k_norm.weight": norm(HEAD)}
         if architecture == "gemma3":
             made |= {
                 f"{at}.post_attention_norm.weight": norm(WIDTH),
                 f"{at}.post_ffw_norm.weight": norm(WIDTH),
             }
+        if experts:
+            made |= {
+                f"{at}.ffn_gate_inp.weight": matrix(EXPERTS, WIDTH) * 2,
+                f"{at}.ffn_gate_exps.weight": matrix(EXPERTS, INNER, WIDTH),
+                f"{at}.ffn_up_exps.weight": matrix(EXPERTS, INNER, WIDTH),
+                f"{at}.ffn_down_exps.weight": matrix(EXPERTS, WIDTH, INNER),
+            }
+            continue
         if architecture == "phi3":
             made[f"{at}.ffn_up.weight"] = matrix(2 * INNER, WIDTH)
         else:

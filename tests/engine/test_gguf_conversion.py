@@ -31,7 +31,7 @@ from ovserve.kinds.text.worker.kernels.attention import replace_attention
 from ovserve.kinds.text.worker.kernels.library import open_library
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner, read_paged
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
-from tests.engine.random_gguf import random_blocks, write
+from tests.engine.random_gguf import LAYERS, random_blocks, write
 
 EXACT = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -157,6 +157,18 @@ def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_pa
         ours = PagedModel(directory / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         assert 0.9 * size < ours.packed_bytes + sum(t.size for t in tensors if len(t.dims) == 1)
         assert np.linalg.norm(paged_logits(ours) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0"])
+def test_experts_for_our_kernels(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"architecture": "qwen3moe", "kind": gguf.GGMLQuantizationType[kind]}
+    plain = converted(write(tmp_path / "f32.gguf", **options, dequantised=True), "merge")
+    wanted = paged_logits(PagedModel(plain / "openvino_model.xml", "CPU", EXACT))
+    directory = converted(write(tmp_path / "m.gguf", **options), "exact", "merge")
+    model = PagedModel(directory / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    kinds = [node.get_type_name() for node in model._read.get_ordered_ops()]
+    assert kinds.count("PackedExperts") == 3 * LAYERS
+    assert np.linalg.norm(paged_logits(model) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
 @pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute on this processor")

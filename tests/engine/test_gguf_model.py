@@ -52,7 +52,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"attention.value_length: other than attention.key_length, 64",
     ),
     ({"keys": {"attention.head_count_kv": [2, 1]}}, r"head_count_kv differs between layers"),
-    ({"keys": {"expert_count": 8}}, r"expert_count: 8 is not supported"),
+    ({"keys": {"expert_count": 8}}, r"llama.expert_used_count is missing"),
+    (
+        {"keys": {"expert_count": 8, "expert_used_count": 9}},
+        r"expert_used_count: expected a number from 1 to 8, got 9",
+    ),
+    (
+        {"keys": {"expert_count": 8, "expert_used_count": 2}},
+        r"the tensor blk.0.ffn_gate_inp.weight is missing",
+    ),
+    (
+        {"experts": True, "keys": {"expert_gating_func": 2}},
+        r"expert_gating_func: 2 is not supported, only 1, softmax",
+    ),
+    ({"experts": True, "keys": {"expert_weights_scale": 2.5}}, r"expert_weights_scale: 2.5 is not supported"),
+    (
+        {"experts": True, "keys": {"feed_forward_length": 500}},
+        r"the width of an expert, 500, is not a multiple of 32",
+    ),
+    ({"experts": True, "keys": {"expert_shared_count": 1}}, r"expert_shared_count is not supported"),
+    ({"architecture": "qwen3moe", "keys": {"expert_count": None}}, r"qwen3moe.expert_count is missing"),
     ({"strings": {"general.type": "adapter"}}, r"it is a LoRA adapter, and not a model; name the .gguf file"),
     ({"strings": {"general.type": "mmproj"}}, r"it is an image projector, and not a model"),
     ({"keys": {"attention.causal": False}}, r"attention.causal: false is not supported"),

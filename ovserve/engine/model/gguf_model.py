@@ -23,6 +23,9 @@ MATRIX_KINDS = (
     *PLAIN_KINDS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
 )  # fmt: skip
+MAX_EXPERTS = 4096  # of a layer
+SOFTMAX = 1  # expert_gating_func
+EXPERT_ROWS = 32  # a group of weights, and two blocks of our kernels
 GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
@@ -39,15 +42,18 @@ class Architecture(NamedTuple):
     rope_step: int = 0  # every such layer has no rotary embedding
     scales: bool = False  # of embedding, residual, attention and logits, in the metadata
     windows: int = 0  # of so many layers all but the last see a sliding window, if the file does not say
+    mixes: bool = False  # always has experts; others may
 
 
 ARCHITECTURES = {
     "llama": Architecture(interleaved=True),
     "qwen2": Architecture(),
     "qwen3": Architecture(qk_norm=True),
+    "qwen3moe": Architecture(qk_norm=True, mixes=True),
     "phi3": Architecture(fused=True),
     "gemma3": Architecture(qk_norm=True, post_norms=True, gelu=True, scaled_embedding=True, windows=6),
     "granite": Architecture(interleaved=True, scales=True),
+    "granitemoe": Architecture(interleaved=True, scales=True, mixes=True),
     "smollm3": Architecture(interleaved=True, rope_step=4),
 }
 # By general.type.
@@ -55,7 +61,7 @@ NO_MODELS = {"adapter": "a LoRA adapter", "mmproj": "an image projector", "imatr
 # Keys that change what a model computes, which no architecture here does.
 UNSUPPORTED_KEYS = (
     "attn_logit_softcapping", "attention.alibi_bias_max", "attention.clamp_kqv",
-    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha",
+    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha", "expert_shared_count", "expert_group_count",
 )  # fmt: skip
 
 
@@ -94,6 +100,8 @@ class Parameters:
     attention_scale: float = 0.0  # 0: by the size of a head
     logit_scale: float = 1.0  # divides the logits
     final_softcap: float = 0.0
+    experts: int = 0  # of a layer; 0: the feed-forward part is one
+    experts_used: int = 0  # by a token
 
 
 @dataclass(frozen=True)
@@ -174,8 +182,12 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         raise GGUFError(f"attention.head_count: {heads} is not a multiple of head_count_kv, {kv_heads}")
     if fields.size("attention.value_length", head_size) != head_size:
         raise GGUFError(f"attention.value_length: other than attention.key_length, {head_size}")
-    if experts := fields.size("expert_count", 0, low=0):
-        raise GGUFError(f"expert_count: {experts} is not supported: mixtures of experts are not converted")
+    experts = fields.size("expert_count", None if architecture.mixes else 0, low=0, high=MAX_EXPERTS)
+    inner = fields.size("feed_forward_length")
+    if name == "qwen3moe":
+        inner = fields.size("expert_feed_forward_length")
+    if experts:
+        _check_experts(fields, inner)
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise GGUFError("the tensor token_embd.weight is missing")
@@ -192,7 +204,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        inner=fields.size("feed_forward_length"),
+        inner=inner,
         epsilon=fields.real("attention.layer_norm_rms_epsilon", high=1),
         vocabulary=embedding.dims[-1],
         length=length,
@@ -204,7 +216,19 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         attention_scale=fields.real("attention.scale", (width / heads) ** -0.5 if is_gemma_27b else 0.0),
         logit_scale=(fields.real("logit_scale") or 1.0) if architecture.scales else 1.0,
         final_softcap=fields.real("final_logit_softcapping", 0.0),
+        experts=experts,
+        experts_used=fields.size("expert_used_count", high=experts) if experts else 0,
     )
+
+
+def _check_experts(fields: _Fields, inner: int) -> None:
+    """Raises GGUFError for what a mixture may be and is not computed."""
+    if (gating := fields.size("expert_gating_func", SOFTMAX, low=0)) not in (0, SOFTMAX):
+        raise GGUFError(f"expert_gating_func: {gating} is not supported, only {SOFTMAX}, softmax")
+    if (scale := fields.real("expert_weights_scale", 1.0)) not in (0, 1):
+        raise GGUFError(f"expert_weights_scale: {scale:g} is not supported, only 1")
+    if inner % EXPERT_ROWS:
+        raise GGUFError(f"the width of an expert, {inner}, is not a multiple of {EXPERT_ROWS}")
 
 
 def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
@@ -247,6 +271,8 @@ def library_fault(model: GGUFModel) -> str:
     matrices = (tensor for tensor in model.gguf.tensors.values() if len(tensor.dims) > 1)
     strange = next((tensor for tensor in matrices if tensor.type not in LIBRARY_KINDS), None)
     rope = model.parameters.rope
+    if model.parameters.experts:
+        return "does not read experts"
     if model.name not in LIBRARY_ARCHITECTURES:
         return f"does not know general.architecture {model.name!r}"
     if strange is not None:
@@ -304,6 +330,12 @@ def _attention(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
 
 
 def _feed_forward(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
+    if p.experts:
+        yield Expected(f"{at}.ffn_gate_inp.weight", (p.width, p.experts))
+        for name in ("ffn_gate_exps", "ffn_up_exps"):
+            yield Expected(f"{at}.{name}.weight", (p.width, p.inner, p.experts))
+        yield Expected(f"{at}.ffn_down_exps.weight", (p.inner, p.width, p.experts))
+        return
     parts = {"ffn_up": 2 * p.inner} if a.fused else {"ffn_gate": p.inner, "ffn_up": p.inner}
     for name, rows in parts.items():
         yield Expected(f"{at}.{name}.weight", (p.width, rows))
@@ -323,7 +355,9 @@ def _check_tensors(model: GGUFModel) -> None:
             raise GGUFError(
                 f"the tensor {tensor.name} has the shape {list(tensor.dims)}, expected {list(expected.dims)}"
             )
-        elif tensor.type not in (kinds := PLAIN_KINDS if len(tensor.dims) == 1 else MATRIX_KINDS):
+        elif tensor.type not in (
+            kinds := PLAIN_KINDS if len(tensor.dims) == 1 or "ffn_gate_inp" in tensor.name else MATRIX_KINDS
+        ):
             raise GGUFError(
                 f"the tensor {tensor.name} is of the type {tensor.type}; supported are {', '.join(kinds)}"
             )

@@ -213,6 +213,37 @@ def test_a_token_is_the_same_in_any_company(library: Library, bits: int, kind: s
         assert (multiply(library, packed.matrix, activations[:count]) == together[:count]).all()
 
 
+@pytest.mark.parametrize(("bits", "kind"), [(bits, kinds[0]) for bits, kinds in KINDS.items()])
+@pytest.mark.parametrize("isa", ISAS)
+def test_experts_compute_what_they_would_compute_alone(
+    library: Library, bits: int, kind: str, isa: str
+) -> None:
+    """Judged by the product with the rows of all experts."""
+    experts, rows, columns, used = 6, 32, 256, 3
+    packed = pack(library, experts * rows, columns, bits, 16 if bits == 6 else 32, 32, kind, 1, isa)
+    random = np.random.default_rng(2)
+    for tokens, type_ in ((0, np.int32), (1, np.int64), (7, np.int32), (150, np.int64)):
+        ids = np.argsort(random.random((tokens, experts)), axis=1)[:, :used].astype(type_)
+        ids[tokens // 2 :, 0] = 4  # many tokens of one
+        for shared in (True, False):  # the tokens' activations, or those of each of their experts
+            shape = (tokens, columns) if shared else (tokens, used, columns)
+            activations = random.standard_normal(shape).astype(np.float32)
+            inputs = (
+                ops.parameter([-1] * len(shape[:-1]) + [columns], np.float32),
+                ops.parameter([-1, used], type_),
+            )
+            node = library.experts(inputs[0].output(0), inputs[1].output(0), packed.matrix, experts)
+            model = openvino.Core().compile_model(openvino.Model([ops.result(node)], inputs), "CPU")
+            result = model((activations, ids))[0]
+            assert result.shape == (tokens, used, rows)
+            every = multiply(library, packed.matrix, activations.reshape(-1, columns))
+            every = every.reshape(tokens, 1 if shared else used, experts, rows)
+            for token, slot in np.ndindex(tokens, used):
+                wanted = every[token, 0 if shared else slot, ids[token, slot]]
+                assert (result[token, slot] == wanted).all()
+    library.release(packed.matrix)
+
+
 def test_zero_and_not_a_number(library: Library) -> None:
     packed = pack(library, 20, 128, 4, 32, 32, "offsets", 1)
     activations = np.zeros((3, 128), np.float32)

@@ -114,9 +114,10 @@ class Network:
             return self._weights.add([Part(tensor)], BY_ROW)
         return embedding if self._model.tied else self._matrix([Part(tensor)])
 
-    def _product(self, hidden: Any, matrix: Matrix) -> Any:
-        """Multiply by a matrix. Offsets of its groups are multiplied by the sums of theirs."""
-        product = ops.matmul(hidden, self._unpacked(matrix), False, True)
+    def _product(self, hidden: Any, matrix: Matrix, experts: int = 0) -> Any:
+        """Multiply by a matrix, or with `experts`, [experts, tokens, columns] by as many that are stacked.
+        Offsets of groups are multiplied by the sums of theirs."""
+        product = ops.matmul(hidden, self._unpacked(matrix, experts), False, True)
         if matrix.offsets is None or matrix.offset_scales is None:
             return product
         if self._sums is None or self._sums[0] is not hidden:
@@ -125,19 +126,21 @@ class Network:
         offsets = ops.convert(self._constant(matrix.offsets), "f32")
         of_rows = self._constant(matrix.offset_scales)
         if matrix.form.block:
-            scaled = ops.multiply(offsets, ops.convert(of_rows, "f32"))
-            scaled = ops.reshape(scaled, _ints(matrix.rows, matrix.columns // matrix.form.group), False)
-        else:
-            scaled = ops.multiply(offsets, of_rows)
+            of_rows = ops.convert(of_rows, "f32")
+        scaled = ops.multiply(offsets, of_rows)
+        if matrix.form.block or experts:
+            shape = [experts, -1] if experts else [matrix.rows]
+            scaled = ops.reshape(scaled, _ints(*shape, matrix.columns // matrix.form.group), False)
         return ops.add(product, ops.matmul(self._sums[1], scaled, False, True))
 
-    def _unpacked(self, matrix: Matrix, shape: Sequence[int] = ()) -> Any:
-        """Return a matrix, or with a `shape` several, in f32, which the runtime unpacks where it uses it."""
+    def _unpacked(self, matrix: Matrix, experts: int = 0) -> Any:
+        """Return a matrix, or those of `experts`, in f32, which the runtime unpacks where it uses it."""
         values = self._constant(matrix.values)
-        dimensions = list(shape) or [matrix.rows, matrix.columns]
+        rows = [experts, matrix.rows // experts] if experts else [matrix.rows]
+        dimensions = [*rows, matrix.columns]
         if matrix.scales is None:
             plain = values if matrix.form.values == "f32" else ops.convert(values, "f32")
-            return ops.reshape(plain, _ints(*dimensions), False) if shape else plain
+            return ops.reshape(plain, _ints(*dimensions), False) if experts else plain
         if matrix.form == BY_ROW:
             return ops.multiply(ops.convert(values, "f32"), self._constant(matrix.scales))
         shifted = ops.convert(values, "f16")
@@ -215,6 +218,8 @@ class Network:
 
     def _feed_forward(self, hidden: Any, at: str) -> Any:
         p = self._p
+        if p.experts:
+            return self._mixture(hidden, at)
         if self._a.fused:
             both = self._linear(hidden, f"{at}.ffn_up")
             gate, up = ops.variadic_split(both, _int(-1), _ints(p.inner, p.inner)).outputs()
@@ -222,6 +227,32 @@ class Network:
             gate, up = self._linear(hidden, f"{at}.ffn_gate"), self._linear(hidden, f"{at}.ffn_up")
         active = ops.gelu(gate, "tanh") if self._a.gelu else ops.swish(gate)
         return self._linear(ops.multiply(active, up), f"{at}.ffn_down")
+
+    def _mixture(self, hidden: Any, at: str) -> Any:
+        """Add what the experts of each token make of it, with the weights of a router.
+
+        In this form all experts compute all tokens, and the others' weights are 0. Kernels of ours compute
+        what is needed alone (`kernels/matmul.py`).
+        """
+        p = self._p
+        tokens = ops.reshape(hidden, _ints(-1, p.width), False)
+        router = ops.constant(self._vector(f"{at}.ffn_gate_inp.weight"))
+        scores = ops.softmax(ops.matmul(tokens, router, False, True), 1)
+        used = ops.constant(np.int32(p.experts_used))
+        weights, ids = ops.topk(scores, used, 1, "max", "value", "i32").outputs()
+        weights = ops.divide(weights, ops.reduce_sum(weights, _ints(1), True))
+        none = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(scores))
+        of_all = ops.scatter_elements_update(none, ids, weights, _int(1))
+        of_experts = ops.unsqueeze(ops.transpose(of_all, _ints(1, 0)), _int(2))
+        copies = ops.reshape(ops.tile(tokens, _ints(p.experts, 1)), _ints(p.experts, -1, p.width), False)
+        gate, up, down = (
+            self._matrix([Part(self._tensor(f"{at}.ffn_{name}_exps.weight"))])
+            for name in ("gate", "up", "down")
+        )
+        active = ops.swish(self._product(copies, gate, p.experts))
+        made = self._product(ops.multiply(active, self._product(copies, up, p.experts)), down, p.experts)
+        mixed = ops.reduce_sum(ops.multiply(made, of_experts), _ints(0), False)
+        return ops.reshape(mixed, ops.shape_of(hidden), False)
 
     def _attention(self, hidden: Any, i: int) -> Any:
         p, at = self._p, f"blk.{i}"

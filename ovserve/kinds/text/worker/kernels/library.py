@@ -122,6 +122,13 @@ class Library:
         """Return an operation: activations [..., columns] times the matrix, [..., rows], in f32."""
         return self._nodes.create("PackedMatMul", [activations], {"handle": matrix})
 
+    def experts(
+        self, activations: openvino.Output, ids: openvino.Output, matrix: int, experts: int
+    ) -> openvino.Node:
+        """Return an operation: activations, [tokens, columns] or [tokens, used, columns], times the rows of
+        each token's experts, [tokens, used] of as many: [tokens, used, rows of an expert] in f32."""
+        return self._nodes.create("PackedExperts", [activations, ids], {"handle": matrix, "experts": experts})
+
     def lookup(self, rows: openvino.Output, matrix: int) -> openvino.Node:
         """Return an operation: rows of the matrix by their numbers, [..., columns] in f32."""
         return self._nodes.create("PackedLookup", [rows], {"handle": matrix})

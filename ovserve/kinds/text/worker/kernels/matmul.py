@@ -98,11 +98,33 @@ class Product(NamedTuple):
     output: Any  # what is replaced
     activations: Any
     weights: Weights
+    is_stacked: bool = False  # [experts, tokens, columns] times the matrices of as many
+
+
+class Mixture(NamedTuple):
+    """A layer's experts, which all compute all tokens, and the weights of those that a token uses."""
+
+    output: Any  # what is replaced, [tokens, width]
+    tokens: Any  # [tokens, width]
+    ids: Any  # [tokens, used]
+    shares: Any  # of what the experts make, [tokens, used]
+    experts: int
+    gate: Product
+    up: Product
+    down: Product
+
+
+def has_experts(model: openvino.Model) -> bool:
+    """Return whether a model has mixtures that only our kernels compute without the experts not used."""
+    return any(_mixtures(model, {p.output.get_node().get_name(): p for p in _products(model)}))
 
 
 def replace_products(model: openvino.Model, library: Library) -> int:
     """Let the library compute what it can. Return the bytes of its copy of the weights, or 0."""
-    products = list(_products(model))
+    found = {product.output.get_node().get_name(): product for product in _products(model)}
+    mixtures = list(_mixtures(model, found))
+    products = [product for product in found.values() if not product.is_stacked]
+    products += [product for mixture in mixtures for product in (mixture.gate, mixture.up, mixture.down)]
     size = sum(weights.size for weights in {id(p.weights): p.weights for p in products}.values())
     if not products:
         return 0
@@ -119,15 +141,34 @@ def replace_products(model: openvino.Model, library: Library) -> int:
                 handles[name] = library.pack(arena, product.weights.source(is_file=is_file))
                 for constant in _constants_of(product.output.get_node()):
                     unmap_pages(mappings, constant.data.ctypes.data, constant.get_byte_size())
-            node = library.product(product.activations, handles[name])
-            node.set_friendly_name(product.output.get_node().get_friendly_name())
-            for target in product.output.get_target_inputs():
-                target.replace_source_output(node.output(0))
+            if not product.is_stacked:
+                _replace(product.output, library.product(product.activations, handles[name]))
+        for mixture in mixtures:
+            _replace(mixture.output, _mixed(mixture, library, handles))
         _replace_lookups(model, library, handles)
     finally:
         for handle in (arena, *handles.values()):
             library.release(handle)
     return size
+
+
+def _replace(output: Any, node: Any) -> None:
+    node.set_friendly_name(output.get_node().get_friendly_name())
+    for target in output.get_target_inputs():
+        target.replace_source_output(node.output(0))
+
+
+def _mixed(mixture: Mixture, library: Library, handles: Mapping[str, int]) -> Any:
+    """Return the sum of what the experts of each token make of it, in their shares."""
+
+    def product(activations: Any, part: Product) -> Any:
+        handle = handles[part.weights.values.get_name()]
+        return library.experts(activations, mixture.ids, handle, mixture.experts)
+
+    gate, up = (product(mixture.tokens, part) for part in (mixture.gate, mixture.up))
+    made = product(ops.multiply(ops.swish(gate), up).output(0), mixture.down)
+    shares = ops.unsqueeze(mixture.shares, ops.constant(np.int64(2)))
+    return ops.reduce_sum(ops.multiply(made, shares), ops.constant(np.array([1])), False)
 
 
 def widen(model: openvino.Model) -> None:
@@ -182,10 +223,7 @@ def _replace_lookups(model: openvino.Model, library: Library, handles: Mapping[s
         axis = _constant(node.input_value(2).get_node())
         if values is None or values.get_name() not in handles or axis is None or axis.any():
             continue
-        rows = library.lookup(node.input_value(1), handles[values.get_name()])
-        rows.set_friendly_name(node.get_friendly_name())
-        for target in node.output(0).get_target_inputs():
-            target.replace_source_output(rows.output(0))
+        _replace(node.output(0), library.lookup(node.input_value(1), handles[values.get_name()]))
 
 
 def _products(model: openvino.Model) -> Iterator[Product]:
@@ -209,7 +247,40 @@ def _products(model: openvino.Model) -> Iterator[Product]:
                 weights = _with_offsets(weights, offsets)
             weights_by_name[name] = weights if weights is not None and weights.chunk else None
         if (weights := weights_by_name[name]) is not None:
-            yield Product(output, activations, weights)
+            is_stacked = len(source.get_output_partial_shape(0)) > 2
+            yield Product(output, activations, weights, is_stacked)
+
+
+def _mixtures(model: openvino.Model, products: Mapping[str, Product]) -> Iterator[Mixture]:
+    """Yield what `gguf/network.py` writes. `products`: by the names of their nodes."""
+
+    def product(node: Any) -> Product | None:
+        return products.get(node.get_name())
+
+    for node in model.get_ordered_ops():
+        mixed = node.input_value(0).get_node() if node.get_type_name() == "ReduceSum" else node
+        if mixed is node or mixed.get_type_name() != "Multiply":
+            continue
+        made, shares = (mixed.input_value(at).get_node() for at in (0, 1))
+        scattered = _skip(shares, "Unsqueeze", "Transpose")
+        if (down := product(made)) is None or scattered.get_type_name() != "ScatterElementsUpdate":
+            continue
+        swish, ups = (down.activations.get_node().input_value(at).get_node() for at in (0, 1))
+        gate, up = product(swish.input_value(0).get_node()), product(ups)
+        if gate is None or up is None:
+            continue
+        copies = gate.activations.get_node().input_value(0).get_node()  # within a Reshape
+        experts = gate.activations.get_partial_shape()[0].get_length()
+        yield Mixture(
+            node.output(0),
+            copies.input_value(0),
+            scattered.input_value(1),
+            scattered.input_value(2),
+            experts,
+            gate,
+            up,
+            down,
+        )
 
 
 def _values(node: Any) -> Any:
@@ -222,9 +293,10 @@ def _values(node: Any) -> Any:
 def _weights(node: Any) -> Weights | None:
     """Return what a node multiplies by, if it unpacks `scale * (value - zero)`."""
     shape = node.get_output_partial_shape(0)
-    if shape.is_dynamic or len(shape) != 2:
+    if shape.is_dynamic or len(shape) not in (2, 3):
         return None
-    rows, columns = (size.get_length() for size in shape)
+    *stacked, columns = (size.get_length() for size in shape)
+    rows = prod(stacked)
     node = _skip(node, "Convert", "Reshape")
     if node.get_type_name() != "Multiply":
         return None
@@ -341,7 +413,7 @@ def _added_offsets(node: Any) -> tuple[Any, Any] | None:
 def _with_offsets(weights: Weights, node: Any) -> Weights | None:
     if weights.scales is None or weights.zeros is not None:
         return None
-    unit = 1.0
+    unit, node = 1.0, _skip(node, "Reshape")
     if (numbers := _two_numbers(node, weights.rows)) is None:
         if node.get_type_name() != "Multiply":
             return None

@@ -24,12 +24,13 @@ constexpr size_t CACHED_WEIGHTS = 512 << 10;  // bytes that a task keeps in the 
 constexpr size_t UNPACKING_TOKENS = 32;       // from which on 5 and 6 bits become 8 once for all tokens of a step
 constexpr size_t PACKED_AT_ONCE = 8 << 20;    // bytes of a file that is given back meanwhile
 
-// Chunks of a tile of tokens that begins with token `first`.
-AVX2 void round_chunks(const Matrix& m, const float* in, size_t first, size_t tile, size_t begin, size_t end, Rounded& a) {
+// Chunks of a tile of tokens that begins with token `first`. `places`: rows of `in`, or null for those in their order.
+AVX2 void round_chunks(const Matrix& m, const float* in, const uint32_t* places, size_t first, size_t tile, size_t begin,
+                       size_t end, Rounded& a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     const size_t parts_of_chunk = m.chunk / m.part;
     for (size_t t = 0; t < tile; ++t) {
-        const float* from = in + (first + t) * m.columns;
+        const float* from = in + (places ? places[first + t] : first + t) * m.columns;
         int8_t* to = a.values.data() + first * m.columns + 4 * t;
         size_t part = first * m.parts() + begin * parts_of_chunk * tile + t;
         size_t chunk = first * m.chunks() + begin * tile + t;
@@ -73,7 +74,7 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
     a.resize(tokens, m);
     const size_t most = m.functions.size();  // tokens of a tile
     const auto round = [&](size_t first, size_t begin, size_t end) {
-        round_chunks(m, in, first, std::min(most, tokens - first), begin, end, a);
+        round_chunks(m, in, nullptr, first, std::min(most, tokens - first), begin, end, a);
     };
     if (tokens < 4) {
         round(0, 0, m.chunks());
@@ -105,6 +106,79 @@ void multiply(const Matrix& m, const float* in, float* out, size_t tokens) {
                              out + token * m.rows, m.rows);
                 else
                     m.functions[count - 1](m, a, token, block, weights(block), out + token * m.rows, m.rows);
+            }
+        }
+    });
+}
+
+// Tokens in the order of their experts, and which of them an expert has.
+struct Routing {
+    std::vector<uint32_t> slots;  // of a token, `used` one after another
+    std::vector<size_t> begins;   // the first of each expert that has tokens, and the end
+    std::vector<size_t> experts;  // of these
+
+    template <typename Number>
+    Routing(const Number* ids, size_t count, size_t experts_of_layer) : slots(count) {
+        std::vector<size_t> next(experts_of_layer + 1);
+        const auto expert = [&](size_t slot) {
+            return std::min(static_cast<size_t>(std::max<Number>(ids[slot], 0)), experts_of_layer - 1);
+        };
+        for (size_t slot = 0; slot < count; ++slot) ++next[expert(slot) + 1];
+        for (size_t e = 0; e < experts_of_layer; ++e) {
+            if (next[e + 1]) begins.push_back(next[e]), experts.push_back(e);
+            next[e + 1] += next[e];
+        }
+        begins.push_back(count);
+        for (size_t slot = 0; slot < count; ++slot) slots[next[expert(slot)]++] = static_cast<uint32_t>(slot);
+    }
+};
+
+// Rows of a matrix of several experts, one below the other. `in` has a row for each `shared` slots, `out` one for each.
+void multiply_experts(const Matrix& m, const float* in, float* out, const Routing& routing, size_t rows, size_t shared) {
+    thread_local Rounded own;
+    Rounded& a = own;  // as in `multiply`
+    const size_t count = routing.slots.size(), most = m.functions.size(), blocks = rows / ROWS;
+    a.resize(count, m);
+    std::vector<uint32_t> places(routing.slots);
+    for (uint32_t& place : places) place /= shared;
+    struct Tile {
+        size_t first, count;
+    };
+    std::vector<Tile> tiles;
+    std::vector<size_t> tiles_of(1);  // of each expert, the first and the end
+    for (size_t e = 0; e < routing.experts.size(); ++e) {
+        for (size_t first = routing.begins[e]; first < routing.begins[e + 1]; first += most)
+            tiles.push_back({first, std::min(most, routing.begins[e + 1] - first)});
+        tiles_of.push_back(tiles.size());
+    }
+    isolated_for(tiles.size(), 1, [&](const tbb::blocked_range<size_t>& range) {
+        for (size_t n = range.begin(); n < range.end(); ++n)
+            round_chunks(m, in, places.data(), tiles[n].first, tiles[n].count, 0, m.chunks(), a);
+    });
+    const size_t threads = static_cast<size_t>(std::max(1, tbb::this_task_arena::max_concurrency()));
+    const size_t total = routing.experts.size() * blocks;
+    isolated_for(total, std::max<size_t>(1, total / (16 * threads)), [&](const tbb::blocked_range<size_t>& range) {
+        thread_local std::vector<uint8_t> wide;
+        thread_local std::vector<float> made;
+        made.resize(most * ROWS);
+        for (size_t n = range.begin(); n < range.end(); ++n) {
+            const size_t e = n / blocks, within = n % blocks, block = routing.experts[e] * blocks + within;
+            const uint8_t* weights = m.values + block * m.block_bytes();
+            const bool unpacks = m.unpacked && routing.begins[e + 1] - routing.begins[e] >= UNPACKING_TOKENS;
+            if (unpacks) {
+                wide.resize(ROWS * m.columns);
+                m.unpack(m, weights, wide.data());
+            }
+            for (size_t tile = tiles_of[e]; tile < tiles_of[e + 1]; ++tile) {
+                const auto [first, tokens] = tiles[tile];
+                float* to = made.data() - block * ROWS;  // functions write at the place of the block
+                if (unpacks && tokens == most)
+                    m.unpacked(m, a, first, block, wide.data(), to, ROWS);
+                else
+                    m.functions[tokens - 1](m, a, first, block, weights, to, ROWS);
+                for (size_t t = 0; t < tokens; ++t)
+                    std::memcpy(out + routing.slots[first + t] * rows + within * ROWS, made.data() + t * ROWS,
+                                ROWS * sizeof(float));
             }
         }
     });
@@ -158,6 +232,59 @@ public:
 private:
     std::shared_ptr<Matrix> m_matrix;
     int64_t m_handle = 0;
+};
+
+// Products of activations, [tokens, columns] or [tokens, used, columns], with the experts of each token by their numbers,
+// [tokens, used]: [tokens, used, rows of an expert].
+class PackedExperts : public ov::op::Op {
+public:
+    OPENVINO_OP("PackedExperts", "ovserve");
+
+    PackedExperts() = default;
+    PackedExperts(const ov::OutputVector& inputs, std::shared_ptr<Matrix> matrix, int64_t handle, int64_t experts)
+        : Op(inputs), m_matrix(std::move(matrix)), m_handle(handle), m_experts(experts) {
+        constructor_validate_and_infer_types();
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("handle", m_handle);
+        visitor.on_attribute("experts", m_experts);
+        return true;
+    }
+
+    void validate_and_infer_types() override {
+        if (!m_matrix && m_handle) {
+            const std::lock_guard<std::mutex> guard(lock);
+            m_matrix = matrices.at(m_handle);
+        }
+        auto shape = get_input_partial_shape(1);
+        if (m_matrix && shape.rank().is_static()) shape.push_back(m_matrix->rows / m_experts);
+        set_output_type(0, ov::element::f32, shape);
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<PackedExperts>(inputs, m_matrix, m_handle, m_experts);
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const size_t slots = inputs[1].get_size(), rows = m_matrix->rows / m_experts;
+        auto shape = inputs[1].get_shape();
+        shape.push_back(rows);
+        outputs[0].set_shape(shape);
+        if (!slots) return true;
+        const Routing routing = inputs[1].get_element_type() == ov::element::i64
+                                    ? Routing(inputs[1].data<int64_t>(), slots, m_experts)
+                                    : Routing(inputs[1].data<int32_t>(), slots, m_experts);
+        const size_t shared = slots / (inputs[0].get_size() / m_matrix->columns);
+        multiply_experts(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), routing, rows, shared);
+        return true;
+    }
+
+private:
+    std::shared_ptr<Matrix> m_matrix;
+    int64_t m_handle = 0, m_experts = 1;
 };
 
 __attribute__((target("f16c"))) INLINE float from_f16(uint16_t number) {
@@ -426,5 +553,6 @@ void ovserve_multiply(int64_t handle, const float* in, float* out, size_t tokens
 
 OPENVINO_CREATE_EXTENSIONS(
     std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedMatMul>>(),
+                                     std::make_shared<ov::OpExtension<PackedExperts>>(),
                                      std::make_shared<ov::OpExtension<PackedLookup>>(),
                                      std::make_shared<ov::OpExtension<attention::PagedAttention>>()}));

@@ -29,7 +29,7 @@ from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
 from ovserve.kinds.text.worker.kernels.attention import ADDRESSES, PAGED_ATTENTION, replace_attention
 from ovserve.kinds.text.worker.kernels.library import KernelError, Library, open_library
-from ovserve.kinds.text.worker.kernels.matmul import replace_products, widen
+from ovserve.kinds.text.worker.kernels.matmul import has_experts, replace_products, widen
 
 FILE = "openvino_model.xml"
 BLOCK_TOKENS = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
@@ -234,20 +234,19 @@ class PagedModel:
         self._file, self._device, self._properties = file, device, dict(properties)
         self._read = read_paged(self._core, file)
         self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
+        # OpenVINO would compute every expert for every token, so kernels of ours compute them with AMX too.
+        mixes = device == "CPU" and has_experts(self._read)
+        tiles, has_kernels = tiles and not mixes, processor().has_kernels or (tiles and mixes)
         self._in_f32 = tiles and not PRECISION & self._properties.keys()
         self.packed_bytes = 0  # of weights that kernels of ours compute with
         packs = device == "CPU" and not tiles
         library = None
-        if packs and processor().has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
-            library = find_library()
-        if library is not None:
-            self.packed_bytes = replace_products(self._read, library)
-            if not self.packed_bytes:
-                library = None
-            elif self._properties.pop("CACHE_DIR", None):  # it could not be read back
-                print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
-        if not self.packed_bytes:
+        if packs and has_kernels and not LIBRARY_PROPERTIES & self._properties.keys():
+            library = self._pack()
+        if library is None:
             widen(self._read)
+            if mixes:
+                print("every expert computes every token, without kernels of ours", file=sys.stderr)  # noqa: T201  this process's log
             if packs and takes_wide_groups(self._read):
                 self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
         plugin_is_faster = processor().wide_cache_is_faster
@@ -277,6 +276,17 @@ class PagedModel:
         self._decode_steps = Counter[int]()
         self._template: openvino.Model | None = None  # of the forms for decodes
         self._compiling: threading.Thread | None = None
+
+    def _pack(self) -> Library | None:
+        """Let kernels of ours compute the products that they can; return their library, or None."""
+        library = find_library()
+        if library is not None:
+            self.packed_bytes = replace_products(self._read, library)
+        if not self.packed_bytes:
+            return None
+        if self._properties.pop("CACHE_DIR", None):  # it could not be read back
+            print("CACHE_DIR has no effect: compiling takes a second here", file=sys.stderr)  # noqa: T201  this process's log
+        return library
 
     def read_forms(self) -> None:
         """Read what the forms are made of, while `compile` runs. Later this would hold up a first step,
