@@ -18,7 +18,7 @@ from ovserve.errors import NodeError
 from ovserve.graph.calculator import Calculator, Context, NodeState, Port
 from ovserve.graph.planning import NodePlan
 from ovserve.graph.scheduler import GraphRun, NodeRun
-from ovserve.graph.streams import Queue, wake
+from ovserve.graph.streams import TIMESTAMP_DONE, Queue, wake
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class TaskNode(NodeRun):
     def notice(self) -> None:
         if self.parked is None:
             return
-        if self.ready() is not None or self.drained():
+        if self.ready() is not None:
             # Counted as active at once: rule 5 must not treat a node as parked that is about to run.
             parked, self.parked = self.parked, None
             self.run.active += 1
@@ -82,14 +82,14 @@ class TaskNode(NodeRun):
                 if not self.queues:
                     cc.timestamp = last = last + 1
                     await asyncio.sleep(0)  # a source must let the others run
-                elif (work := self.ready()) is not None:
-                    last = work[0]
-                    self.take(cc, *work)
-                elif self.drained():
-                    break
-                else:
+                elif (work := self.ready()) is None:
                     await self._park()
                     continue
+                elif work[0] == TIMESTAMP_DONE:
+                    break
+                else:
+                    last = work[0]
+                    self.take(cc, *work)
                 began = self.clock()
                 if (waiting := self._begin(calc.process, cc)) is not None:
                     await waiting
@@ -97,7 +97,7 @@ class TaskNode(NodeRun):
                 cc.values = {}
                 if not self._emit(cc):
                     await self._flush(cc)
-                self.advance(last + 1)
+                self.pass_bounds(last + 1)
             phase, opened = "close", False
             cc.timestamp = last + 1
             await self._call(calc.close, cc)
@@ -241,7 +241,7 @@ class InlineNode(NodeRun):
     def notice(self) -> None:
         if self._busy:
             return  # the running call checks again before it returns
-        if (work := self.ready()) is not None or self.drained():
+        if (work := self.ready()) is not None:
             self._busy = True
             self.run.active += 1
             self._work(work)
@@ -264,7 +264,7 @@ class InlineNode(NodeRun):
         cc = self._cc
         self._last = cc.timestamp = timestamp
         queue.bound = bound = timestamp + 1
-        cc.values = {self.port_of[queue]: value}
+        cc.values = {queue.port: value}
         try:
             self._process(cc)
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
@@ -300,12 +300,12 @@ class InlineNode(NodeRun):
                     self._end()
                     return
                 if work is None and (work := self.ready()) is None:
-                    if self.drained():
-                        break
                     self._busy = False
                     self.pass_bounds()
                     run.rest()
                     return
+                if work[0] == TIMESTAMP_DONE:
+                    break
                 if (full := self._full_queue()) is not None:
                     self._hold(full)
                     return
@@ -335,7 +335,7 @@ class InlineNode(NodeRun):
         cc.values = {}
         if cc.outbox:
             self._emit()
-        self.advance(self._last + 1)
+        self.pass_bounds(self._last + 1)
 
     def _emit(self) -> None:
         outbox, self._cc.outbox = self._cc.outbox, []

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -61,7 +62,7 @@ class NodePlan:
         """Return the node's options of this type, a struct or a protobuf message."""
         return self.contract.options_for(self.node, type_)
 
-    @property
+    @cached_property
     def inline(self) -> bool:
         """It can be called where its input arrives: it never waits, and there is an input to call it."""
         return self.executor is None and bool(self.inputs) and not self.cls.waits
@@ -81,7 +82,7 @@ class GraphPlan:
     report_deadlock: bool
     warnings: tuple[str, ...] = field(default=())
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Return whether it is one node whose answer does not begin before it is complete."""
         if len(self.nodes) != 1:

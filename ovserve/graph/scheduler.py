@@ -72,16 +72,15 @@ class NodeRun(ABC):
     Slots keep it small: each stream has one of every node, and each step touches all of them.
     """
 
-    __slots__ = ("outputs", "plan", "port_of", "queues", "run", "sets", "state", "task")
+    __slots__ = ("outputs", "plan", "queues", "run", "sets", "state", "task")
 
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
         self.run = run
         self.state = state
         self.plan = plan
         size = run.plan.max_queue_size
-        self.queues = [Queue(self, size, back_edge=i.back_edge) for i in plan.inputs]
+        self.queues = [Queue(self, size, i.port, back_edge=i.back_edge) for i in plan.inputs]
         self.sets = [[self.queues[i] for i in s] for s in plan.sync_sets]
-        self.port_of = {q: i.port for q, i in zip(self.queues, plan.inputs, strict=True)}
         self.task: asyncio.Task[None] | None = None
         self.outputs: dict[Port[Any], Stream] = {}
 
@@ -104,27 +103,22 @@ class NodeRun(ABC):
             times[name].add(began, now)
 
     def ready(self) -> tuple[int, list[Queue]] | None:
-        """Apply rule 1: return the earliest settled timestamp and its set."""
-        best: tuple[int, list[Queue]] | None = None
-        for group in self.sets:
-            first = TIMESTAMP_DONE
-            for queue in group:
-                if (packets := queue.packets) and (at := packets[0][0]) < first:
-                    first = at
-            if first == TIMESTAMP_DONE or (best is not None and first >= best[0]):
-                continue
-            for queue in group:
-                if not queue.packets and queue.bound <= first:
-                    break
-            else:
-                best = first, group
-        return best
+        """Apply rule 1: return the earliest settled timestamp and its set; None: wait.
 
-    def drained(self) -> bool:
-        for queue in self.queues:  # noqa: SIM110  a generator costs two microseconds per token
-            if queue.bound != TIMESTAMP_DONE or queue.packets:
-                return False
-        return True
+        The timestamp is TIMESTAMP_DONE once no packet is left and none can come."""
+        earliest: tuple[int, list[Queue]] = TIMESTAMP_DONE, []
+        waits = False
+        for group in self.sets:
+            first = bound = TIMESTAMP_DONE
+            for queue in group:
+                if queue.packets:
+                    first = min(first, queue.packets[0].timestamp)
+                else:
+                    bound = min(bound, queue.bound)
+            if first < min(bound, earliest[0]):
+                earliest = first, group
+            waits |= bound <= first and bound != TIMESTAMP_DONE
+        return None if waits and earliest[0] == TIMESTAMP_DONE else earliest
 
     @abstractmethod
     def start(self) -> None:
@@ -144,16 +138,15 @@ class NodeRun(ABC):
         for queue in self.queues:
             queue.owner = queue.direct = None
 
-    def pass_bounds(self) -> None:
-        if len(self.sets) == 1:
-            bound = TIMESTAMP_DONE
-            for queue in self.queues:
-                at = queue.packets[0].timestamp if queue.packets else queue.bound
-                if at < bound:
-                    bound = at
-            if bound != TIMESTAMP_DONE:
-                for stream in self.outputs.values():
-                    stream.advance(bound)
+    def pass_bounds(self, bound: int = TIMESTAMP_DONE) -> None:
+        """Apply rule 1: a node with a single set never sends behind its input. `bound`: after a call."""
+        if len(self.sets) > 1:
+            return
+        for queue in self.queues:
+            bound = min(bound, queue.packets[0].timestamp if queue.packets else queue.bound)
+        for stream in self.outputs.values():
+            if stream.bound < bound != TIMESTAMP_DONE:  # a packet at it has already moved the bound
+                stream.advance(bound)
 
     def take(self, cc: Context, timestamp: int, group: list[Queue]) -> None:
         """Move the packets at the timestamp into the context of the next call."""
@@ -161,15 +154,8 @@ class NodeRun(ABC):
         values: dict[Port[Any], Any] = {}
         for queue in group:
             if queue.packets and queue.packets[0].timestamp == timestamp:
-                values[self.port_of[queue]] = queue.pop().value
+                values[queue.port] = queue.pop().value
         cc.values = values
-
-    def advance(self, bound: int) -> None:
-        """Apply rule 1: a node with a single set never sends behind its input."""
-        if len(self.sets) <= 1:
-            for stream in self.outputs.values():
-                if bound > stream.bound:  # a packet at it has already moved the bound
-                    stream.advance(bound)
 
     def stream_of(self, cc: Context, port: Output[Any]) -> Stream | None:
         """Return the stream; None for an optional output that the graph does not connect."""
@@ -391,7 +377,8 @@ class GraphRun:
     def rest(self) -> None:
         """Record that one node fewer is active."""
         self.active -= 1
-        self.check_rest()
+        if not self.active:
+            self.check_rest()
 
     def check_rest(self) -> None:
         """Apply rules 4 and 5 if no node is active."""
@@ -416,9 +403,8 @@ class GraphRun:
                     queue.wake_reader()
 
     def _relieve(self, queue: Queue) -> None:
-        node = next(n for n in self.nodes if queue in n.port_of)
-        port = node.port_of[queue]
-        full = f"{port!r} is full ({queue.capacity} packets)"
+        node = next(n for n in self.nodes if queue in n.queues)
+        full = f"{queue.port!r} is full ({queue.capacity} packets)"
         message = f"deadlock: {full} and the node waits for its other inputs"
         if self.plan.report_deadlock:
             self.fail(NodeError(node.plan.node.name, "process", RuntimeError(message)), RuntimeError(message))

@@ -44,13 +44,17 @@ class Queue:
     """
 
     __slots__ = (
-        "bound", "capacity", "delay", "direct", "owner", "packets", "reader", "sink", "swallow", "writers",
+        "bound", "capacity", "delay", "direct", "owner", "packets", "port", "reader", "sink", "swallow",
+        "writers",
     )  # fmt: skip
 
-    def __init__(self, reader: Reader | None, capacity: int, *, back_edge: bool = False) -> None:
+    def __init__(
+        self, reader: Reader | None, capacity: int, port: Any = None, *, back_edge: bool = False
+    ) -> None:
+        """`port`: of the node that reads it."""
         self.packets: deque[Packet] = deque()
         self.bound = 0  # no packet below this will come any more
-        self.owner = reader
+        self.owner, self.port = reader, port
         self.capacity = TIMESTAMP_DONE if back_edge or capacity < 0 else capacity
         self.delay = 1 if back_edge else 0
         self.swallow = False
