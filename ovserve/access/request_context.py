@@ -93,9 +93,14 @@ class RequestContext:
             end(error)
         return bool(self._ends)
 
-    def cancellable(self, end: Callable[[OvserveError], None]) -> Cancellable:
+    @contextmanager
+    def cancellable(self, end: Callable[[OvserveError], None]) -> Iterator[None]:
         """Enter around work that `end` ends, so that `cancel` can."""
-        return Cancellable(self._ends, end)
+        self._ends.append(end)
+        try:
+            yield
+        finally:
+            self._ends.remove(end)
 
     def count_other(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add tokens that a calculator generated for itself; they are in the usage of the answer."""
@@ -120,26 +125,6 @@ class RequestContext:
         if not self._asked:
             self.caller.ask(batch=self.batch)
             self._asked = True
-
-
-def _ended(error: OvserveError) -> None:
-    """Do nothing: there is nothing to end any more."""
-
-
-class Cancellable:
-    __slots__ = ("_end", "_ends")
-
-    def __init__(
-        self, ends: list[Callable[[OvserveError], None]], end: Callable[[OvserveError], None]
-    ) -> None:
-        self._ends, self._end = ends, end
-
-    def __enter__(self) -> None:
-        self._ends.append(self._end)
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.remove(self._end)
-        self._end = _ended  # it may refer to what refers to this
 
 
 class Answering:

@@ -68,7 +68,7 @@ class ChatTemplate:
     generic_tools: bool = False  # the graph requests a generic tool prompt if the template has no tools
     expects: Expectations = field(default=Expectations(), compare=False)
 
-    @property
+    @cached_property
     def tool_prompt(self) -> ToolPrompt | None:
         """Return how tools of a request reach the model; None: not at all."""
         return "template" if self.expects.tools else "generic" if self.generic_tools else None
@@ -79,7 +79,7 @@ class ChatTemplate:
         identity = self.source, self.tool_source, self.bos_token, self.eos_token, self.pad_token
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Return all of its text, for the detection of markers."""
         return f"{self.source}{self.tool_source or ''}"

@@ -23,7 +23,7 @@ from ovserve.llm.request import Parsing, Sampling, ToolPolicy
 
 @dataclass(frozen=True)
 class ModelContext:
-    """One servable's view of its model. `defaults` is generation_config.json as the model ships it."""
+    """One servable's view of its model. `defaults`: its generation_config.json, without nulls."""
 
     template: ChatTemplate | None = None
     max_length: int | None = None  # tokens of context
@@ -39,11 +39,6 @@ class ModelContext:
     fim: Fim | None = None  # how it fills in the middle, if it does
     guide_tools: bool = False  # graph option: optional calls follow their schemas too
 
-    def default(self, name: str, fallback: Any) -> Any:
-        """A sampling default by priority: generation_config.json, then ours."""
-        value = self.defaults.get(name)
-        return fallback if value is None else value
-
     def max_tokens(self, requested: int | None, param: str) -> int | None:
         """Return how many tokens to ask the engine for; it clamps to the room left. None: all the room.
 
@@ -51,7 +46,7 @@ class ModelContext:
         """
         limit = self.max_tokens_limit
         if requested is None:
-            default = self.default("max_new_tokens", None)
+            default = self.defaults.get("max_new_tokens")
             limits = [n for n in (limit, default) if n is not None]
             return min(limits) if limits else None
         if limit is not None and requested > limit:

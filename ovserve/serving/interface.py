@@ -118,6 +118,4 @@ def declared(graph: Graph, servable: str) -> tuple[frozenset[str], frozenset[str
 
 
 def matches(endpoint: str, names: Iterable[str]) -> bool:
-    return any(
-        endpoint == name or (name.endswith(BELOW) and endpoint.startswith(name[:-1])) for name in names
-    )
+    return endpoint in names or any(name.endswith(BELOW) and endpoint.startswith(name[:-1]) for name in names)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -316,10 +317,15 @@ class Servable:
             )
         return GraphResponse(self, payload, front, open_ended=open_ended)
 
-    def lease(self) -> Lease:
+    @contextmanager
+    def lease(self) -> Iterator[None]:
         """Inside, the servable is not stopped by a reload. Enter it before the first `await` after
         `Manager.get`, because a reload may happen there."""
-        return Lease(self)
+        self.count(1)
+        try:
+            yield
+        finally:
+            self.count(-1)
 
     def count(self, one: int) -> None:
         """Count one more request that runs, or one fewer."""
@@ -339,16 +345,3 @@ class Servable:
         self.graph.close()
         for engine in self.engines.values():
             await self.release(engine)
-
-
-class Lease:
-    __slots__ = ("_servable",)
-
-    def __init__(self, servable: Servable) -> None:
-        self._servable = servable
-
-    def __enter__(self) -> None:
-        self._servable.count(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._servable.count(-1)

@@ -260,7 +260,7 @@ UNSUPPORTED = {"use_beam_search": Refused("best_of above 1 asks for beam search"
 
 def narrow_sampling(model: ModelContext) -> dict[str, Override]:
     """Return what the model's generation_config.json and the graph's limits change in these fields."""
-    narrowed = {name: Override(default=model.default(name, ours)) for name, ours in DEFAULTS.items()}
+    narrowed = {name: Override(default=model.defaults.get(name, ours)) for name, ours in DEFAULTS.items()}
     beams, top = model.decoding in BEAMS, max_top_logprobs(model.decoding)
     narrowed["best_of"] = Override(maximum=model.best_of_limit if beams else 1)
     narrowed["temperature"] = Override(default=_default_temperature(model))
@@ -271,7 +271,7 @@ def narrow_sampling(model: ModelContext) -> dict[str, Override]:
     for name in ASSISTED_FIELDS:
         has_effect = name in EFFECTIVE[model.decoding]
         narrowed[name] = Override() if has_effect else Override(status=IGNORED, why=NO_DRAFT)
-    if stops := model.default("stop_strings", None):
+    if stops := model.defaults.get("stop_strings"):
         narrowed["stop"] = Override(default=list(stops))
     return narrowed
 
@@ -350,7 +350,9 @@ def _grouped(fields: SamplingFields) -> bool:
 
 
 def _default_temperature(model: ModelContext) -> float:
-    return default_temperature(model.decoding, float(model.default("temperature", DEFAULTS["temperature"])))
+    return default_temperature(
+        model.decoding, float(model.defaults.get("temperature", DEFAULTS["temperature"]))
+    )
 
 
 def to_sampling(
@@ -367,11 +369,6 @@ def to_sampling(
 ) -> Sampling:
     """The engine's sampling. Without a seed each request gets a random one. `top_name`: the request's field
     for `top_logprobs`."""
-
-    def pick(name: str) -> Any:
-        value = getattr(fields, name)
-        return model.default(name, DEFAULTS[name]) if value is None else value
-
     if fields.best_of is not None and fields.best_of > model.best_of_limit:
         raise InvalidArgument.at(
             "best_of", f"{fields.best_of} is above best_of_limit {model.best_of_limit} of this graph"
@@ -381,10 +378,13 @@ def to_sampling(
         raise InvalidArgument.at("min_tokens", f"{minimum} is more than max_tokens {max_tokens}")
     temperature = _default_temperature(model) if fields.temperature is None else float(fields.temperature)
     assisted = {name: getattr(fields, name) for name in ASSISTED_FIELDS}
-    greedy = temperature == GREEDY_TEMPERATURE
-    top_k = model.default("top_k", None) if greedy and fields.top_k is None else pick("top_k")
+    values = {**DEFAULTS, **model.defaults}
+    if temperature == GREEDY_TEMPERATURE:
+        values["top_k"] = model.defaults.get("top_k")
+    values |= {name: value for name in DEFAULTS if (value := getattr(fields, name)) is not None}
+    top_k = values["top_k"]
     seed = fields.seed if fields.seed is not None else secrets.randbits(32)
-    endless = bool(pick("ignore_eos"))
+    endless = bool(values["ignore_eos"])
     bias = biases(fields.logit_bias, model.vocab_size)
     _check_ids(fields.stop_token_ids or (), model.vocab_size, "stop_token_ids")
     refuse_token_options(model.decoding, top_logprobs or 0, bias, top_name)
@@ -393,12 +393,12 @@ def to_sampling(
         max_context=max_context,
         min_tokens=minimum,
         temperature=temperature,
-        top_p=max(float(pick("top_p")), LEAST_TOP_P),
+        top_p=max(float(values["top_p"]), LEAST_TOP_P),
         top_k=None if top_k is None or top_k <= 0 else int(top_k),
-        min_p=min(float(pick("min_p")), MOST_MIN_P),
-        repetition_penalty=float(pick("repetition_penalty")),
-        frequency_penalty=float(pick("frequency_penalty")),
-        presence_penalty=float(pick("presence_penalty")),
+        min_p=min(float(values["min_p"]), MOST_MIN_P),
+        repetition_penalty=float(values["repetition_penalty"]),
+        frequency_penalty=float(values["frequency_penalty"]),
+        presence_penalty=float(values["presence_penalty"]),
         dry=_dry(fields, model),
         xtc_probability=(fields.xtc_probability or 0.0) if model.decoding == "paged" else 0.0,
         xtc_threshold=FIXED_DEFAULTS["xtc_threshold"]
@@ -408,14 +408,14 @@ def to_sampling(
         ignore_eos=endless,
         # Who asks for a length gets it.
         repetition_detection=model.repetition_detection and not (endless or minimum),
-        stop=tuple(dict.fromkeys(_stop_list(fields.stop))) or tuple(model.default("stop_strings", ())),
+        stop=tuple(dict.fromkeys(_stop_list(fields.stop))) or tuple(model.defaults.get("stop_strings", ())),
         include_stop=bool(fields.include_stop_str_in_output),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         skip_special_tokens=fields.skip_special_tokens is not False,
         n=fields.n or 1,
         beams=fields.best_of or 1,
         beam_groups=fields.num_beam_groups or 1,
-        length_penalty=float(pick("length_penalty")),
+        length_penalty=float(values["length_penalty"]),
         diversity_penalty=(fields.diversity_penalty or 0.0) if _grouped(fields) else 0.0,
         logprobs=logprobs,
         top_logprobs=top_logprobs or 0 if logprobs else 0,

@@ -60,8 +60,9 @@ class ThroughputEstimator:
             each = (tokens - self.tokens_of(prompts)) / (images * len(prompts))
             self._tokens_an_image += EWMA_WEIGHT * (max(0.0, each) - self._tokens_an_image)
             return
-        characters = sum(len(p) for p in prompts if isinstance(p, str))
-        if characters and tokens and all(isinstance(p, str) for p in prompts):
+        texts = [p for p in prompts if isinstance(p, str)]
+        characters = sum(map(len, texts))
+        if characters and tokens and len(texts) == len(prompts):
             self._characters_a_token += EWMA_WEIGHT * (characters / tokens - self._characters_a_token)
 
     @property

@@ -217,7 +217,7 @@ def _from_directory(path: str) -> ModelFiles:
         vocab_size=_first_positive(configs, ("vocab_size",)) or 0,
         add_bos_token=tokenizer.get("add_bos_token") is True,
         end_token_ids=tuple(id_ for id_ in (ends if isinstance(ends, list) else [ends]) if type(id_) is int),
-        generation_config=generation,
+        generation_config={name: value for name, value in generation.items() if value is not None},
     )
 
 
