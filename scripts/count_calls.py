@@ -62,6 +62,7 @@ sys.setprofile(count)
 class Calls(NamedTuple):
     calls: int
     files: int
+    functions: tuple[tuple[str, float], ...] = ()  # "file:name" and its calls, most first
 
 
 class Report(NamedTuple):
@@ -130,12 +131,13 @@ def _report(url: str, folder: Path, server: int) -> Report:
     first, second = ({s: (b[s] - a[s]).keys() for s in b} for a, b in itertools.pairwise(idle))
     timers = {side: first[side] & second[side] for side in first}
     short, long = (_least([counted(tokens) for _ in range(REPEATS)]) for tokens in (1, 1 + TOKENS))
-    request = {side: Calls(short[side].total(), _files(short[side])) for side in short}
+    request = {side: Calls(short[side].total(), _files(short[side]), _rows(short[side])) for side in short}
     more = {side: long[side] - short[side] for side in long}
     each = {
         side: Calls(
             round(more[side].total() / TOKENS),
             _files(Counter({n: c for n, c in more[side].items() if c >= TOKENS // 2})),
+            _rows(more[side], TOKENS),
         )
         for side in more
     }
@@ -145,6 +147,10 @@ def _report(url: str, folder: Path, server: int) -> Report:
 def _least(counted: list[dict[str, Counter[str]]]) -> dict[str, Counter[str]]:
     """Return the least of each count, because a loaded machine splits the messages of a step."""
     return {side: reduce(Counter.__and__, (each[side] for each in counted)) for side in counted[0]}
+
+
+def _rows(counts: Counter[str], tokens: int = 1) -> tuple[tuple[str, float], ...]:
+    return tuple((name, count / tokens) for name, count in counts.most_common())
 
 
 def _files(counts: Counter[str]) -> int:
@@ -192,13 +198,17 @@ def _chat(url: str, tokens: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("graph", nargs="?", type=Path, default=ROOT / "models/smollm2")
-    report = measure(parser.parse_args().graph)
+    parser.add_argument("--functions", action="store_true", help="list the calls of each function")
+    arguments = parser.parse_args()
+    report = measure(arguments.graph)
     for what, sides in (
         ("a streamed chat of one token", report.request),
         ("each further token", report.token),
     ):
         for side, calls in sides.items():
             print(f"{what}, {side}: {calls.calls:,} calls in {calls.files} files")
+            for name, count in calls.functions if arguments.functions else ():
+                print(f"{count:8.2f}  {name}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Engine:
         return running
 
     def step(self) -> list[ScheduledSequence]:
-        scheduled = self.scheduler.schedule(lambda running: ())
+        scheduled = self.scheduler.schedule(lambda running, num_decoding: ()).items
         rows = [self.compute(item) for item in scheduled]
         for at, item in enumerate(scheduled):
             running = item.running

@@ -48,7 +48,7 @@ class Steps:
 
     def step(self) -> dict[int, int]:
         """Return the tokens of each request."""
-        scheduled = self.scheduler.schedule(lambda running: ())
+        scheduled = self.scheduler.schedule(lambda running, num_decoding: ()).items
         for item in scheduled:
             running, read = (
                 item.running,
@@ -158,7 +158,7 @@ def test_a_stopped_request_counts_as_waiting() -> None:
         steps.step()
     assert (first.num_new_tokens, second.num_computed_tokens) == (1, 0)
     steps.scheduler.num_arriving = 3
-    assert steps.scheduler._prefill_budget(MOST) == 4 * ROOM, "four wait, one answers"
+    assert steps.scheduler._prefill_budget(1, 0, MOST) == 4 * ROOM, "four wait, one answers"
 
 
 def test_no_line_of_a_batch_is_in_a_step_of_another_request() -> None:

@@ -49,7 +49,7 @@ from ovserve.kinds.text.worker.paged.model import (
 )
 from ovserve.kinds.text.worker.paged.prefix_store import open_store
 from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
-from ovserve.kinds.text.worker.paged.running import Inputs, Running, ScheduledSequence
+from ovserve.kinds.text.worker.paged.running import Inputs, Running, ScheduledSequence, ScheduledStep
 from ovserve.kinds.text.worker.paged.sampler import Choice, DryPenalty
 from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
@@ -243,32 +243,19 @@ class PagedEngine:
         if self._scheduler.live:
             self._last_live = began
         self._scheduler.short_steps = began - self._last_live < CALM_SECONDS
-        decoding = self._scheduler.num_decoding()
-        scheduled = self._schedule(decoding)
-        if not scheduled:
+        step = self._schedule()
+        if not step.items:
             self._fail_without_memory()
             return
-        tokens, depth = sum(item.tokens for item in scheduled), self._scheduler.depth
         own = self._model.own_attention  # for which draft tokens are sequences of their own
-        are_decodes = all(
-            item.rows == item.tokens and (item.tokens == 1 or (own and item.drafted)) for item in scheduled
-        )
-        prefilled = sum(item.tokens for item in scheduled if item.running.num_new_tokens > 1)
-        runner = self._model.runner_for(tokens, are_decodes=are_decodes)
+        sequences = step.tokens if own else len(step.items)
+        are_decodes = step.num_decoding == len(step.items) and step.tokens == sequences
+        runner = self._model.runner_for(step.tokens, are_decodes=are_decodes)
         if (inputs := self._inputs.get(runner)) is None:
             inputs = self._inputs[runner] = Inputs(runner, own_attention=own)
-        logits = inputs.run(scheduled, self._scheduler.version)
-        seconds = time.perf_counter() - began
-        self._draft_cost = 0.0
-        if decoding == len(scheduled):
-            self._costs.record_step(decoding, tokens, seconds)
-            self._draft_cost = self._costs.tokens(decoding, tokens) / max(tokens - decoding, 1)
-        else:
-            self._costs.record_prefill()
-        # Short steps of batches would say that a token of a prompt takes six times as long as it does.
-        if (prefilled or tokens == decoding) and (self._scheduler.live or not self._scheduler.short_steps):
-            self._scheduler.budget.record_step(decoding, prefilled, depth, seconds)
-        self._sample(scheduled, logits)
+        logits = inputs.run(step.items, self._scheduler.version)
+        self._record_seconds(step, time.perf_counter() - began)
+        self._sample(step, logits)
 
     def collect(self) -> list[StepItem | Failed]:
         outputs: list[StepItem | Failed] = [*self._failed]
@@ -324,47 +311,59 @@ class PagedEngine:
 
     # ---- a step
 
-    def _schedule(self, decoding: int) -> list[ScheduledSequence]:
+    def _schedule(self) -> ScheduledStep:
         if (draft_model := self._draft_model) is None:
-            return self._scheduler.schedule(self._draft if decoding <= MAX_DRAFTED_STREAMS else lambda _: ())
+            return self._scheduler.schedule(self._draft)
         proposals = draft_model.propose(self._scheduler.allocate_drafts(most_drafts))
 
-        def draft(running: Running) -> tuple[int, ...]:
+        def draft(running: Running, num_decoding: int) -> tuple[int, ...]:
             proposal, matcher = proposals.get(running.id, ()), running.choice.matcher
             return proposal if matcher is None else proposal[: matcher.allowed_prefix(proposal)]
 
-        scheduled = self._scheduler.schedule(draft)
-        draft_model.prefill(scheduled)
-        return scheduled
+        step = self._scheduler.schedule(draft)
+        draft_model.prefill(step.items)
+        return step
 
-    def _draft(self, running: Running) -> tuple[int, ...]:
+    def _draft(self, running: Running, num_decoding: int) -> tuple[int, ...]:
         """Return draft tokens for the positions after the next one, if they are worth a longer step."""
-        drafter, remaining = running.drafter, running.remaining_tokens
-        if drafter is None:
+        drafter = running.drafter
+        if drafter is None or num_decoding > MAX_DRAFTED_STREAMS:
             return ()
         matcher = running.choice.matcher
         if matcher is not None and (text := matcher.forced_text()):
             draft, rate = drafter.propose_forced(self.text.encode(text[:FORCED_CHARACTERS], False))
         else:
             draft, rate = drafter.propose()
-        if remaining is not None:
+        if draft and (remaining := running.remaining_tokens) is not None:
             draft = draft[: remaining - 1]
-        if matcher is not None:
+        if draft and matcher is not None:
             draft = draft[: matcher.allowed_prefix(draft)]
         if not draft:
             return ()
-        decoding = self._scheduler.num_decoding()
-        count = self._costs.best_count(decoding, rate, len(draft))
-        return drafter.select(draft, count, self._costs.tokens(decoding, decoding + count))
+        count = self._costs.best_count(num_decoding, rate, len(draft))
+        return drafter.select(draft, count, self._costs.tokens(num_decoding, num_decoding + count))
 
-    def _sample(self, scheduled: list[ScheduledSequence], logits: Floats) -> None:
-        self._scheduled = sum(item.width > 0 for item in scheduled)
-        plain = all(item.running.choice.plain and item.rows for item in scheduled)
+    def _record_seconds(self, step: ScheduledStep, seconds: float) -> None:
+        decoding, num_drafted = step.num_decoding, step.tokens - step.num_decoding
+        self._draft_cost = 0.0
+        if decoding == len(step.items):
+            self._costs.record_step(decoding, step.tokens, seconds)
+            if num_drafted:
+                self._draft_cost = self._costs.tokens(decoding, step.tokens) / num_drafted
+        else:
+            self._costs.record_prefill()
+        # Short steps of batches would say that a token of a prompt takes six times as long as it does.
+        if (step.prefilled or not num_drafted) and (self._scheduler.live or not self._scheduler.short_steps):
+            self._scheduler.budget.record_step(decoding, step.prefilled, step.depth, seconds)
+
+    def _sample(self, step: ScheduledStep, logits: Floats) -> None:
+        self._scheduled = step.num_requests
+        plain = all(item.running.choice.plain and item.rows for item in step.items)
         best = logits.argmax(1).tolist() if plain else None
         at = 0
-        for item in scheduled:
+        for item in step.items:
             running, rows = item.running, item.rows
-            if running.scores_prompt and running.num_computed_tokens < running.num_prompt_tokens:
+            if running.scores_prompt and item.is_of_prompt:
                 self._score_prompt(item, logits[at : at + rows])
             finished = running.num_computed_tokens + item.tokens >= len(running.ids)
             first = at + rows - 1 - len(item.drafted)

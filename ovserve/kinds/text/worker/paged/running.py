@@ -53,28 +53,27 @@ class Inputs:
 
         `version` changes whenever a request gets or loses blocks."""
         # A prompt's token is rounded otherwise than an answer's, and is not always the last of its sequence.
-        decoding = (
-            [item.running.id for item in scheduled]
-            if all(item.tokens == 1 == item.rows and not item.is_of_prompt for item in scheduled)
-            else []
-        )
+        decoding = [
+            item.running.id for item in scheduled if item.tokens == 1 == item.rows and not item.is_of_prompt
+        ]
+        if len(decoding) < len(scheduled):
+            decoding = []
         if decoding and decoding == self._decoding and self._bound is not None:
             if version != self._version:
                 bind_blocks(self._runner, [item.sequence.block_table for item in scheduled])
             self._bound.ids[:] = [item.sequence.ids[-1] for item in scheduled]
-            past = [item.sequence.num_computed_tokens for item in scheduled]
-            self._bound.positions[:] = self._bound.past[:] = past
+            self._bound.positions[:] = self._bound.past[:] = [item.start for item in scheduled]
         else:
             self._bound = bind_tokens(self._runner, chain.from_iterable(map(self._parts_of, scheduled)))
         self._decoding, self._version = decoding, version
-        return self._runner.run(max(item.sequence.num_computed_tokens + item.tokens for item in scheduled))
+        return self._runner.run(max([item.start + item.tokens for item in scheduled]))
 
     def _parts_of(self, item: ScheduledSequence) -> Iterable[StepTokens]:
-        sequence, start = item.sequence, item.sequence.num_computed_tokens
-        ids = sequence.ids[start : start + item.tokens]
+        sequence = item.sequence
+        ids = sequence.ids[item.start : item.start + item.tokens]
         ids.extend(item.drafted)
         is_lone = self._own_attention and item.is_of_prompt and item.tokens - len(item.drafted) == 1
-        part = StepTokens(ids, start, item.rows, sequence.block_table, is_lone)
+        part = StepTokens(ids, item.start, item.rows, sequence.block_table, is_lone)
         return _split(part) if self._own_attention and item.drafted else (part,)
 
 
@@ -229,30 +228,29 @@ class Running(TokenSequence):
 
 
 class ScheduledSequence(NamedTuple):
-    """The part of a sequence that a step computes: `tokens` of it from `num_computed_tokens` on, the last of
-    them drafted. The beams of a request have one each, next to each other."""
+    """The part of a sequence that a step computes: `tokens` of it from `start` on, the last of them drafted.
+    The beams of a request have one each, next to each other."""
 
     running: Running
+    sequence: TokenSequence  # `running` itself, or one of its beams
+    start: int
     tokens: int
+    rows: int  # tokens whose logits are needed, the last ones
     drafted: tuple[int, ...] = ()
-    beam: Beam | None = None
     width: int = 1  # of the request's sequences from this one on; 0 if an earlier one stands for it
-
-    @property
-    def sequence(self) -> TokenSequence:
-        return self.beam or self.running
 
     @property
     def is_of_prompt(self) -> bool:
         """Return whether its first token is one of the prompt."""
-        return self.sequence.num_computed_tokens < self.running.num_prompt_tokens
+        return self.start < self.running.num_prompt_tokens
 
-    @property
-    def rows(self) -> int:
-        """Tokens whose logits are needed, the last ones."""
-        running = self.running
-        if self.beam is not None:
-            return 1
-        if running.scores_prompt and running.num_computed_tokens < running.num_prompt_tokens:
-            return self.tokens
-        return 1 + len(self.drafted) if running.num_computed_tokens + self.tokens >= len(running.ids) else 0
+
+class ScheduledStep(NamedTuple):
+    """The sequences of a step, decodes first."""
+
+    items: list[ScheduledSequence]
+    num_requests: int
+    num_decoding: int  # of the items, those with one token to compute, and drafts
+    tokens: int
+    prefilled: int = 0  # tokens of the other items
+    depth: int = 0  # computed tokens of the prompt whose prefill is furthest

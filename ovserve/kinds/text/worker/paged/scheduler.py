@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Iterator
 from ovserve.kinds.text.worker.paged.beams import Beam, Candidate
 from ovserve.kinds.text.worker.paged.blocks import ROOT, BlockPool, TokenSequence
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
-from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
+from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence, ScheduledStep
 
 TARGET_STEP_SECONDS = 0.15  # about the pace of a reader; longer gaps are seen as stutter
 PREFILL_TIME_RATIO = 2.0  # of the time of a plain step, at least for prompts
@@ -95,7 +95,7 @@ MAX_SHORT_PROMPT_RATIO = 0.5  # of the remaining tokens of the long one, at most
 SHORT_STEP_TOKENS = 8  # of a step
 MIN_FREE_SHARE = 0.25  # of a step's budget: no prompt waits for the next step while so much is free
 
-Draft = Callable[[Running], tuple[int, ...]]
+Draft = Callable[[Running, int], tuple[int, ...]]  # of one request, next to how many that decode
 
 
 class Scheduler:
@@ -149,13 +149,14 @@ class Scheduler:
         if batch and self.live:
             return False
         others = [r for r in self.running.values() if batch or not r.batch]
-        new_tokens = [r.num_new_tokens for r in others if r.num_new_tokens > 1]
-        if not new_tokens:
+        prompts = [r for r in others if r.num_new_tokens > 1]
+        if not prompts:
             return True
+        new_tokens = [r.num_new_tokens for r in prompts]
         if not self._splits:
             return tokens <= self._tokens - sum(new_tokens)
-        decoding = sum(r.width for r in others if r.num_new_tokens <= 1)
-        room = self._prefill_budget(self._tokens - decoding)
+        num_decoding = sum(r.width for r in others if r.num_new_tokens <= 1)
+        room = self._prefill_budget(num_decoding, depth_of(prompts), self._tokens - num_decoding)
         short = self._short_prompt_limit(new_tokens[0], room)
         if short and not short < tokens <= self._tokens:
             free = int(room * SHORT_PROMPT_SHARE) - sum(tokens for tokens in new_tokens if tokens <= short)
@@ -165,35 +166,69 @@ class Scheduler:
 
     # ---- a step
 
-    def schedule(self, draft: Draft) -> list[ScheduledSequence]:
-        """Return what to compute, decodes first."""
+    def schedule(self, draft: Draft) -> ScheduledStep:
+        step_tokens = self._step_tokens
+        scheduled = self._schedule_decodes(draft, step_tokens)
+        decodes = [item for of_request in scheduled.values() for item in of_request]
+        tokens = sum([item.tokens for item in decodes])
+        step = ScheduledStep(decodes, len(scheduled), len(decodes), tokens)
+        prompts = [
+            running
+            for running in self._eligible(self.running)
+            if running.num_new_tokens > 1 or running.id not in self._started
+        ]
+        if prompts:
+            # Drafts may exceed a step.
+            step = self._add_prefill(step, prompts, max(step_tokens - tokens, 0))
+        self._alone = len(step.items) == 1
+        return step
+
+    def _add_prefill(self, step: ScheduledStep, prompts: list[Running], room: int) -> ScheduledStep:
+        depth = depth_of(prompts)
+        if self._splits:
+            counts = self._prefill(prompts, self._prefill_budget(step.num_decoding, depth, room))
+        else:
+            counts = self._whole_prompts(prompts)
+        last_tokens = sum([running.num_new_tokens == 1 for running in counts])
+        tokens = sum(counts.values())
+        return ScheduledStep(
+            [*step.items, *(_prompt_part(running, count) for running, count in counts.items())],
+            step.num_requests + len(counts),
+            step.num_decoding + last_tokens,
+            step.tokens + tokens,
+            tokens - last_tokens,
+            depth,
+        )
+
+    def _schedule_decodes(self, draft: Draft, step_tokens: int) -> dict[int, list[ScheduledSequence]]:
+        answers = self._answers()
+        num_decoding = sum([running.width for running in answers])
+        if num_decoding > step_tokens:
+            answers = self._next_answers(answers, step_tokens)
         scheduled: dict[int, list[ScheduledSequence]] = {}
-        for running in self._decodes():
+        for running in answers:
             if running.id not in self._started:  # it has just been preempted
                 continue
             if running.beams:
                 if self._allocate_beams(running, scheduled):
                     scheduled[running.id] = [
-                        ScheduledSequence(running, 1, (), beam, 0 if at else running.width)
+                        ScheduledSequence(
+                            running, beam, beam.num_computed_tokens, 1, 1, (), 0 if at else running.width
+                        )
                         for at, beam in enumerate(running.beams)
                     ]
                 continue
-            drafted = draft(running)
+            drafted = draft(running, num_decoding)
             if self._allocate(running, len(running.ids) + len(drafted), scheduled):
-                scheduled[running.id] = [ScheduledSequence(running, 1 + len(drafted), drafted)]
-        planned = [item for of_request in scheduled.values() for item in of_request]
-        # Drafts may exceed a step.
-        remaining = max(self._step_tokens - sum(item.tokens for item in planned), 0)
-        prefill = self._prefill(self._prefill_budget(remaining)) if self._splits else self._whole_prompts()
-        planned += [ScheduledSequence(running, count) for running, count in prefill.items()]
-        self._alone = len(planned) == 1
-        return planned
+                start, count = running.num_computed_tokens, 1 + len(drafted)
+                scheduled[running.id] = [ScheduledSequence(running, running, start, count, count, drafted)]
+        return scheduled
 
     def allocate_drafts(self, most: Callable[[Running], int]) -> dict[Running, int]:
         """Allocate blocks for the tokens that a draft model will propose; return how many for each request.
 
         `most`: for one request. All fit into a step, and no other request is preempted for them."""
-        answers = [running for running in self._eligible(self._started) if running.num_new_tokens == 1]
+        answers = self._answers()
         each = self._tokens // max(sum(running.width for running in answers), 1) - 1
         counts: dict[Running, int] = {}
         for running in answers:
@@ -201,16 +236,6 @@ class Scheduler:
             if count > 0 and self._allocate_blocks(running, self._missing_blocks(running, count)):
                 counts[running] = count
         return counts
-
-    def num_decoding(self) -> int:
-        """Return how many sequences decode, without those that are paused."""
-        return sum(running.width for running in self._eligible(self._started) if running.num_new_tokens == 1)
-
-    @property
-    def depth(self) -> int:
-        """Computed tokens of the prompt whose prefill is furthest."""
-        running = self._eligible(self.running)
-        return max((r.num_computed_tokens for r in running if r.num_new_tokens > 1), default=0)
 
     def record_computed(self, sequence: TokenSequence, count: int) -> None:
         """Record that so many more of its tokens are in the cache for good."""
@@ -245,13 +270,14 @@ class Scheduler:
         running.set_beams(beams)
         self.version += 1
 
-    def _decodes(self) -> list[Running]:
-        answers = [running for running in self._eligible(self._started) if running.num_new_tokens == 1]
-        if sum(running.width for running in answers) <= self._step_tokens:
-            return answers
+    def _answers(self) -> list[Running]:
+        """Return the requests that decode, without those that are paused."""
+        return [running for running in self._eligible(self._started) if running.num_new_tokens == 1]
+
+    def _next_answers(self, answers: list[Running], token_budget: int) -> list[Running]:
+        """Return those whose turn it is, where a step is too small for all."""
         at = self._next_decode % len(answers)
         decodes: list[Running] = []
-        token_budget = self._step_tokens
         for running in [*answers[at:], *answers[:at]]:
             if decodes and running.width > token_budget:  # a wide one is not split, and may exceed a step
                 break
@@ -260,9 +286,9 @@ class Scheduler:
         self._next_decode = at + len(decodes)
         return decodes
 
-    def _prefill(self, token_budget: int) -> dict[Running, int]:
+    def _prefill(self, prompts: list[Running], token_budget: int) -> dict[Running, int]:
         """Return how many tokens of which prompts are computed, `token_budget` in all."""
-        prompts = list(self._prompts())
+        prompts = list(self._start_prompts(prompts))
         counts: dict[Running, int] = {}
         if prompts and (short := self._short_prompt_limit(prompts[0].num_new_tokens, token_budget)):
             short_room = int(token_budget * SHORT_PROMPT_SHARE)
@@ -281,11 +307,11 @@ class Scheduler:
                 token_budget -= more
         return counts
 
-    def _whole_prompts(self) -> dict[Running, int]:
+    def _whole_prompts(self, prompts: list[Running]) -> dict[Running, int]:
         """Return prompts of a step's tokens, next to the answers: otherwise a long one would never fit."""
         counts: dict[Running, int] = {}
         token_budget = self._tokens
-        for running in self._prompts():
+        for running in self._start_prompts(prompts):
             # With its answer, a preempted one may be longer than a step.
             count = min(running.num_new_tokens, self._tokens)
             if count > token_budget:
@@ -298,24 +324,19 @@ class Scheduler:
         """Return how long prompts may be that pass the first one; 0 if one step prefills all of that."""
         return 0 if first <= room else min(self._tokens, int(first * MAX_SHORT_PROMPT_RATIO))
 
-    def _prefill_budget(self, most: int) -> int:
+    def _prefill_budget(self, num_decoding: int, depth: int, most: int) -> int:
         """Return how many tokens the next step may prefill, up to `most`."""
-        num_decoding = self.num_decoding()
         waiting = (self.live or len(self.running)) - num_decoding + self.num_arriving
-        return self.budget.tokens(num_decoding, waiting, self.depth, most)
+        return self.budget.tokens(num_decoding, waiting, depth, most)
 
-    def _prompts(self) -> Iterator[Running]:
-        """Start the prefills that have blocks; yield all that have started and are not complete."""
-        eligible = self._eligible(self.running)
-        first = next(iter(eligible), None)
-        alone = first is not None and not self._eligible(self._started)
-        if first is not None and alone and self._missing_blocks(first) > self.pool.available:
-            self._release_waiting(first)
+    def _start_prompts(self, prompts: list[Running]) -> Iterator[Running]:
+        """Start the prefills that have blocks; yield those that have started."""
+        if not self._eligible(self._started) and self._missing_blocks(prompts[0]) > self.pool.available:
+            self._release_waiting(prompts[0])
         waits = False
-        for running in eligible:
+        for running in prompts:
             if running.id in self._started:
-                if running.num_new_tokens > 1:
-                    yield running
+                yield running
             elif not waits:
                 waits = not self._start(running)
                 if not waits:
@@ -459,6 +480,18 @@ class Scheduler:
             sequence.block_table.append(block)
             self.version += 1
         return True
+
+
+def depth_of(prompts: list[Running]) -> int:
+    """Return the computed tokens of the prompt whose prefill is furthest."""
+    return max((r.num_computed_tokens for r in prompts if r.num_new_tokens > 1), default=0)
+
+
+def _prompt_part(running: Running, count: int) -> ScheduledSequence:
+    start = running.num_computed_tokens
+    scores = running.scores_prompt and start < running.num_prompt_tokens
+    rows = count if scores else int(start + count == len(running.ids))
+    return ScheduledSequence(running, running, start, count, rows)
 
 
 def blocks_of(tokens: int) -> int:
