@@ -1,4 +1,4 @@
-"""EBNF as the library reads it, in Python: random texts of a grammar, and the grammar as a regular expression.
+"""EBNF as the library reads it, in Python: random texts of a grammar.
 
 It is much faster than the real compiler, so property tests try thousands of texts; tests/engine check with the
 real one that both mean the same language.
@@ -147,25 +147,3 @@ class Sampler:
         assert not negated
         low, high = self._random.choice(ranges)
         return chr(self._random.choice([low, high, self._random.randint(low, high)]))
-
-
-def matcher(grammar: str) -> re.Pattern[str]:
-    """Of a grammar without recursion."""
-    rules = parse(grammar)
-
-    def write(node: Any) -> str:
-        kind = node[0]
-        if kind == "rule":
-            return write(rules[node[1]])
-        if kind == "or":
-            return "(?:" + "|".join(map(write, node[1])) + ")"
-        if kind == "all":
-            return "".join(map(write, node[1]))
-        if kind == "text":
-            return re.escape(node[1])
-        if kind == "class":
-            inner = "".join(f"{re.escape(chr(a))}-{re.escape(chr(b))}" for a, b in node[2])
-            return f"[{'^' if node[1] else ''}{inner}]"
-        return f"(?:{write(node[1])}){{{node[2]},{'' if node[3] is None else node[3]}}}"
-
-    return re.compile(write(("rule", "root")))

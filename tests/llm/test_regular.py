@@ -22,6 +22,10 @@ UUID = (
     r"|00000000-0000-0000-0000-000000000000)$"
 )
 HOST = r"^(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9][a-z0-9-]{0,61}[a-z0-9]$"
+PASSWORD = r"^(?=.*[A-Z])(?=.*[a-z])(?=.*\d).{8,64}$"
+# As Angular writes it.
+ATOM, PART = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+", "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+ADDRESS = rf"^(?=.{{1,254}}$)(?=.{{1,64}}@){ATOM}(?:\.{ATOM})*@{PART}(?:\.{PART})*$"
 AMBIGUOUS = [  # parts that may be counted in several ways
     "([a-z]?[0-9]?){0,200}",
     r"[\u0000-\uffff]{0,500}[^\u4e00-\u9fff]{0,500}",
@@ -97,6 +101,12 @@ def test_an_automaton_finds_what_another_implementation_finds(pattern: str) -> N
         ({"pattern": "^https://"}, ["https://example.com"], ["http://example.com"]),
         ({"pattern": HOST}, ["example.com", "kubernetes-dashboard-metrics.example.com", "a.b.c.d.e.f.de"],
          ["-a.com", "a..b", "a" * 64 + ".com", ".".join(["a" * 63] * 4)]),
+        ({"pattern": PASSWORD}, ["Aa345678", "a" * 62 + "1A"], ["Aa34567", "aa345678", "a" * 63 + "1A"]),
+        ({"pattern": r"^(?=.*[A-Z])(?=.*[a-z])(?=.*\d)(?=.*[^A-Za-z\d]).{8,255}$"}, ["a" * 252 + "1A!"],
+         ["a" * 253 + "1A!", "Aa345678"]),
+        ({"pattern": "^(?!.*foo).{1,1000}$"}, ["fof" * 333], ["fof" * 334, "", "a foo"]),
+        ({"pattern": ADDRESS}, ["a.b@example.com", "a@" + "b" * 27 + ".de"],
+         ["a" * 65 + "@b.de", "a@b.", "a@-b", "a@" + ".".join(["a" * 60] * 5)]),
         ({"pattern": "(?<=^|, )a"}, ["a", "b, a"], ["ba", "b,a"]),
         ({"pattern": "^(?=[a-z0-9-]{1,63}$)[a-z0-9]+(-[a-z0-9]+)*$"}, ["a-b", "a" * 63], ["a--b", "a" * 64, ""]),
         ({"pattern": "^(?!.{9})(?=.{2,})[a-z]+$"}, ["ab", "a" * 8], ["a", "a" * 9, "A1"]),
@@ -175,6 +185,7 @@ def test_what_is_no_expression_is_refused(pattern: str) -> None:
         (r"[^\^a]{2}", ["bb"], ["^b"]),
         (r"^[a-z]+$", ["abc"], ["abc "]),
         (r"(?=.*\d)[a-z\d]{3}", ["ab1"], ["abc", "ab12"]),
+        (PASSWORD, ['Aa34"678', "a" * 62 + "1A"], ["Aa34567", "aa345678", "a" * 63 + "1A"]),
         (r"\x2da", ["-a"], ["\u02da"]),
         (r"[\x2da]", ["-", "a"], ["\u02da"]),
         ("(([a-z]{1,3}){1,3}){1,3}", ["a", "a" * 27], ["", "a" * 28]),

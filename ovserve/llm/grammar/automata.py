@@ -26,16 +26,15 @@ from ovserve.llm.grammar.regular import (
     widths,
 )
 from ovserve.llm.grammar.regular import Sequence as Parts
-from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges, is_wide
+from ovserve.llm.grammar.text import LAST_CHARACTER, Ranges, complement
 
 MAX_NODES = 1500  # of a tree: derivatives take its parts one within the other
 MAX_POSITIONS = 20_000  # of characters, with all repetitions written out
 MAX_DERIVATIVES = 40_000  # of one automaton
-MAX_STATES = 1000
+MAX_STATES = 4000
 MAX_MERGED = 200  # states among which equal ones are looked for, which takes the square of their number
 DERIVATIVE_STEPS = 4  # steps
 MEMBERS_PER_DERIVATIVE = 16  # alternatives that take as long as a derivative
-WIDE_STATE_RATIO = 5  # states of few characters that compile as slowly as one of nearly all characters
 MAX_UNROLLED_REPETITIONS = 8  # repetitions of a part with an assertion
 _NONE: frozenset[int] = frozenset()
 _BEGINS = Look(ANY, matches=False, behind=True)  # no character precedes
@@ -54,24 +53,15 @@ class Automaton:
     def __len__(self) -> int:
         return len(self.edges)
 
-    @property
-    def weight(self) -> int:
-        """The time to compile it, in states of few characters."""
-        return sum(
-            WIDE_STATE_RATIO if any(is_wide(ranges) for ranges, _ in edges) else 1 for edges in self.edges
-        )
-
     def is_free(self, state: int) -> bool:
         """Return whether any text may follow."""
         return self.accepting[state] and self.edges[state] == [([(0, LAST_CHARACTER)], state)]
 
 
-def automaton(
-    wholes: Sequence[Tree], searches: Sequence[Tree], spend: Callable[[int], None]
-) -> Automaton | None:
-    """Return the least automaton of texts that match all `wholes` as a whole and hold a match of each search.
+def automaton(wholes: Sequence[Tree], searches: Sequence[Tree], spend: Callable[[int], None]) -> Automaton:
+    """Return an automaton of texts that match all `wholes` as a whole and hold a match of each search.
 
-    None if there are no such texts. Raises TooLarge.
+    Raises TooLarge.
     """
     trees = [*wholes, *searches]
     if (
@@ -134,13 +124,8 @@ class _Letters:
         return self._masks[ranges]
 
     def of(self, mask: int) -> Ranges:
-        ranges: Ranges = []
-        for low, high in sorted(one for i, some in enumerate(self.ranges) if mask >> i & 1 for one in some):
-            if ranges and ranges[-1][1] == low - 1:
-                ranges[-1] = ranges[-1][0], high
-            else:
-                ranges.append((low, high))
-        return ranges
+        some = (one for i, ranges in enumerate(self.ranges) if mask >> i & 1 for one in ranges)
+        return complement(complement(some))
 
 
 class _Terms:
@@ -426,11 +411,9 @@ def _explored(terms: _Terms, start: int) -> tuple[list[dict[int, int]], list[boo
     return edges, accepting
 
 
-def _least(edges: list[dict[int, int]], accepting: list[bool], letters: _Letters) -> Automaton | None:
+def _least(edges: list[dict[int, int]], accepting: list[bool], letters: _Letters) -> Automaton:
     """Drop states from which no text ends, and merge those that are equal (Moore)."""
     alive = _alive(edges, accepting)
-    if not alive[0]:
-        return None
     edges = [{to: mask for to, mask in transitions.items() if alive[to]} for transitions in edges]
     block = [int(ends) for ends in accepting]
     count = 0

@@ -142,8 +142,7 @@ def _search(writer: RuleWriter, *some: str) -> automata.Automaton | None:
     key = ("search", *some)
     if key not in cache:
         try:
-            machine = automata.automaton((), [*map(patterns.read, some)], writer.rules.spend)
-            cache[key] = machine or automata.Automaton([[]], [False])
+            cache[key] = automata.automaton((), [*map(patterns.read, some)], writer.rules.spend)
         except (patterns.Unsupported, patterns.Malformed, automata.TooLarge):
             cache[key] = None
     return cache[key]

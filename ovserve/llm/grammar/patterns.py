@@ -180,13 +180,9 @@ class _Reader:
         parts: list[Tree] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             parts += self._quantified(*self._atom(depth))
-        return (
-            parts[0]
-            if len(parts) == 1
-            else self._with_texts(parts)
-            if self.refers
-            else Sequence(tuple(parts))
-        )
+        if len(parts) == 1:
+            return parts[0]
+        return self._with_texts(parts) if self.refers else Sequence(tuple(parts))
 
     def _with_texts(self, parts: list[Tree]) -> Tree:
         """Return the sequence with the text of each of its groups in place of references."""

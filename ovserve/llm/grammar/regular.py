@@ -17,7 +17,7 @@ MAX_WIDTHS = 12  # of a part whose lengths are written one by one
 MAX_ALTERNATIVES = 64  # that bounds of a length make
 MAX_AT_ONCE = 16  # counts that one text may have reached
 MAX_RANGES = 100_000  # of characters within a count, each time anew: 2 s to compile
-LEAST_SHARE = 48  # characters that each open repetition keeps when they share a bound
+LEAST_SHARE = 24  # characters that each open repetition keeps when they share a bound
 LEAST_COUNT = 12  # the same where all repetitions had a bound
 ROUNDS = (3, 12)  # of repetitions of other ones that share a bound
 

@@ -5,14 +5,23 @@ The text is counted while rules are added, so an oversized grammar is rejected b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from itertools import accumulate
 from typing import Any
 
 from ovserve.errors import InvalidArgument
+from ovserve.llm.grammar.automata import Automaton
+from ovserve.llm.grammar.text import Ranges, is_wide
 
 MAX_BYTES = 256 * 1024  # of grammar text; sixty tools of a coding agent are 70 KB
-MAX_STATES = 1000  # of automata: each takes 2 ms to compile, with 49,152 tokens
+# The library makes a mask for the rule of each state as it compiles: of few characters in 2 ms with 49,152
+# tokens and 5 ms with 151,936, else in 9 and 27 ms. States beyond these many share rules of their characters,
+# which compile at once. But masks are then made as the text is written, in 20 to 60 ms, or 70 to 150 ms.
+MAX_STATES = 1000
+WIDE_STATES = 5  # states of few characters that take as long as one of nearly all
+EDGE_BYTES = 14  # of such a state
 STEP_BYTES = 3  # of grammar text that take as long to write as a step
 
 
@@ -39,6 +48,7 @@ class Repeat:
 
 Tokens = list[str | int | Repeat]  # text, numbers of rules, and repetitions
 Body = list[Tokens]  # the alternatives of a rule
+Character = Callable[[Ranges], str | None]  # its text; None: it cannot be written
 
 
 class Rules:
@@ -88,12 +98,32 @@ class Rules:
         self._recursive.setdefault(name, text)
         return name
 
-    def take_states(self, count: int) -> bool:
-        """Take room for states that are a rule each; return False if there is too little."""
-        if count > self._states:
-            return False
-        self._states -= count
-        return True
+    def holds(self, machine: Automaton) -> bool:
+        """Return whether there is room for a mask of each state."""
+        return sum(map(_weight, machine.edges)) <= self._states
+
+    def states(self, machine: Automaton, one: Character, end: Tokens, free: Body | None) -> int | None:
+        """Add a rule per state and return the first one; None if there is no room.
+
+        `one` writes a character, `end` follows the text, and `free` is any text with its end. Where there is
+        not room for a mask of each state, the first ones take a quarter of it: most texts are short.
+        """
+        room = self._states if self.holds(machine) else self._states // 4
+        ends = [0, *accumulate(map(_weight, machine.edges))]
+        masked = bisect_right(ends, room) - 1
+        if self._bytes + EDGE_BYTES * sum(map(len, machine.edges[masked:])) > MAX_BYTES * 3 // 4:
+            return None
+        self._states -= ends[masked]
+        rules = [self.new() for _ in machine.edges]
+        for state, rule in enumerate(rules):
+            body: Body = [end] if machine.accepting[state] else []
+            for ranges, to in machine.edges[state]:
+                if (text := one(ranges)) is not None:
+                    # The library puts a rule of characters in its place, but no rule of another rule.
+                    text = text if state < masked else self.name_rule(self.name_rule(text))
+                    body.append([text, rules[to]])
+            self.fill(rule, free if free is not None and machine.is_free(state) else body)
+        return rules[0]
 
     def spend(self, steps: int = 1) -> None:
         if not self._budget.spend(steps):
@@ -167,6 +197,10 @@ class Rules:
                 if not entry[0]:
                     todo.append(entry[1])
         return alive
+
+
+def _weight(edges: list[tuple[Ranges, int]]) -> int:
+    return WIDE_STATES if any(is_wide(ranges) for ranges, _ in edges) else 1
 
 
 def _size(tokens: Iterable[str | int | Repeat]) -> int:

@@ -6,7 +6,7 @@ one rule per state. Where it would be too large the least important are reported
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from ovserve.llm.grammar import automata, formats, patterns, regular, text
 from ovserve.llm.grammar.conditions import UNLIKE, WITHOUT
@@ -71,7 +71,8 @@ def _excluding(writer: RuleWriter, plain: tuple[Schema, ...], needs: _Asked) -> 
                 return None
             later = regular.Sequence((regular.FREE, regular.ANY, tree))
             trees[unlike(regular.Alternatives((tree, later)))] = None
-    return _automaton(writer, needs._replace(wholes=(*needs.wholes, *trees)), automata.MAX_STATES)
+    machine = _automaton(writer, needs._replace(wholes=(*needs.wholes, *trees)))
+    return None if machine is None else _states(writer, machine)
 
 
 def unlike(tree: Tree) -> Tree:
@@ -152,9 +153,9 @@ def _patterns(writer: RuleWriter, plain: tuple[Schema, ...]) -> tuple[tuple[Tree
 def without_bounds(tree: Tree) -> tuple[Tree, Bounds]:
     """Return an anchored expression without the look-aheads at its start that only bound its length, and the
     bounds."""
-    parts = tree.parts if isinstance(tree, regular.Sequence) else ()
-    if not parts or (parts[0], parts[-1]) != (regular.Edge(True), regular.Edge(False)):
+    if not _is_whole(tree):
         return tree, (0, None)
+    parts = tree.parts
     at = next((i for i, part in enumerate(parts) if i and not isinstance(part, regular.Look)), 1)
     rest = [part for part in parts[1:at] if _bounds(part) is None] + [*parts[at:]]
     limits = [bounds for part in parts[1:at] if (bounds := _bounds(part)) is not None]
@@ -166,6 +167,12 @@ def without_bounds(tree: Tree) -> tuple[Tree, Bounds]:
     highs = [high for _, (_, high) in limits if high is not None]
     least = max(low for _, (low, _) in limits)
     return regular.Sequence((parts[0], *rest)), (least, min(highs, default=None))
+
+
+def _is_whole(tree: Tree) -> TypeGuard[regular.Sequence]:
+    """Return whether it is anchored at both ends."""
+    ends = regular.Edge(True), regular.Edge(False)
+    return isinstance(tree, regular.Sequence) and (*tree.parts[:1], *tree.parts[-1:]) == ends
 
 
 def _bounds(look: Tree) -> tuple[tuple[tuple[int, int], ...], Bounds] | None:
@@ -205,21 +212,27 @@ def _together(writer: RuleWriter, needs: _Asked) -> Made:
     lengths += ("pattern",) if needs.is_bound and lengths else ()
     tries: list[tuple[_Asked, tuple[str, ...]]] = [(needs, ())]
     if lengths:
-        tries.append((needs._replace(wholes=needs.shorter), ()))
+        if needs.shorter != needs.wholes:
+            tries.append((needs._replace(wholes=needs.shorter), ()))
+        if not needs.wholes and len(needs.searches) == 1 and needs.most is not None:
+            short = regular.shared(needs.searches[0], needs.most) if _is_whole(needs.searches[0]) else None
+            tries += [(needs._replace(searches=(short,), most=None), ())] if short is not None else []
         tries.append((needs._replace(least=0, most=None), lengths))
     if needs.wholes and needs.searches:
         tries.append((_Asked((), needs.searches, 0, None), ("format", *lengths)))
         tries.append((_Asked(needs.wholes, (), 0, None), ("pattern", *lengths)))
     for one, left_out in tries:
         one = _without_implied(one)
-        candidate = _direct(writer, one)
+        candidate, machine = _direct(writer, one), None
         if candidate is None or any(map(regular.repeats_choice, one.wholes)):
-            small = _automaton(
-                writer, one, automata.MAX_STATES if candidate is None else SMALL_AUTOMATON_STATES
-            )
-            candidate = candidate if small is None else small
+            machine = _automaton(writer, one)
+        if machine is not None and writer.rules.holds(machine):
+            small = candidate is None or len(machine) <= SMALL_AUTOMATON_STATES
+            candidate = _states(writer, machine) if small else candidate
         if candidate is None:
             candidate = _direct(writer, one, freely=True)
+        if candidate is None and machine is not None:
+            candidate = _states(writer, machine)
         if candidate is not None:
             return Made(candidate, left_out)
     return Made(_by_length(writer, needs.least, needs.most), ("format", "pattern"))
@@ -250,29 +263,17 @@ def _direct(writer: RuleWriter, needs: _Asked, *, freely: bool = False) -> Body 
     return [['"\\""', *([writer.rules.text(expression)] if expression else []), '"\\""']]
 
 
-def _automaton(writer: RuleWriter, needs: _Asked, most: int) -> Body | None:
-    """Return rules of its states; None if they are more than `most`."""
+def _automaton(writer: RuleWriter, needs: _Asked) -> automata.Automaton | None:
+    """Return the automaton; None if it is too large."""
     length: tuple[Tree, ...] = ()
     if needs.least or needs.most is not None:
         length = (regular.Repeat(regular.ANY, needs.least, needs.most),)
     try:
-        automaton = automata.automaton((*needs.wholes, *length), needs.searches, writer.rules.spend)
+        return automata.automaton((*needs.wholes, *length), needs.searches, writer.rules.spend)
     except automata.TooLarge:
         return None
-    if automaton is None:
-        return []
-    if len(automaton) > most or not writer.rules.take_states(automaton.weight):
-        return None
-    if automaton.is_free(0):
-        return [[free(writer)]]
-    rules = [writer.rules.new() for _ in range(len(automaton))]
-    for state, rule in enumerate(rules):
-        if automaton.is_free(state):
-            writer.rules.fill(rule, [[rest(writer)]])
-            continue
-        alternatives: Body = [['"\\""']] if automaton.accepting[state] else []
-        for ranges, to in automaton.edges[state]:
-            if (one := text.in_string(ranges)) is not None:
-                alternatives.append([one, rules[to]])
-        writer.rules.fill(rule, alternatives)
-    return [['"\\""', rules[0]]]
+
+
+def _states(writer: RuleWriter, machine: automata.Automaton) -> Body | None:
+    root = writer.rules.states(machine, text.in_string, ['"\\""'], [[rest(writer)]])
+    return None if root is None else [['"\\""', root]]

@@ -82,13 +82,8 @@ def _in_string(ranges: tuple[tuple[int, int], ...]) -> str | None:
         if code not in _SHORT:
             by_first[f"{code >> 4:x}"] = by_first.get(f"{code >> 4:x}", "") + f"{code & 15:x}"
     options += [f'"\\\\u00{first}" [{digits}]' for first, digits in by_first.items()]
-    return (
-        None
-        if not options
-        else options[0]
-        if len(options) == 1 and " " not in options[0]
-        else f"({' | '.join(options)})"
-    )
+    text = " | ".join(options)
+    return (f"({text})" if " " in text else text) or None
 
 
 def is_wide(ranges: Ranges) -> bool:

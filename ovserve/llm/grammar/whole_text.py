@@ -126,19 +126,10 @@ def _root(wholes: list[regular.Tree], searches: list[regular.Tree], rules: Rules
     if plain is not None and not regular.is_costly(plain[0]):
         text = regular.to_ebnf(plain[0], _character, rules.name_rule)
         return None if text is None else rules.add([[text]] if text else [[]])
-    automaton = automata.automaton(wholes, searches, rules.spend)
-    if automaton is None:
-        return None
-    if not rules.take_states(automaton.weight):
+    root = rules.states(automata.automaton(wholes, searches, rules.spend), _character, [], None)
+    if root is None:
         raise automata.TooLarge
-    states = [rules.new() for _ in range(len(automaton))]
-    for state, rule in enumerate(states):
-        alternatives: list[list[Any]] = [[]] if automaton.accepting[state] else []
-        for ranges, to in automaton.edges[state]:
-            if (one := _character(ranges)) is not None:
-                alternatives.append([one, states[to]])
-        rules.fill(rule, alternatives)
-    return states[0]
+    return root
 
 
 def _character(ranges: Ranges) -> str | None:
