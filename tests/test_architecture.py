@@ -83,6 +83,7 @@ ONLY_IMPORTER = {
     "nncf": "ovserve/kinds/text/worker/genai/convert.py",
     "tvm_ffi": "ovserve/kinds/text/worker/paged/grammars.py",
     "anyascii": "ovserve/kinds/voice/worker/normalize.py",
+    "regex": "ovserve/llm/grammar/patterns.py",
     "wetext": "ovserve/kinds/voice/worker/normalize.py",
     "openvino_tokenizers": (
         "ovserve/kinds/text/worker/gguf/tokenizer.py",

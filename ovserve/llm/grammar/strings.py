@@ -16,7 +16,6 @@ from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import Body
 from ovserve.llm.grammar.text import repeated
 
-STEPS_PER_CHARACTER = 10  # per character of a pattern, because patterns are slow to read
 LENGTHS = ("minLength", "maxLength")
 _EXCLUSIONS = frozenset((WITHOUT, UNLIKE))
 # States that are written although there is EBNF, whose masks of tokens would take 40 ms.
@@ -137,7 +136,7 @@ def _patterns(writer: RuleWriter, plain: tuple[Schema, ...]) -> tuple[tuple[Tree
             continue
         if not isinstance(pattern, str):
             raise writer.document.fault(node, "pattern", "expected a string", pattern)
-        writer.rules.spend(STEPS_PER_CHARACTER * len(pattern))
+        writer.rules.spend(patterns.steps(pattern))
         try:
             tree, bounds = without_bounds(regular.simplified(patterns.read(pattern)))
             trees[tree] = bounds

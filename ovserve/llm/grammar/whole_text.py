@@ -13,7 +13,7 @@ from ovserve.llm.grammar import automata, formats, patterns, regular
 from ovserve.llm.grammar.constraint import Format, ebnf
 from ovserve.llm.grammar.cost import LISTS_OF_FORMATS
 from ovserve.llm.grammar.rules import Rules
-from ovserve.llm.grammar.strings import STEPS_PER_CHARACTER, unlike
+from ovserve.llm.grammar.strings import unlike
 from ovserve.llm.grammar.text import Ranges, character_class, complement, intersection
 
 MAX_DEPTH = 100  # of formats
@@ -23,7 +23,7 @@ _CHARACTERS = complement([(0xD800, 0xDFFF)])
 def regex(pattern: str, what: str) -> Format:
     """Return the format of the texts that match as a whole. Raises InvalidArgument. `what`: the field."""
     rules = Rules(what)
-    rules.spend(STEPS_PER_CHARACTER * len(pattern))
+    rules.spend(patterns.steps(pattern))
     try:
         root = _root([regular.simplified(patterns.read(pattern))], [], rules)
     except patterns.Malformed as error:
@@ -73,7 +73,7 @@ def bare_string(schema: Mapping[str, Any], without: Iterable[str], what: str) ->
     lengths = int(least), None if most is None else int(most)
     wholes = [meaning] if meaning else []
     try:
-        rules.spend(STEPS_PER_CHARACTER * len(pattern or ""))
+        rules.spend(patterns.steps(str(pattern or "")))
         searches = [regular.simplified(patterns.read(pattern))] if isinstance(pattern, str) else []
         try:
             some: list[regular.Tree] = (
