@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.constraint import Format
+from ovserve.llm.parsing.dialect import Form
 from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.registry import default
 from ovserve.llm.parsing.tools import recipients, tagged_xml
-from ovserve.llm.parsing.xmlcall import Form
 from tests.bytewise import Language
 from tests.llm.parsing.cuts import completion, packets
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+import msgspec
 
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
 from ovserve.llm.parsing.guide import Guide
@@ -19,16 +21,10 @@ from ovserve.llm.parsing.output import Output
 
 # Ends of calls, of any dialect, that models write after a call that has ended.
 STRAY = (
-    *(
-        "</tool_call>",
-        "</tool_calls>",
-        "</function>",
-        "</function_call>",
-        "</function_calls>",
-        "</parameter>",
-    ),
-    *("</invoke>", "</arg_value>", "</tools>", "</_call>", "</minimax:tool_call>", "</seed:tool_call>"),
-    *("<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
+    *("</tool_call>", "</tool_calls>", "</function>", "</function_call>", "</function_calls>", "</_call>"),
+    *("</function_invocation>", "</parameter>", "</invoke>", "</arg_value>", "</tools>"),
+    *("</minimax:tool_call>", "</seed:tool_call>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
+    *("<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"),
 )
 
 
@@ -131,6 +127,30 @@ class ReasoningDialect:
         return prompt.rstrip().endswith(self.ends)
 
 
+D = TypeVar("D", bound=ToolDialect | ReasoningDialect)
+Sign = Callable[[str], bool]  # whether a chat template shows a dialect
+
+
+def row(base: type[D], name: str, sign: Sign | None, **fields: object) -> type[D]:
+    """Make a dialect of its fields. `sign` None: it is chosen by name only."""
+
+    def matches(self: D, template: str) -> bool:
+        return sign is not None and sign(template)
+
+    own = {field for cls in base.__mro__ for field in (*vars(cls), *getattr(cls, "__annotations__", ()))}
+    assert fields.keys() <= own, f"{name}: a dialect has no {', '.join(fields.keys() - own)}"
+    return type(name, (base,), {"name": name, "matches": matches, **fields})
+
+
+def all_of(*texts: str | Sign) -> Sign:
+    """Return the sign that is each of these texts and signs."""
+    return lambda template: all(text(template) if callable(text) else text in template for text in texts)
+
+
+def any_of(*texts: str) -> Sign:
+    return lambda template: any(text in template for text in texts)
+
+
 def attempt(cur: Cursor, out: Output, steps: Steps[None]) -> Steps[bool]:
     """Read a construct; if it is not one, retract its open call, go back to its start and return False.
 
@@ -157,6 +177,72 @@ def attempt(cur: Cursor, out: Output, steps: Steps[None]) -> Steps[bool]:
         return True
     cur.release(mark)
     return True
+
+
+# Calls in tags, one for each parameter, which `xmlcall.py` reads.
+
+
+CDATA = "<![CDATA["
+GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
+
+
+class Form(msgspec.Struct, frozen=True):
+    """The spelling. An opening tag is its prefix, a name (in quotes if `quoted`) and `tag_end`."""
+
+    call: str
+    call_end: str
+    parameter: str
+    parameter_end: str
+    openers: tuple[str, ...] = ()  # of the block around the calls
+    closers: tuple[str, ...] = ()
+    quoted: bool = True
+    trim: bool = True  # one newline next to each tag belongs to the format
+    cdata: bool = False
+    tag_end: str = ">"
+    value: str = ""  # a tag of its own before the value, which models leave out now and then
+    name_ends: tuple[str, ...] = ()  # what follows the name of a call, if that is not in its tag
+    # Wrong spellings of `call` and `parameter`, and the right ones. Only what names a tool of the request, or
+    # a parameter of it that has no value yet, is one.
+    variants: tuple[tuple[str, str], ...] = ()
+
+    def meaning(self, tag: str) -> str:
+        return dict(self.variants).get(tag, tag)
+
+    def spellings(self, tag: str) -> tuple[str, ...]:
+        """Return all spellings of a tag."""
+        return (tag, *(variant for variant, right in self.variants if right == tag))
+
+    @property
+    def broken_end(self) -> re.Pattern[str]:
+        """Return what models write in place of a value's closing tag: without ">", with more in it, or GLM's
+        end of a key."""
+        other = rf"|{re.escape(self.tag_end)}" if self.value else ""
+        return re.compile(rf"(?:{re.escape(self.parameter_end[:-1])}[\w/]*+>?{other})\s*\Z")
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Return the tags that open something."""
+        return (*self.spellings(self.parameter), *self.spellings(self.call), *self.openers)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (self.call_end, *self.closers)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Return the tags that may follow the name of a call."""
+        return (*self.spellings(self.parameter), *self.ends)
+
+    @property
+    def ambiguous(self) -> tuple[str, ...]:
+        """Return what a grammar excludes from values, because what follows could make it the end of one."""
+        ends = [end + after for end in (self.parameter_end, *self.ends) for after in f"<{GAP_CHARACTERS}"]
+        own = [CDATA] if self.cdata else [self.tag_end] if self.value else []
+        return (self.parameter, *ends, *own)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (*self.inner, self.parameter_end, *self.spellings(self.call), *self.openers)
 
 
 # Calls with a marker between name and arguments: `[TOOL_CALLS]f[ARGS]{...}` and similar.

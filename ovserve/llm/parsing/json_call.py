@@ -20,6 +20,7 @@ from ovserve.llm.parsing.output import Output
 FENCES = ("```json", "```xml", "```")
 _BRACKETS = re.compile(r"[}\]]+")
 _WORD = re.compile(r"\w{1,64}")
+_NAME = re.compile(r"[\w.\-/:]+")
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -285,14 +286,12 @@ def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
         yield from cur.space()
         if (yield from cur.literal("}")):
             return
-        key = yield from _key(cur)
-        if not keys.allowed(key):
-            raise NotACall
-        yield from cur.space()
-        yield from cur.expect(":")
+        key = yield from _key(cur, call)
         yield from cur.space()
         char = yield from cur.peek()
-        if key in keys.name or (key == "function" and char in ('"', "'")):
+        if not key:
+            pass  # it was the name
+        elif key in keys.name or (key == "function" and char in ('"', "'")):
             call.set_name((yield from string(cur)))
             cur.sure = True
         elif key in keys.arguments and (char == "{" or not call.declares(key)):
@@ -311,9 +310,24 @@ def _object(cur: Cursor, call: _Call, *, nested: bool) -> Steps[None]:
                 return  # the next call of a list: this one's last brace is missing
 
 
-def _key(cur: Cursor) -> Steps[str]:
-    word = yield from cur.matching(_WORD, 64)
-    return word or (yield from string(cur))
+def _key(cur: Cursor, call: _Call) -> Steps[str]:
+    """Read a key and the colon. Of `{"name="f"`, read the name as well and return ""."""
+    keys = call.keys
+    key = (yield from cur.matching(_WORD, 64)) or (yield from string(cur))
+    if not keys.allowed(key):
+        raise NotACall
+    yield from cur.space()
+    parted = yield from cur.either((":", "=") if keys.marked else (":",))
+    stem = key.rstrip("=:")
+    if stem != key and stem in keys.name:
+        if not parted:  # the quote behind the key is the one before the name
+            call.set_name((yield from cur.matching(_NAME, 256)))
+            yield from cur.expect('"')
+            return ""
+        key = stem
+    if not parted:
+        raise cur.failure()
+    return key
 
 
 def _arguments(cur: Cursor, call: _Call, char: str, outer: int) -> Steps[None]:

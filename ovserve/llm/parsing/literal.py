@@ -211,6 +211,11 @@ class Tools:
         names = [name for name in names if all(key in [*keys] for key in self._required(name))]
         return names[0] if len(names) == 1 else ""
 
+    def before_key(self, text: str) -> str:
+        """Return the name of a tool in front of the key of a parameter of it, which are this text; or ""."""
+        fits = (name for name in self._schemas if text.removeprefix(name).strip() in self.parameters(name))
+        return max((name for name in fits if text.startswith(name)), key=len, default="")
+
     def _required(self, tool: str) -> list[object]:
         required = self._resolve(tool, self._schemas[tool]).get("required")
         return required if isinstance(required, list) else []

@@ -8,46 +8,26 @@ of the same name has its source there.
 # ruff: noqa: RUF001 - the bars are DeepSeek's own characters
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from ovserve.llm.parsing.dialect import ReasoningDialect
+from ovserve.llm.parsing.dialect import ReasoningDialect, Sign, all_of, any_of, row
 from ovserve.llm.parsing.tools.pythonic import Lfm2
 
-Sign = Callable[[str], bool]
-
-
-def _row(name: str, sign: Sign | None, **fields: object) -> type[ReasoningDialect]:
-    """Make a dialect of its fields. `sign`: whether a template shows it; None: it is chosen by name only."""
-
-    def matches(self: ReasoningDialect, template: str) -> bool:
-        return sign is not None and sign(template)
-
-    unknown = fields.keys() - vars(ReasoningDialect)
-    assert not unknown, f"{name}: a dialect has no {', '.join(unknown)}"
-    return type(name, (ReasoningDialect,), {"name": name, "matches": matches, **fields})
-
-
-def _all(*texts: str) -> Sign:
-    return lambda template: all(text in template for text in texts)
-
-
-def _any(*texts: str) -> Sign:
-    return lambda template: any(text in template for text in texts)
-
+_row = partial(row, ReasoningDialect)
 
 # The tag, or the idiom by which templates cut old reasoning out of history.
-_has_think = _any("<think>", "content.split('</think>')")
+_has_think = any_of("<think>", "content.split('</think>')")
 
 
 def _shows_r1(template: str) -> bool:
     """V3.1 and later are hybrid: their prompt opens the reasoning, or closes it at once."""
-    r1 = _all("<｜tool▁calls▁begin｜>", "```json")(template) or "<minimax:tool_call>" in template
+    r1 = all_of("<｜tool▁calls▁begin｜>", "```json")(template) or "<minimax:tool_call>" in template
     return "</think>" in template and r1
 
 
 def _shows_granite(template: str) -> bool:
-    phrases = _all("my thought process", "my response")
-    return phrases(template) or _all("<|start_of_role|>", "<think>")(template)
+    phrases = all_of("my thought process", "my response")
+    return phrases(template) or all_of("<|start_of_role|>", "<think>")(template)
 
 
 def _always(name: str, sign: Sign | None) -> type[ReasoningDialect]:
@@ -59,7 +39,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # OpenAI gpt-oss: reasoning is the analysis channel; tools/recipients.py reads the whole answer.
     _row(
         "gptoss",
-        _all("<|channel|>"),
+        all_of("<|channel|>"),
         framed=True,
         starts=("<|channel|>analysis<|message|>",),
         ends=("<|end|>",),
@@ -70,7 +50,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # Reasoning is what the model says to itself; tools/recipients.py reads the whole answer.
     _row(
         "onyx",
-        _all("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        all_of("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
         framed=True,
         starts=("to=self<|message|>",),
         ends=("<|eom|>",),
@@ -82,7 +62,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # reasoning off the template writes an empty thought itself, which is closed and so opens nothing.
     _row(
         "gemma4",
-        _any("<|tool_call>call:", "<|channel>thought"),
+        any_of("<|tool_call>call:", "<|channel>thought"),
         starts=("<|channel>",),
         ends=("<channel|>",),
         label="thought",
@@ -91,13 +71,13 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # GLM 4.5, 4.6, 4.7.
     _row(
         "glm45",
-        lambda template: "<arg_key>" in template and _any("<think>", "</think>")(template),
+        lambda template: "<arg_key>" in template and any_of("<think>", "</think>")(template),
         erase=("<|user|>", "<|observation|>", "<|endoftext|>"),
     ),
     # ByteDance Seed-OSS. A budget of 0 also opens a reflection inside the reasoning.
     _row(
         "seed_oss",
-        _all("<seed:think>"),
+        all_of("<seed:think>"),
         starts=("<seed:think>",),
         ends=("</seed:think>",),
         inner="<seed:cot_budget_reflect>",
@@ -108,7 +88,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # Cohere Command R7B and A: the answer stands in tags as well.
     _row(
         "command_r7b",
-        _all("<|START_THINKING|>"),
+        all_of("<|START_THINKING|>"),
         starts=("<|START_THINKING|>",),
         ends=("<|END_THINKING|>",),
         erase=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>"),
@@ -116,7 +96,7 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # Swiss AI Apertus.
     _row(
         "apertus",
-        _all("<|inner_prefix|>"),
+        all_of("<|inner_prefix|>"),
         starts=("<|inner_prefix|>",),
         ends=("<|inner_suffix|>",),
         erase=("<|assistant_end|>",),
@@ -124,13 +104,13 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
     # ServiceNow Apriel 1.5: tags, or steps under a phrase, up to `[BEGIN FINAL RESPONSE]`.
     _row(
         "apriel",
-        _all("<thinking>", "<tool_calls>"),
+        all_of("<thinking>", "<tool_calls>"),
         starts=("<thinking>", "<think>", "Here are my reasoning steps:"),
         ends=("</thinking>", "</think>", "[BEGIN FINAL RESPONSE]"),
         erase=("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]", "<|end|>"),
     ),
     # Mistral's Magistral and Ministral reasoning models.
-    _row("magistral", _all("[THINK]"), starts=("[THINK]",), ends=("[/THINK]",), erase=("</s>",)),
+    _row("magistral", all_of("[THINK]"), starts=("[THINK]",), ends=("[/THINK]",), erase=("</s>",)),
     # IBM Granite: reasoning and answer begin with phrases (3.2) or stand in tags (3.3).
     _row(
         "granite",
@@ -140,13 +120,13 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
         erase=("<response>", "</response>", "<|end_of_text|>"),
     ),
     # Baidu ERNIE 4.5 reasoning models: the answer stands in `<response>`.
-    _row("ernie45", _all("<response>", "</think>"), erase=("<response>", "</response>", "</s>")),
+    _row("ernie45", all_of("<response>", "</think>"), erase=("<response>", "</response>", "</s>")),
     # Tencent Hunyuan A13B and small models: the answer stands in `<answer>`.
-    _row("hunyuan", _all("<answer>", "</think>"), erase=("<answer>", "</answer>")),
+    _row("hunyuan", all_of("<answer>", "</think>"), erase=("<answer>", "</answer>")),
     # MiniCPM5: the start may be missing.
     _row(
         "minicpm5",
-        _all('<param name="'),
+        all_of('<param name="'),
         start_optional=True,
         erase=("<s>", "</s>", "<|im_end|>"),
     ),

@@ -54,7 +54,9 @@ class TextParser:
 
         self._erase = {*end_tokens, *(tool.erase if tool else ()), *(reasoning.erase if reasoning else ())}
         self._starts = self._tool.markers if self._tool else ()
-        self._markup = _markup(self._tool, frame)
+        plain = self._tool.plain if self._tool else ()
+        # Markers that cannot be text of an answer.
+        self._markup = {m for m in self._starts if m not in plain} | {*(frame.markup if frame else ())}
         self._ends = reasoning.ends if reasoning and not reasoning.framed else ()
         self._stray = frozenset((*STRAY, *self._ends) if self._tool else ())
         self._in_text = markers_of(frozenset((*self._starts, *self._erase, *self._stray)))
@@ -300,11 +302,3 @@ class TextParser:
         while token := (yield from self._cur.either(self._erase)):
             tokens += token, (yield from self._cur.space())
         return "".join(tokens) if (yield from self._cur.peek()) else ""
-
-
-def _markup(tool: ToolDialect | None, frame: ToolDialect | None) -> tuple[str, ...]:
-    """Return the markers that cannot be text of an answer."""
-    framing = frame.markup if frame is not None else ()
-    if tool is None:
-        return framing
-    return (*(marker for marker in tool.markers if marker not in tool.plain), *framing)

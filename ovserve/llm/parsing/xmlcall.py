@@ -12,13 +12,11 @@ second closing tag follows without a parameter in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Container, Set
 from contextlib import suppress
 
-import msgspec
-
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
-from ovserve.llm.parsing.dialect import good_name, header
+from ovserve.llm.parsing.dialect import CDATA, GAP_CHARACTERS, Form, good_name, header
 from ovserve.llm.parsing.json_text import as_json, quote
 from ovserve.llm.parsing.literal import Tools, to_json
 from ovserve.llm.parsing.loose_json import repaired
@@ -29,67 +27,13 @@ _MAX_LOOK_AHEADS = 16  # per call, each to the next closing tags
 _MAX_TEXT_AFTER_CALL = 4096  # characters searched for a closing tag that shows that the call goes on
 _MAX_TEXT_OF_CALLS = 16_384  # the same, for one that shows that a call is quoted
 _CDATA_END = Markers(("]]>",))
-_CDATA = "<![CDATA["
-_GAP_CHARACTERS = " \n\t\r"  # between two tags of a call
-_GAP = re.compile(f"[{_GAP_CHARACTERS}]*")
+_GAP = re.compile(f"[{GAP_CHARACTERS}]*")
 _QUOTED = re.compile(r"""\s*(?:name\s*=\s*)?(["'])(.+?)\1""", re.DOTALL)
+# In a tag that lost its end, the name and what parts it from the value.
+_KEY = re.compile(r"[\w.$-]+")
+_KEY_AND_VALUE = re.compile(r"\s*([\w.$-]+)(?:\s*[:=]\s*|\s+)(?=\S)")
+_ATTRIBUTES = re.compile(r"""(?:[\w:.-]+\s*=\s*(?:"[^"]*"|'[^']*')\s*)+""")
 _ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*(/?)')
-
-
-class Form(msgspec.Struct, frozen=True):
-    """The spelling. An opening tag is its prefix, a name (in quotes if `quoted`) and `tag_end`."""
-
-    call: str
-    call_end: str
-    parameter: str
-    parameter_end: str
-    openers: tuple[str, ...] = ()  # of the block around the calls
-    closers: tuple[str, ...] = ()
-    quoted: bool = True
-    trim: bool = True  # one newline next to each tag belongs to the format
-    cdata: bool = False
-    tag_end: str = ">"
-    value: str = ""  # a tag of its own before the value, which models leave out now and then
-    name_ends: tuple[str, ...] = ()  # what follows the name of a call, if that is not in its tag
-    # Wrong spellings of `call` and `parameter`, and the right ones. Only what names a tool of the request, or
-    # a parameter of it that has no value yet, is one.
-    variants: tuple[tuple[str, str], ...] = ()
-
-    def meaning(self, tag: str) -> str:
-        return dict(self.variants).get(tag, tag)
-
-    def spellings(self, tag: str) -> tuple[str, ...]:
-        """Return all spellings of a tag."""
-        return (tag, *(variant for variant, right in self.variants if right == tag))
-
-    @property
-    def broken_end(self) -> re.Pattern[str]:
-        """Return what models write in place of a value's closing tag: without ">", or with more in it."""
-        return re.compile(rf"{re.escape(self.parameter_end[:-1])}[\w/]*+>?\s*\Z")
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        """Return the tags that open something."""
-        return (*self.spellings(self.parameter), *self.spellings(self.call), *self.openers)
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return (self.call_end, *self.closers)
-
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """Return the tags that may follow the name of a call."""
-        return (*self.spellings(self.parameter), *self.ends)
-
-    @property
-    def ambiguous(self) -> tuple[str, ...]:
-        """Return what a grammar excludes from values, because what follows could make it the end of one."""
-        ends = [end + after for end in (self.parameter_end, *self.ends) for after in f"<{_GAP_CHARACTERS}"]
-        return (self.parameter, *ends, *([_CDATA] if self.cdata else []))
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return (*self.inner, self.parameter_end, *self.spellings(self.call), *self.openers)
 
 
 def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
@@ -118,11 +62,20 @@ def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
             return
 
 
-def call_name(cur: Cursor, form: Form) -> Steps[str]:
+def call_name(cur: Cursor, tools: Tools, form: Form) -> Steps[str]:
     """Read the name of a call after its tag."""
-    if form.name_ends:
-        return (yield from header(cur, markers_of(frozenset(form.name_ends))))[0].strip()
-    return (yield from _tag(cur, form))[0]
+    if not form.name_ends:
+        return (yield from _tag(cur, form))[0]
+    mark = cur.mark()
+    text, end = yield from header(cur, markers_of(frozenset(form.name_ends)))
+    name = text.strip()
+    if end == form.tag_end:  # a key stands next to the name, without its own tag
+        name = tools.before_key(name)
+        cur.rollback(mark)
+        cur.advance(text.index(name) + len(name))
+    else:
+        cur.release(mark)
+    return name
 
 
 def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps[bool]:
@@ -138,7 +91,8 @@ def body(cur: Cursor, out: Output, tools: Tools, form: Form, name: str) -> Steps
     tag = yield from cur.next_of(form.inner)
     is_defined = not tools.lacks(name)
     call = _Call(cur, tools, form, name)
-    if not tag and not (is_defined and (yield from cur.peek()) == "{"):
+    begins = is_defined and ((yield from cur.peek()) == "{" or (yield from call.lacks_tag()))
+    if not tag and not begins:
         rest = cur.buf[cur.pos :]
         if not cur.ended or not any(text.startswith(rest) for text in form.inner):
             raise NotACall
@@ -190,18 +144,20 @@ class _Call:
         tags = markers_of(frozenset((*form.inner, form.call, *form.openers)))
         while True:
             yield from cur.space()
-            stop = yield from cur.until(tags, self.text.append)
-            if stop == "" and cur.cut:
-                raise EndOfText
-            if stop in ("", form.call, *form.openers):
-                return
-            if form.meaning(stop) != form.parameter:
-                self.ended_by = cur.advance(len(stop))
-                return
+            stop = ""
+            if not (yield from self.lacks_tag()):
+                stop = yield from cur.until(tags, self.text.append)
+                if stop == "" and cur.cut:
+                    raise EndOfText
+                if stop in ("", form.call, *form.openers):
+                    return
+                if form.meaning(stop) != form.parameter:
+                    self.ended_by = cur.advance(len(stop))
+                    return
             mark = cur.mark()
             cur.advance(len(stop))
             try:
-                self._key, attribute = yield from _tag(cur, form)
+                self._key, attribute = yield from _tag(cur, form, self._known)
                 if not self._key or not self._is_meant(stop, self._key):
                     raise NotACall
                 cur.release(mark)
@@ -217,10 +173,28 @@ class _Call:
                 continue
             if attribute != "/":
                 yield from self._value()
-            value = "".join(self._parts)
-            self.arguments[self._key] = _typed(value, self._tools, self._name, self._key, attribute)
+            value, types = "".join(self._parts), self._tools.types(self._name, self._key)
+            types -= {"string"} if attribute else set()
+            self.arguments[self._key] = quote(value) if attribute in ("true", "/") else to_json(value, types)
             self._parts.clear()
             self._key = ""
+
+    def lacks_tag(self) -> Steps[bool]:
+        """Return whether a key of the tool follows that has only its closing tag, as GLM's have one. An
+        opening tag of a call in place of its own is read."""
+        cur, form = self._cur, self._form
+        if not form.value:
+            return False
+        mark = cur.mark()
+        yield from cur.literal(form.call)
+        at_key = cur.mark()
+        key = yield from cur.matching(_KEY)
+        if not (yield from cur.close(form.tag_end)) or key not in self._known or key in self._keys:
+            cur.rollback(mark)
+            return False
+        cur.rollback(at_key)
+        cur.release(mark)
+        return True
 
     def partial(self) -> str:
         """Return the arguments as far as they have come, without their end."""
@@ -231,7 +205,7 @@ class _Call:
     def _value(self) -> Steps[None]:
         """Read a value and its closing tag into `_parts`; a missing one is tolerated if that is certain."""
         cur, form, parts = self._cur, self._form, self._parts
-        if form.cdata and (yield from cur.literal(_CDATA)):
+        if form.cdata and (yield from cur.literal(CDATA)):
             yield from self._cdata()
             return
         self._quotes, self._quoted = False, 0
@@ -259,7 +233,10 @@ class _Call:
         if stop == form.parameter_end:
             cur.advance(len(stop))
         else:
+            # Models write no closing tag, a broken one, or one with the name of the parameter.
             text = form.broken_end.sub("", text)
+            if f"<{self._key}" not in text:
+                text = re.sub(rf"</{re.escape(self._key)}>\s*\Z", "", text)
             text = text.rstrip() if form.value else text
         if form.trim:
             start = 2 if text.startswith("\r\n") else 1 if text.startswith("\n") else 0
@@ -328,6 +305,8 @@ class _Call:
                 return not self._quotes or not (yield from self._goes_on())
             if (yield from cur.peek()) == "" or (cur.cut and self._cut_tag()):
                 return True
+            if closed and not last and (yield from self.lacks_tag()):
+                return True
             return bool(last) and closed and not (yield from self._goes_on())
 
     def _cut_tag(self) -> bool:
@@ -348,7 +327,7 @@ class _Call:
             return False
         self._look_aheads -= 1
         try:
-            name = yield from call_name(cur, form)
+            name = yield from call_name(cur, self._tools, form)
         except NotACall:
             return False
         if not good_name(name) or self._tools.lacks(name):
@@ -432,7 +411,7 @@ class _Call:
     def _next_key(self) -> Steps[str]:
         """Read the rest of an opening tag; return "" if it is none."""
         try:
-            return (yield from _tag(self._cur, self._form))[0]
+            return (yield from _tag(self._cur, self._form, self._known))[0]
         except NotACall:
             return ""
 
@@ -445,10 +424,11 @@ def _items(arguments: dict[str, str]) -> list[str]:
     return [f"{quote(key)}: {value}" for key, value in arguments.items()]
 
 
-def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
+def _tag(cur: Cursor, form: Form, names: Container[str] = ()) -> Steps[tuple[str, str]]:
     """Read the rest of an opening tag; return its name, and DeepSeek's attribute for strings, or "/" if the
-    tag closes itself. Models leave out a ">" at the end of a line."""
+    tag closes itself. Models leave out a ">" at the end of a line, and before the value of a known name."""
     parts: list[str] = []
+    mark = cur.mark()
     ends = (form.tag_end, form.value)
     line = "\n" if form.tag_end == ">" else ""
     stop = yield from cur.until(markers_of(frozenset((*ends, line))), parts.append, _MAX_TAG)
@@ -457,6 +437,15 @@ def _tag(cur: Cursor, form: Form) -> Steps[tuple[str, str]]:
     if not stop:
         raise EndOfText
     text = "".join(parts).rpartition(form.parameter)[2]  # opened twice
+    begun = _KEY_AND_VALUE.match(text) if line and not form.quoted else None
+    if begun and begun[1] in names:
+        rest = text[begun.end() :]
+        if not (stop == form.tag_end and _ATTRIBUTES.fullmatch(rest)):
+            cur.rollback(mark)
+            cur.advance(len("".join(parts)) - len(rest))
+            return begun[1], ""
+        text = begun[1]
+    cur.release(mark)
     if stop == form.tag_end:
         cur.advance(len(stop))
     if form.value:
@@ -485,10 +474,3 @@ def _goes_on_in_next_line(cur: Cursor) -> Steps[bool]:
     part = yield from cur.either((">", "/>", "string="))
     cur.rollback(mark)
     return bool(part)
-
-
-def _typed(text: str, tools: Tools, tool: str, key: str, attribute: str) -> str:
-    if attribute in ("true", "/"):
-        return quote(text)
-    types = tools.types(tool, key)
-    return to_json(text, types - {"string"} if attribute else types)

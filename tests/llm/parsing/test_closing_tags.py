@@ -276,32 +276,6 @@ def test_of_strings_without_delimiters_there_is_a_bound() -> None:
     assert calls(1600) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments"),
-    [
-        ("glm45", "<tool_call>write_file\n<arg_key>path</arg_key>\np</arg_value>\n</tool_call>", {"path": "p"}),
-        ("glm45", "<tool_call>write_file\n<arg_key>path</arg_key>p\n</tool_call>", {"path": "p"}),
-        ("glm45", "<tool_call>write_file\n<arg_key>path<arg_value>p</arg_value></tool_call>", {"path": "p"}),
-        (
-            "glm45",
-            "<tool_call>write_file\n<arg_key>path</arg_key>\np\n<arg_key>content</arg_key>\nc\n</tool_call>",
-            {"path": "p", "content": "c"},
-        ),
-        ("glm45", '<tool_call>write_file\n{"path": "p"}\n</tool_call>', {"path": "p"}),
-        ("qwen3coder", '<tool_call>\n<function=write_file>\n{"path": "p"}\n</function>\n</tool_call>', {"path": "p"}),
-        ("qwen3coder", "<tool_call>\n<function=write_file>\n<parameter=path>\np\n</parameter>\n", {"path": "p"}),
-        ("qwen3coder", "<tool_call>\n<function=write_file>\n<parameter=path>\np\n</parameter>\n</tool_call>", {"path": "p"}),
-        ("minimax_m2", '<minimax:tool_call>\n<invoke name="write_file">\n<parameter name="path">p</parameter>', {"path": "p"}),
-        ("hermes3", '<tool_call>\n{"name": "write_file", "arguments": {"path": "p"}\n</tool_call>', {"path": "p"}),
-        ("gemma4", '<|tool_call>call:write_file{path:<|"|>p<|"|>', {"path": "p"}),
-        ("granite", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "p"}]', {"path": "p"}),
-    ],
-)  # fmt: skip
-def test_missing_markup_is_made_up_for(name: str, text: str, arguments: dict[str, Any]) -> None:
-    assert read(text, name) == [("write_file", arguments)]
-    assert not any(isinstance(event, ToolCallBroken) for event in events(list(text), name, None, TOOLS))
-
-
 @pytest.mark.parametrize("name", ["qwen3coder", "seed_oss", "minimax_m2", "glm45"])
 def test_a_call_that_has_begun_stays_one(name: str) -> None:
     """Text between its parameters is content, after it."""
@@ -316,21 +290,3 @@ def test_a_call_that_has_begun_stays_one(name: str) -> None:
     assert json.loads(arguments)["content"] == "c"
     assert "stray words" in content + arguments
     assert not any(isinstance(event, ToolCallBroken) for event in events(list(text), name, None, TOOLS))
-
-
-@pytest.mark.parametrize("name", ["qwen3coder", "minicpm5"])
-def test_words_about_the_format_are_text(name: str) -> None:
-    opening = "<function=NAME>" if name == "qwen3coder" else '<function name="NAME">'
-    text = f"Calls begin with {opening}, as above."
-    assert result(list(text), name, None, TOOLS) == (text, "", [])
-
-
-@pytest.mark.parametrize(
-    "end", ["</parameter", "</parameter>", "</parameter1>", "</parameter/>", "</parameter_function>"]
-)
-def test_what_models_write_in_place_of_a_closing_tag_is_no_part_of_the_value(end: str) -> None:
-    """sgl-project/sglang#27337"""
-    said = f"<function=f>\n<parameter=a>\nx\n{end}\n<parameter=b>\ny\n{end}\n</function>"
-    tools = [tool("f", a={"type": "string"}, b={"type": "string"})]
-    for pieces in ([said], list(said)):
-        assert result(pieces, "qwen3coder", None, tools) == ("", "", [("f", '{"a": "x", "b": "y"}')])

@@ -56,11 +56,6 @@ def test_the_name_goes_out_when_it_closes_and_arguments_as_they_grow() -> None:
     assert "".join(e.text for e in found if isinstance(e, ToolCallArguments)) == '{"city": "Os'
 
 
-def test_a_name_inside_the_arguments_is_not_the_calls() -> None:
-    text = '<tool_call>{"arguments": {"name": "no"}, "name": "yes"}</tool_call>'
-    assert result([text], "hermes3", None, [])[2] == [("yes", '{"name": "no"}')]
-
-
 @pytest.mark.parametrize(
     ("name", "start"),
     [
@@ -117,17 +112,6 @@ def test_a_cut_value_never_looks_complete(name: str, text: str, arguments: str) 
         json.loads(arguments)
 
 
-def test_a_draft_in_closed_thinking_is_thinking() -> None:
-    text = f"<think>Perhaps {WEATHER} or not</think>No."
-    assert result(list(text), "hermes3", "qwen3", []) == ("No.", f"Perhaps {WEATHER} or not", [])
-
-
-def test_a_call_in_thinking_that_never_closes_ends_it() -> None:
-    content, reasoning, calls = result(list(f"<think>Hm.\n{WEATHER} so"), "hermes3", "qwen3", [])
-    assert (content, reasoning) == (" so", "Hm.")
-    assert [name for name, _ in calls] == ["get_weather"]
-
-
 def test_talk_about_a_tag_does_not_hold_up_thinking() -> None:
     found = seen("<think>A <tool_call> tag, then")
     assert "".join(e.text for e in found if isinstance(e, Reasoning)) == "A <tool_call> tag, then"
@@ -165,12 +149,6 @@ def test_an_end_of_thinking_is_text_where_the_prompt_has_closed_it(reasoning: st
         assert result(pieces, None, reasoning, [], closed=True) == (text, "", [])
 
 
-@pytest.mark.parametrize("quote", ["`", '"', "'"])
-def test_an_answer_may_talk_about_the_tag(quote: str) -> None:
-    text = f"The tag {quote}</think>{quote} ends it."
-    assert result(list(text), None, "qwen3") == (text, "", [])
-
-
 def test_end_tokens_go_at_the_end_and_stay_in_the_middle() -> None:
     parser = make_parser(None, None, None, False, end_tokens=("<|end|>",))
     found = parser.feed("a <|end|> b<|end|>\n") + parser.finish()
@@ -202,38 +180,11 @@ def test_arguments_keep_the_models_spelling() -> None:
     assert result([text], "qwen3coder", None, [tool("f", n={"type": "number"})])[2] == [("f", '{"n": 1.10}')]
 
 
-def test_raw_newlines_in_json_strings_become_valid_json() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"a": "x\ny\tz"}}</tool_call>'
-    assert json.loads(result(list(text), "hermes3", None, [])[2][0][1]) == {"a": "x\ny\tz"}
-
-
-def test_arguments_as_a_string_are_decoded_once_into_valid_json() -> None:
-    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\\ny\\"}"}</tool_call>'
-    assert json.loads(result([text], "hermes3", None, [])[2][0][1]) == {"a": "x\ny"}
-
-
-def test_phi4s_stock_template_writes_objects_too() -> None:
-    text = '<|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|>'
-    assert result(list(text), "phi4", None, []) == ("", "", [("f", '{"a": 1}')])
-    assert result(["functools{}"], "phi4", None, []) == ("functools{}", "", [])
-
-
-def test_apriels_steps_end_where_the_final_response_begins() -> None:
-    text = "Here are my reasoning steps:\nadd\n[BEGIN FINAL RESPONSE]\n3\n[END FINAL RESPONSE]"
-    assert result(list(text), None, "apriel") == ("3\n", "add", [])
-
-
 def test_blanks_around_calls() -> None:
     assert result(["A. ", WEATHER, "B"], "hermes3", None, [])[0] == "A. B"
     assert result(["A.\n", WEATHER, "\n", WEATHER, "\n"], "hermes3", None, [])[0] == "A."
     assert result(["\n", WEATHER, "\n"], "hermes3", None, [])[0] == ""
     assert result(["<think>a</think>\n\n", WEATHER, "B"], "hermes3", "qwen3", [])[0] == "B"
-
-
-def test_onyxs_prose_before_a_call_is_content() -> None:
-    block = '<atem:function_calls>\n<atem:invoke name="cd">\n</atem:invoke>\n</atem:function_calls>'
-    text = f" to=cd<|message|>A draft.\n\n{block}<|eom|>"
-    assert result(list(text), "onyx", "onyx", []) == ("A draft.", "", [("cd", "{}")])
 
 
 def test_depth_is_no_exception() -> None:

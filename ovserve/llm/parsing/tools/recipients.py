@@ -11,28 +11,19 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-import msgspec
-
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps
-from ovserve.llm.parsing.dialect import ToolDialect, attempt, call, header
+from ovserve.llm.parsing.dialect import Form, ToolDialect, attempt, call, header
 from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.json_text import quote
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.xmlcall import Form, calls
+from ovserve.llm.parsing.xmlcall import calls
 
-_MESSAGE = "<|message|>"
+_MESSAGE, _START = "<|message|>", "<|start|>"
 _TO = "to="
 # Possible content of a truncated header: a few words and tokens, not a sentence.
 _WORDS_OF_A_HEADER = re.compile(r"\s*+(?:(?>[\w.=:/-]+|<(?:\|\w*\|?>?)?)\s*+){1,9}+")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-
-
-class Route(msgspec.Struct, frozen=True):
-    """The target of a message: `kind` is content, reasoning or call."""
-
-    kind: str
-    name: str = ""
 
 
 class FramedDialect(ToolDialect):
@@ -40,15 +31,18 @@ class FramedDialect(ToolDialect):
     starters: ClassVar[tuple[str, ...]]  # tokens that begin a header, at any position
     enders: ClassVar[tuple[str, ...]]  # tokens that end a message
     unframed: ClassVar[str] = ""  # a call that comes without any header begins with this
+    # What a header holds, for one whose last token is missing. None: without that it is none.
+    parts: ClassVar[re.Pattern[str] | None] = None
 
     def __init_subclass__(cls) -> None:
         cls.markup = (*cls.starters, *cls.enders)
 
     def __init__(self) -> None:
         self._stops = Markers(self.starters + self.enders)
-        self._header_end = Markers((_MESSAGE, *self.enders))
+        self._header_end = Markers((_MESSAGE, _START, *self.enders))
 
-    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+    def route(self, header: str, recipient: str, tools: Tools | None) -> tuple[str, str]:
+        """Return the kind of a message, which is content, reasoning or call, and the name of its tool."""
         raise NotImplementedError
 
     def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
@@ -82,17 +76,17 @@ class FramedDialect(ToolDialect):
                 yield from self._plain(cur, out)
                 continue
             recipient = _RECIPIENT.search(head)
-            route = self.route(head, recipient[1] if recipient else "", tools)
-            if route.kind != "call":
+            kind, name = self.route(head, recipient[1] if recipient else "", tools)
+            if kind != "call":
                 cur.release(mark)
                 out.new_message()
-                if route.kind == "reasoning":
+                if kind == "reasoning":
                     out.begin_thinking(start)
-                yield from self._text(cur, thought if route.kind == "reasoning" else out.content)
+                yield from self._text(cur, thought if kind == "reasoning" else out.content)
                 out.end_thinking()
                 continue
             cur.sure = True
-            body = self.body(cur, out, tools, route.name, self._stops) if tools is not None else None
+            body = self.body(cur, out, tools, name, self._stops) if tools is not None else None
             if body is not None and (yield from attempt(cur, out, body)):
                 cur.release(mark)
                 yield from self._rest(cur, out)
@@ -112,11 +106,24 @@ class FramedDialect(ToolDialect):
             raise EndOfText if any(begin.startswith(rest) for begin in begins) else NotACall
         if first == _MESSAGE:
             return ""
-        text, marker = yield from header(cur, self._header_end)
-        if marker != _MESSAGE:
+        mark, text, marker, is_cut = cur.mark(), "", _START, False
+        is_first = first == _START or cur.offset == len(first)
+        try:
+            while marker == _START and not text.strip():  # it may be doubled
+                yield from cur.literal(_START)
+                text, marker = yield from header(cur, self._header_end)
+        except NotACall as failure:
+            marker, is_cut = "", cur.cut and isinstance(failure, EndOfText)
+        if marker == _MESSAGE:
+            cur.advance(len(_MESSAGE))
+            return first + text
+        cur.rollback(mark)
+        if is_cut and (cur.pos == len(cur.buf) or _WORDS_OF_A_HEADER.fullmatch(cur.buf, cur.pos)):
+            raise EndOfText
+        match = self.parts.match(cur.buf, cur.pos) if self.parts is not None and is_first else None
+        if match is None or not (match["channel"] or match["to"] or marker in self.enders):
             raise NotACall
-        cur.advance(len(_MESSAGE))
-        return first + text
+        return first + cur.advance(match.end() - cur.pos)
 
     def _text(self, cur: Cursor, sink: Callable[[str], None]) -> Steps[None]:
         """Read the text of a message and the token that ends it. A token that begins the next one is left."""
@@ -160,7 +167,7 @@ class FramedDialect(ToolDialect):
             out.content(cur.advance(len(stop)))
 
 
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(analysis|commentary|final)")
 _PREFIX = "functions."
 
 
@@ -169,7 +176,8 @@ class GptOss(FramedDialect):
 
     Of the channels, analysis is reasoning, anything else is for the user. The recipient may stand in the
     role's header or in the channel's. Calls of built-in tools that the request did not offer (python,
-    browser) are neither calls of this API nor for the user, so they count as reasoning.
+    browser) are neither calls of this API nor for the user, so they count as reasoning. Models leave out the
+    token between header and text, and join a tool's name with the type of its arguments.
 
     Source: read 2026-11-22,
     https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/gptoss/harmony.cpp
@@ -178,6 +186,10 @@ class GptOss(FramedDialect):
     name = "gptoss"
     starters = ("<|start|>", "<|channel|>", "<|message|>")
     enders = ("<|end|>", "<|return|>", "<|call|>")
+    parts = re.compile(
+        r"(?:\s*(?:assistant|<\|channel\|>|(?P<channel>analysis|commentary|final)|to=(?P<to>[\w.:/-]{1,128})"
+        r"|<\|constrain\|>\s*\w{0,16}|(?:json|code)\b)){0,8}\s*"
+    )
     guide = Guide(
         "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
         "",
@@ -186,13 +198,15 @@ class GptOss(FramedDialect):
     )
     template_marks = ("<|channel|>",)
 
-    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+    def route(self, header: str, recipient: str, tools: Tools | None) -> tuple[str, str]:
         name = recipient.removeprefix(_PREFIX)
+        if tools is not None and name.removesuffix("json") in tools:
+            name = name if name in tools else name.removesuffix("json")
         if name and (name != recipient or (tools is not None and name in tools)):
-            return Route("call", name)
-        channel = _CHANNEL.search(header)
+            return "call", name
+        channels = _CHANNEL.findall(header)
         to_tool = recipient not in ("", "user", "assistant")
-        return Route("reasoning" if to_tool or (channel and channel[1] == "analysis") else "content")
+        return "reasoning" if to_tool or "analysis" in channels[-1:] else "content", ""
 
     def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
         yield from call(cur, out, name, stops)
@@ -233,10 +247,10 @@ class Onyx(FramedDialect):
     )
     template_marks = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
 
-    def route(self, header: str, recipient: str, tools: Tools | None) -> Route:
+    def route(self, header: str, recipient: str, tools: Tools | None) -> tuple[str, str]:
         if recipient == "self":
-            return Route("reasoning")
-        return Route("content" if recipient in ("", "user") else "call", recipient)
+            return "reasoning", ""
+        return "content" if recipient in ("", "user") else "call", recipient
 
     def body(self, cur: Cursor, out: Output, tools: Tools, name: str, stops: Markers) -> Steps[None]:
         prose: list[str] = []

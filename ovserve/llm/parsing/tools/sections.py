@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from typing import ClassVar
 
-from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, Steps, markers_of
 from ovserve.llm.parsing.dialect import ToolDialect, arguments, attempt, call, header
 from ovserve.llm.parsing.guide import Guide
 from ovserve.llm.parsing.json_call import call_object, marked_keys
@@ -20,28 +21,75 @@ SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end�
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 CLOSERS = Markers((END, BEGIN, SECTION_END))
 _NAME_END = Markers((SEPARATOR, BEGIN, END))
+_FENCED_NAME_END = Markers(("\n", "```", "{", BEGIN, END))
+_FENCE_CLOSERS = Markers(("```", END, BEGIN, SECTION_END))
 
 
-class Deepseek(ToolDialect):
-    markers = (SECTION, BEGIN)
+_MAX_TEXT = 512  # characters that are not part of a call, in one place of a section
+
+
+class Sections(ToolDialect):
+    """Calls between tokens, in a section that has tokens of its own, or in none.
+
+    Models talk in a section now and then, before a call or after one: as in other servers, that is dropped.
+    """
+
+    openers: ClassVar[tuple[str, ...]]
+    begin: ClassVar[str]
+    end: ClassVar[str]
+    closers: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls.markers, cls.inner = (*cls.openers, cls.begin), cls.closers
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        section = yield from cur.either(self.openers)
+        if not section:
+            yield from cur.expect(self.begin)
+        elif not (yield from self._next(cur)):
+            return
+        while True:
+            yield from self.call(cur, out, tools)
+            yield from cur.close(self.end)
+            out.commit()
+            if not (yield from (self._next(cur) if section else cur.close(self.begin))):
+                break
+        yield from cur.close(*self.closers)
+
+    def _next(self, cur: Cursor) -> Steps[bool]:
+        """Read up to the next call of a section or its end, tokens included; return whether it is a call."""
+        stops = markers_of(frozenset((self.begin, *self.closers)))
+        stop = yield from cur.until(stops, lambda text: None, _MAX_TEXT)
+        if not stop:
+            raise EndOfText
+        cur.advance(len(stop))
+        return stop == self.begin
+
+    def call(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        """Read one call from after its first token up to its last one."""
+        raise NotImplementedError
+
+
+class Deepseek(Sections):
+    openers, closers = (SECTION,), (SECTION_END,)
+    begin, end = BEGIN, END
     erase = ("<｜end▁of▁sentence｜>",)
 
     def matches(self, template: str) -> bool:
         return SECTION in template or BEGIN in template
 
-    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from cur.literal(SECTION)
+    def call(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        """Read a call of either version: weights of one are served with the template of the other."""
+        name, _ = yield from header(cur, _NAME_END)
+        yield from cur.expect(SEPARATOR)
         yield from cur.space()
-        if (yield from cur.close(SECTION_END)):
+        if name.strip() != "function" or (yield from cur.peek()) == "{":
+            yield from call(cur, out, name.strip(), CLOSERS)
             return
-        yield from cur.expect(BEGIN)
-        while True:
-            yield from _call(cur, out)
-            yield from cur.close(END)
-            out.commit()
-            if not (yield from cur.close(BEGIN)):
-                break
-        yield from cur.close(SECTION_END)
+        name, _ = yield from header(cur, _FENCED_NAME_END)
+        yield from cur.close("```json", "```")
+        yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
+        yield from cur.close("```")
 
 
 class DeepseekV31(Deepseek):
@@ -53,24 +101,6 @@ class DeepseekV31(Deepseek):
 
     name = "deepseek_v31"
     guide = Guide(f"{BEGIN}NAME{SEPARATOR}", END, block=(SECTION, SECTION_END), trigger=SECTION)
-
-
-_FENCED_NAME_END = Markers(("\n", "```", "{", BEGIN, END))
-_FENCE_CLOSERS = Markers(("```", END, BEGIN, SECTION_END))
-
-
-def _call(cur: Cursor, out: Output) -> Steps[None]:
-    """Read a call of either version: weights of one are served with the template of the other."""
-    name, _ = yield from header(cur, _NAME_END)
-    yield from cur.expect(SEPARATOR)
-    yield from cur.space()
-    if name.strip() != "function" or (yield from cur.peek()) == "{":
-        yield from call(cur, out, name.strip(), CLOSERS)
-        return
-    name, _ = yield from header(cur, _FENCED_NAME_END)
-    yield from cur.close("```json", "```")
-    yield from call(cur, out, name.strip(), _FENCE_CLOSERS)
-    yield from cur.close("```")
 
 
 class DeepseekV3(Deepseek):
@@ -104,7 +134,7 @@ _AFTER_ID = Markers((_ARGUMENTS, _BEGIN, _END, "{"))
 _KIMI_CLOSERS = Markers((_END, _BEGIN, *_KIMI_SECTION_END))
 
 
-class KimiK2(ToolDialect):
+class KimiK2(Sections):
     """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
     The whole of `functions.name:0` is the call's id; the template wants it back. After ids of another form in
@@ -117,8 +147,8 @@ class KimiK2(ToolDialect):
     """
 
     name = "kimi_k2"
-    markers = (*_KIMI_SECTION, _BEGIN)
-    inner = _KIMI_SECTION_END
+    openers, closers = _KIMI_SECTION, _KIMI_SECTION_END
+    begin, end = _BEGIN, _END
     erase = ("<|im_end|>",)
     guide = Guide(
         "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
@@ -128,38 +158,25 @@ class KimiK2(ToolDialect):
     )
     template_marks = ("<|tool_calls_section_begin|>",)
 
-    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-        yield from cur.either(_KIMI_SECTION)
-        yield from cur.space()
-        if (yield from cur.close(*_KIMI_SECTION_END)):
-            return
-        yield from cur.expect(_BEGIN)
-        while True:
-            yield from _kimi_call(cur, out, tools)
-            yield from cur.close(_END)
-            out.commit()
-            if not (yield from cur.close(_BEGIN)):
-                break
-        yield from cur.close(*_KIMI_SECTION_END)
-
-
-def _kimi_call(cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
-    id = (yield from header(cur, _AFTER_ID))[0].strip()
-    if not (yield from cur.literal(_ARGUMENTS)) and (yield from cur.peek()) != "{":
-        raise cur.failure()
-    match = _ID.fullmatch(id)
-    name = match[1] if match else ""
-    if tools.lacks(name) and (match := _DAMAGED_ID.fullmatch(id)) and match[1] in tools:
-        name = match[1]
-    elif tools.lacks(name) and _NAMELESS.fullmatch(id):
-        mark, parts = cur.mark(), list[str]()
-        yield from attempt(cur, Output(cur, hold_space=False), arguments(cur, parts.append, _KIMI_CLOSERS))
-        cur.rollback(mark)
-        values = json.loads(as_json("".join(parts), "{") or "{}")
-        inner = values.get("name")
-        if isinstance(inner, str) and inner in tools:
-            yield from cur.space()
-            yield from call_object(cur, out, marked_keys(tools))
-            return
-        name = tools.taking(values.keys()) or name
-    yield from call(cur, out, name or id, _KIMI_CLOSERS, id=id if ":" in id else None)
+    def call(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        id = (yield from header(cur, _AFTER_ID))[0].strip()
+        if not (yield from cur.literal(_ARGUMENTS)) and (yield from cur.peek()) != "{":
+            raise cur.failure()
+        match = _ID.fullmatch(id)
+        name = match[1] if match else ""
+        if tools.lacks(name) and (match := _DAMAGED_ID.fullmatch(id)) and match[1] in tools:
+            name = match[1]
+        elif tools.lacks(name) and _NAMELESS.fullmatch(id):
+            mark, parts = cur.mark(), list[str]()
+            yield from attempt(
+                cur, Output(cur, hold_space=False), arguments(cur, parts.append, _KIMI_CLOSERS)
+            )
+            cur.rollback(mark)
+            values = json.loads(as_json("".join(parts), "{") or "{}")
+            inner = values.get("name")
+            if isinstance(inner, str) and inner in tools:
+                yield from cur.space()
+                yield from call_object(cur, out, marked_keys(tools))
+                return
+            name = tools.taking(values.keys()) or name
+        yield from call(cur, out, name or id, _KIMI_CLOSERS, id=id if ":" in id else None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import msgspec
 
 from ovserve.llm.parsing import json_call
 from ovserve.llm.parsing.cursor import Cursor, EndOfText, NotACall, Steps, markers_of
-from ovserve.llm.parsing.dialect import ToolDialect, attempt
+from ovserve.llm.parsing.dialect import ToolDialect, all_of, any_of, attempt, row
 from ovserve.llm.parsing.guide import Guide, json_list
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.loose_json import string, value
@@ -36,145 +37,22 @@ class TaggedJson(ToolDialect):
         ends = self.tags[tag]
         stops = markers_of(frozenset((*ends, tag) if ends else ()))
         keys = msgspec.structs.replace(self.keys, closers=stops, parameters=tools.parameters)
-        yield from self.block(cur, out, keys, tag)
-
-    def block(self, cur: Cursor, out: Output, keys: json_call.Keys, tag: str) -> Steps[None]:
-        """Read what follows an opening tag."""
-        yield from json_call.block(cur, out, keys, closers=self.tags[tag], forms=self.forms.get(tag, "{["))
+        yield from braced(cur, out, keys, ends, self.forms.get(tag, "{["))
 
 
-class ToolCallsList(TaggedJson):
-    """A JSON list in `<tool_calls>`: hunyuan, jamba and apriel, which differ in their end tokens."""
-
-    tags = {"<tool_calls>": ("</tool_calls>",)}
-    guide = json_list("<tool_calls>", "</tool_calls>")
-
-
-class Hunyuan(ToolCallsList):
-    """Tencent Hunyuan A13B and the small Hunyuan models."""
-
-    name = "hunyuan"
-    template_marks = ("<tool_calls>",)
-
-
-class Jamba(ToolCallsList):
-    """AI21 Jamba 1.5 and later."""
-
-    name = "jamba"
-    erase = ("<|eom|>", "<|endoftext|>")
-    template_marks = ("<tool_calls>", "<|bom|>")
-
-
-class Apriel(ToolCallsList):
-    """ServiceNow Apriel 1.5."""
-
-    name = "apriel"
-    erase = ("<|end|>",)
-
-    def matches(self, template: str) -> bool:
-        return "<tool_calls>" in template and ("<thinking>" in template or "FINAL RESPONSE]" in template)
-
-
-class CommandR7b(TaggedJson):
-    """command_r7b: a JSON list in `<|START_ACTION|>` with keys of its own. Cohere Command R7B and Command A.
-
-    The model numbers its calls; templates require the number.
-
-    Source: read 2026-11-22,
-    https://github.com/vllm-project/vllm/blob/0a024b5698d7/vllm/entrypoints/openai/tool_parsers/command_tool_parser.py
-    """
-
-    name = "command_r7b"
-    tags = {"<|START_ACTION|>": ("<|END_ACTION|>",)}
-    keys = json_call.Keys(name=("tool_name", "name"), id=("tool_call_id",))
-    erase = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>")
-    guide = json_list("<|START_ACTION|>", "<|END_ACTION|>", keys="tool_name parameters")
-    template_marks = ("<|START_ACTION|>",)
-
-
-class ToolCallTag(TaggedJson):
-    """JSON objects in `<tool_call>`: ernie45, hermes3 and qwen25coder."""
-
-    tags = {"<tool_call>": ("</tool_call>",)}
-    guide = Guide(
-        '<tool_call>\n{"name": "NAME", "arguments": ',
-        "}\n</tool_call>",
-        separator="\n",
-        trigger="<tool_call>",
-    )
-
-
-class Ernie45(ToolCallTag):
-    """ernie45: hermes blocks after the reasoning; an answer stands in `<response>` (see `reasoning.py`).
-
-    Baidu ERNIE 4.5 reasoning models.
-
-    Source: read 2026-11-22,
-    https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
-    """
-
-    name = "ernie45"
-    erase = ("<response>", "</response>")
-    template_marks = ("<tool_call>", "<response>")
-
-
-class Granite(TaggedJson):
-    """granite: a JSON list after `<|tool_call|>`. IBM Granite 3.x; also 3.1's and the 20b model's tags.
-
-    Granite 4 writes hermes3.
-
-    Source: read 2026-11-22,
-    https://github.com/vllm-project/vllm/blob/037ed0620610/vllm/tool_parsers/granite_tool_parser.py
-    """
-
-    name = "granite"
-    tags = {
-        "<|tool_call|>": ("<|/tool_call|>",),
-        "<tool_call>": ("</tool_call>",),
-        "<function_call>": ("</function_call>",),
-    }
-    erase = ("<|end_of_text|>",)
-    guide = json_list("<|tool_call|>")
-    template_marks = ("<|tool_call|>",)
-
-
-class InternLm(TaggedJson):
-    """internlm: a JSON object in `<|action_start|><|plugin|>`. InternLM 2 and 3.
-
-    The interpreter variant carries code, not calls, and stays text.
-
-    Source: read 2026-11-22,
-    https://github.com/sgl-project/sglang/blob/0c50dc90ffc6/python/sglang/srt/function_call/internlm_detector.py
-    """
-
-    name = "internlm"
-    tags = {
-        "<|action_start|><|plugin|>": ("<|action_end|>",),
-        "<|action_start|> <|plugin|>": ("<|action_end|>",),
-        "<|action_start|>\n<|plugin|>": ("<|action_end|>",),
-    }
-    erase = ("<|im_end|>",)
-    guide = Guide(
-        '<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
-        "}<|action_end|>",
-        separator="\n",
-        trigger="<|action_start|>",
-    )
-    template_marks = ("<|action_start|>",)
-
-
-class NemotronNanoV2(TaggedJson):
-    """nemotron_nano_v2: a JSON list in `<TOOLCALL>`. Nemotron Nano v2; Nemotron 3 writes qwen3coder.
-
-    Source: read 2026-11-22,
-    https://github.com/vllm-project/vllm/blob/719d683d6bfa/vllm/tool_parsers/nemotron_nano_v2_tool_parser.py
-    """
-
-    name = "nemotron_nano_v2"
-    tags = {"<TOOLCALL>": ("</TOOLCALL>",)}
-    erase = ("<SPECIAL_12>",)
-    guide = json_list("<TOOLCALL>", "</TOOLCALL>")
-    template_marks = ("<TOOLCALL>",)
+def braced(
+    cur: Cursor, out: Output, keys: json_call.Keys, closers: Sequence[str], forms: str = "{["
+) -> Steps[None]:
+    """Read a block, perhaps with one more pair of braces around the call."""
+    yield from cur.space()
+    if "{" in forms and (yield from cur.next_of(("{{",))):
+        cur.advance(1)
+        ends = keys.closers or markers_of(frozenset(closers))
+        yield from json_call.block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
+        yield from cur.close("}")
+        yield from cur.close(*closers)
+    else:
+        yield from json_call.block(cur, out, keys, closers=tuple(closers), forms=forms)
 
 
 _CALL_TAGS = (
@@ -183,87 +61,121 @@ _CALL_TAGS = (
     "function call<|role_sep|>",
     "<|function_call|>",
 )
+_GIGACHAT = dict.fromkeys(_CALL_TAGS, ("<|message_sep|>",))
+_LIST, _LIST_GUIDE = {"<tool_calls>": ("</tool_calls>",)}, json_list("<tool_calls>", "</tool_calls>")
+_OBJECT: dict[str, tuple[str, ...]] = {"<tool_call>": ("</tool_call>",)}
+_OBJECT_GUIDE = Guide(
+    '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", separator="\n", trigger="<tool_call>"
+)
+_row = partial(row, TaggedJson)
 
 
-class GigaChat3(TaggedJson):
-    """gigachat3: one JSON object in a message of the role `function call`. Sber GigaChat 3.
+# Dialects that differ in tags and keys only, in the order of detection. Sources: read 2026-11-22, others at
+# the row.
+ROWS: tuple[type[TaggedJson], ...] = (
+    # InternLM 2 and 3. The interpreter's variant carries code, not calls, and stays text.
+    # https://github.com/sgl-project/sglang/blob/0c50dc90ffc6/python/sglang/srt/function_call/internlm_detector.py
+    _row(
+        "internlm",
+        all_of("<|action_start|>"),
+        tags={f"<|action_start|>{gap}<|plugin|>": ("<|action_end|>",) for gap in ("", " ", "\n")},
+        erase=("<|im_end|>",),
+        guide=Guide(
+            '<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
+            "}<|action_end|>",
+            separator="\n",
+            trigger="<|action_start|>",
+        ),
+    ),
+    # Sber GigaChat 3.1 and 3: one object, after a token or in a message of the role `function call`. Tokens
+    # hold the newlines after them. Sources: read 2026-11-30,
+    # https://github.com/ggml-org/llama.cpp/blob/6f9ffbd9dba6/models/templates/GigaChat3-10B-A1.8B.jinja;
+    # https://github.com/vllm-project/vllm/pull/36664 (both versions)
+    *(
+        _row(
+            name,
+            all_of("<|role_sep|>", "<|message_sep|>", mark),
+            tags=_GIGACHAT,
+            erase=("<|message_sep|>", "</s>"),
+            guide=Guide(f'{begin}{{"name": "NAME", "arguments": ', "}", trigger=trigger, single=True),
+        )
+        for name, mark, begin, trigger in (
+            ("gigachat31", "<|function_call|>", "<|function_call|>", "<|function_call|>"),
+            ("gigachat3", "function call", f"{_CALL_TAGS[0]}\n", "<|message_sep|>"),
+        )
+    ),
+    # `functools[{...}]`, vLLM's template for Phi-4-mini, and the stock template's `<|tool_call|>` with an
+    # object or a list. `functools` is a module of Python, too: only a list makes it a call. Source:
+    # https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/phi4/tool_parser.cpp
+    _row(
+        "phi4",
+        any_of("functools", "<|/tool_call|>", "<|/tool|>"),
+        tags={"functools": (), "<|tool_call|>": ("<|/tool_call|>",)},
+        plain=("functools",),
+        forms={"functools": "["},
+        erase=("<|end|>", "<|endoftext|>"),
+        guide=json_list("functools", trigger="functools["),
+    ),
+    # IBM Granite 3.x: a list; also 3.1's and the 20b model's tags. Granite 4 writes hermes3.
+    # https://github.com/vllm-project/vllm/blob/037ed0620610/vllm/tool_parsers/granite_tool_parser.py
+    _row(
+        "granite",
+        all_of("<|tool_call|>"),
+        tags={"<|tool_call|>": ("<|/tool_call|>",), **_OBJECT, "<function_call>": ("</function_call>",)},
+        erase=("<|end_of_text|>",),
+        guide=json_list("<|tool_call|>"),
+    ),
+    # AI21 Jamba 1.5 and later; ServiceNow Apriel 1.5; Tencent Hunyuan A13B and the small Hunyuan models.
+    *(
+        _row(name, sign, tags=_LIST, erase=erase, guide=_LIST_GUIDE)
+        for name, sign, erase in (
+            ("jamba", all_of("<tool_calls>", "<|bom|>"), ("<|eom|>", "<|endoftext|>")),
+            ("apriel", all_of("<tool_calls>", any_of("<thinking>", "FINAL RESPONSE]")), ("<|end|>",)),
+            ("hunyuan", all_of("<tool_calls>"), ()),
+        )
+    ),
+    # Nemotron Nano v2: a list. Nemotron 3 writes qwen3coder.
+    # https://github.com/vllm-project/vllm/blob/719d683d6bfa/vllm/tool_parsers/nemotron_nano_v2_tool_parser.py
+    _row(
+        "nemotron_nano_v2",
+        all_of("<TOOLCALL>"),
+        tags={"<TOOLCALL>": ("</TOOLCALL>",)},
+        erase=("<SPECIAL_12>",),
+        guide=json_list("<TOOLCALL>", "</TOOLCALL>"),
+    ),
+    # Cohere Command R7B and A: a list with keys of its own. The model numbers its calls; templates require
+    # the number.
+    # https://github.com/vllm-project/vllm/blob/0a024b5698d7/vllm/entrypoints/openai/tool_parsers/command_tool_parser.py
+    _row(
+        "command_r7b",
+        all_of("<|START_ACTION|>"),
+        tags={"<|START_ACTION|>": ("<|END_ACTION|>",)},
+        keys=json_call.Keys(name=("tool_name", "name"), id=("tool_call_id",)),
+        erase=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>"),
+        guide=json_list("<|START_ACTION|>", "<|END_ACTION|>", keys="tool_name parameters"),
+    ),
+    # Baidu ERNIE 4.5 reasoning models: hermes3's tags; an answer stands in `<response>` (`reasoning.py`).
+    # https://github.com/vllm-project/vllm/blob/0558e317a13a/vllm/entrypoints/openai/tool_parsers/ernie45_tool_parser.py
+    _row(
+        "ernie45",
+        all_of("<tool_call>", "<response>"),
+        tags=_OBJECT,
+        erase=("<response>", "</response>"),
+        guide=_OBJECT_GUIDE,
+    ),
+)
 
-    Tokens hold the newlines after them. Sources: read 2026-11-30,
-    https://github.com/ggml-org/llama.cpp/blob/6f9ffbd9dba6/models/templates/GigaChat3-10B-A1.8B.jinja;
-    https://github.com/vllm-project/vllm/pull/36664 (both versions)
-    """
 
-    name = "gigachat3"
-    tags = dict.fromkeys(_CALL_TAGS, ("<|message_sep|>",))
-    erase = ("<|message_sep|>", "</s>")
-    guide = Guide(
-        f'{_CALL_TAGS[0]}\n{{"name": "NAME", "arguments": ', "}", trigger="<|message_sep|>", single=True
-    )
-    template_marks = ("<|role_sep|>", "<|message_sep|>", "function call")
-
-
-class GigaChat31(TaggedJson):
-    """gigachat31: the same after a token of its own. GigaChat 3.1."""
-
-    name = "gigachat31"
-    tags = GigaChat3.tags
-    erase = GigaChat3.erase
-    guide = Guide(
-        '<|function_call|>{"name": "NAME", "arguments": ', "}", trigger="<|function_call|>", single=True
-    )
-    template_marks = ("<|role_sep|>", "<|message_sep|>", "<|function_call|>")
-
-
-class Phi4(TaggedJson):
-    """phi4: `functools[{...}]`, vLLM's template for Phi-4-mini, and the stock template's `<|tool_call|>`.
-
-    `functools` is also a Python module: only a list makes it a call. The stock template shows an object or a
-    list.
-
-    Source: read 2026-11-22,
-    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/phi4/tool_parser.cpp
-    """
-
-    name = "phi4"
-    tags = {"functools": (), "<|tool_call|>": ("<|/tool_call|>",)}
-    plain = ("functools",)
-    forms = {"functools": "["}
-    erase = ("<|end|>", "<|endoftext|>")
-    guide = json_list("functools", trigger="functools[")
-
-    def matches(self, template: str) -> bool:
-        return "functools" in template or "<|/tool_call|>" in template or "<|/tool|>" in template
-
-
-class Hermes3(ToolCallTag):
-    """`<tool_call>` around one JSON object. Hermes 2/3, Qwen2.5, Qwen3, QwQ, Granite 4.
-
-    JSON without the tags is an answer, also where it looks like a call: qwen25coder is the dialect of the
-    models that leave the tags out.
-
-    Source: read 2026-11-22,
-    https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/hermes3/tool_parser.cpp
-    """
-
-    name = "hermes3"
-    erase = ("<|im_end|>",)
-    template_marks = ("<tool_call>", "</tool_call>")
-
-    def block(self, cur: Cursor, out: Output, keys: json_call.Keys, tag: str) -> Steps[None]:
-        yield from braced(cur, out, keys, self.tags[tag])
-
-
-def braced(cur: Cursor, out: Output, keys: json_call.Keys, closers: Sequence[str]) -> Steps[None]:
-    """A block, perhaps with one more pair of braces around the call."""
-    yield from cur.space()
-    if (yield from cur.next_of(("{{",))):
-        cur.advance(1)
-        ends = keys.closers or markers_of(frozenset(closers))
-        yield from json_call.block(cur, out, msgspec.structs.replace(keys, closers=ends, outer=2))
-        yield from cur.close("}")
-        yield from cur.close(*closers)
-    else:
-        yield from json_call.block(cur, out, keys, closers=tuple(closers))
+# Hermes 2/3, Qwen2.5, Qwen3, QwQ, Granite 4: one object in tags. JSON without the tags is an answer, also
+# where it looks like a call: qwen25coder is the dialect of the models that leave the tags out. Source:
+# https://github.com/openvinotoolkit/model_server/blob/7e4df0c7ae34/src/llm/io_processing/hermes3/tool_parser.cpp
+Hermes3 = _row(
+    "hermes3",
+    all_of("<tool_call>", "</tool_call>"),
+    tags=_OBJECT,
+    erase=("<|im_end|>",),
+    guide=_OBJECT_GUIDE,
+)
 
 
 _DOUBLED = re.compile(r"""<tool_call>(?:\\n|\s)*\{\{\\?["']name""")
@@ -273,7 +185,7 @@ _OTHER_TAGS = {
 }
 
 
-class Qwen25Coder(Hermes3):
+class Qwen25Coder(Hermes3):  # type: ignore[misc, valid-type]
     """Hermes3, whose tags the model leaves out as often as not. Qwen2.5-Coder.
 
     Met when the model was run: its template asks for tags around an object in doubled braces. It answers with

@@ -8,12 +8,12 @@ from typing import ClassVar
 import msgspec
 
 from ovserve.llm.parsing.cursor import Cursor, Markers, Steps
-from ovserve.llm.parsing.dialect import ToolDialect, call, header
+from ovserve.llm.parsing.dialect import Form, ToolDialect, call, header
 from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.json_call import block, marked_keys
 from ovserve.llm.parsing.literal import Tools
 from ovserve.llm.parsing.output import Output
-from ovserve.llm.parsing.xmlcall import Form, body, call_name, calls
+from ovserve.llm.parsing.xmlcall import body, call_name, calls
 
 # ruff: noqa: RUF001, RUF002 - these bars are the models' own characters
 
@@ -335,7 +335,7 @@ _GLM_FORM = Form(
     trim=False,
     tag_end="</arg_key>",
     value="<arg_value>",
-    name_ends=("\n", "<arg_key>", "</tool_call>"),
+    name_ends=("\n", "<arg_key>", "</arg_key>", "<tool_call>", "</tool_call>"),
 )
 
 
@@ -351,7 +351,7 @@ class Glm45(ToolDialect):
 
     name = "glm45"
     markers = (_GLM_FORM.call,)
-    inner = (*_GLM_FORM.tags, _GLM_FORM.value)
+    inner = (*_GLM_FORM.tags, _GLM_FORM.tag_end, _GLM_FORM.value)
     erase = ("<|user|>", "<|observation|>", "<|endoftext|>")
     guide = Guide(
         "<tool_call>NAME\n",
@@ -370,5 +370,5 @@ class Glm45(ToolDialect):
         if (yield from _begins_json(cur)):
             yield from _json(cur, out, tools, (_GLM_FORM.call_end,))
             return
-        name = yield from call_name(cur, _GLM_FORM)
+        name = yield from call_name(cur, tools, _GLM_FORM)
         yield from body(cur, out, tools, _GLM_FORM, name)
