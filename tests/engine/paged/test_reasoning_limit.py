@@ -51,6 +51,16 @@ def test_reasoning_that_ends_by_itself_is_left_alone(end: list[str]) -> None:
     assert followed(said, tokens=len(end)) == said  # later tags are text, as for the parser
 
 
+@pytest.mark.parametrize(
+    "tag", [["`</think>`"], [*"'</think>'"], ['"</th', 'ink>"'], ["say `", "</think>", "`."]]
+)
+def test_a_tag_between_quotes_ends_no_reasoning(tag: list[str]) -> None:
+    """To the parser it is thought, too: the budget holds on behind it."""
+    said = ["<think>", *tag, *"abcd"]
+    assert followed(said, tokens=len(tag) + 2) == [*said[:-2], "!", "!", *"cd"]
+    assert followed(["<think>", "`</think>", "x", "y"], tokens=2) == ["<think>", "`</think>", "x", "y"]
+
+
 def test_an_answer_without_reasoning_is_left_alone() -> None:
     for said in (["a", "<think>", *"bcdef"], ["<thin", "g>", "<think>", *"abc"]):
         assert followed(said) == said

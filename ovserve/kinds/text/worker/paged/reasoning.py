@@ -7,6 +7,7 @@ the few bytes before it, so each token costs the same however long the reasoning
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from ovserve.errors import InvalidArgument, shortened
@@ -25,6 +26,9 @@ class ReasoningLimit:
         """`closing`: the tokens that end the reasoning. `bytes_of`: the text of a token."""
         self._starts = tuple(start.encode() for start in budget.starts)
         self._ends = tuple(end.encode() for end in budget.ends)
+        tags = b"|".join(map(re.escape, self._ends))
+        # Between two quotes it is talked about, to the parser (`llm/parsing/scanner.py`) as well.
+        self._talk = re.compile(rb"(?!)" if budget.anywhere else rb"([`'\"])(?:%b)(\1|\Z)" % tags)
         self._longest = max(map(len, (*self._starts, *self._ends)))
         self._anywhere = budget.anywhere
         self._closing, self._bytes_of = closing, bytes_of
@@ -47,10 +51,11 @@ class ReasoningLimit:
         elif self._inside:
             self._left -= 1
             self._text += self._bytes_of(token)
-            if end := _first(self._text, self._ends):
+            end, talk = _first(self._text, self._ends), self._talk.search(self._text)
+            if end and (talk is None or talk.start() > end):
                 self._leave(self._text[end:])
-            else:
-                self._text = self._text[-self._longest :]
+            elif talk is None or talk[2]:  # else the next character shows it
+                self._text = self._text[talk.end() if talk else -self._longest - 1 :]
                 self._close_if_spent()
         elif self._sought:
             self._text += self._bytes_of(token)
