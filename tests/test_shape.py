@@ -14,13 +14,13 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 471,
-    "lines": 99_359,
+    "lines": 99_477,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 82,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 1,
-    "base classes with one subclass": 8,
-    "depth of inheritance": 5,
+    "base classes with one subclass": 6,
+    "depth of inheritance": 4,
     "circles among files": 0,
     "names that are a bare participle": 103,
     "numeric constants of one word": 0,

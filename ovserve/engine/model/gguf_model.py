@@ -24,7 +24,7 @@ MATRIX_KINDS = (
     "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
 )  # fmt: skip
 MAX_EXPERTS = 4096  # of a layer
-SOFTMAX = 1  # expert_gating_func
+SOFTMAX_GATING = 1  # expert_gating_func
 EXPERT_ROWS = 32  # a group of weights, and two blocks of our kernels
 GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
 SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -223,8 +223,8 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
 
 def _check_experts(fields: _Fields, inner: int) -> None:
     """Raises GGUFError for what a mixture may be and is not computed."""
-    if (gating := fields.size("expert_gating_func", SOFTMAX, low=0)) not in (0, SOFTMAX):
-        raise GGUFError(f"expert_gating_func: {gating} is not supported, only {SOFTMAX}, softmax")
+    if (gating := fields.size("expert_gating_func", SOFTMAX_GATING, low=0)) not in (0, SOFTMAX_GATING):
+        raise GGUFError(f"expert_gating_func: {gating} is not supported, only {SOFTMAX_GATING}, softmax")
     if (scale := fields.real("expert_weights_scale", 1.0)) not in (0, 1):
         raise GGUFError(f"expert_weights_scale: {scale:g} is not supported, only 1")
     if inner % EXPERT_ROWS:

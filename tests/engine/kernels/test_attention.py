@@ -278,7 +278,9 @@ def test_a_last_token_of_a_prompt_with_drafts(short_model: Path, monkeypatch: py
         for tokens in (1024, 3 * BLOCK_TOKENS)
     )
     plain = generate(whole, ids, max_tokens=8, logprobs=3, num_assistant_tokens=0)
-    monkeypatch.setattr(cut, "_draft", lambda running: (5, 6) if running.remaining_tokens > 2 else ())
+    monkeypatch.setattr(
+        cut, "_draft", lambda running, num_decoding: (5, 6) if running.remaining_tokens > 2 else ()
+    )
     drafted = generate(cut, ids, max_tokens=8, logprobs=3)
     assert drafted.drafted
     assert plain.logprobs

@@ -238,8 +238,8 @@ class Network:
         tokens = ops.reshape(hidden, _ints(-1, p.width), False)
         router = ops.constant(self._vector(f"{at}.ffn_gate_inp.weight"))
         scores = ops.softmax(ops.matmul(tokens, router, False, True), 1)
-        used = ops.constant(np.int32(p.experts_used))
-        weights, ids = ops.topk(scores, used, 1, "max", "value", "i32").outputs()
+        count = ops.constant(np.int32(p.experts_used))
+        weights, ids = ops.topk(scores, count, 1, "max", "value", "i32").outputs()
         weights = ops.divide(weights, ops.reduce_sum(weights, _ints(1), True))
         none = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(scores))
         of_all = ops.scatter_elements_update(none, ids, weights, _int(1))
@@ -250,8 +250,8 @@ class Network:
             for name in ("gate", "up", "down")
         )
         active = ops.swish(self._product(copies, gate, p.experts))
-        made = self._product(ops.multiply(active, self._product(copies, up, p.experts)), down, p.experts)
-        mixed = ops.reduce_sum(ops.multiply(made, of_experts), _ints(0), False)
+        outputs = self._product(ops.multiply(active, self._product(copies, up, p.experts)), down, p.experts)
+        mixed = ops.reduce_sum(ops.multiply(outputs, of_experts), _ints(0), False)
         return ops.reshape(mixed, ops.shape_of(hidden), False)
 
     def _attention(self, hidden: Any, i: int) -> Any:

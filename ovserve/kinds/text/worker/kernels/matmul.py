@@ -121,9 +121,9 @@ def has_experts(model: openvino.Model) -> bool:
 
 def replace_products(model: openvino.Model, library: Library) -> int:
     """Let the library compute what it can. Return the bytes of its copy of the weights, or 0."""
-    found = {product.output.get_node().get_name(): product for product in _products(model)}
-    mixtures = list(_mixtures(model, found))
-    products = [product for product in found.values() if not product.is_stacked]
+    by_name = {product.output.get_node().get_name(): product for product in _products(model)}
+    mixtures = list(_mixtures(model, by_name))
+    products = [product for product in by_name.values() if not product.is_stacked]
     products += [product for mixture in mixtures for product in (mixture.gate, mixture.up, mixture.down)]
     size = sum(weights.size for weights in {id(p.weights): p.weights for p in products}.values())
     if not products:
@@ -166,9 +166,9 @@ def _mixed(mixture: Mixture, library: Library, handles: Mapping[str, int]) -> An
         return library.experts(activations, mixture.ids, handle, mixture.experts)
 
     gate, up = (product(mixture.tokens, part) for part in (mixture.gate, mixture.up))
-    made = product(ops.multiply(ops.swish(gate), up).output(0), mixture.down)
+    outputs = product(ops.multiply(ops.swish(gate), up).output(0), mixture.down)
     shares = ops.unsqueeze(mixture.shares, ops.constant(np.int64(2)))
-    return ops.reduce_sum(ops.multiply(made, shares), ops.constant(np.array([1])), False)
+    return ops.reduce_sum(ops.multiply(outputs, shares), ops.constant(np.array([1])), False)
 
 
 def widen(model: openvino.Model) -> None:
@@ -261,9 +261,9 @@ def _mixtures(model: openvino.Model, products: Mapping[str, Product]) -> Iterato
         mixed = node.input_value(0).get_node() if node.get_type_name() == "ReduceSum" else node
         if mixed is node or mixed.get_type_name() != "Multiply":
             continue
-        made, shares = (mixed.input_value(at).get_node() for at in (0, 1))
+        outputs, shares = (mixed.input_value(at).get_node() for at in (0, 1))
         scattered = _skip(shares, "Unsqueeze", "Transpose")
-        if (down := product(made)) is None or scattered.get_type_name() != "ScatterElementsUpdate":
+        if (down := product(outputs)) is None or scattered.get_type_name() != "ScatterElementsUpdate":
             continue
         swish, ups = (down.activations.get_node().input_value(at).get_node() for at in (0, 1))
         gate, up = product(swish.input_value(0).get_node()), product(ups)
