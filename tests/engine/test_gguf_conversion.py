@@ -159,7 +159,7 @@ def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_pa
         assert np.linalg.norm(paged_logits(ours) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16", "BF16"])
 def test_experts_for_our_kernels(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"architecture": "qwen3moe", "kind": gguf.GGMLQuantizationType[kind]}
     plain = converted(write(tmp_path / "f32.gguf", **options, dequantised=True), "merge")

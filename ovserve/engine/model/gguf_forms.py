@@ -2,7 +2,7 @@
 
 | in the file | here | bits per weight |
 |---|---|---|
-| F32, F16, BF16 | the same | the same |
+| F32, F16, BF16 | the same; experts in F16 and BF16 are in u8 as below | the same |
 | Q4_0 | u4, a scale per 32 | 4.5 |
 | Q4_1, Q4_K | u4, a scale per 32 in f16, an offset per 32 in int8 | 4.75 |
 | Q8_0 | u8, a scale per 32 | 8.5 |
@@ -95,7 +95,7 @@ EXACT = {
 def form_of(tensor: Tensor, *, exact: bool = False) -> Form:
     if exact and tensor.type in EXACT:
         return EXACT[tensor.type]
-    if plain := PLAIN.get(tensor.type):
+    if (plain := PLAIN.get(tensor.type)) and (len(tensor.dims) < 3 or plain == "f32"):
         return Form(plain)
     if tensor.type == "Q4_0":
         return Form("u4", 32, MIDDLE_OF_U4)
@@ -133,7 +133,7 @@ def converted_size(
     size, tensors = 0, list(tensors)
     is_tied = not any(tensor.name == OUTPUT for tensor in tensors)
     for tensor in tensors:
-        form = UNPACKED if unpacked else form_of(tensor, exact=exact)
+        form = UNPACKED if unpacked and len(tensor.dims) < 3 else form_of(tensor, exact=exact)
         if len(tensor.dims) == 1:
             size += 4 * tensor.dims[0]
             continue

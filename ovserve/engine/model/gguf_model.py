@@ -187,7 +187,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
     if name == "qwen3moe":
         inner = fields.size("expert_feed_forward_length")
     if experts:
-        _check_experts(fields, inner)
+        _check_experts(fields, width, inner)
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise GGUFError("the tensor token_embd.weight is missing")
@@ -221,14 +221,14 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
     )
 
 
-def _check_experts(fields: _Fields, inner: int) -> None:
+def _check_experts(fields: _Fields, *sizes: int) -> None:
     """Raises GGUFError for what a mixture may be and is not computed."""
     if (gating := fields.size("expert_gating_func", SOFTMAX_GATING, low=0)) not in (0, SOFTMAX_GATING):
         raise GGUFError(f"expert_gating_func: {gating} is not supported, only {SOFTMAX_GATING}, softmax")
     if (scale := fields.real("expert_weights_scale", 1.0)) not in (0, 1):
         raise GGUFError(f"expert_weights_scale: {scale:g} is not supported, only 1")
-    if inner % EXPERT_ROWS:
-        raise GGUFError(f"the width of an expert, {inner}, is not a multiple of {EXPERT_ROWS}")
+    if wrong := [size for size in sizes if size % EXPERT_ROWS]:
+        raise GGUFError(f"the width of an expert, {wrong[0]}, is not a multiple of {EXPERT_ROWS}")
 
 
 def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:

@@ -115,8 +115,8 @@ class Mixture(NamedTuple):
 
 
 def has_experts(model: openvino.Model) -> bool:
-    """Return whether a model has mixtures that only our kernels compute without the experts not used."""
-    return any(_mixtures(model, {p.output.get_node().get_name(): p for p in _products(model)}))
+    """Return whether a model has mixtures of which OpenVINO would compute all experts for every token."""
+    return any(_routing(node) is not None for node in model.get_ops())
 
 
 def replace_products(model: openvino.Model, library: Library) -> int:
@@ -228,6 +228,7 @@ def _replace_lookups(model: openvino.Model, library: Library, handles: Mapping[s
 
 def _products(model: openvino.Model) -> Iterator[Product]:
     weights_by_name: dict[str, Weights | None] = {}
+    most_dimensions = 3 if has_experts(model) else 2
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul" or node.get_output_element_type(0) != openvino.Type.f32:
             continue
@@ -235,7 +236,8 @@ def _products(model: openvino.Model) -> Iterator[Product]:
         if attributes["transpose_a"] or not attributes["transpose_b"]:
             continue
         activations, source = node.input_value(0), node.input_value(1).get_node()
-        if (values := _values(source)) is None:
+        dimensions = len(source.get_output_partial_shape(0))
+        if (values := _values(source)) is None or dimensions > most_dimensions:
             continue
         output, offsets = node.output(0), None
         if (addition_and_offsets := _added_offsets(node)) is not None:
@@ -247,40 +249,35 @@ def _products(model: openvino.Model) -> Iterator[Product]:
                 weights = _with_offsets(weights, offsets)
             weights_by_name[name] = weights if weights is not None and weights.chunk else None
         if (weights := weights_by_name[name]) is not None:
-            is_stacked = len(source.get_output_partial_shape(0)) > 2
-            yield Product(output, activations, weights, is_stacked)
+            yield Product(output, activations, weights, is_stacked=dimensions > 2)
+
+
+def _routing(node: Any) -> tuple[Any, Any] | None:
+    """Return what the experts make and what spreads the tokens' shares over all, if a node adds it up."""
+    product = node.input_value(0).get_node() if node.get_type_name() == "ReduceSum" else None
+    if product is None or product.get_type_name() != "Multiply":
+        return None
+    outputs, shares = (product.input_value(at).get_node() for at in (0, 1))
+    spread = _skip(shares, "Unsqueeze", "Transpose")
+    is_written_here = spread.get_type_name() == "ScatterElementsUpdate" and spread is not shares
+    return (outputs, spread) if is_written_here and outputs.get_type_name() in ("Add", "MatMul") else None
 
 
 def _mixtures(model: openvino.Model, products: Mapping[str, Product]) -> Iterator[Mixture]:
     """Yield what `gguf/network.py` writes. `products`: by the names of their nodes."""
-
-    def product(node: Any) -> Product | None:
-        return products.get(node.get_name())
-
     for node in model.get_ordered_ops():
-        mixed = node.input_value(0).get_node() if node.get_type_name() == "ReduceSum" else node
-        if mixed is node or mixed.get_type_name() != "Multiply":
+        if (routing := _routing(node)) is None or (down := products.get(routing[0].get_name())) is None:
             continue
-        outputs, shares = (mixed.input_value(at).get_node() for at in (0, 1))
-        scattered = _skip(shares, "Unsqueeze", "Transpose")
-        if (down := product(outputs)) is None or scattered.get_type_name() != "ScatterElementsUpdate":
-            continue
-        swish, ups = (down.activations.get_node().input_value(at).get_node() for at in (0, 1))
-        gate, up = product(swish.input_value(0).get_node()), product(ups)
+        swish, up_node = (down.activations.get_node().input_value(at).get_node() for at in (0, 1))
+        gate, up = (products.get(each.get_name()) for each in (swish.input_value(0).get_node(), up_node))
         if gate is None or up is None:
             continue
-        copies = gate.activations.get_node().input_value(0).get_node()  # within a Reshape
+        tokens = (
+            gate.activations.get_node().input_value(0).get_node().input_value(0)
+        )  # within Reshape and Tile
         experts = gate.activations.get_partial_shape()[0].get_length()
-        yield Mixture(
-            node.output(0),
-            copies.input_value(0),
-            scattered.input_value(1),
-            scattered.input_value(2),
-            experts,
-            gate,
-            up,
-            down,
-        )
+        ids, shares = (routing[1].input_value(at) for at in (1, 2))
+        yield Mixture(node.output(0), tokens, ids, shares, experts, gate, up, down)
 
 
 def _values(node: Any) -> Any:
