@@ -69,12 +69,15 @@ class Shape(NamedTuple):
     head: int
     vocabulary: int
     tied: bool
+    experts: int = 0  # of a layer, of the width `inner`
+    experts_used: int = 0
 
 
 SHAPES = {
     "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 128_256, True),
     "llama-3.2-3b": Shape(28, 3072, 8192, 24, 8, 128, 128_256, True),
     "llama-3.1-8b": Shape(32, 4096, 14_336, 32, 8, 128, 128_256, False),
+    "qwen3-30b-a3b": Shape(48, 2048, 768, 32, 4, 128, 151_936, False, experts=128, experts_used=8),
 }
 
 
@@ -104,11 +107,13 @@ def blocks(kind: Type, rows: int, columns: int, deviation: float) -> np.ndarray:
 
 
 def matrices(shape: Shape, layers: int, low: Type) -> dict[str, tuple[Type, int, int]]:
-    """Return type, rows and columns of each matrix, as llama.cpp chooses them for Q4_K_M and Q5_K_M."""
+    """Return type, rows and columns of each matrix, as llama.cpp chooses them for Q4_K_M and Q5_K_M. Those of
+    experts are stacked."""
     s, high = shape, Type.Q6_K
     made = {"token_embd": (high if s.tied else low, s.vocabulary, s.width)}
     if not s.tied:
         made["output"] = (high, s.vocabulary, s.width)
+    stacked, suffix = max(1, s.experts), "_exps" if s.experts else ""
     for i in range(layers):
         better = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
         finer = high if better else low
@@ -117,43 +122,55 @@ def matrices(shape: Shape, layers: int, low: Type) -> dict[str, tuple[Type, int,
             f"blk.{i}.attn_k": (low, s.kv_heads * s.head, s.width),
             f"blk.{i}.attn_v": (finer, s.kv_heads * s.head, s.width),
             f"blk.{i}.attn_output": (low, s.width, s.heads * s.head),
-            f"blk.{i}.ffn_gate": (low, s.inner, s.width),
-            f"blk.{i}.ffn_up": (low, s.inner, s.width),
-            f"blk.{i}.ffn_down": (finer, s.width, s.inner),
+            f"blk.{i}.ffn_gate{suffix}": (low, stacked * s.inner, s.width),
+            f"blk.{i}.ffn_up{suffix}": (low, stacked * s.inner, s.width),
+            f"blk.{i}.ffn_down{suffix}": (finer, stacked * s.width, s.inner),
         }
     return made
 
 
 def write_gguf(file: Path, shape: Shape, layers: int, low: Type) -> None:
-    writer = gguf.GGUFWriter(file, "llama")
-    for key, value in {
+    architecture = "qwen3moe" if shape.experts else "llama"
+    writer = gguf.GGUFWriter(file, architecture)
+    keys = {
         "context_length": 131_072, "embedding_length": shape.width, "block_count": layers,
         "feed_forward_length": shape.inner, "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads, "attention.key_length": shape.head,
         "attention.value_length": shape.head, "rope.dimension_count": shape.head, "vocab_size": shape.vocabulary,
-    }.items():  # fmt: skip
-        writer.add_uint32(f"llama.{key}", value)
+    }  # fmt: skip
+    if shape.experts:
+        keys |= {"expert_count": shape.experts, "expert_used_count": shape.experts_used}
+        keys["expert_feed_forward_length"] = shape.inner
+    for key, value in keys.items():
+        writer.add_uint32(f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(NORM)
     writer.add_rope_freq_base(500_000.0)
     writer.add_file_type(FILE_TYPES[low])
     _add_tokens(writer, shape.vocabulary)
     planned = matrices(shape, layers, low)
-    norms = {"output_norm": shape.width}
+    plain = {"output_norm": np.ones(shape.width, np.float32)}
     for i in range(layers):
-        norms |= {f"blk.{i}.attn_norm": shape.width, f"blk.{i}.ffn_norm": shape.width}
+        plain |= {f"blk.{i}.{part}_norm": plain["output_norm"] for part in ("attn", "ffn")}
+        if shape.experts:
+            plain |= {f"blk.{i}.attn_{part}_norm": np.ones(shape.head, np.float32) for part in "qk"}
+            router = RANDOM.standard_normal((shape.experts, shape.width)) / math.sqrt(shape.width)
+            plain[f"blk.{i}.ffn_gate_inp"] = router.astype(np.float32)
     for name, (kind, rows, columns) in planned.items():
         items, size = GGML_QUANT_SIZES[kind]
         row = columns // items * size
-        writer.add_tensor_info(f"{name}.weight", (rows, row), np.dtype(np.uint8), rows * row, raw_dtype=kind)
-    for name, width in norms.items():
-        writer.add_tensor_info(f"{name}.weight", (width,), np.dtype(np.float32), 4 * width)
+        stacked = (shape.experts, rows // shape.experts) if name.endswith("_exps") else (rows,)
+        writer.add_tensor_info(
+            f"{name}.weight", (*stacked, row), np.dtype(np.uint8), rows * row, raw_dtype=kind
+        )
+    for name, numbers in plain.items():
+        writer.add_tensor_info(f"{name}.weight", numbers.shape, numbers.dtype, numbers.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, (kind, rows, columns) in planned.items():
         writer.write_tensor_data(blocks(kind, rows, columns, deviation(name, columns, layers)))
-    for width in norms.values():
-        writer.write_tensor_data(np.ones(width, np.float32))
+    for numbers in plain.values():
+        writer.write_tensor_data(numbers)
     writer.close()
 
 
@@ -161,7 +178,7 @@ def deviation(name: str, columns: int, layers: int) -> float:
     """Return the standard deviation of a matrix with which activations stay of one size."""
     if name.startswith("token_embd"):
         return 0.05
-    deep = name.endswith(("attn_output", "ffn_down"))
+    deep = name.endswith(("attn_output", "ffn_down", "ffn_down_exps"))
     return (1 / math.sqrt(2 * layers) if deep else 1.0) / math.sqrt(columns)
 
 
@@ -185,7 +202,7 @@ class RandomNetwork(Network):
     """The network of a file with random matrices in INT4, embedding and output layer in int8."""
 
     def _matrix(self, parts: Sequence[Part], *, table: bool = False) -> Matrix:
-        rows, tensor = sum(part.tensor.dims[1] for part in parts), parts[0].tensor
+        rows, tensor = sum(math.prod(part.tensor.dims[1:]) for part in parts), parts[0].tensor
         return self._random(tensor.name, BY_ROW if table else INT4, rows, tensor.dims[0])
 
     def _output(self, embedding: Matrix) -> Matrix:
@@ -358,13 +375,13 @@ def table(
     ]
     for side, streams, turns in rows:
         first, gap = median(t.first_token for t in turns), median(t.gap_p50 for t in turns)
-        alone = streams == 1
+        alone, reads_all = streams == 1, not SHAPES[chosen.shape].experts
         text.append(
             f"| {streams} | {SERVED[side]} | {sizes[side]:.2f} "
             f"| {resident[side][0]:.2f} | {resident[side][1]:.2f} | {first:.2f} "
             f"| {f'{chosen.prompt / first:.0f}' if alone else ''} | {gap * 1e3:.0f} "
             f"| {median(t.tokens_per_second for t in turns):.2f} "
-            f"| {f'{sizes[side] / gap:.1f}' if alone else ''} |"
+            f"| {f'{sizes[side] / gap:.1f}' if alone and reads_all else ''} |"
         )
     return text
 

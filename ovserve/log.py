@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -149,9 +149,10 @@ def _to_stderr(lines: Sequence[str]) -> None:
 class _Lines(logging.Handler):
     """Writes the lines of requests together."""
 
-    def __init__(self, write: Callable[[Sequence[str]], None] = _to_stderr) -> None:
+    def __init__(self, file: LogFile | None = None) -> None:
         super().__init__()
-        self._write = write
+        self._file = file
+        self._write = _to_stderr if file is None else file.write
         self._lines: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # that will flush them
 
@@ -176,6 +177,12 @@ class _Lines(logging.Handler):
         finally:
             self.release()
 
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
@@ -193,7 +200,7 @@ def setup(level: str, form: str = "text", path: str = "") -> None:
     logging.addLevelName(TRACE_LEVEL, "TRACE")
     # Facts of a record that no format here shows: https://docs.python.org/3/howto/logging.html#optimization
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handlers = [_Lines(), *([_Lines(LogFile(path).write)] if path else [])]
+    handlers = [_Lines(), *([_Lines(LogFile(path))] if path else [])]
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=handlers, force=True)

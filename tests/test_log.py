@@ -18,7 +18,7 @@ from ovserve.log import ACCESS, MAX_CHARACTERS, JsonFormatter, LogFile, TextForm
 def test_a_line_that_is_not_unicode_does_not_lose_its_neighbours(tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     log = LogFile(str(file))
-    handler = _Lines(log.write)
+    handler = _Lines(log)
 
     async def three() -> None:
         for text in ("before", "half a pair: \ud800", "after"):

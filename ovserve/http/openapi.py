@@ -339,7 +339,8 @@ def _describe(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.answer is not None:
-        content["application/json"] = {"schema": schema_of(operation.answer)}
+        kind = "text/plain" if operation.answer is str else "application/json"
+        content[kind] = {"schema": schema_of(operation.answer)}
     style = style_of(path, {}, {})
     if style.name == "ollama" and "stream" in operation.defaults:  # a line of JSON per part
         content["application/x-ndjson"] = {"schema": schema_of(operation.answer)}
