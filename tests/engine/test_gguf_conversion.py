@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from ovserve.kinds.text.worker.gguf import convert
 from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
 from ovserve.kinds.text.worker.kernels.attention import replace_attention
 from ovserve.kinds.text.worker.kernels.library import open_library
+from ovserve.kinds.text.worker.paged import model as paged_model
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner, read_paged
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
 from tests.engine.random_gguf import LAYERS, random_blocks, write
@@ -169,6 +171,20 @@ def test_experts_for_our_kernels(kind: str, tmp_path: Path) -> None:
     kinds = [node.get_type_name() for node in model._read.get_ordered_ops()]
     assert kinds.count("PackedExperts") == 3 * LAYERS
     assert np.linalg.norm(paged_logits(model) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_experts_take_our_kernels_with_amx_too(
+    tiles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "m.gguf", "qwen3moe", gguf.GGMLQuantizationType.Q4_K)
+    network = converted(file, "merge") / "openvino_model.xml"
+    amx = replace(processor(), flags=processor().flags | {"amx_bf16"})
+    monkeypatch.setattr(paged_model, "processor", lambda: amx)
+    model = PagedModel(network, "CPU", {}, tiles=tiles)
+    kinds = [node.get_type_name() for node in model._read.get_ordered_ops()]
+    assert kinds.count("PackedExperts") == 3 * LAYERS
+    assert not model._in_f32, "forms for matrix tiles are not made"
 
 
 @pytest.mark.skipif(not processor().has_kernels, reason="OpenVINO's kernels compute on this processor")

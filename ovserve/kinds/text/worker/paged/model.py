@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from ovserve.engine.host.cpu import below_the_steps, processor
+from ovserve.engine.host.cpu import KERNEL_FLAGS, below_the_steps, processor
 from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
@@ -236,7 +236,8 @@ class PagedModel:
         self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
         # OpenVINO would compute every expert for every token, so kernels of ours compute them with AMX too.
         mixes = device == "CPU" and has_experts(self._read)
-        tiles, has_kernels = tiles and not mixes, processor().has_kernels or (tiles and mixes)
+        has_kernels = processor().flags >= KERNEL_FLAGS if mixes else processor().has_kernels
+        tiles = tiles and not mixes
         self._in_f32 = tiles and not PRECISION & self._properties.keys()
         self.packed_bytes = 0  # of weights that kernels of ours compute with
         packs = device == "CPU" and not tiles
