@@ -14,7 +14,7 @@ from scripts import count_calls, shape
 
 MOST = {
     "files": 471,
-    "lines": 99_490,
+    "lines": 99_563,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 82,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import struct
@@ -36,6 +37,8 @@ VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embedding
 
 LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 LONGEST_POINTER = 1024  # bytes, by the specification of Git LFS
+_VARIABLE = re.compile(rb"<data [^>]*variable_id=[^>]*>")  # of a ReadValue or an Assign
+_ID, _STATE = re.compile(r'variable_id="([^"]*)"'), re.compile(r'variable_shape="\?,([\d,]+)"')
 REFUSALS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 SAFETENSORS_HEADER_LIMIT = 100 << 20  # bytes, the format's own
 
@@ -224,6 +227,19 @@ def _from_directory(path: str) -> ModelFiles:
 def is_vision(path: str) -> bool:
     """Return whether it is a vision model, by OVMS's rule."""
     return all(os.path.isfile(os.path.join(path, name)) for name in VISION_FILES)
+
+
+def recurrent_state_bytes(path: str) -> int:
+    """Return the bytes of the states of one sequence, those of linear attention and of convolutions, in f32.
+
+    Of such a state only the first size is open, the number of sequences; a KV cache grows with tokens too.
+    """
+    files = (Path(path, name) for name in LANGUAGE_MODELS)
+    if (file := next((file for file in files if file.is_file()), None)) is None:
+        return 0
+    tags = [tag.decode() for tag in _VARIABLE.findall(file.read_bytes())]
+    states = {id_[1]: shape[1] for tag in tags if (id_ := _ID.search(tag)) and (shape := _STATE.search(tag))}
+    return sum(4 * math.prod(map(int, shape.split(","))) for shape in states.values())
 
 
 def _image_tokens(path: str, config: dict[str, Any]) -> ImageTokens | None:

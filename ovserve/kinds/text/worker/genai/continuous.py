@@ -39,7 +39,12 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.host.memory import BYTES_PER_GIB, memory
-from ovserve.engine.model.files import ModelFiles, read_model_files, refuse_for_library
+from ovserve.engine.model.files import (
+    ModelFiles,
+    read_model_files,
+    recurrent_state_bytes,
+    refuse_for_library,
+)
 from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
@@ -55,7 +60,13 @@ from ovserve.kinds.text.worker.genai.options import (
     to_blame,
     writable,
 )
-from ovserve.kinds.text.worker.genai.quirks import cache_tokens, may_be_partly_computed, read_parts
+from ovserve.kinds.text.worker.genai.quirks import (
+    UNCACHED,
+    cache_tokens,
+    may_be_partly_computed,
+    most_states,
+    read_parts,
+)
 from ovserve.kinds.text.worker.genai.text import Proof, Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vision import Beside, VisionInput, tensors
 from ovserve.llm.decoding import filled
@@ -69,13 +80,16 @@ class Demand:
     prompt: int  # tokens
     blocks: int
     step_tokens: int  # in a step of its answer; 0 without drafts, when it may be left out of a step
+    states: int = 1  # one for each sequence
     prefilled: bool = False
     cancelled: bool = False  # its blocks are free after the next step
 
 
 class CacheReservation:
-    def __init__(self, spec: TextSpec, cache_tokens: int | None) -> None:
-        """`cache_tokens`: for which a bounded cache has room; None: it grows, or its size is unknown."""
+    def __init__(self, spec: TextSpec, cache_tokens: int | None, max_states: int = 0) -> None:
+        """`cache_tokens`: for which a bounded cache has room; None: it grows, or its size is unknown.
+        `max_states`: sequences for whose states of linear attention it has room; 0: any number."""
+        self._max_states = max_states
         self._block = block_tokens(spec.device)
         self._blocks = (cache_tokens or 0) // self._block
         self._batch = spec.max_num_batched_tokens
@@ -89,7 +103,7 @@ class CacheReservation:
 
     @property
     def unbounded(self) -> bool:
-        return not self._blocks and not self._drafts
+        return not self._blocks and not self._drafts and not self._max_states
 
     def fitted(self, sampling: Sampling, prompt: int, answer: int) -> tuple[Sampling, int]:
         """Return the request with no more drafts, and the most tokens of its answer, than fit alone.
@@ -117,7 +131,7 @@ class CacheReservation:
             blocks = self._blocks
         # Beams that part copy the block that they share.
         blocks = (blocks + 1) * sampling.beams if sampling.beams > 1 else blocks
-        return Demand(prompt, blocks, 1 + drafts if self._drafts else 0)
+        return Demand(prompt, blocks, 1 + drafts if self._drafts else 0, sampling.beams)
 
     def _kept_blocks(self, prompt: int) -> int:
         """Return the most blocks of a request whose tokens are evicted."""
@@ -136,6 +150,11 @@ class CacheReservation:
         if not self._held:
             return True
         if self._blocks and sum(one.blocks for one in self._held.values()) + demand.blocks > self._blocks:
+            return False
+        if (
+            self._max_states
+            and sum(one.states for one in self._held.values()) + demand.states > self._max_states
+        ):
             return False
         return not self._drafts or self._fits_step(demand)
 
@@ -204,8 +223,11 @@ class GenAIEngine:
         # in `add()`.
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._cache_grows = not (spec.cache_size or spec.num_kv_blocks)
+        states = recurrent_state_bytes(spec.model_path)
+        self._caches = spec.enable_prefix_caching and not states
+        max_states = self._max_states = most_states(spec, states)
         try:
-            tokenizer, table, compiler = self._load(spec, files)
+            tokenizer, table, compiler = self._load(spec, files, max_states)
             defaults = self._pipeline.get_config()
             loaded, cache = time.monotonic() - began, spec.cache_size * BYTES_PER_GIB
             self.facts = engine_facts(files, tokenizer, defaults, files.max_length, cache, loaded)
@@ -218,11 +240,10 @@ class GenAIEngine:
                 self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
                 self.facts = self._vision.facts(self.facts)
             self.grammars = Grammars()
-            self._caches = spec.enable_prefix_caching
             length = context_limit(self.facts.max_length, spec.max_model_len)
             self.facts = msgspec.structs.replace(self.facts, max_length=length)
             room = self._cache_tokens(spec)
-            self._reservation = CacheReservation(spec, room)
+            self._reservation = CacheReservation(spec, room, max_states)
             if spec.cache_eviction is None:  # with which prompts may be longer than the cache
                 self._bound_context(room)
             # Others do not report whether they use what was compiled for them.
@@ -237,7 +258,7 @@ class GenAIEngine:
             raise LoadError(sentence(error), field=to_blame(spec, str(error))) from error
 
     def _load(
-        self, spec: TextSpec, files: ModelFiles
+        self, spec: TextSpec, files: ModelFiles, max_states: int
     ) -> tuple[ov_genai.Tokenizer, Proof, GrammarCompiler | None]:
         """Load the pipeline. Return its tokenizer, the table of tokens, and what may compile grammars for it.
 
@@ -246,6 +267,10 @@ class GenAIEngine:
         loads its own tokenizer.
         """
         config, options = scheduler_config(spec), properties(spec)
+        if spec.enable_prefix_caching and not self._caches:
+            config.enable_prefix_caching = False
+            print(UNCACHED, file=sys.stderr)  # noqa: T201  this process's log
+        config.num_linear_attention_blocks = max_states
         with writable(spec.model_path) as path:
             if files.vision:
                 self._pipeline = ov_genai.ContinuousBatchingPipeline(path, config, spec.device, options)
@@ -277,7 +302,8 @@ class GenAIEngine:
 
     def _cache_tokens(self, spec: TextSpec) -> int | None:
         """Tokens for which a bounded cache has room, if that is known."""
-        if self._cache_grows:
+        # With states, the library reports the use of these if that is larger.
+        if self._cache_grows or self._max_states:
             return None
         two = filled(self._mode, Sampling(temperature=GREEDY_TEMPERATURE, ignore_eos=True))
         config = generation_config(self._mode, two, 2, (), self.facts, self.grammars.admitted)
@@ -342,6 +368,9 @@ class GenAIEngine:
                 param="logprobs",
             )
         demand = self._reservation.demand(sampling, prompt_tokens, max_tokens)
+        if 0 < self._max_states < demand.states:
+            why = f"the cache has room for {self._max_states} sequences (cache_size)"
+            raise InvalidArgument.at("best_of", f"{demand.states} beams: {why}")
         if not self._has_room(sampling, demand):
             raise Unavailable("the engine has no room for this request next to the others; try again later")
         stop_ids = self.text.stop_ids(sampling)

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import openvino_genai as ov_genai
 
+from ovserve.engine.host.memory import BYTES_PER_GIB
+from ovserve.engine.protocol.specs import TextSpec
 from ovserve.kinds.text.worker.decoding import Part, Sequence
 from ovserve.kinds.text.worker.genai.options import FINISH
 from ovserve.kinds.text.worker.genai.text import ids_tensor
@@ -115,3 +117,29 @@ def _awaits_first_token(sequence: Sequence) -> bool:
     """Return whether a request has no token yet."""
     handle = sequence.handle
     return not sequence.generated and not handle.can_read() and handle.get_status() == _RUNNING
+
+
+# Cache no prefixes of a model with linear attention.
+#
+# - What the library does: it keeps the state of a sequence under the tokens that it has computed, and a
+#   prompt of just these takes it. To have logits, it computes the last token again, on a state that has it
+#   already. So a prompt gets another answer after a request that ended with its first token, or was cancelled
+#   there, and so does one that ends where an answer ended: of 9 lengths from 9 to 300 tokens 8, with the
+#   layers of Qwen3-Next, Qwen3.5, Granite 4 and LFM2.
+# - The way around: the prefix cache is off for such models, which the log says. Each sequence then has one
+#   state; those of a bounded cache take half of it at most, and requests wait for one.
+# - Seen: tests/engine/test_linear_attention.py. Versions: OpenVINO GenAI 2026.4.1.
+# - It can go when the library takes a state only of tokens before the last one of a prompt.
+
+
+UNCACHED = "no prefixes are cached: with linear attention, OpenVINO GenAI would answer some prompts wrongly"
+MAX_STATES_SHARE = 0.5  # of a bounded cache
+MAX_BEAMS = 20  # of a request; OVMS's default of best_of_limit
+
+
+def most_states(spec: TextSpec, state_bytes: int) -> int:
+    """Return for how many states a bounded cache has room; 0: any number, or the model has none."""
+    if not state_bytes or not spec.cache_size:
+        return 0
+    room = int(spec.cache_size * BYTES_PER_GIB * MAX_STATES_SHARE)
+    return max(1, min(max(spec.max_num_seqs, MAX_BEAMS), room // state_bytes))
