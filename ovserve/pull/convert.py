@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,7 @@ DONE = {
     INT8_OUTPUT: "the output layer is in int8 per row",
 }
 WORKSPACE = ".converting-"
+SIDE_FILES = ("*.json", "*/config.json", "LICENSE*")
 CONVERT, REWRITE = "ovserve.kinds.text.worker.gguf.convert", "ovserve.kinds.text.worker.genai.convert"
 ATTENTION = "ScaledDotProductAttention"
 MADE = (MAIN, "openvino_*", "config.json", "generation_config.json", "tokenizer_config.json")
@@ -202,11 +204,30 @@ def run_converter(module: str, arguments: Sequence[str], output: Path, file: Pat
     return process.stdout.rpartition("changed:")[2].split()
 
 
-def move_all(source: Path, directory: Path, last: str, say: Callable[[str], None]) -> None:
-    """Move what a converter has made, `last` at the end: with it the directory is complete."""
-    for path in sorted(source.iterdir(), key=lambda file: file.name == last):
-        shutil.move(path, directory / path.name)
-    say(f"{directory / last} is written")
+@dataclass(frozen=True)
+class Converter:
+    """A process that makes OpenVINO IR of weights, for models that are not .gguf files."""
+
+    module: str
+    output: str  # the network that is written last: a directory that has it is complete
+    weights: tuple[str, ...]  # one of these is read
+    served: tuple[str, ...]  # a directory with one of these is served as it is
+    missing: Callable[[Path], list[str]]  # what a directory in OpenVINO IR form lacks
+    what: str  # is converted, for the user
+
+    def run(self, source: Path, directory: Path, say: Callable[[str], None]) -> None:
+        """Convert a file, or a directory whose side files come along. Raises LoadError."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in sorted(file for pattern in SIDE_FILES for file in source.glob(pattern)):
+            target = directory / file.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)
+        say(f"converting {self.what}")
+        with scratch_directory(".convert-", directory) as converted:
+            run_converter(self.module, [str(source), str(converted)], converted / self.output, source)
+            for path in sorted(converted.iterdir(), key=lambda file: file.name == self.output):
+                shutil.move(path, directory / path.name)
+        say(f"{directory / self.output} is written")
 
 
 def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, float]) -> None:

