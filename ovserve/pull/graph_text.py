@@ -1,6 +1,6 @@
 """The graph.pbtxt that pull writes: the one OVMS's `--pull --task text_generation` writes for the same flags.
 
-Names, defaults and the order of fields are OVMS's (src/graph_export and its command line, 2026.4). Its
+Names and defaults are OVMS's (src/graph_export and its command line, 2026.4). Its
 comment OVMS_GRAPH_QUEUE_MAX_SIZE is left out, because this server does not pool graphs.
 
 The graph.pbtxt of `ovserve pull --explicit`: the same as five nodes, with room for one's own.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,28 +164,31 @@ OPTIONS = (
     ),
 )
 
-BEFORE = """\
-input_stream: "HTTP_REQUEST_PAYLOAD:input"
-output_stream: "HTTP_RESPONSE_PAYLOAD:output"
+NODE = """\
+input_stream: "{prefix}REQUEST_PAYLOAD:input"
+output_stream: "{prefix}RESPONSE_PAYLOAD:output"
 
-node: {
-  name: "LLMExecutor"
-  calculator: "HttpLLMCalculator"
+node {{
+  name: "{name}Executor"
+  calculator: "{calculator}"
+  input_side_packet: "{packet}"
+{ports}  input_stream: "{prefix}REQUEST_PAYLOAD:input"
+  output_stream: "{prefix}RESPONSE_PAYLOAD:output"
+  node_options: {{
+    [type.googleapis.com / mediapipe.{message}]: {{
+{fields}    }}
+  }}
+{handler}}}
+"""
+LOOP_PORTS = """\
   input_stream: "LOOPBACK:loopback"
-  input_stream: "HTTP_REQUEST_PAYLOAD:input"
-  input_side_packet: "LLM_NODE_RESOURCES:llm"
   output_stream: "LOOPBACK:loopback"
-  output_stream: "HTTP_RESPONSE_PAYLOAD:output"
   input_stream_info: {
     tag_index: 'LOOPBACK:0',
     back_edge: true
   }
-  node_options: {
-    [type.googleapis.com / mediapipe.LLMCalculatorOptions]: {
 """
-AFTER = """\
-    }
-  }
+LOOP_HANDLER = """\
   input_stream_handler {
     input_stream_handler: "SyncSetInputStreamHandler",
     options {
@@ -196,8 +199,56 @@ AFTER = """\
       }
     }
   }
-}
 """
+
+
+@dataclass(frozen=True)
+class GraphTask:
+    """A graph of one node, with OVMS's names."""
+
+    title: str  # in messages
+    calculator: str
+    packet: str  # tag and name of its side packet
+    options: tuple[GraphOption, ...]  # in the order in which they are written
+    prefix: str = "HTTP_"  # of the tags of its streams
+    loops: bool = False  # it has LOOPBACK
+
+    def fields(self, options: Mapping[str, OptionValue], models_path: str, more: Sequence[str]) -> str:
+        """Return the lines of its options; `more` are further ones.
+
+        Raises InvalidArgument for an option of another task or a wrong plugin_config.
+        """
+        if unknown := next((name for name in options if name not in {o.name for o in self.options}), ""):
+            raise InvalidArgument(f"--{unknown} is not an option of {self.title}")
+        values = {option.name: options.get(option.name, option.default) for option in self.options}
+        flags = {o.name: (o.property, values[o.name]) for o in self.options if o.property}
+        lines = [f"models_path: {quoted(models_path)},"]
+        for option in self.options:
+            value = values[option.name]
+            if option.name == "plugin_config":
+                properties = properties_of(value, flags)
+                if properties or value is not None:
+                    text = json.dumps(properties) if properties else "{ }"
+                    lines.append(f"plugin_config: {single_quoted(text)},")
+            elif value is not None and not option.property:
+                lines.append(f"{option.field or option.name}: {literal(option, value)},")
+        return "".join(f"      {line}\n" for line in (*lines, *more))
+
+    def graph(self, fields: str) -> str:
+        name = self.calculator.removeprefix("Http").removesuffix("OV").removesuffix("Calculator")
+        return NODE.format(
+            name=name,
+            calculator=self.calculator,
+            packet=self.packet,
+            message=f"{self.calculator.removeprefix('Http')}Options",
+            fields=fields,
+            prefix=self.prefix,
+            ports=LOOP_PORTS if self.loops else "",
+            handler=LOOP_HANDLER if self.loops else "",
+        )
+
+
+TEXT = GraphTask("text generation", "HttpLLMCalculator", "LLM_NODE_RESOURCES:llm", OPTIONS, loops=True)
 
 
 def graph_text(
@@ -212,26 +263,16 @@ def graph_text(
 
     Raises InvalidArgument for an option of another task or a wrong plugin_config.
     """
-    names = {option.name for option in OPTIONS}
-    if unknown := next((name for name in options if name not in names), ""):
-        raise InvalidArgument(f"--{unknown} is not an option of text generation")
-    values = {o.name: options.get(o.name, o.default) for o in OPTIONS}
-    fields: list[tuple[str, str]] = []
-    for option in OPTIONS:
-        value = values[option.name]
-        if option.name == "plugin_config":
-            fields.append(("models_path", quoted(models_path)))
-            fields.append((option.name, single_quoted(_plugin_config(values))))
-        elif value is not None and not option.property:
-            fields.append((option.field or option.name, literal(option, value)))
-    if draft_path:
-        fields.append(("draft_models_path", quoted(draft_path)))
-    lines = "".join(f"      {name}: {text},\n" for name, text in fields)
-    before, after = (FIVE_BEFORE, FIVE_AFTER) if explicit else (BEFORE, AFTER)
-    return "".join(f"# {line}\n" for line in heading.splitlines()) + before + lines + after
+    more = [f"draft_models_path: {quoted(draft_path)},"] if draft_path else []
+    fields = TEXT.fields(options, models_path, more)
+    return comment(heading) + (FIVE_BEFORE + fields + FIVE_AFTER if explicit else TEXT.graph(fields))
 
 
-def properties_of(text: str | None, flags: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+def comment(heading: str) -> str:
+    return "".join(f"# {line}\n" for line in heading.splitlines())
+
+
+def properties_of(text: Any, flags: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Return the properties in plugin_config, and those of flags: by name, the property and its value.
 
     Raises InvalidArgument for another text, and for a property that is given twice.
@@ -248,12 +289,6 @@ def properties_of(text: str | None, flags: Mapping[str, tuple[str, Any]]) -> dic
                 raise InvalidArgument(f"--{name}: {key} is in plugin_config too")
             properties[key] = value
     return properties
-
-
-def _plugin_config(values: Mapping[str, Any]) -> str:
-    flags = {option.name: (option.property, values[option.name]) for option in OPTIONS if option.property}
-    properties = properties_of(values["plugin_config"], flags)
-    return json.dumps(properties) if properties else "{ }"
 
 
 def literal(option: GraphOption, value: OptionValue) -> str:
