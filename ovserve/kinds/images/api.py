@@ -11,9 +11,9 @@ they are.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -175,8 +175,6 @@ def _size(request: ImageFields) -> tuple[int, int] | None:
 
 IMAGE, MASK = "image", "mask"
 BRACKETS = "[]"  # some clients name a list of one file so
-_NUMBER = re.compile(r"\s*-?\d{1,20}(\.\d{1,20})?([eE][-+]?\d{1,3})?\s*")
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ImageEditRequest(ImageFields, kw_only=True):
@@ -191,11 +189,12 @@ class ImageEditRequest(ImageFields, kw_only=True):
 
 
 _edit_decoder = msgspec.json.Decoder(ImageEditRequest)
+_form_decoder = msgspec.json.Decoder(ImageEditRequest, strict=False)  # it also reads numbers that are texts
 
 
 def decode_edit(body: bytes, form: bool = False) -> Drawing:
     """`form`: the values are texts. Raises InvalidArgument naming the field."""
-    return checked(_of_form(body) if form else body, _edit_decoder)
+    return checked(_of_form(body), _form_decoder) if form else checked(body, _edit_decoder)
 
 
 def _of_form(body: bytes) -> bytes:
@@ -210,39 +209,11 @@ def _of_form(body: bytes) -> bytes:
             if len(value) != 1:
                 raise InvalidArgument.at(name, f"expected one image, got {len(value)}")
             (value,) = value
-        fields[name] = _typed(name, value)
+        if name == "lora_alphas" and isinstance(value, str):
+            with suppress(ValueError, RecursionError):  # the decoder says what is expected
+                value = json.loads(value)
+        fields[name] = value.strip() if name not in TEXTS and isinstance(value, str) else value
     return encode(fields)
-
-
-def _typed(name: str, value: Any) -> Any:
-    kind = KINDS.get(name)
-    if not isinstance(value, str) or kind is None:
-        return value
-    if kind is dict:
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value  # the decoder says what is expected
-    if kind is bool:
-        return _FLAGS.get(value.strip().lower(), value)
-    if not _NUMBER.fullmatch(value):
-        return value
-    number = float(value)
-    return int(value) if value.strip().lstrip("-").isdigit() else number
-
-
-# The fields of a form that are not texts.
-KINDS: Mapping[str, type] = {
-    **dict.fromkeys(
-        (
-            "n", "num_images_per_prompt", "width", "height", "num_inference_steps", "seed", "rng_seed",
-            "max_sequence_length", "output_compression", "partial_images", "guidance_scale", "strength",
-        ),
-        float,
-    ),
-    "stream": bool,
-    "lora_alphas": dict,
-}  # fmt: skip
 
 
 Background = Literal["opaque"]
