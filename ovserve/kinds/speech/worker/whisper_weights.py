@@ -8,8 +8,8 @@ Source: https://github.com/OpenNMT/CTranslate2 python/ctranslate2/specs/model_sp
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,31 @@ class _Reader:
         return part
 
 
+# Parts of a layer, by Hugging Face's names: the name there, and which matrix of how many it is.
+PARTS = {
+    "self_attn_layer_norm": ("self_attention/layer_norm", 0, 1),
+    "self_attn.q_proj": ("self_attention/linear_0", 0, 3),
+    "self_attn.k_proj": ("self_attention/linear_0", 1, 3),
+    "self_attn.v_proj": ("self_attention/linear_0", 2, 3),
+    "self_attn.out_proj": ("self_attention/linear_1", 0, 1),
+    "encoder_attn_layer_norm": ("attention/layer_norm", 0, 1),
+    "encoder_attn.q_proj": ("attention/linear_0", 0, 1),
+    "encoder_attn.k_proj": ("attention/linear_1", 0, 2),
+    "encoder_attn.v_proj": ("attention/linear_1", 1, 2),
+    "encoder_attn.out_proj": ("attention/linear_2", 0, 1),
+    "final_layer_norm": ("ffn/layer_norm", 0, 1),
+    "fc1": ("ffn/linear_0", 0, 1),
+    "fc2": ("ffn/linear_1", 0, 1),
+}
+OTHERS = {
+    "embed_tokens.weight": "embeddings/weight",
+    "embed_positions.weight": "position_encodings/encodings",
+    **{f"layer_norm.{part}": f"layer_norm/{name}" for part, name in (("weight", "gamma"), ("bias", "beta"))},
+    **{f"{conv}.{part}": f"{conv}/{part}" for conv in ("conv1", "conv2") for part in ("weight", "bias")},
+}
+_NAME = re.compile(r"model\.(encoder|decoder)\.(?:layers\.(\d+)\.(.+)\.(weight|bias)|(.+))")
+
+
 class CTranslate2Weights:
     """A Whisper model in CTranslate2's form. Raises LoadError for another file."""
 
@@ -66,77 +91,34 @@ class CTranslate2Weights:
             self._raw = _tensors(_Reader(memoryview(np.memmap(file, np.uint8, mode="r").data)))
         except (struct.error, ValueError, IndexError, KeyError) as error:
             raise LoadError(f"not a CTranslate2 model: {error}", file=str(file)) from error
-        self._names = dict(self._table())
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
+        return self._find(name)[0] in self._raw
 
     def float32(self, name: str) -> Float:
-        if name not in self._names:
+        there, index, count = self._find(name)
+        if there not in self._raw:
             raise LoadError(f"tensor {name!r} is missing", file=str(self._file))
-        return np.ascontiguousarray(self._names[name]())
-
-    def _plain(self, name: str) -> Float:
-        values = np.asarray(self._raw[name], np.float32)
-        if self._raw[name].dtype == np.int8:
-            scale = np.asarray(self._raw[name + "_scale"], np.float32)
+        values = np.asarray(self._raw[there], np.float32)
+        if self._raw[there].dtype == np.int8:
+            scale = np.asarray(self._raw[there + "_scale"], np.float32)
             values = values / (scale[:, None] if scale.size > 1 else scale)
-        return values
+        return np.ascontiguousarray(np.split(values, count)[index])
 
-    def _part(self, name: str, index: int, count: int) -> Float:
-        return np.split(self._plain(name), count)[index]
-
-    def _table(self) -> Any:
-        """Yield each Hugging Face name with the function that makes the tensor."""
-        for side in ("encoder", "decoder"):
-            prefix = f"model.{side}."
-            if side == "encoder":
-                for conv in ("conv1", "conv2"):
-                    yield from self._pairs(prefix + conv, f"encoder/{conv}")
-            else:
-                yield prefix + "embed_tokens.weight", self._of("decoder/embeddings/weight")
-            yield prefix + "embed_positions.weight", self._of(f"{side}/position_encodings/encodings")
-            yield from self._norm(prefix + "layer_norm", f"{side}/layer_norm")
-            layer = 0
-            while f"{side}/layer_{layer}/ffn/linear_0/weight" in self._raw:
-                yield from self._layer(
-                    f"{side}/layer_{layer}/", f"{prefix}layers.{layer}.", side == "decoder"
-                )
-                layer += 1
-
-    def _layer(self, here: str, there: str, cross: bool) -> Any:
-        yield from self._norm(there + "self_attn_layer_norm", here + "self_attention/layer_norm")
-        yield from self._joined(there + "self_attn.", here + "self_attention/linear_0", "qkv")
-        yield from self._pairs(there + "self_attn.out_proj", here + "self_attention/linear_1")
-        if cross:
-            yield from self._norm(there + "encoder_attn_layer_norm", here + "attention/layer_norm")
-            yield from self._joined(there + "encoder_attn.", here + "attention/linear_0", "q")
-            yield from self._joined(there + "encoder_attn.", here + "attention/linear_1", "kv")
-            yield from self._pairs(there + "encoder_attn.out_proj", here + "attention/linear_2")
-        yield from self._norm(there + "final_layer_norm", here + "ffn/layer_norm")
-        yield from self._pairs(there + "fc1", here + "ffn/linear_0")
-        yield from self._pairs(there + "fc2", here + "ffn/linear_1")
-
-    def _of(self, name: str) -> Callable[[], Float]:
-        return lambda: self._plain(name)
-
-    def _pairs(self, there: str, here: str) -> Any:
-        for part in ("weight", "bias"):
-            yield f"{there}.{part}", self._of(f"{here}/{part}")
-
-    def _norm(self, there: str, here: str) -> Any:
-        yield there + ".weight", self._of(here + "/gamma")
-        yield there + ".bias", self._of(here + "/beta")
-
-    def _joined(self, there: str, here: str, matrices: str) -> Any:
-        for i, which in enumerate(matrices):
-            for part in ("weight", "bias"):
-                if which != "k" or part == "weight":  # Whisper's keys have no bias
-                    name, count = f"{here}/{part}", len(matrices)
-                    yield (
-                        f"{there}{which}_proj.{part}",
-                        lambda name=name, i=i, count=count: self._part(name, i, count),
-                    )
+    def _find(self, name: str) -> tuple[str, int, int]:
+        """Return the name of a tensor in the file, and which part of how many it is; "" if there is none."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return "", 0, 1
+        side, layer, part, kind, other = match.groups()
+        if layer is None:
+            return f"{side}/{OTHERS.get(other, '')}", 0, 1
+        if part not in PARTS or (part.endswith("k_proj") and kind == "bias"):  # Whisper's keys have no bias
+            return "", 0, 1
+        there, index, count = PARTS[part]
+        if part.endswith("norm"):
+            kind = "gamma" if kind == "weight" else "beta"
+        return f"{side}/layer_{layer}/{there}/{kind}", index, count
 
 
 def _tensors(reader: _Reader) -> dict[str, NDArray[Any]]:
