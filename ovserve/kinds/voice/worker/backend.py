@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -138,40 +136,12 @@ def int16(samples: Samples) -> Samples:
 MAX_CALLS = 8  # that take turns; more wait in the server's queue, which is fair among callers
 
 
-class Turns:
-    """A lock whose waiters get it in the order in which they came; `threading.Lock` has no order."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[threading.Event] = deque()
-        self._taken = False
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        mine = threading.Event()
-        with self._lock:
-            if self._taken:
-                self._waiting.append(mine)
-            else:
-                self._taken = True
-                mine.set()
-        mine.wait()
-        try:
-            yield
-        finally:
-            with self._lock:
-                if self._waiting:
-                    self._waiting.popleft().set()
-                else:
-                    self._taken = False
-
-
 class TextToSpeechBackend:
     def __init__(self, spec: TextToSpeechSpec) -> None:
         began = time.monotonic()
         self._pipeline = Pipeline(spec)
-        self._turns = Turns()
-        self._reloading = threading.Lock()
+        # Its queue is in the order in which calls came, which that of a lock is not.
+        self._turns = ThreadPoolExecutor(1, "speak")
         self.facts = msgspec.structs.replace(
             self._pipeline.facts,
             formats=installed_formats(),
@@ -188,12 +158,10 @@ class TextToSpeechBackend:
         silent = 0
         arrived, spoke = invocation.arrived, False
         for sentence in sentences(self._pipeline.in_words(arguments.text, arguments.language)):
-            with self._turns.turn():
-                if invocation.cancelled:
-                    return
-                began = time.monotonic()
-                samples = self._pipeline.speak(sentence, arguments.voice, arguments.language, arguments.speed)
-                duration = time.monotonic() - began
+            turn = self._turns.submit(self._speak, sentence, arguments, invocation).result()
+            if turn is None:
+                return
+            samples, began, duration = turn
             if not len(samples):
                 silent += 1
                 continue
@@ -210,17 +178,24 @@ class TextToSpeechBackend:
             language = arguments.language
             sys.stderr.write(f"{silent} sentences had nothing that can be spoken in {language!r}\n")
         if self._pipeline.has_grown:
-            threading.Thread(target=self._reload, name="reload", daemon=True).start()
+            self._turns.submit(self._reload)
         yield Result(Spoken(), (encoder.finish(),), last=True)
+
+    def _speak(
+        self, sentence: str, arguments: SpeakArguments, invocation: Invocation
+    ) -> tuple[Samples, float, float] | None:
+        """Return samples, when they were begun and the seconds that they took; None for a cancelled call."""
+        if invocation.cancelled:
+            return None
+        began = time.monotonic()
+        samples = self._pipeline.speak(sentence, arguments.voice, arguments.language, arguments.speed)
+        return samples, began, time.monotonic() - began
 
     def _reload(self) -> None:
         """Load the model again between two sentences. If that fails, the old one stays."""
-        if not self._reloading.acquire(blocking=False):
+        if not self._pipeline.has_grown:  # another call has seen to it
             return
         try:
-            with self._turns.turn():
-                self._pipeline.reload()
+            self._pipeline.reload()
         except LoadError as error:
             sys.stderr.write(f"the model was not loaded again to free memory: {error.message}\n")
-        finally:
-            self._reloading.release()
