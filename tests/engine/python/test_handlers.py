@@ -15,8 +15,7 @@ import pytest
 
 from ovserve.errors import LoadError
 from ovserve.kinds.python.spec import PythonNode
-from ovserve.kinds.python.worker.deadlines import EXIT_STUCK, CallTimeout, Deadlines
-from ovserve.kinds.python.worker.engine import Handler, Modules
+from ovserve.kinds.python.worker.engine import EXIT_STUCK, CallTimeout, Deadlines, Handler, Modules
 
 CLASS = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return []\n"
 
@@ -140,7 +139,7 @@ def test_a_call_in_python_is_stopped_at_its_deadline() -> None:
 def test_a_call_that_cannot_be_stopped_ends_the_process() -> None:
     code = """
         import time
-        from ovserve.kinds.python.worker.deadlines import Deadlines
+        from ovserve.kinds.python.worker.engine import Deadlines
         with Deadlines(grace=0.2).within(0.1, "slow", lambda: None):
             time.sleep(60)
     """

@@ -1,7 +1,10 @@
 """The backend of Python nodes: all handlers of one graph.
 
-A handler is an instance of its `OvmsPythonModel`. Its answers become values for the server: tensors by
-stream, or an HTTP response.
+A handler is an instance of its `OvmsPythonModel`.
+
+At its deadline a call ends for its client, and an exception is raised in its thread, which ends code that
+runs in Python. A thread that stays, in native code or asleep, keeps its place, so after a while the process
+ends itself and the server starts another.
 
 Each line that handlers print begins with the names of graph and node. The process's output is a pipe to the
 server's log. Lines of threads that a handler starts itself, and of native code, have no node's name.
@@ -12,7 +15,10 @@ never used: an edit within the same second and of the same size would be missed.
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import io
+import math
 import os
 import platform
 import signal
@@ -20,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -39,26 +45,13 @@ from ovserve.kinds.python.spec import (
     MODEL_CLASS,
     ExecuteArguments,
     Given,
-    Made,
-    Outputs,
     PythonFacts,
     PythonNode,
     PythonSpec,
     RequestValue,
-    ResponseValue,
-    TensorValue,
 )
 from ovserve.kinds.python.worker import pyovms
-from ovserve.kinds.python.worker.deadlines import CallTimeout, Deadlines
-from ovserve.kinds.python.worker.pyovms import (
-    BINARY,
-    EVENTS,
-    HttpRequest,
-    HttpResponse,
-    chunk,
-    encoded,
-    type_of,
-)
+from ovserve.kinds.python.worker.pyovms import Answers, HttpRequest, WrongAnswer
 
 
 class Modules:
@@ -201,84 +194,82 @@ def printing_as(node: str) -> Iterator[None]:
         _node.reset(token)
 
 
-NO_BODY = (204, 205, 304)
-
-Values = tuple[Made, bytes | memoryview]
-
-
-class WrongAnswer(Exception):
-    """The handler's answer is not one that its node can send."""
+GRACE_SECONDS = 5.0  # seconds between the exception and the end of the process
+EXIT_STUCK = 75  # EX_TEMPFAIL
 
 
-class Answers:
-    """Those of one call. Raises WrongAnswer."""
-
-    def __init__(self, node: PythonNode) -> None:
-        self._node = node
-        self._content_type = ""  # of the response, once it has begun
-
-    def result(self, answer: Any, *, generated: bool) -> Result:
-        """Return the item for a list, or for the one answer of an HTTP node."""
-        items: Sequence[Any] = answer if isinstance(answer, list) else [answer]
-        if not isinstance(answer, list) and not self._node.response:
-            what = "the generator yielded" if generated else "execute returned"
-            raise WrongAnswer(f"{what} {type(answer).__name__}, expected a list")
-        values: list[Made] = []
-        blobs: list[bytes | memoryview] = []
-        for item in items:
-            value, blob = self._tensor(item) if self._is_tensor(item) else self._response(item, generated)
-            if any(value.name == other.name for other in values):
-                more = "; a list holds outputs, so put a JSON array into HttpResponse"
-                raise WrongAnswer(
-                    f"output {value.name!r} is given twice{more if self._node.response else ''}"
-                )
-            values.append(value)
-            blobs.append(blob)
-        return Result(Outputs(tuple(values), generated), tuple(blobs), last=not generated)
-
-    def _is_tensor(self, item: Any) -> bool:
-        if isinstance(item, pyovms.Tensor):
-            return True
-        if not self._node.response:
-            raise WrongAnswer(f"expected pyovms.Tensor, got {type(item).__name__}")
-        return False
-
-    def _tensor(self, tensor: pyovms.Tensor) -> Values:
-        names = [name for name in self._node.outputs if name != self._node.response]
-        if tensor.name not in names:
-            raise WrongAnswer(f"{tensor.name[:64]!r} is not an output; the node has {', '.join(names)}")
-        if any(size < 0 for size in tensor.shape):
-            raise WrongAnswer(f"output {tensor.name!r} has shape {list(tensor.shape)}")
-        return TensorValue(tensor.name, tensor.datatype, tensor.shape), pyovms.raw(tensor)
-
-    def _response(self, item: Any, generated: bool) -> Values:
-        name = self._node.response
-        if item is None:
-            raise WrongAnswer("expected an HTTP response, text, bytes or a value for JSON, got None")
-        if self._content_type:
-            if isinstance(item, HttpResponse):
-                raise WrongAnswer("HttpResponse may be the first item of a generator only")
-            return ResponseValue(name, begins=False), chunk(item, self._content_type)
-        head = item if isinstance(item, HttpResponse) else HttpResponse(item)
-        # Checked once more, because its attributes can be set.
-        head = HttpResponse(head.body, head.status, head.headers, head.content_type)
-        if head.status in NO_BODY and (generated or encoded(head.body)):
-            raise WrongAnswer(f"a response of status {head.status} has no body")
-        if not generated:
-            content_type = head.content_type or type_of(head.body)
-            return ResponseValue(name, True, head.status, content_type, head.headers), encoded(head.body)
-        binary = type_of(head.body) == BINARY and head.body not in (b"", bytearray())
-        self._content_type = content_type = head.content_type or (BINARY if binary else EVENTS)
-        first = b"" if head.body == b"" else chunk(head.body, content_type)
-        return ResponseValue(name, True, head.status, content_type, head.headers), first
+class CallTimeout(BaseException):
+    """Raised in the thread of a handler. It is not an Exception, so that handlers do not catch it."""
 
 
-def checked(make: Callable[[], Result]) -> Result:
-    """Return what `make` does; a value that cannot be encoded is a wrong answer."""
-    try:
-        return make()
-    except (TypeError, ValueError, RecursionError, BufferError) as error:
-        raise WrongAnswer(f"{type(error).__name__}: {error}") from error
+@dataclass(eq=False)
+class _Running:
+    node: str
+    thread: int
+    seconds: float
+    at: float
+    expire: Callable[[], None]
+    raised: bool = False
+
+
+class Deadlines:
+    def __init__(self, grace: float = GRACE_SECONDS) -> None:
+        self._grace = grace
+        self._running: set[_Running] = set()
+        self._changed = threading.Condition()
+        self._watcher: threading.Thread | None = None
+        self._next = math.inf  # when the watcher looks again; a thread that is woken takes the others' time
+
+    @contextmanager
+    def within(self, seconds: float, node: str, expire: Callable[[], None]) -> Iterator[None]:
+        """Raise CallTimeout inside after `seconds`, after a call of `expire` on another thread; 0: never."""
+        if not seconds:
+            yield
+            return
+        call = _Running(node, threading.get_ident(), seconds, time.monotonic() + seconds, expire)
+        with self._changed:
+            self._running.add(call)
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="deadlines", daemon=True)
+                self._watcher.start()
+            if call.at < self._next:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running.discard(call)
+                if call.raised:
+                    _raise_in(call.thread, None)  # it may not have arrived yet, and must not arrive later
+
+    def _watch(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for call in [c for c in self._running if c.at <= now]:
+                    if call.raised:
+                        _end(call, self._grace)
+                    call.raised, call.at = True, now + self._grace
+                    call.expire()
+                    _raise_in(call.thread, CallTimeout)
+                self._next = min((c.at for c in self._running), default=math.inf)
+                self._changed.wait(None if self._next == math.inf else max(0.0, self._next - now))
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread, at its next instruction of Python; None takes it back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )
+
+
+def _end(call: _Running, grace: float) -> None:
+    text = (
+        f"node {call.node!r}: a call did not end {grace:g} s after its timeout of {call.seconds:g} s; ending"
+    )
+    os.write(2, f"{text} the process\n".encode())
+    faulthandler.dump_traceback(2, all_threads=True)
+    os._exit(EXIT_STUCK)
 
 
 T = TypeVar("T")
@@ -395,9 +386,11 @@ class Handler:
 
     def _result(self, answers: Answers, answer: Any, *, generated: bool) -> Result:
         try:
-            return checked(partial(answers.result, answer, generated=generated))
+            return answers.result(answer, generated=generated)
         except WrongAnswer as error:
             raise self._wrong(str(error)) from None
+        except (TypeError, ValueError, RecursionError, BufferError) as error:  # a value that has no bytes
+            raise self._wrong(f"{type(error).__name__}: {error}") from error
 
     def _failed(self, reason: str) -> OvserveError:
         """Return the error of a call: InvalidArgument as in OVMS, and Internal over HTTP."""
