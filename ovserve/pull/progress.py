@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol, TextIO, cast
+from typing import TextIO
 
 from ovserve.errors import ResourceExhausted
 
@@ -19,20 +19,13 @@ Say = Callable[[str], None]
 Measure = Callable[[], int]
 
 
-class ShowsProgress(Protocol):
-    """A Say that can also show how far something is."""
-
-    def __call__(self, text: str) -> None: ...
-
-    def progress(self, what: str, total: int, measure: Measure) -> AbstractContextManager[None]:
-        """Show it inside: `done()` of `total` bytes; total 0: unknown."""
-
-
 def progress(say: Say, what: str, total: int, measure: Measure = lambda: 0) -> AbstractContextManager[None]:
-    """Enter around the work; nothing is shown by a Say that only prints."""
-    if not hasattr(say, "progress"):
-        return nullcontext()
-    return cast(ShowsProgress, say).progress(what, total, measure)
+    """Enter around the work, of which `measure` says how many of `total` bytes are done; 0: unknown.
+
+    A Say that has this method shows it; one that only prints does not.
+    """
+    show: Callable[..., AbstractContextManager[None]] | None = getattr(say, "progress", None)
+    return nullcontext() if show is None else show(what, total, measure)
 
 
 def size_of(directory: Path) -> int:

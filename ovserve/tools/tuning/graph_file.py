@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -220,23 +220,8 @@ LONGEST_WHOLE_PROMPT = 16384  # tokens; a longer step would delay all other requ
 _SPEC_FIELD = {"models_path": "model_path"}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Options that are set together."""
-
-    options: Options
-
-    @property
-    def label(self) -> str:
-        return label(self.options)
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """Choices of which only one can win."""
-
-    name: str
-    choices: tuple[Choice, ...] = field(default_factory=tuple)
+# The choices of one dimension: options that are set together, of which only one can win.
+Choices = Sequence[Options]
 
 
 def label(options: Options) -> str:
@@ -268,56 +253,57 @@ def dimensions(
     context: int | None,
     weights: Sequence[str] = (),
     only: Sequence[str] = (),
-) -> list[Dimension]:
+) -> dict[str, Choices]:
     """Return the dimensions with a choice that differs from the graph's; the most promising first.
 
     `context` is the model's length in tokens, `weights` are paths of the same model in other forms. `only`:
     names of dimensions, none for all.
     """
-    every = [
-        Dimension("weights", tuple(Choice({"models_path": path}) for path in weights)),
-        *(_of_cpu(processor) if spec.device.startswith("CPU") else _of_others()),
-        Dimension("batched_tokens", _each("max_num_batched_tokens", BATCHED_TOKENS)),
-    ]
+    every = {
+        "weights": _each("models_path", weights),
+        **(_of_cpu(processor) if spec.device.startswith("CPU") else _of_others()),
+        "batched_tokens": _each("max_num_batched_tokens", BATCHED_TOKENS),
+    }
     if spec.decoding != "paged":
-        every.append(Dimension("split_fuse", tuple(_whole_prompts(spec, context))))
-    every = [d for d in every if not only or d.name in only]
-    own = [Dimension(d.name, tuple(c for c in d.choices if applied(spec, c.options) != spec)) for d in every]
-    return [d for d in own if d.choices]
+        every["split_fuse"] = _whole_prompts(spec, context)
+    others = {name: [c for c in choices if applied(spec, c) != spec] for name, choices in every.items()}
+    return {name: choices for name, choices in others.items() if choices and (not only or name in only)}
 
 
-def _of_cpu(processor: Processor) -> Iterator[Dimension]:
+def _of_cpu(processor: Processor) -> dict[str, Choices]:
     flags, cores, logical = processor.flags, processor.cores, processor.logical
     half = ["bf16"] if flags & {"amx_bf16", "avx512_bf16"} else []
     fp16 = ["f16"] if flags & {"amx_fp16", "avx512_fp16"} else []
-    yield Dimension("precision", _each("INFERENCE_PRECISION_HINT", ["f32", *half, *fp16]))
     threads = sorted({cores, logical, max(1, cores - 1), max(1, cores // 2)}, reverse=True)
-    yield Dimension("threads", _each("INFERENCE_NUM_THREADS", threads))
-    yield Dimension("kv_cache", _each("KV_CACHE_PRECISION", ["u8", *(half or ["f32"]), "f16", "u4"]))
-    yield Dimension("dynamic_quantization", _each("DYNAMIC_QUANTIZATION_GROUP_SIZE", [0, 32, 64, 128]))
-    if logical > cores:
-        yield Dimension("hyper_threading", _each("ENABLE_HYPER_THREADING", [True, False]))
-    if cores > 2:
-        yield Dimension("pinning", _each("ENABLE_CPU_PINNING", [True, False]))
-    if cores > 1:
-        yield Dimension("streams", _each("NUM_STREAMS", ["1", "2"]))
+    return {
+        "precision": _each("INFERENCE_PRECISION_HINT", ["f32", *half, *fp16]),
+        "threads": _each("INFERENCE_NUM_THREADS", threads),
+        "kv_cache": _each("KV_CACHE_PRECISION", ["u8", *(half or ["f32"]), "f16", "u4"]),
+        "dynamic_quantization": _each("DYNAMIC_QUANTIZATION_GROUP_SIZE", [0, 32, 64, 128]),
+        "hyper_threading": _each("ENABLE_HYPER_THREADING", [True, False] if logical > cores else []),
+        "pinning": _each("ENABLE_CPU_PINNING", [True, False] if cores > 2 else []),
+        "streams": _each("NUM_STREAMS", ["1", "2"] if cores > 1 else []),
+    }
 
 
-def _of_others() -> Iterator[Dimension]:
-    yield Dimension("precision", _each("INFERENCE_PRECISION_HINT", ["f16", "f32"]))
-    yield Dimension("kv_cache", _each("KV_CACHE_PRECISION", ["i8", "u8", "f16"]))
+def _of_others() -> dict[str, Choices]:
+    return {
+        "precision": _each("INFERENCE_PRECISION_HINT", ["f16", "f32"]),
+        "kv_cache": _each("KV_CACHE_PRECISION", ["i8", "u8", "f16"]),
+    }
 
 
-def _whole_prompts(spec: TextSpec, context: int | None) -> Iterator[Choice]:
-    """Yield choices without split-fuse, where a prompt takes one step: sensible only if the longest one
+def _whole_prompts(spec: TextSpec, context: int | None) -> Choices:
+    """Return choices without split-fuse, where a prompt takes one step: sensible only if the longest one
     does."""
-    if context is not None and max(context, spec.max_num_seqs) <= LONGEST_WHOLE_PROMPT:
-        tokens = max(context, spec.max_num_seqs, spec.max_num_batched_tokens)
-        yield Choice({"dynamic_split_fuse": False, "max_num_batched_tokens": tokens})
+    if context is None or max(context, spec.max_num_seqs) > LONGEST_WHOLE_PROMPT:
+        return []
+    tokens = max(context, spec.max_num_seqs, spec.max_num_batched_tokens)
+    return [{"dynamic_split_fuse": False, "max_num_batched_tokens": tokens}]
 
 
-def _each(name: str, values: Sequence[Value]) -> tuple[Choice, ...]:
-    return tuple(Choice({name: value}) for value in values)
+def _each(name: str, values: Sequence[Value]) -> Choices:
+    return [{name: value} for value in values]
 
 
 def _display(value: Value) -> str:

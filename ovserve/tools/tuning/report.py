@@ -16,7 +16,7 @@ def rows(result: TuneResult) -> list[list[str]]:
     """Return one row per trial, in order, under HEADER; without those of `untried`."""
     table = [["the graph as it is", "itself", *_figures(result.control), "noise"]]
     for trial in (t for t in result.trials if t.outcome != "no time"):
-        table.append([trial.choice.label, label(trial.baseline), *_figures(trial.match), outcome(trial)])
+        table.append([label(trial.choice), label(trial.baseline), *_figures(trial.match), outcome(trial)])
     if result.final is not None:
         verdict = label(result.options) if result.options else "not better after all"
         table.append(["all taken together", "the graph as it is", *_figures(result.final), verdict])
@@ -33,13 +33,13 @@ def outcome(trial: Trial) -> str:
 
 def untried(result: TuneResult) -> list[str]:
     """Return the names of choices that were skipped for lack of time."""
-    return [trial.choice.label for trial in result.trials if trial.outcome == "no time"]
+    return [label(trial.choice) for trial in result.trials if trial.outcome == "no time"]
 
 
 def bars(result: TuneResult) -> list[tuple[str, list[float]]]:
     """Return the content of a plot: each name with the ratios of its pairs."""
     control = [("the graph against itself", result.control.ratios)] if result.control.pairs else []
-    trials = [(t.choice.label, t.match.ratios) for t in result.trials if t.match.pairs]
+    trials = [(label(t.choice), t.match.ratios) for t in result.trials if t.match.pairs]
     final = [("all taken together", result.final.ratios)] if result.final is not None else []
     return [*control, *trials, *final]
 
@@ -98,7 +98,7 @@ def evidence(result: TuneResult, heading: Sequence[str]) -> list[str]:
         "no gain within that noise was taken.",
         "",
         *(
-            f"  {t.choice.label}: {_short(t.match)}, {outcome(t)}"
+            f"  {label(t.choice)}: {_short(t.match)}, {outcome(t)}"
             for t in result.trials
             if t.outcome != "no time"
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from ovserve.sandbox.templates import Templates
 from ovserve.serving.engines import FIELD, convert_spec
 from ovserve.serving.model_size import model_size
 from ovserve.serving.settings import Convert
-from ovserve.tools.tuning.graph_file import Dimension, Target, dimensions, write
+from ovserve.tools.tuning.graph_file import Choices, Target, dimensions, write
 from ovserve.tools.tuning.prompts import Prompts, Round, answer, play
 from ovserve.tools.tuning.report import evidence
 from ovserve.tools.tuning.search import CONTROL_PAIRS, FINAL_PAIRS, Progress, Search, TuneResult
@@ -240,9 +240,9 @@ def _together(spec: TextSpec) -> int:
     return 2 if not free or 2 * each <= free else 1
 
 
-def _round_seconds(budget: float, choices: Sequence[Dimension], load_seconds: float) -> float:
+def _round_seconds(budget: float, choices: Mapping[str, Choices], load_seconds: float) -> float:
     """Return the duration of one round of one engine that leaves time for all choices."""
-    count = sum(len(dimension.choices) for dimension in choices)
+    count = sum(map(len, choices.values()))
     rounds = 2 * (CONTROL_PAIRS + FINAL_PAIRS + USUAL_PAIRS * count)
     return min(ROUND_SECONDS[1], max(ROUND_SECONDS[0], (budget - count * load_seconds) / rounds))
 

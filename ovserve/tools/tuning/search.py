@@ -9,14 +9,14 @@ is the noise that a gain must exceed. At the end the winner meets the current gr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, Protocol
 
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import OvserveError
-from ovserve.tools.tuning.graph_file import Choice, Dimension, Options, applied
+from ovserve.tools.tuning.graph_file import Choices, Options, applied, label
 from ovserve.tools.tuning.prompts import Round, ratio
 
 _MAX_SHOWN = 24  # characters of each answer after the first difference
@@ -102,7 +102,7 @@ class Trial:
     `message` is the library's message on a failure.
     """
 
-    choice: Choice
+    choice: Options
     baseline: Options
     match: Comparison = field(default_factory=Comparison)
     outcome: Outcome = "no time"
@@ -160,7 +160,7 @@ class Search:
         self._pair_seconds = 0.0
         self._trials: list[Trial] = []
 
-    async def run(self, dimensions: Sequence[Dimension]) -> TuneResult:
+    async def run(self, dimensions: Mapping[str, Choices]) -> TuneResult:
         """Search. Raises what the graph's own engine raises; a candidate's failure is a result."""
         self._say("the graph as it is")
         self._own_texts = await self.turns.texts(self.spec)
@@ -181,42 +181,37 @@ class Search:
         seconds = time.monotonic() - self.began
         return TuneResult(self._options, control, self._trials, final, parted, deterministic, seconds)
 
-    async def _passes(self, dimensions: Sequence[Dimension]) -> None:
+    async def _passes(self, dimensions: Mapping[str, Choices]) -> None:
         """Try all choices once; then again those that lost by little to a baseline that was replaced
         since."""
-        todo = [(d, c) for d in dimensions for c in d.choices]
-        again: list[tuple[Dimension, Choice]] = []
-        for dimension, choice in todo:
-            trial = await self._try(choice)
-            if trial.outcome == "no gain":
-                again.append((dimension, choice))
-        for _, choice in again:
-            last = [t for t in self._trials if t.choice is choice][-1]
+        trials = [await self._try(choice) for choices in dimensions.values() for choice in choices]
+        for trial in trials:
             # An option that is set already is in use, or lost to what is.
-            if last.baseline != self._options and not choice.options.keys() & self._options.keys():
-                await self._try(choice)
+            is_new = trial.baseline != self._options and not trial.choice.keys() & self._options.keys()
+            if trial.outcome == "no gain" and is_new:
+                await self._try(trial.choice)
 
-    async def _try(self, choice: Choice) -> Trial:
+    async def _try(self, choice: Options) -> Trial:
         trial = Trial(choice, self._options)
         self._trials.append(trial)
         if self._time_left() < LEAST_PAIRS * self._pair_seconds + self.turns.load_seconds:
             return trial
         baseline = applied(self.spec, self._options)
-        candidate = applied(self.spec, {**self._options, **choice.options})
-        self._say(f"{choice.label}: loading")
+        candidate, name = applied(self.spec, {**self._options, **choice}), label(choice)
+        self._say(f"{name}: loading")
         try:
             await self.turns.engine(candidate)
-            self._say(f"{choice.label}: comparing texts")
+            self._say(f"{name}: comparing texts")
             trial.difference = difference(self._own_texts, await self.turns.texts(candidate))
             most = MOST_PAIRS if self._objection(trial) is None else PAIRS_TO_TELL
-            await self._play(trial.match, baseline, candidate, most, choice.label, settle=True)
+            await self._play(trial.match, baseline, candidate, most, name, settle=True)
         except OvserveError as error:
             trial.outcome, trial.message = "failed", error.message
             await self.turns.drop(candidate)
             return trial
         trial.outcome = self._judged(trial)
         if trial.outcome == "taken":
-            self._options = {**self._options, **choice.options}
+            self._options = {**self._options, **choice}
         await self.turns.drop(baseline if trial.outcome == "taken" else candidate)
         return trial
 

@@ -8,14 +8,14 @@ import msgspec
 
 from ovserve.engine.host.cpu import Processor
 from ovserve.engine.protocol.specs import CacheEviction, PagedTextSpec, TextSpec
-from ovserve.tools.tuning.graph_file import DIMENSIONS, Dimension, applied, dimensions, label
+from ovserve.tools.tuning.graph_file import DIMENSIONS, Choices, applied, dimensions, label
 
 SMALL = Processor("small", 2, 2, frozenset({"avx512_bf16"}))
 SPEC = TextSpec("/m.gguf")
 
 
-def values(found: list[Dimension]) -> dict[str, list[object]]:
-    return {d.name: [next(iter(c.options.values())) for c in d.choices] for d in found}
+def values(found: dict[str, Choices]) -> dict[str, list[object]]:
+    return {name: [next(iter(choice.values())) for choice in choices] for name, choices in found.items()}
 
 
 def test_the_processor_decides() -> None:
@@ -50,9 +50,9 @@ def test_what_the_graph_has_already_is_not_tried() -> None:
 def test_dimensions_have_the_names_that_can_be_asked_for() -> None:
     large = Processor("large", 8, 16, frozenset({"amx_bf16"}))
     every = dimensions(SPEC, large, context=8192, weights=("/ir",))
-    assert tuple(d.name for d in every) == DIMENSIONS
+    assert tuple(every) == DIMENSIONS
     two = dimensions(SPEC, large, context=8192, only=("threads", "kv_cache"))
-    assert [d.name for d in two] == ["threads", "kv_cache"]
+    assert list(two) == ["threads", "kv_cache"]
 
 
 def test_nothing_is_tried_that_the_paged_engine_lacks() -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from typing import Any
 
-from ovserve.tools.tuning.graph_file import Choice, Dimension
+from ovserve.tools.tuning.graph_file import Choices, label
 from ovserve.tools.tuning.search import Search, TuneResult
 from tests.tools.tuning.conftest import SPEC, Table
 
 
-def dimension(name: str, *values: object) -> Dimension:
-    return Dimension(name, tuple(Choice({name: value}) for value in values))  # type: ignore[dict-item]
+def dimension(name: str, *values: object) -> dict[str, Choices]:
+    return {name: [{name: value} for value in values]}  # type: ignore[dict-item]
 
 
 async def search(
-    table: Table, *dimensions: Dimension, seconds: float = 3600, other_text: bool = False
+    table: Table, *dimensions: dict[str, Choices], seconds: float = 3600, other_text: bool = False
 ) -> TuneResult:
     told: list[float] = []
     found = await Search(
@@ -25,13 +26,13 @@ async def search(
         seconds=seconds,
         other_text=other_text,
         progress=lambda part, text: told.append(part),
-    ).run(dimensions)
+    ).run(dict(ChainMap(*reversed(dimensions))))
     assert told == sorted(told)
     return found
 
 
 def outcomes(found: TuneResult) -> dict[str, str]:
-    return {trial.choice.label: trial.outcome for trial in found.trials}
+    return {label(trial.choice): trial.outcome for trial in found.trials}
 
 
 async def test_gains_of_several_dimensions_add_up() -> None:
@@ -100,7 +101,7 @@ async def test_who_cannot_load_is_told_in_the_librarys_words_and_passed_over() -
 async def test_who_lost_by_little_meets_the_new_holder() -> None:
     """A=1 alone gains nothing, but B=1 won since: it has a second chance, and B's other values have none."""
     found = await search(Table({"B=1": 1.2}), dimension("A", 1), dimension("B", 2, 1))
-    assert [(t.choice.label, dict(t.baseline)) for t in found.trials] == [
+    assert [(label(t.choice), dict(t.baseline)) for t in found.trials] == [
         ("A=1", {}),
         ("B=2", {}),
         ("B=1", {}),
