@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ovserve.telemetry.metrics import MICROSECONDS, Histogram
 
@@ -20,26 +22,18 @@ class TensorMetrics:
         self.inference_us = Histogram(MICROSECONDS)
         self.wait_us = Histogram(MICROSECONDS)
 
-    def request(self, api: str, interface: str, method: str) -> _Request:
+    @contextmanager
+    def request(self, api: str, interface: str, method: str) -> Iterator[None]:
         """Count a request from here to the end of the block; time those that succeed, by interface."""
-        return _Request(self, (api, interface, method))
-
-
-class _Request:
-    __slots__ = ("_began", "_call", "_metrics")
-
-    def __init__(self, metrics: TensorMetrics, call: tuple[str, str, str]) -> None:
-        self._metrics, self._call = metrics, call
-
-    def __enter__(self) -> None:
-        self._began = time.monotonic()
-        self._metrics.current += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        metrics, call = self._metrics, self._call
-        metrics.current -= 1
-        if kind is None:
-            metrics.success[call] += 1
-            metrics.request_us[call[1]].observe((time.monotonic() - self._began) * 1e6)
-        elif issubclass(kind, Exception):  # a client that disconnects is not a failure of the model
-            metrics.fail[call] += 1
+        began = time.monotonic()
+        self.current += 1
+        try:
+            yield
+        except Exception:  # a client that disconnects is not a failure of the model
+            self.fail[api, interface, method] += 1
+            raise
+        else:
+            self.success[api, interface, method] += 1
+            self.request_us[interface].observe((time.monotonic() - began) * 1e6)
+        finally:
+            self.current -= 1

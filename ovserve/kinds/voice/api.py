@@ -15,14 +15,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.common import encode
+from ovserve.api.openai.common import event
 from ovserve.api.openai.operation import Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.payload import packed
+from ovserve.kinds.voice.spec import AudioFormat
 
 NAME = "audio/speech"
-Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
-CONTENT_TYPES: Mapping[Format, str] = {
+CONTENT_TYPES: Mapping[AudioFormat, str] = {
     "wav": "audio/wav",
     "pcm": "audio/pcm",
     "flac": "audio/flac",
@@ -49,7 +49,7 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
             "speaks for voices that only OpenAI has"
         ),
     ] = None
-    response_format: Annotated[Format | None, doc("all but wav and pcm need the extra `audio`")] = None
+    response_format: Annotated[AudioFormat | None, doc("all but wav and pcm need the extra `audio`")] = None
     speed: Annotated[float | None, doc("1.0 is the voice's own; the graph sets the bounds")] = None
     language: Annotated[str | None, doc("such as en-us, en-gb, es; default: that of the voice")] = None
     stream_format: Annotated[
@@ -95,7 +95,7 @@ class Speech:
     model: str
     input: str
     voice: str | None
-    format: Format
+    format: AudioFormat
     speed: float | None
     language: str | None
     stream: Literal["audio", "sse"] | None
@@ -153,16 +153,12 @@ def flac_head(head: bytes, samples: int) -> bytes:
 
 
 def delta_event(audio: bytes) -> bytes:
-    return _event(SpeechDelta(base64.b64encode(audio).decode()))
+    return event(SpeechDelta(base64.b64encode(audio).decode()))
 
 
 def done_event(characters: int, audio_seconds: float) -> bytes:
     tenths = round(10 * audio_seconds)
-    return _event(SpeechDone(SpeechUsage(characters, tenths, characters + tenths)))
-
-
-def _event(event: msgspec.Struct) -> bytes:
-    return b"data: " + encode(event) + b"\n\n"
+    return event(SpeechDone(SpeechUsage(characters, tenths, characters + tenths)))
 
 
 OPERATION = Operation(
