@@ -21,7 +21,7 @@ from aiohttp import web
 
 from ovserve import __version__
 from ovserve.access import Guard
-from ovserve.console.capture import Watches, answer, caller, heard, integer, read, stream
+from ovserve.console.capture import Watches, answer, body_of, caller, heard, integer, stream
 from ovserve.console.graphs import Changed, Graphs
 from ovserve.engine.host.memory import memory, resident
 from ovserve.errors import InvalidArgument, ModelNotFound, OvserveError, Unavailable
@@ -249,7 +249,7 @@ class Api:
 
     async def render(self, request: web.Request) -> web.Response:
         """POST: the prompt that a body would make, with its tokens; nothing is generated."""
-        request_body = await read(request, _Render)
+        request_body = await body_of(request, _Render)
         body = bytes(request_body.body)
         head = await self._manager.bodies.admit(body)
         tokens = tokens_of(self._manager.get(request_body.model))
@@ -258,7 +258,7 @@ class Api:
 
     async def tokens(self, request: web.Request) -> web.Response:
         """POST: the tokens of a text, which may be a rendered prompt: nothing is added to it."""
-        request_body = await read(request, _Tokens)
+        request_body = await body_of(request, _Tokens)
         body = msgspec.json.encode(
             {"prompt": request_body.text, "add_special_tokens": False, "return_token_strs": True}
         )
@@ -271,7 +271,7 @@ class Api:
         return answer(await self._graphs.get(request.match_info["name"]))
 
     async def check(self, request: web.Request) -> web.Response:
-        request_body = await read(request, _Check)
+        request_body = await body_of(request, _Check)
         return answer({"diagnostics": await self._graphs.check(request_body.name, request_body.text)})
 
     async def apply(self, request: web.Request) -> web.Response:
@@ -279,7 +279,7 @@ class Api:
         expected = request.headers.get("If-Match", "").strip('"')
         if not expected:
             raise InvalidArgument.at("If-Match", "required, the hash of the text that was edited")
-        request_body = await read(request, _Apply)
+        request_body = await body_of(request, _Apply)
         try:
             return answer(await self._graphs.apply(request.match_info["name"], request_body.text, expected))
         except Changed as exc:

@@ -201,7 +201,7 @@ def caller() -> Caller:
     return current_request().caller
 
 
-async def read(request: web.Request, type_: type[T]) -> T:
+async def body_of(request: web.Request, type_: type[T]) -> T:
     """Return the body as `type_`. Raises InvalidArgument naming the field."""
     try:
         return msgspec.json.decode(await request.read(), type=type_)

@@ -35,10 +35,10 @@ from ovserve.console.capture import (
     Handler,
     Watches,
     answer,
+    body_of,
     caller,
     heard,
     integer,
-    read,
     stream,
 )
 from ovserve.console.history import MetricsHistory, RequestLog, facts, hidden
@@ -105,7 +105,7 @@ class Inspector:
 
     async def capture(self, request: web.Request) -> web.Response:
         """POST: start a capture for some minutes, or end it."""
-        change = await read(request, _Asked)
+        change = await body_of(request, _Asked)
         if self._mode == "off":
             raise InvalidArgument("captures are switched off; see --console_capture")
         if change.minutes:
@@ -192,7 +192,7 @@ class Pages:
     async def get(self, request: web.Request) -> web.Response:
         """GET /console/ and below. The one page keeps its views behind the #."""
         name = request.match_info.get("path", "") or "index.html"
-        page = await asyncio.to_thread(self._read, name)
+        page = await asyncio.to_thread(self._load, name)
         if page is None:
             raise NotFound(f"the console has no file {name!r}")
         _, tag, plain, packed = page
@@ -211,7 +211,7 @@ class Pages:
         """GET /console: relative addresses in the page need the slash."""
         return web.Response(status=308, headers={"Location": ENTRY})
 
-    def _read(self, name: str) -> tuple[tuple[int, int], str, bytes, bytes] | None:
+    def _load(self, name: str) -> tuple[tuple[int, int], str, bytes, bytes] | None:
         path = self._root / name
         if path.suffix not in TYPES or not path.resolve().is_relative_to(self._root.resolve()):
             return None

@@ -134,8 +134,8 @@ def families_of(kind: type[Any]) -> tuple[Family[Any], ...]:
     """Return the families of the fields of a dataclass, in their order."""
     rows = ((one.metadata["family"], attrgetter(one.name)) for one in fields(kind) if one.metadata)
     return tuple(
-        Family(name, type_, help_, samples(read), **more)
-        for (name, type_, help_, samples, more), read in rows
+        Family(name, type_, help_, samples(getter), **more)
+        for (name, type_, help_, samples, more), getter in rows
     )
 
 

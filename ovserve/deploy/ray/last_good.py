@@ -15,7 +15,7 @@ NAMESPACE = b"ovserve"
 log = logging.getLogger(__name__)
 
 
-def put(replica: Any, user_config: object) -> None:
+def store(replica: Any, user_config: object) -> None:
     """Keep a configuration for all replicas of a deployment. `replica` is a Serve ReplicaID."""
     internal_kv._internal_kv_put(_key(replica), msgspec.json.encode(user_config), True, namespace=NAMESPACE)
 

@@ -89,7 +89,7 @@ class Replica:
                 self._report(str(error))
             else:
                 self._fault = ""
-                last_good.put(self._id, user_config)
+                last_good.store(self._id, user_config)
 
     async def check_health(self) -> None:
         """Raise if the server does not answer. An engine that restarts is the server's own matter."""
@@ -192,7 +192,7 @@ class Replica:
         that was served before is known."""
         try:
             await self._start(user_config)
-            last_good.put(self._id, user_config)
+            last_good.store(self._id, user_config)
         except (LoadError, InvalidArgument) as error:
             previous = last_good.get(self._id)
             self._child.end(0)

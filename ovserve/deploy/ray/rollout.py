@@ -142,12 +142,12 @@ def _of_graph(spec: ServableSpec) -> Entry:
     if spec.text:
         return Entry(spec.name, graph=spec.text)
     subconfig = None if spec.subconfig is None else _absolute(spec.subconfig)
-    return Entry(spec.name, str(spec.base), _read(spec.graph), subconfig)
+    return Entry(spec.name, str(spec.base), _text_of(spec.graph), subconfig)
 
 
 def _absolute(path: Path) -> dict[str, Any]:
     """Return a subconfig with absolute base paths. Raises LoadError if it is invalid."""
-    document: dict[str, Any] = checked(_read(path).encode(), path, SUBCONFIG).plain
+    document: dict[str, Any] = checked(_text_of(path).encode(), path, SUBCONFIG).plain
     for item in document.get("model_config_list", []):
         entry = item["config"]
         entry["base_path"] = str(path.parent / entry.get("base_path", entry["name"]))
@@ -165,7 +165,7 @@ def _content(specs: Iterable[ServableSpec]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> str:
+def _text_of(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ovserve.kinds.python.worker.pyovms import CODES, Tensor, given, raw
+from ovserve.kinds.python.worker.pyovms import CODES, Tensor, raw, tensor_of
 
 TYPES = [(name, np.dtype(code)) for name, code in CODES.items()]
 
@@ -29,7 +29,7 @@ def test_a_tensor_of_an_array(datatype: str, dtype: np.dtype) -> None:  # type: 
     assert tensor.ref_obj is array
     assert tensor.ptr == array.__array_interface__["data"][0]
     assert np.array(tensor).dtype == dtype
-    again = given("name", datatype, (2, 3), memoryview(array.tobytes()))
+    again = tensor_of("name", datatype, (2, 3), memoryview(array.tobytes()))
     assert (again.data.format, again.shape, again.datatype) == (CODES[datatype], (2, 3), datatype)
 
 

@@ -158,11 +158,11 @@ class Drawing:
         image = pixels_of(tensor)
         height, width = image.shape[:2]
         seconds = round(time.monotonic() - began, 4)
-        self.put(
+        self.emit(
             image, ImageItem("image", index, steps=steps.steps, width=width, height=height, seconds=seconds)
         )
 
-    def put(self, image: Image, item: ImageItem) -> None:
+    def emit(self, image: Image, item: ImageItem) -> None:
         if self._truncated:
             item = msgspec.structs.replace(item, truncated=self._truncated)
         self._items.put(Result(item, (encoded(image, self._asked.format, self._asked.quality),)))
@@ -198,7 +198,7 @@ class _Steps:
             image = pixels_of(self._pipeline.decode(latent))
             item = ImageItem("partial", self._index, steps, self._partials, image.shape[1], image.shape[0])
             self._partials += 1
-            self._drawing.put(image, item)
+            self._drawing.emit(image, item)
 
 
 CLIP, T5 = "CLIP", "T5"  # how the names of classes begin
@@ -357,7 +357,7 @@ def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
     for task in tasks:
         try:
             if source is None:
-                source = pipelines[task] = _read(KINDS[task], spec, adapters)
+                source = pipelines[task] = _pipeline(KINDS[task], spec, adapters)
                 continue
         except RuntimeError as error:
             failure = error
@@ -371,7 +371,7 @@ def _open(spec: ImageSpec, adapters: Adapters) -> dict[Task, Any]:
     return pipelines
 
 
-def _read(kind: Any, spec: ImageSpec, adapters: Adapters) -> Any:
+def _pipeline(kind: Any, spec: ImageSpec, adapters: Adapters) -> Any:
     devices = set(spec.devices or (spec.device,))
     properties = device_properties(spec.properties, *devices) | adapters.properties
     if spec.shape is None and not spec.devices:

@@ -406,7 +406,7 @@ class Handler:
 def _received(value: Given, blob: memoryview) -> pyovms.Tensor | HttpRequest:
     if isinstance(value, RequestValue):
         return HttpRequest(value.name, value.method, value.path, value.query, value.headers, blob.tobytes())
-    return pyovms.given(value.name, value.datatype, value.shape, blob)
+    return pyovms.tensor_of(value.name, value.datatype, value.shape, blob)
 
 
 @dataclass

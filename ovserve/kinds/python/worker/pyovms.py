@@ -127,7 +127,7 @@ def _size(value: Any) -> int:
         raise TypeError(f"shape: expected whole numbers, got {value!r}") from None
 
 
-def given(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Tensor:
+def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Tensor:
     """Return the tensor of a request. One of a datatype without a format is plain bytes."""
     code = CODES.get(datatype)
     array: Any = np.frombuffer(data, np.dtype(code or "B"))

@@ -153,7 +153,7 @@ class _Decoder(_Builder):
         batch, length = (op.gather(shape, op.constant(np.array([i])), op.constant(0)) for i in (0, 1))
         empty = op.concat([batch, op.constant(np.array([self._heads, 0, self._size]))], 0)
         self._nothing = op.broadcast(op.constant(np.float32(0)), empty)
-        words = self._embedding()
+        words = self._matrix("embed_tokens")
         mask: Node | None = None
         x: Node = op.gather(words, ids, op.constant(0))
         for i in range(self._layers):
@@ -192,10 +192,6 @@ class _Decoder(_Builder):
         scores = op.add(scores, op.constant(np.zeros((1, 1, 1, 1), np.float32)))  # found as an `Add`
         scores.output(0).set_names({SCORES})
         return self._joined(op.matmul(op.softmax(scores, -1), values, False, False), name)
-
-    def _embedding(self) -> Node:
-        values = self._tensor("embed_tokens.weight")
-        return _compressed(values) if self._int8 else op.constant(values)
 
     def _past(self, variable: str) -> tuple[Node, str]:
         """The cache of one attention block, in the order of the beams, and its name."""

@@ -230,16 +230,10 @@ def alike(port: Port, one: ov.Tensor, other: ov.Tensor, precision: str) -> bool:
         return False
     if not port.element_type.is_real():
         return bool(np.array_equal(one.data, other.data))
-    if not one.get_size():
-        return True
-    left, right = one.data.astype(np.float64), other.data.astype(np.float64)
-    finite = np.isfinite(left)
-    if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
-        return False
-    if not finite.any():
-        return True
-    most = np.abs(left[finite]).max()
-    return bool(np.abs(left[finite] - right[finite]).max() <= SAME.get(precision, SAME["f32"]) * most)
+    numbers, others = one.data.astype(np.float64), other.data.astype(np.float64)
+    largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
+    limit = SAME.get(precision, SAME["f32"]) * largest
+    return bool(np.allclose(others, numbers, rtol=0.0, atol=limit, equal_nan=True))
 
 
 def _dynamic(model: Model) -> bool:

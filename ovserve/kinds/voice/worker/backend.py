@@ -103,29 +103,18 @@ class Compressed:
         frame = self._new_frame(int16(samples).reshape(1, -1), format="s16", layout="mono")
         frame.sample_rate, frame.pts = self._rate, self._at
         self._at += np.size(samples)
-        self._put(frame)
+        self._mux(frame)
         return self._sink.take()
 
     def finish(self) -> bytes:
-        self._put(None)
+        self._mux(None)
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._sink.take()
 
-    def _put(self, frame: Any) -> None:
+    def _mux(self, frame: Any) -> None:
         for ready in self._resampler.resample(frame):
             self._container.mux(self._stream.encode(ready))
-
-
-def installed_formats() -> tuple[AudioFormat, ...]:
-    """Return the formats of this installation: all with the extra `audio`."""
-    return FORMATS if importlib.util.find_spec("av") is not None else RAW
-
-
-def encoder_of(audio_format: AudioFormat, rate: int) -> Pcm | Compressed:
-    if audio_format in RAW:
-        return Pcm()
-    return Compressed(audio_format, rate)
 
 
 def int16(samples: Samples) -> Samples:
@@ -144,7 +133,7 @@ class TextToSpeechBackend:
         self._turns = ThreadPoolExecutor(1, "speak")
         self.facts = msgspec.structs.replace(
             self._pipeline.facts,
-            formats=installed_formats(),
+            formats=FORMATS if importlib.util.find_spec("av") is not None else RAW,  # with the extra `audio`
             max_calls=MAX_CALLS,
             load_seconds=time.monotonic() - began,
         )
@@ -154,7 +143,8 @@ class TextToSpeechBackend:
         if invocation.method != SPEAK:
             raise InvalidArgument(f"{invocation.method!r} is not a method of this engine; it has {SPEAK!r}")
         arguments = invocation.arguments(SpeakArguments)
-        encoder = encoder_of(arguments.format, self.facts.sample_rate)
+        audio_format, rate = arguments.format, self.facts.sample_rate
+        encoder = Pcm() if audio_format in RAW else Compressed(audio_format, rate)
         silent = 0
         arrived, spoke = invocation.arrived, False
         for sentence in sentences(self._pipeline.in_words(arguments.text, arguments.language)):

@@ -226,7 +226,7 @@ def _normalized(text: str) -> str:
     for rule, replacement in _RULES:
         text = rule.sub(replacement, text)
     text = _VERSION.sub(_version, _LONG.sub(lambda digits: " ".join(digits[0]), text))
-    text = "".join(_read(piece) for piece in _PIECE.split(text))
+    text = "".join(_in_words(piece) for piece in _PIECE.split(text))
     text = _NUMBER.sub(_number, text)
     text = _SIGN.sub(lambda sign: f" {SIGNS[sign[0]]} ", text)
     return re.sub(r"[ ]+(?=[.,;:!?)])", "", re.sub(r"[ \t]+", " ", text))
@@ -326,7 +326,7 @@ def _version(match: re.Match[str]) -> str:
     return f"version {words}" if match[1] else words
 
 
-def _read(piece: str) -> str:
+def _in_words(piece: str) -> str:
     """Return a piece with its numbers in words."""
     if not any(map(str.isdigit, piece)):
         return piece
