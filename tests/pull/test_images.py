@@ -10,8 +10,8 @@ from ovserve.calculators.shipped import MODULES
 from ovserve.errors import InvalidArgument, LoadError
 from ovserve.graph import Registry
 from ovserve.kinds.images.options import parse_image_options
+from ovserve.pull.encoders import parse_loras
 from ovserve.pull.hub import RemoteFile, choose
-from ovserve.pull.loras import parse_loras
 from ovserve.pull.run import Wanted, pull
 from ovserve.serving.loader import check_graph
 

@@ -87,16 +87,12 @@ def parse(node: Node) -> PythonOptions:
         response=_http(node, outputs, RESPONSE),
         call_timeout=round(seconds, 6),
     )
-    into = [(Input(_port(end), HttpPayload if end.name == wiring.request else Tensor), end) for end in inputs]
-    out_of = [
-        (Output(_port(end), AnswerPacket if end.name == wiring.response else Tensor), end) for end in outputs
-    ]
+    interpreter = _interpreter(node, options.interpreter)
+    in_type, out_type = {wiring.request: HttpPayload}, {wiring.response: AnswerPacket}
     return PythonOptions(
-        PythonSpec(
-            str(path), nodes=(wiring,), threads=threads, interpreter=_interpreter(node, options.interpreter)
-        ),
-        tuple((port, end.name) for port, end in into),
-        {end.name: port for port, end in out_of},
+        PythonSpec(str(path), nodes=(wiring,), threads=threads, interpreter=interpreter),
+        tuple((Input(end.label, in_type.get(end.name, Tensor)), end.name) for end in inputs),
+        {end.name: Output(end.label, out_type.get(end.name, Tensor)) for end in outputs},
         _endpoints(node, options.endpoints, wiring),
     )
 
@@ -108,10 +104,6 @@ def _interpreter(node: Node, text: str) -> str:
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise node.error(f"{path} is not a program", "interpreter", text)
     return str(path)
-
-
-def _port(end: Endpoint) -> str:
-    return f"{end.tag}:{end.index}"
 
 
 def _http(node: Node, ends: Sequence[Endpoint], tag: str) -> str:
