@@ -100,7 +100,7 @@ def test_a_compilation_on_which_a_call_fails_is_given_up(tmp_path: Path) -> None
     with engine(chosen_rows(tmp_path)) as made:
         for _ in range(FREQUENT_CALLS):
             infer(made, rows, right)
-        wait_until(lambda: bool(fixed(made)._made))
+        wait_until(lambda: bool(fixed(made)._variants))
         infer(made, rows, right)
         for wrongs in (1, 2, 3):
             for _ in range(wrongs):
@@ -136,18 +136,18 @@ def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_
         found = fixed(made)
         for seed in range(FREQUENT_CALLS - 1):
             check_product(made, 2, seed)
-        assert not found._made
+        assert not found._variants
         assert not found._making
         check_product(made, 2, FREQUENT_CALLS)
-        wait_until(lambda: bool(found._made))
-        (compiled,) = found._made.values()
+        wait_until(lambda: bool(found._variants))
+        (compiled,) = found._variants.values()
         assert not compiled.proven
         for seed in range(10):
             check_product(made, 2, seed)
             check_product(made, 3 + seed, seed)
         assert compiled.proven
         assert compiled.uses == 10
-        assert [*found._made] == [((2, 3), (3, 4))]
+        assert [*found._variants] == [((2, 3), (3, 4))]
         with pytest.raises(InvalidArgument, match="(?i)incompatible"):
             infer(made, np.ones((2, 3), np.float32), np.ones((5, 4), np.float32))
         check_product(made, 2, 1)
@@ -158,7 +158,7 @@ def test_other_shapes_take_over_when_more_calls_have_them(plain_models: Path) ->
         found = fixed(made)
         for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
-        wait_until(lambda: bool(found._made))
+        wait_until(lambda: bool(found._variants))
         for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
             check_product(made, 5, seed)
@@ -174,14 +174,14 @@ def test_other_shapes_take_over_when_more_calls_have_them(plain_models: Path) ->
 
 
 def rows_of(found: FixedShapes) -> list[int]:
-    return sorted(shapes[0][0] for shapes in found._made)
+    return sorted(shapes[0][0] for shapes in found._variants)
 
 
 def test_calls_of_ever_other_shapes_compile_nothing(plain_models: Path) -> None:
     with engine(plain_models / "product/1") as made:
         for seed in range(3 * FREQUENT_CALLS):
             check_product(made, 2 + seed % (MAX_COUNTED_SHAPES + 8), seed)
-        assert not fixed(made)._made
+        assert not fixed(made)._variants
         assert not fixed(made)._making
         assert len(fixed(made)._calls) <= MAX_COUNTED_SHAPES
 
@@ -227,13 +227,13 @@ def test_a_model_that_answers_otherwise_keeps_its_own_compilation(
         ones = np.ones((2, 4), np.float32)
         for _ in range(FREQUENT_CALLS):
             infer(made, ones)
-        wait_until(lambda: bool(fixed(made)._made))
+        wait_until(lambda: bool(fixed(made)._variants))
         (answered,) = infer(made, ones)
         assert (answered >= 1).all()
         assert not fixed(made).open
         for _ in range(2 * FREQUENT_CALLS):
             infer(made, ones)
-        assert not fixed(made)._made
+        assert not fixed(made)._variants
     assert "answers otherwise: not used" in capfd.readouterr().out
 
 
@@ -282,7 +282,7 @@ async def test_batches_have_few_sizes(plain_models: Path) -> None:
             assert np.frombuffer(raw, np.float32).tolist() == [2.0 * (number + round_)] * 10
         ended.clear()
     assert {*sizes} <= {1, 2, 4, 8}
-    assert 0 < len(fixed(made)._made) <= 4
+    assert 0 < len(fixed(made)._variants) <= 4
     made.close()
 
 

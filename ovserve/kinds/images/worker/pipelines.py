@@ -110,7 +110,7 @@ class Drawing:
         truncated: tuple[str, ...] = (),
     ) -> None:
         """`truncated` is repeated in every item."""
-        self._pipeline, self._asked, self._invocation = pipeline, arguments, invocation
+        self._pipeline, self._request, self._invocation = pipeline, arguments, invocation
         self._options, self._truncated = arguments.options | adapters, truncated
         rasters = [raster for raster in (arguments.image, arguments.mask) if raster is not None]
         self._inputs = [tensor_of(b, r) for b, r in zip(invocation.blobs, rasters, strict=True)]
@@ -136,7 +136,7 @@ class Drawing:
 
     def _run(self) -> None:
         try:
-            for index, seed in enumerate(self._asked.seeds):
+            for index, seed in enumerate(self._request.seeds):
                 if self._stopped:
                     break
                 self._draw(index, seed)
@@ -147,58 +147,43 @@ class Drawing:
             self._items.put(error)
 
     def _draw(self, index: int, seed: int) -> None:
-        began = time.monotonic()
-        steps = _Steps(self, index)
+        began, request = time.monotonic(), self._request
+        count = int(request.options.get("num_inference_steps", 0))  # an edit does fewer
+        partials = 0  # that have been sent
+
+        def report(step: int, steps: int, latent: Any) -> bool:
+            """Return True to stop the run."""
+            nonlocal count, partials
+            count = steps
+            try:
+                # The k-th of n is due at k/(n+1) of the way, so that the last one is not the image itself.
+                is_due = (step + 1) * (request.partial_images + 1) >= (partials + 1) * steps
+                if is_due and partials < request.partial_images and step + 1 < steps and not self._stopped:
+                    part = pixels_of(self._pipeline.decode(latent))
+                    self._emit(
+                        part, ImageItem("partial", index, steps, partials, part.shape[1], part.shape[0])
+                    )
+                    partials += 1
+            except Exception:  # noqa: BLE001  an exception that leaves here ends the process
+                traceback.print_exc()
+            return self._stopped
+
         # One run per image: with num_images_per_prompt the first image differs from that of a single one.
         tensor = self._pipeline.generate(
-            self._asked.prompt, *self._inputs, rng_seed=seed, callback=steps, **self._options
+            request.prompt, *self._inputs, rng_seed=seed, callback=report, **self._options
         )
         if self._stopped:
             return
         image = pixels_of(tensor)
         height, width = image.shape[:2]
         seconds = round(time.monotonic() - began, 4)
-        self.emit(
-            image, ImageItem("image", index, steps=steps.steps, width=width, height=height, seconds=seconds)
-        )
+        item = ImageItem("image", index, steps=count, width=width, height=height, seconds=seconds)
+        self._emit(image, item)
 
-    def emit(self, image: Image, item: ImageItem) -> None:
+    def _emit(self, image: Image, item: ImageItem) -> None:
         if self._truncated:
             item = msgspec.structs.replace(item, truncated=self._truncated)
-        self._items.put(Result(item, (encoded(image, self._asked.format, self._asked.quality),)))
-
-
-class _Steps:
-    """The callback of one image. Returns True to stop the run."""
-
-    def __init__(self, drawing: Drawing, index: int) -> None:
-        self._drawing, self._index = drawing, index
-        self._asked, self._pipeline = drawing._asked, drawing._pipeline
-        self._partials = 0  # that have been sent
-        self.steps = int(self._asked.options.get("num_inference_steps", 0))  # an edit does fewer
-
-    def __call__(self, step: int, steps: int, latent: Any) -> bool:
-        try:
-            self.steps = steps
-            if self._drawing._stopped:
-                return True
-            self._report(step + 1, steps, latent)
-        except Exception:  # noqa: BLE001  an exception that leaves here ends the process
-            traceback.print_exc()
-        return False
-
-    def _report(self, step: int, steps: int, latent: Any) -> None:
-        partials = self._asked.partial_images
-        # The k-th of n is due at k/(n+1) of the way, so that the last one is not the image itself.
-        if (
-            self._partials < partials
-            and step * (partials + 1) >= (self._partials + 1) * steps
-            and step < steps
-        ):
-            image = pixels_of(self._pipeline.decode(latent))
-            item = ImageItem("partial", self._index, steps, self._partials, image.shape[1], image.shape[0])
-            self._partials += 1
-            self._drawing.emit(image, item)
+        self._items.put(Result(item, (encoded(image, self._request.format, self._request.quality),)))
 
 
 CLIP, T5 = "CLIP", "T5"  # how the names of classes begin

@@ -409,18 +409,15 @@ def _received(value: Given, blob: memoryview) -> pyovms.Tensor | HttpRequest:
     return pyovms.tensor_of(value.name, value.datatype, value.shape, blob)
 
 
-@dataclass
 class PythonEngine:
     """A `CallBackend` with the method `execute`. Handlers are initialised in the order of the nodes.
 
     Raises LoadError naming the node; the handlers before it are finalised then.
     """
 
-    spec: PythonSpec
-
-    def __post_init__(self) -> None:
+    def __init__(self, spec: PythonSpec) -> None:
         began = time.monotonic()
-        mark_output(self.spec.servable)
+        mark_output(spec.servable)
         # Ignored by the worker, and a program that a handler starts would inherit that.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
@@ -428,7 +425,7 @@ class PythonEngine:
         modules, deadlines = Modules(), Deadlines()
         self._handlers: dict[str, Handler] = {}
         try:
-            for node in self.spec.nodes:
+            for node in spec.nodes:
                 self._handlers[node.name] = Handler(node, modules, deadlines)
         except BaseException:
             self.close()
@@ -437,7 +434,7 @@ class PythonEngine:
         self.facts = PythonFacts(
             engine=f"python {version}",
             load_seconds=round(time.monotonic() - began, 3),
-            max_calls=self.spec.threads,
+            max_calls=spec.threads,
             python=version,
             executable=sys.executable,
         )

@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from operator import itemgetter
 from typing import Any
@@ -114,13 +115,13 @@ CONSTANTS, INPUTS = 64 << 20, 4 << 20
 SAME = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 
 
-class _Made:
+@dataclass(eq=False, slots=True)
+class _Variant:
     """A compilation, if it has been proven, and how often it was used since the last decision."""
 
-    __slots__ = ("compiled", "proven", "uses")
-
-    def __init__(self, compiled: Compiled) -> None:
-        self.compiled, self.proven, self.uses = compiled, False, 0
+    compiled: Compiled
+    proven: bool = False
+    uses: int = 0
 
 
 class FixedShapes:
@@ -134,7 +135,7 @@ class FixedShapes:
         self.open = self.open and model.constant_bytes() <= CONSTANTS
         self._calls: dict[Shapes, int] = {}  # that found none
         self._often = FREQUENT_CALLS
-        self._made: dict[Shapes, _Made] = {}
+        self._variants: dict[Shapes, _Variant] = {}
         self._making = False
 
     def find(self, tensors: Given, own: Compiled) -> Compiled | None:
@@ -145,7 +146,7 @@ class FixedShapes:
         if not self.open:
             return None
         shapes = shapes_of(tensors)
-        variant = self._made.get(shapes)
+        variant = self._variants.get(shapes)
         if variant is None:
             self._count_call(tensors, shapes)
             return None
@@ -157,7 +158,7 @@ class FixedShapes:
     def drop(self) -> None:
         """Have no such compilations from now on; also called when the model is closed."""
         with self._lock:
-            self.open, self._made = False, {}
+            self.open, self._variants = False, {}
 
     def _count_call(self, tensors: Given, shapes: Shapes) -> None:
         with self._lock:
@@ -172,10 +173,10 @@ class FixedShapes:
             if size > INPUTS or not all(map(all, shapes)):  # nor for tensors without elements
                 return
             instead = None
-            if len(self._made) >= self._most:
-                uses = {key: variant.uses for key, variant in self._made.items()}
+            if len(self._variants) >= self._most:
+                uses = {key: variant.uses for key, variant in self._variants.items()}
                 instead = min(uses, key=uses.__getitem__)
-                for variant in self._made.values():
+                for variant in self._variants.values():
                     variant.uses = 0
                 if uses[instead] >= count:
                     return
@@ -186,7 +187,7 @@ class FixedShapes:
 
     def _make(self, shapes: Shapes, instead: Shapes | None) -> None:
         try:
-            variant = _Made(Compiled(self._model.compile(shapes), self._count, fixed=True))
+            variant = _Variant(Compiled(self._model.compile(shapes), self._count, fixed=True))
         except (LoadError, RuntimeError) as error:
             print(f"not compiled for {_shapes_text(shapes)}: {error}")  # noqa: T201  stdout is this process's log
             with self._lock:  # one client's odd shapes are not the others' fault
@@ -196,10 +197,10 @@ class FixedShapes:
             self._making = False
             if not self.open:
                 return
-            others = {key: other for key, other in self._made.items() if key != instead}
-            self._made = {**others, shapes: variant}
+            others = {key: other for key, other in self._variants.items() if key != instead}
+            self._variants = {**others, shapes: variant}
 
-    def _prove(self, variant: _Made, shapes: Shapes, tensors: Given, own: Compiled) -> bool:
+    def _prove(self, variant: _Variant, shapes: Shapes, tensors: Given, own: Compiled) -> bool:
         """Run both once, and return whether the new one answers like the other; else drop it."""
         mine, other = own.idle.get(), variant.compiled.idle.get()
         try:
