@@ -43,15 +43,7 @@ class Job:
     at: float | None = None
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """A uniform distribution from `least` to `most`."""
-
-    least: int
-    most: int
-
-    def draw(self, chance: random.Random) -> int:
-        return chance.randint(self.least, self.most)
+Lengths = tuple[int, int]  # the least and the most of a uniform distribution
 
 
 def lengths(text: str, option: str) -> Lengths:
@@ -60,7 +52,7 @@ def lengths(text: str, option: str) -> Lengths:
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
         raise InvalidArgument(f"{option}: expected a number from 1 such as 128, or 16-256; got {text!r}")
-    return Lengths(least, most)
+    return least, most
 
 
 def jobs(
@@ -80,8 +72,8 @@ def jobs(
     chance = random.Random(seed)
     scheduled, at = [], 0.0
     for i in range(count):
-        text = prompts[i % len(prompts)] if prompt is None else _words(i, prompt.draw(chance), chance)
-        scheduled.append(Job(text, answer.draw(chance), None if rate is None else at))
+        text = prompts[i % len(prompts)] if prompt is None else _words(i, chance.randint(*prompt), chance)
+        scheduled.append(Job(text, chance.randint(*answer), None if rate is None else at))
         at += chance.expovariate(rate) if rate is not None else 0.0
     return scheduled
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ovserve.tools.bench import Lengths, Sample, jobs, lengths, summary, text
+from ovserve.tools.bench import Sample, jobs, lengths, summary, text
 from tests.conftest import ROOT, Server, script_graph, start_server
 
 SCRIPT = json.dumps(
@@ -117,7 +117,7 @@ def test_wrong_options_are_refused(
 
 def test_the_same_seed_asks_the_same() -> None:
     def made(seed: int) -> object:
-        return jobs(50, [], Lengths(5, 50), prompt=Lengths(10, 90), rate=4.0, seed=seed)
+        return jobs(50, [], (5, 50), prompt=(10, 90), rate=4.0, seed=seed)
 
     assert made(1) == made(1) != made(2)
     found = jobs(400, ["a", "b"], lengths("5-50", "--max_tokens"), rate=4.0)
@@ -126,8 +126,8 @@ def test_the_same_seed_asks_the_same() -> None:
     times = [job.at for job in found if job.at is not None]
     assert times == sorted(times)
     assert 80 < times[-1] < 125, "400 at 4 a second"
-    assert {job.at for job in jobs(3, ["a"], Lengths(1, 1))} == {None}
-    words = [job.prompt.split() for job in jobs(100, [], Lengths(1, 1), prompt=Lengths(10, 12))]
+    assert {job.at for job in jobs(3, ["a"], (1, 1))} == {None}
+    words = [job.prompt.split() for job in jobs(100, [], (1, 1), prompt=(10, 12))]
     assert {len(prompt) for prompt in words} == {10, 11, 12}
     assert len({prompt[0] for prompt in words}) == 100, "no two begin alike"
 

@@ -19,6 +19,7 @@ from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, event
 from ovserve.api.openai.operation import Operation, Refused, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.payload import JsonEndpoint
 from ovserve.kinds.speech.languages import language_name
 from ovserve.kinds.speech.spec import Span, TranscribeArguments
 from ovserve.llm.audio import Keywords, Prompt
@@ -154,22 +155,25 @@ _transcription = msgspec.json.Decoder(TranscriptionRequest, strict=False)
 _translation = msgspec.json.Decoder(TranslationRequest, strict=False)
 
 
-class AudioEndpoint:
-    """One of the two endpoints."""
+def decode_translation(body: bytes) -> Transcribe:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _translation)
+    if str(msgspec.json.decode(unknown.pop("stream", b"null"))).lower() in ("true", "1"):
+        raise InvalidArgument.at("stream", "streaming is not supported for translations")
+    return _checked(request, TranscriptionRequest(file="", model=""), unknown, translate=True)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
 
-    def decode(self, body: bytes) -> Transcribe:
-        """Raises InvalidArgument naming the field."""
-        if self.name == TRANSLATIONS:
-            request, unknown = decode_body(body, _translation)
-            if str(msgspec.json.decode(unknown.pop("stream", b"null"))).lower() in ("true", "1"):
-                raise InvalidArgument.at("stream", "streaming is not supported for translations")
-            return _checked(request, TranscriptionRequest(file="", model=""), unknown, translate=True)
-        decoded, unknown = decode_body(body, _transcription)
-        present = {name for name in REPORTED if getattr(decoded, name) is not None}
-        return _checked(decoded, decoded, dict.fromkeys(present, msgspec.Raw()) | unknown, translate=False)
+def decode_transcription(body: bytes) -> Transcribe:
+    """Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _transcription)
+    present = {name for name in REPORTED if getattr(request, name) is not None}
+    return _checked(request, request, dict.fromkeys(present, msgspec.Raw()) | unknown, translate=False)
+
+
+ENDPOINTS: dict[str, JsonEndpoint] = {
+    TRANSCRIPTIONS: JsonEndpoint(TRANSCRIPTIONS, decode_transcription),
+    TRANSLATIONS: JsonEndpoint(TRANSLATIONS, decode_translation),
+}
 
 
 def _checked(

@@ -38,10 +38,8 @@ from ovserve.kinds.resource import (
     model_path,
 )
 from ovserve.kinds.speech.api import (
+    ENDPOINTS,
     FILE,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-    AudioEndpoint,
     Transcribe,
     Transcript,
     content_type,
@@ -198,7 +196,6 @@ def check_speech_files(node: Node, spec: SpeechToTextSpec) -> None:
 
 
 KEPT_CHARACTERS = 1 << 20
-ENDPOINTS = {name: AudioEndpoint(name) for name in (TRANSCRIPTIONS, TRANSLATIONS)}
 
 
 @dataclass(frozen=True)
@@ -305,7 +302,7 @@ class S2tCalculator(EngineCalculator, HttpCalculator):
         endpoint = ENDPOINTS.get(payload.endpoint)
         if endpoint is None:
             raise NotFound(f"{payload.endpoint!r} is not served by this graph; it has {', '.join(ENDPOINTS)}")
-        request = endpoint.decode(payload.body)
+        request: Transcribe = endpoint.decode(payload.body)
         arguments = _checked(request.arguments, speech.model)
         if arguments.stream and not any(output.tag == self.tick_out.tag for output in cc.node.outputs):
             raise InvalidArgument.at(
