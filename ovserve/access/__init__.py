@@ -9,6 +9,7 @@ from ovserve.access.access_log import AccessLog
 from ovserve.access.caller import ANYONE, NOBODY, Caller, Rights
 from ovserve.access.keys import Guard, load_keys, presented_key
 from ovserve.access.request_context import (
+    Answering,
     RequestContext,
     as_system,
     calling,
@@ -20,6 +21,7 @@ __all__ = [
     "ANYONE",
     "NOBODY",
     "AccessLog",
+    "Answering",
     "Caller",
     "Guard",
     "RequestContext",

@@ -291,11 +291,13 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and bearer.strip():
         return bearer.strip()
-    key = next((header.strip() for name in HEADERS if (header := headers.get(name, ""))), None)
-    if key is not None:
-        return key
-    offered = (one.strip() for one in headers.get(PROTOCOLS, "").split(","))
-    return next((one.removeprefix(PROTOCOL_KEY) for one in offered if one.startswith(PROTOCOL_KEY)), None)
+    for name in HEADERS:
+        if header := headers.get(name, ""):
+            return header.strip()
+    for offered in headers.get(PROTOCOLS, "").split(","):
+        if (protocol := offered.strip()).startswith(PROTOCOL_KEY):
+            return protocol.removeprefix(PROTOCOL_KEY)
+    return None
 
 
 def stamp(path: Path) -> object:

@@ -66,8 +66,9 @@ class RequestContext:
     error: OvserveError | None = None  # the response, in place of an answer
     # the error of a stream that failed after its status was sent
     failure: OvserveError | None = None
-    _asked: bool = False
-    _ends: list[Callable[[OvserveError], None]] = field(default_factory=list)
+    asked: bool = False  # counted for its caller
+    # Each ends some of the work for this request. Who begins it adds one, and removes it when it is done.
+    ends: list[Callable[[OvserveError], None]] = field(default_factory=list)
 
     def count(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add the tokens of one delta of the answer."""
@@ -89,18 +90,9 @@ class RequestContext:
 
     def cancel(self, error: OvserveError) -> bool:
         """End what runs for this request with an error; return whether something did."""
-        for end in tuple(self._ends):
+        for end in tuple(self.ends):
             end(error)
-        return bool(self._ends)
-
-    @contextmanager
-    def cancellable(self, end: Callable[[OvserveError], None]) -> Iterator[None]:
-        """Enter around work that `end` ends, so that `cancel` can."""
-        self._ends.append(end)
-        try:
-            yield
-        finally:
-            self._ends.remove(end)
+        return bool(self.ends)
 
     def count_other(self, prompt_tokens: int, generated_tokens: int) -> None:
         """Add tokens that a calculator generated for itself; they are in the usage of the answer."""
@@ -115,20 +107,10 @@ class RequestContext:
         self.other_prompt_tokens = self.other_generated_tokens = 0
         return counts
 
-    def answering(self) -> Answering:
-        """Enter around each run of a graph. A second run for one request is not counted again. Entering
-        raises RateLimited."""
-        return Answering(self)
-
-    def ask(self) -> None:
-        """Count the request for its caller, once. Raises RateLimited."""
-        if not self._asked:
-            self.caller.ask(batch=self.batch)
-            self._asked = True
-
 
 class Answering:
-    """One of the concurrent answers of a caller. A class, because a generator costs twice as much."""
+    """One of the concurrent answers of a caller: to be entered around each run of a graph. A second run for
+    one request is not counted again. A class, because a generator costs twice as much."""
 
     __slots__ = ("_call", "_caller", "_slot")
 
@@ -136,11 +118,15 @@ class Answering:
         self._call = call
 
     def __enter__(self) -> None:
-        self._caller = self._call.caller
+        """Raises RateLimited."""
+        call = self._call
+        self._caller = call.caller
         # Lines of batches leave the places to live requests; the runner bounds their number.
-        self._slot = None if self._call.batch else self._caller.enter()
+        self._slot = None if call.batch else self._caller.enter()
         try:
-            self._call.ask()
+            if not call.asked:
+                self._caller.ask(batch=call.batch)
+                call.asked = True
         except BaseException:
             if self._slot is not None:
                 self._caller.leave(self._slot, answered=False)

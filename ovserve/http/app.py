@@ -25,7 +25,6 @@ from ovserve.http.middleware import (
     Cors,
     Handler,
     answer_errors,
-    answer_options,
     authorize,
     finish_headers,
     identify,
@@ -210,7 +209,6 @@ def build_app(
     around: list[Middleware] = [
         identify,
         answer_errors,
-        answer_options,
         authorize(guard),
         v3.declared_endpoints(VERSIONS[:-1]),
     ]

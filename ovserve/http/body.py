@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from ovserve.access.keys import CREDENTIALS
-from ovserve.api.openai.body import named_once, peek_model, peek_optional_model, with_model
+from ovserve.api.openai.body import peek_model, peek_optional_model, unique_members, with_model
 from ovserve.api.openai.common import encode, with_whole_characters
-from ovserve.errors import InvalidArgument, PayloadTooLarge, TooSlow, UnsupportedMediaType
+from ovserve.errors import InvalidArgument, OvserveError, PayloadTooLarge, TooSlow, UnsupportedMediaType
 from ovserve.http.connections import LIMITS
 from ovserve.kinds.payload import HttpPayload, UploadedFile, report_headers
-from ovserve.sandbox.bodies import UNREAD, Bodies, Head
+from ovserve.sandbox.bodies import Bodies, Head
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
 from ovserve.serving.tokens import TokenizeResult
@@ -32,6 +32,7 @@ PACKED_CHUNK = 16 * 1024  # packed bytes of one step: at each end of a gzip memb
 STEP_COST = 1024  # bytes that could be unpacked in the time that a step takes besides
 # The codings of bodies (RFC 9110, 8.4.1), with the number that zlib has for each.
 _GZIP, _DEFLATE = zlib.MAX_WBITS + 16, zlib.MAX_WBITS
+LEFT_OUT = frozenset((*CREDENTIALS, "content-encoding"))  # headers that no graph sees
 CODINGS = {"gzip": _GZIP, "deflate": _DEFLATE, "x-gzip": _GZIP}
 
 
@@ -219,8 +220,12 @@ def servable_of(manager: Manager, body: Body, *, only: bool = False) -> Servable
     """The one that `model` names. A body that names two is a 400, whether or not the last one is served.
     With `only`, it may be left out when one graph is served."""
     name = body.optional_model if only else body.model
-    with named_once(body.data, large=body.head.large):
+    try:
         return manager.only(name) if name is None or only else manager.get(name)
+    except OvserveError:
+        if not body.head.large:  # a large one is not walked in the event loop
+            unique_members(body.data)
+        raise
 
 
 Files = Mapping[str, UploadedFile]
@@ -228,18 +233,11 @@ NO_FILES: Files = MappingProxyType({})
 
 
 def payload_of(request: web.Request, endpoint: str, body: Body, files: Files = NO_FILES) -> HttpPayload:
-    return open_payload(request, endpoint, body.data, body.head, files)
-
-
-def open_payload(
-    request: web.Request, endpoint: str, data: bytes, head: Head = UNREAD, files: Files = NO_FILES
-) -> HttpPayload:
-    """Return the payload of any request: its body may be of any type."""
     return HttpPayload(
         endpoint,
-        data,
+        body.data,
         headers_of(request),
-        head,
+        body.head,
         method=request.method,
         path=request.path,
         query=request.rel_url.raw_query_string,
@@ -250,9 +248,11 @@ def open_payload(
 def headers_of(request: web.Request) -> dict[str, str]:
     """Return the headers without those that hold keys: a third party's calculator may show what it gets.
     And without the coding of the body, which has been undone."""
-    headers = request.headers.items()
-    left_out = {*CREDENTIALS, "content-encoding"}
-    return {lower: value for name, value in headers if (lower := name.lower()) not in left_out}
+    headers: dict[str, str] = {}
+    for name, value in request.headers.items():
+        if (lower := name.lower()) not in LEFT_OUT:
+            headers[lower] = value
+    return headers
 
 
 def json_response(

@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
         self._all = all_
         self._inner = inner
         self._transport: asyncio.Transport | None = None
-        self._due: float | None = None  # when the head of a request must be there
+        self._due: float | None = None  # when the head of a request must be there; None: no matter
         self._clock: asyncio.TimerHandle | None = None  # kept, because requests come faster than it ends
         self._requests = 0  # requests being answered
         self._reading: asyncio.TimerHandle | None = None  # deadline of the client to read
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
-        self._stop_clock()
+        self._due = None
         if self._clock is not None:
             self._clock.cancel()
         self._stop_reading()
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         """Record that the head of a request has been read."""
         self._requests += 1
         self._all.resting.pop(self, None)
-        self._stop_clock()
+        self._due = None
 
     def request_ended(self) -> None:
         self._requests -= 1
@@ -252,9 +252,6 @@ class Connection(asyncio.Protocol):
         self._due = loop.time() + self._all.header_seconds
         if self._clock is None:
             self._clock = loop.call_at(self._due, self._look_at_clock)
-
-    def _stop_clock(self) -> None:
-        self._due = None
 
     def _look_at_clock(self) -> None:
         self._clock = None

@@ -209,8 +209,10 @@ NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 def patience(headers: Mapping[str, str]) -> float | None:
     """Return the seconds; None where no header says so in a form that is known."""
-    values = [headers[name].strip() for name in SECONDS if name in headers]
-    seconds = [float(text) for text in values if NUMBER.fullmatch(text)]
+    seconds = list[float]()
+    for name in SECONDS:
+        if name in headers and NUMBER.fullmatch(text := headers[name].strip()):
+            seconds.append(float(text))
     if PREFER in headers:
         seconds += [float(match[1]) for match in WAIT.finditer(headers[PREFER])]
     return min(seconds, default=None)
@@ -332,9 +334,11 @@ def authorize(guard: Guard) -> Middleware:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Convert every exception below into one JSON body with the right status."""
+    """Convert every exception below into one JSON body with the right status.
+
+    OPTIONS is answered on any path, known or not, as by OVMS. `finish_headers` adds the CORS headers."""
     try:
-        return await handler(request)
+        return web.Response() if request.method == hdrs.METH_OPTIONS else await handler(request)
     except ClientConnectionResetError:
         raise  # the client disconnected during its answer, and nothing failed
     except OvserveError as exc:
@@ -374,12 +378,6 @@ def wrong_method(request: web.Request, allowed: Iterable[str]) -> MethodNotAllow
     return MethodNotAllowed(
         f"{request.path} takes {', '.join(methods)}, got {request.method}", allowed=methods
     )
-
-
-@web.middleware
-async def answer_options(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer OPTIONS on any path, known or not, as OVMS does. `finish_headers` adds the CORS headers."""
-    return web.Response() if request.method == "OPTIONS" else await handler(request)
 
 
 def finish_headers(

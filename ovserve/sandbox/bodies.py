@@ -61,7 +61,7 @@ class Bodies:
     def __init__(
         self, bounds: BodyBounds = DEFAULT_BOUNDS, *, seconds: float = CALL_SECONDS, memory: int = MAX_MEMORY
     ) -> None:
-        self.bounds = bounds
+        self.bounds, self._smallest = bounds, bounds.smallest
         self._pool = Pool(
             f"{__name__}:initialize", seconds=seconds, memory=memory, purpose=" to decode large bodies"
         )
@@ -71,7 +71,7 @@ class Bodies:
 
         Raises InvalidArgument that names the bound.
         """
-        if self._is_checked_here(body):
+        if len(body) <= self._smallest or self._is_checked_here(body):
             return read_head(body)
         return await self._call(examine, body, self.bounds)
 
@@ -83,10 +83,9 @@ class Bodies:
         return True
 
     def _is_checked_here(self, body: bytes) -> bool:
-        if len(body) > self.bounds.smallest:
-            if not is_light(body):
-                return False
-            check_bounds(body, self.bounds)
+        if not is_light(body):
+            return False
+        check_bounds(body, self.bounds)
         return True
 
     async def run(self, large: bool, function: Callable[..., T], *arguments: Any) -> T:

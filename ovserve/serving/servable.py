@@ -16,7 +16,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ovserve.access import current_request
+from ovserve.access import Answering, current_request
 from ovserve.api.openai.responses.objects import ResponseEvents
 from ovserve.calculators.library.mcp_servers import McpServers
 from ovserve.engine.admission.fair_queue import Limits
@@ -54,16 +54,14 @@ class GraphResponse:
         self._front = front
         self._open_ended = open_ended
         self._run = self._new_run()
-        self._lease = servable.lease()
         self._call = current_request()
         self._metrics = servable.metrics.of_batches if self._call.batch else servable.metrics
-        self._cancellable = self._call.cancellable(lambda error: self._run.cancel(error))
-        self._answering = self._call.answering()
+        self._answering = Answering(self._call)
 
     async def __aenter__(self) -> GraphResponse:
         self._answering.__enter__()  # may raise; nothing has begun
-        self._lease.__enter__()
-        self._cancellable.__enter__()
+        self._servable.count(1)
+        self._call.ends.append(self._cancel)
         self.streams = self._payload.head.stream or self._open_ended
         self._outcome = Outcome(self._metrics, self._front, stream=self.streams)
         try:
@@ -83,8 +81,11 @@ class GraphResponse:
             if self._open_ended and (error is None or isinstance(error, asyncio.CancelledError)):
                 self._outcome.finished()  # a session ends when its client leaves, or the server
             self._outcome.close(error)
-            self._cancellable.__exit__(None, None, None)
-            self._lease.__exit__(None, None, None)
+            self._call.ends.remove(self._cancel)
+            self._servable.count(-1)
+
+    def _cancel(self, error: OvserveError) -> None:
+        self._run.cancel(error)
 
     async def send(self, payload: HttpPayload) -> None:
         """Send one more payload to an open-ended run; wait while the graph has enough."""
@@ -310,10 +311,10 @@ class Servable:
                 f"model {self.name!r} takes {self.interface.value}: use /v2/models/{self.name}/infer",
                 param="model",
             )
-        if self.endpoints and not matches(payload.endpoint, self.endpoints):
+        endpoint, endpoints = payload.endpoint, self.endpoints
+        if endpoints and endpoint not in endpoints and not matches(endpoint, endpoints):
             raise NotFound(
-                f"{payload.endpoint!r} is not served by model {self.name!r}; it has "
-                f"{', '.join(sorted(self.endpoints))}"
+                f"{endpoint!r} is not served by model {self.name!r}; it has {', '.join(sorted(endpoints))}"
             )
         return GraphResponse(self, payload, front, open_ended=open_ended)
 

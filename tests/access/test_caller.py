@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ovserve.access import ANYONE, NOBODY, Caller, RequestContext, Rights, as_system, calling, current_request
 from ovserve.access.caller import Bucket
+from ovserve.access.request_context import Answering
 from ovserve.errors import PermissionDenied, RateLimited
 
 
@@ -79,12 +80,12 @@ def test_a_slot_is_free_again_after_the_answer_and_after_a_refusal() -> None:
     caller = Caller("a", Rights(concurrency=1, requests_per_minute=2))
     for _ in range(2):
         with (
-            RequestContext(caller).answering(),
+            Answering(RequestContext(caller)),
             pytest.raises(RateLimited, match="1 request at the same time"),
         ):
-            RequestContext(caller).answering().__enter__()
+            Answering(RequestContext(caller)).__enter__()
     with pytest.raises(RateLimited, match="per minute"):
-        RequestContext(caller).answering().__enter__()
+        Answering(RequestContext(caller)).__enter__()
     assert caller.running == 0
 
 
@@ -120,7 +121,7 @@ def test_a_second_run_of_one_call_is_no_second_request() -> None:
     caller = Caller("a", Rights(requests_per_minute=2))
     call = RequestContext(caller)
     for _ in range(3):
-        with call.answering():
+        with Answering(call):
             pass
     assert caller.remaining() == {"requests": (2, 1)}
 

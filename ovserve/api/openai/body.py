@@ -14,8 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -23,7 +22,7 @@ import msgspec
 
 from ovserve.api.openai.operation import Refused
 from ovserve.api.openai.shapes import Step, shape_of
-from ovserve.errors import InvalidArgument, OvserveError, UnsupportedParameter, shortened
+from ovserve.errors import InvalidArgument, UnsupportedParameter, shortened
 
 NOTHING = object()
 
@@ -208,20 +207,6 @@ def with_model(body: bytes, model: str) -> bytes:
     """The body naming `model`, whatever it named before."""
     unique_members(body)  # the new body shows none that occurs twice
     return msgspec.json.encode({**decode_fields(body), "model": model})
-
-
-@contextmanager
-def named_once(body: bytes, *, large: bool = False) -> Iterator[None]:
-    """Raise InvalidArgument in place of another error if the body names a field twice, `model` for instance.
-
-    A large body is not searched: it is not walked in the event loop.
-    """
-    try:
-        yield
-    except OvserveError:
-        if not large:
-            unique_members(body)
-        raise
 
 
 def structure_bytes(body: bytes) -> int:

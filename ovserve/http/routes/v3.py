@@ -26,7 +26,6 @@ from ovserve.http.body import (
     Body,
     Files,
     json_response,
-    open_payload,
     payload_of,
     read_body,
     read_bytes,
@@ -38,7 +37,7 @@ from ovserve.http.middleware import Handler, is_unserved, wrong_method
 from ovserve.http.routes.config import version_status
 from ovserve.http.sse import send_answer
 from ovserve.kinds.text.resource import ENDPOINTS
-from ovserve.sandbox.bodies import Bodies, Head
+from ovserve.sandbox.bodies import UNREAD, Bodies, Head
 from ovserve.serving.interface import matches
 from ovserve.serving.manager import Manager
 from ovserve.serving.servable import Servable
@@ -165,7 +164,9 @@ class V3:
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """POST: `model` names the graph, the rest of the body or form is the graph's business."""
         endpoint = request.match_info["endpoint"]
-        return await _with_body(self._infer, request, endpoint, form=_has_form(request, endpoint))
+        if not _has_form(request, endpoint):
+            return await self._infer(request, endpoint, await read_body(request))
+        return await _with_body(self._infer, request, endpoint, form=True)
 
     def declared_endpoints(self, versions: Sequence[str]) -> Middleware:
         """Serve a request on a path that no route has and that a graph declares. Only the servables of the
@@ -207,7 +208,7 @@ class V3:
                 "model", f"{request.path} is served by {', '.join(owners)}: choose one by ?model=NAME"
             )
         data = await read_bytes(request, any_type=True)
-        async with self._manager.get(name).start(open_payload(request, endpoint, data)) as answer:
+        async with self._manager.get(name).start(payload_of(request, endpoint, Body(data, UNREAD))) as answer:
             return await send_answer(request, answer)
 
     async def list_models(self, request: web.Request) -> web.Response:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from ovserve.access import RequestContext, calling, current_request
+from ovserve.access import Answering, RequestContext, calling, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor
 from ovserve.api.kserve.tensor import BYTES, display
 from ovserve.api.openai.body import decode_fields
@@ -161,7 +161,7 @@ async def plain_infer(
     """
     request.check_inputs()
     call = front.api, front.interface, front.unary
-    with current_request().answering(), servable.lease(), model.metrics.request(*call):
+    with Answering(current_request()), servable.lease(), model.metrics.request(*call):
         try:
             inferred = await model.infer(request.inputs, request.outputs)
         except Overloaded as error:

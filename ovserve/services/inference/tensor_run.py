@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from ovserve.access import current_request
+from ovserve.access import Answering, current_request
 from ovserve.api.kserve import InferFailure, InferRequest, InferResponse, Parameter, Tensor, as_whole
 from ovserve.api.kserve.tensor import display
 from ovserve.errors import Internal, InvalidArgument, NodeError, OvserveError
@@ -52,9 +52,11 @@ class TensorRun:
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TensorRun:
-        self._held.enter_context(current_request().answering())  # may reject it; nothing has begun
+        call = current_request()
+        self._held.enter_context(Answering(call))  # may reject it; nothing has begun
         self._held.enter_context(self._servable.lease())
-        self._held.enter_context(current_request().cancellable(self._run.cancel))
+        call.ends.append(self._run.cancel)
+        self._held.callback(call.ends.remove, self._run.cancel)
         self._outcome = Outcome(self._servable.metrics, self._front, stream=False)
         try:
             await self._run.__aenter__()

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from ovserve.api.openai.body import named_once, peek_optional_model, with_model
+from ovserve.api.openai.body import peek_optional_model, unique_members, with_model
 from ovserve.api.openai.common import encode
 from ovserve.api.openai.responses.items import ADDITIONAL_TOOLS
 from ovserve.api.openai.responses.objects import ResponseEvents
@@ -285,8 +285,12 @@ class ResponsesService:
     async def _answer(
         self, request: ResolvedRequest, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[Answer, HttpResponse, dict[str, str]]]:
-        with named_once(request.body, large=request.large):
+        try:
             servable = self._manager.get(request.model)
+        except OvserveError:
+            if not request.large:  # see `servable_of` in http/body.py
+                unique_members(request.body)
+            raise
 
         session: McpSession | None = None
 
