@@ -286,6 +286,9 @@ class Context:
         self.finished = True
 
 
+Method = Callable[[Context], Awaitable[None] | None]  # of a calculator
+
+
 class Calculator:
     """Base of all calculators: declare ports as class attributes and override what is needed.
 

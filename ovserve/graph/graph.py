@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from ovserve.graph.config import GraphConfig, load_graph, parse_graph
 from ovserve.graph.nodes import InlineNode, TaskNode
 from ovserve.graph.planning import GraphPlan, NodePlan, plan_graph
 from ovserve.graph.registry import Registry, innermost
-from ovserve.graph.scheduler import GraphRun, NodeRun
+from ovserve.graph.scheduler import GraphRun
 from ovserve.graph.streams import Pools, TapSlot
 from ovserve.telemetry.metrics import NodeEvents
 
@@ -113,6 +114,9 @@ class Graph:
     ) -> None:
         self.plan: GraphPlan = plan_graph(config, registry, side_packets or {})
         self.states: list[NodeState] = [NodeState() for _ in self.plan.nodes]
+        pairs = list(zip(self.plan.nodes, self.states, strict=True))
+        self._nodes = [(InlineNode if plan.inline else TaskNode, plan, state) for plan, state in pairs]
+        self._whole = [(partial(TaskNode, whole=True), *pair) for pair in pairs] if self.plan.whole else []
         self._pools = Pools(self.plan.executors)
         self._loaded = 0  # nodes whose load() has returned
         self.watched = TapSlot()
@@ -175,17 +179,8 @@ class Graph:
             missing = self.plan.side_packets - side.keys()
             raise ValueError(f"side packets missing: {', '.join(sorted(missing))}")
         names = [e.name for e in self.plan.outputs] if read is None else read
-        nodes = self._whole if whole and self.plan.whole else self._nodes
+        nodes = (whole and self._whole) or self._nodes
         return GraphRun(self.plan, self._pools, side, names, self.watched, nodes)
-
-    def _nodes(self, run: GraphRun) -> list[NodeRun]:
-        return [
-            (InlineNode if plan.inline else TaskNode)(run, plan, state)
-            for plan, state in zip(self.plan.nodes, self.states, strict=True)
-        ]
-
-    def _whole(self, run: GraphRun) -> list[NodeRun]:
-        return [TaskNode(run, self.plan.nodes[0], self.states[0], whole=True)]
 
     def close(self) -> None:
         """Release the thread pools; runs under way finish."""

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from functools import partial
 from typing import Any
 
 from ovserve.errors import NodeError
-from ovserve.graph.calculator import Calculator, Context, NodeState, Port
+from ovserve.graph.calculator import Calculator, Context, Method, NodeState
 from ovserve.graph.planning import NodePlan
 from ovserve.graph.scheduler import GraphRun, NodeRun
 from ovserve.graph.streams import TIMESTAMP_DONE, Queue, wake
 
 log = logging.getLogger(__name__)
-
-Method = Callable[[Context], Awaitable[None] | None]
 
 
 class TaskNode(NodeRun):
@@ -34,12 +33,13 @@ class TaskNode(NodeRun):
     node returns. Rules, errors and taps are the same.
     """
 
-    __slots__ = ("_full", "_stopped", "_whole", "parked")
+    __slots__ = ("_full", "_opened", "_stopped", "_whole", "parked")
 
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState, *, whole: bool = False) -> None:
         super().__init__(run, plan, state)
         self.parked: asyncio.Future[None] | None = None
         self._full: Queue
+        self._opened: tuple[Method, Context] | None = None  # close(), to be called once, and its argument
         self._whole = whole
         self._stopped = False  # by the run, and not by the reader's own end
         if whole:
@@ -66,15 +66,9 @@ class TaskNode(NodeRun):
             self.pass_bounds()
 
     async def _main(self) -> None:
-        plan, run = self.plan, self.run
-        phase, opened = "open", False
+        run, phase = self.run, "open"
         try:
-            cc = await self._context()
-            calc = plan.cls()
-            await self._call(calc.open, cc)
-            opened = True
-            self.publish_sides(cc)
-            await self._flush(cc)
+            process, cc = await self._open()
             phase = "process"
             last = -1
             works = bool(self.queues or self.outputs)  # else it only makes side packets
@@ -90,59 +84,70 @@ class TaskNode(NodeRun):
                 else:
                     last = work[0]
                     self.take(cc, *work)
-                began = self.clock()
-                if (waiting := self._begin(calc.process, cc)) is not None:
+                began = time.perf_counter()
+                if (waiting := process(cc)) is not None:
                     await waiting
-                self.called(began)
+                if run.times is not None or run.watched.tap is not None:
+                    self.called(began)
                 cc.values = {}
-                if not self._emit(cc):
+                if cc.outbox and not self._emit(cc):
                     await self._flush(cc)
                 self.pass_bounds(last + 1)
-            phase, opened = "close", False
+            phase = "close"
             cc.timestamp = last + 1
-            await self._call(calc.close, cc)
-            await self._flush(cc)
+            await self._close()
+            if cc.outbox:
+                await self._flush(cc)
         except GeneratorExit:  # the event loop is closed
             raise
         except BaseException as exc:
-            cancelled = self._cancelled(exc)
-            if not cancelled:  # any exception of graph authors' code fails its run, see registry.py
-                run.fail(NodeError(plan.node.name, phase, exc), exc, self)
-            if opened:
-                await self._close_after_failure(calc, cc)
-            if cancelled:
+            if await self._failed(phase, exc):
                 raise
         finally:
             self.retire()
 
-    async def _context(self) -> Context:
-        plan = self.plan
-        side: dict[Port[Any], Any] = {
-            port: await self.run.side_packets.wait(name) for port, name in plan.side_packets
-        }
-        cc = Context(plan.node, plan.contract, side, self.state)
-        cc.emit = self._flush if plan.executor is None else None
-        return cc
+    async def _open(self) -> tuple[Method, Context]:
+        plan, run = self.plan, self.run
+        for _, name in plan.side_packets:
+            if name not in run.side_packets:
+                await run.side_packets.wait(name)
+        calc, cc = plan.cls(), self.context()
+        methods: list[Method] = [calc.open, calc.process, calc.close]
+        if plan.executor is None:
+            cc.emit = self._flush
+        else:
+            methods = [partial(run.pools.run, plan.executor, method) for method in methods]
+        begin, process, close = methods
+        if (waiting := begin(cc)) is not None:
+            await waiting
+        self._opened = close, cc
+        if plan.side_outputs:
+            self.publish_sides(cc)
+        if cc.outbox:
+            await self._flush(cc)
+        return process, cc
 
-    def _begin(self, method: Method, cc: Context) -> Awaitable[None] | None:
-        """Call a method of the calculator; return what is left to wait for."""
-        if self.plan.executor is None:
-            return method(cc)
-        return self.run.pools.run(self.plan.executor, lambda: method(cc))
-
-    async def _call(self, method: Method, cc: Context) -> None:
-        if (waiting := self._begin(method, cc)) is not None:
+    async def _close(self) -> None:
+        if self._opened is None:
+            return
+        (close, cc), self._opened = self._opened, None
+        if (waiting := close(cc)) is not None:
             await waiting
 
-    async def _close_after_failure(self, calc: Calculator, cc: Context) -> None:
+    async def _failed(self, phase: str, exc: BaseException) -> bool:
+        """Fail the run, unless this task was cancelled; return whether it was."""
+        cancelled = self._cancelled(exc)
+        if not cancelled:  # any exception of graph authors' code fails its run, see registry.py
+            self.run.fail(NodeError(self.plan.node.name, phase, exc), exc, self)
         try:
-            await self._call(calc.close, cc)
+            await self._close()
         except GeneratorExit:
             raise
         except BaseException as exc:  # the first error counts; this one is logged
             if self._cancelled(exc):
                 raise
             log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
+        return cancelled
 
     def _cancelled(self, exc: BaseException) -> bool:
         """Return whether this task is to end; a calculator may await something that it cancelled itself."""
@@ -192,13 +197,12 @@ class TaskNode(NodeRun):
 
 
 class InlineNode(NodeRun):
-    __slots__ = ("_busy", "_calc", "_cc", "_held_by", "_last", "_opened", "_over")
+    __slots__ = ("_busy", "_calc", "_cc", "_held_by", "_last", "_opened")
 
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
         super().__init__(run, plan, state)
         self._busy = True  # not to be called by `notice`: not open yet, in a call, held, or over
         self._opened = False
-        self._over = False
         self._held_by: Queue | None = None
         self._last = -1
         self._calc: Calculator
@@ -208,35 +212,40 @@ class InlineNode(NodeRun):
                 queue.direct = None if queue.delay else self
 
     def start(self) -> None:
-        if any(name not in self.run.side_packets for _, name in self.plan.side_packets):
-            self.task = asyncio.create_task(self._start_later(), name=f"node {self.plan.node.name}")
-        else:
-            self._open()
+        for _, name in self.plan.side_packets:
+            if name not in self.run.side_packets:
+                self.task = asyncio.create_task(self._start_later(), name=f"node {self.plan.node.name}")
+                return
+        self._open()
 
     async def _start_later(self) -> None:
         try:
             for _, name in self.plan.side_packets:
                 await self.run.side_packets.wait(name)
         except asyncio.CancelledError:
-            self._end()
+            self.retire()
             raise
         self._open()
 
     def _open(self) -> None:
-        side: dict[Port[Any], Any] = {
-            port: self.run.side_packets[name] for port, name in self.plan.side_packets
-        }
         try:
             self._calc = self.plan.cls()
-            self._cc = Context(self.plan.node, self.plan.contract, side, self.state)
+            self._cc = self.context()
             self._calc.open(self._cc)
             self._opened = True
-            self.publish_sides(self._cc)
-            self._emit()
+            if self.plan.side_outputs:
+                self.publish_sides(self._cc)
+            if self._cc.outbox:
+                self._emit()
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("open", exc)
-        else:
-            self._work()
+            return
+        for queue in self.queues:
+            if queue.packets or queue.bound:
+                self._work()
+                return
+        self._busy = False
+        self.run.rest()
 
     def notice(self) -> None:
         if self._busy:
@@ -270,6 +279,9 @@ class InlineNode(NodeRun):
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("process", exc)
             return True
+        for stream in self.outputs.values():
+            if stream.bound < bound:  # nothing was sent on it
+                stream.advance(bound)
         if cc.finished or run.over or queue.packets or queue.bound != bound:
             self._work()
             return True
@@ -297,7 +309,7 @@ class InlineNode(NodeRun):
             while not cc.finished:
                 if run.over:
                     self._close_after_failure()
-                    self._end()
+                    self.retire()
                     return
                 if work is None and (work := self.ready()) is None:
                     self._busy = False
@@ -312,6 +324,7 @@ class InlineNode(NodeRun):
                 self._last = work[0]
                 self.take(cc, *work)
                 self._process(cc)
+                self.pass_bounds(self._last + 1)
                 work = None
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("process", exc)
@@ -320,22 +333,22 @@ class InlineNode(NodeRun):
             self._opened = False
             cc.timestamp = self._last + 1
             self._calc.close(cc)
-            self._emit()
+            if cc.outbox:
+                self._emit()
         except BaseException as exc:  # noqa: BLE001  authors' code: fails its run, see registry.py
             self._fail("close", exc)
             return
-        self._end()
+        self.retire()
 
     def _process(self, cc: Context) -> None:
         """Call the calculator with what `cc` holds, and emit what it sends."""
-        began = self.clock()
+        began = time.perf_counter()
         self._calc.process(cc)
-        if began:
+        if self.run.times is not None or self.run.watched.tap is not None:
             self.called(began)
         cc.values = {}
         if cc.outbox:
             self._emit()
-        self.pass_bounds(self._last + 1)
 
     def _emit(self) -> None:
         outbox, self._cc.outbox = self._cc.outbox, []
@@ -374,7 +387,7 @@ class InlineNode(NodeRun):
     def _fail(self, phase: str, exc: BaseException) -> None:
         self.run.fail(NodeError(self.plan.node.name, phase, exc), exc, self)
         self._close_after_failure()
-        self._end()
+        self.retire()
 
     def _close_after_failure(self) -> None:
         if not self._opened:
@@ -384,8 +397,3 @@ class InlineNode(NodeRun):
             self._calc.close(self._cc)
         except BaseException as exc:  # code of graph authors; the first error counts
             log.warning("node %r also failed in close(): %s", self.plan.node.name, exc, exc_info=exc)
-
-    def _end(self) -> None:
-        if not self._over:
-            self._over = True
-            self.retire()

@@ -16,7 +16,7 @@ The whole theory, six rules:
    closed.
 
 A node whose calculator may wait is one task for the run; any other is called where its input arrives. In a
-graph of one node that answers as a whole, the reader's task does that (`WholeNode`). The queues of a
+graph of one node that answers as a whole, the reader's task does that (`TaskNode`). The queues of a
 finished reader discard further packets.
 
 The side packets of one run: those given at its start, and those that its nodes make.
@@ -28,7 +28,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -75,24 +75,24 @@ class NodeRun(ABC):
     __slots__ = ("outputs", "plan", "queues", "run", "sets", "state", "task")
 
     def __init__(self, run: GraphRun, plan: NodePlan, state: NodeState) -> None:
-        self.run = run
-        self.state = state
-        self.plan = plan
-        size = run.plan.max_queue_size
-        self.queues = [Queue(self, size, i.port, back_edge=i.back_edge) for i in plan.inputs]
-        self.sets = [[self.queues[i] for i in s] for s in plan.sync_sets]
+        self.run, self.plan, self.state = run, plan, state
+        self.queues: list[Queue] = []
+        for inp in plan.inputs:
+            self.queues.append(Queue(self, run.plan.max_queue_size, inp.port, back_edge=inp.back_edge))
+        sets = plan.sync_sets
+        self.sets = [self.queues] if len(sets) == 1 else [[self.queues[i] for i in s] for s in sets]
         self.task: asyncio.Task[None] | None = None
         self.outputs: dict[Port[Any], Stream] = {}
 
-    def clock(self) -> float:
-        """Return the time before a call if the graph is watched or the request traced, else 0."""
-        timed = self.run.watched.tap is not None or self.run.times is not None
-        return time.perf_counter() if timed else 0.0
+    def context(self) -> Context:
+        """Return that of the node's calls; its side packets are there."""
+        side: dict[Port[Any], Any] = {}
+        for port, name in self.plan.side_packets:
+            side[port] = self.run.side_packets[name]
+        return Context(self.plan.node, self.plan.contract, side, self.state)
 
     def called(self, began: float) -> None:
-        """Report a call to whoever watched when it began."""
-        if not began:
-            return
+        """Report a call, where the graph is watched or the request traced."""
         now = time.perf_counter()
         if (tap := self.run.watched.tap) is not None:
             tap.called(self.plan.node.name, now - began)
@@ -171,11 +171,13 @@ class NodeRun(ABC):
             self.run.side_packets.publish(name, cc.side_outbox[out])
 
     def retire(self) -> None:
-        """Mark the node as finished: it reads and writes nothing any more."""
+        """Mark the node as finished: it reads and writes nothing any more, and its queues let go of it."""
         for queue in self.queues:
             queue.swallow = True
             queue.packets.clear()
-            queue.wake_writers()
+            queue.owner = queue.direct = None
+            if queue.writers:
+                queue.wake_writers()
         for stream in self.outputs.values():
             stream.advance(TIMESTAMP_DONE)
         self.run.retired()
@@ -191,9 +193,9 @@ class GraphRun:
         side: Mapping[str, Any],
         read: Iterable[str],
         watched: TapSlot,
-        nodes: Callable[[GraphRun], Sequence[NodeRun]],
+        nodes: Iterable[tuple[Callable[[GraphRun, NodePlan, NodeState], NodeRun], NodePlan, NodeState]],
     ) -> None:
-        """`nodes` makes the nodes of the plan for this run, in its order."""
+        """`nodes` are those of the plan, in its order, each with what makes it for this run."""
         self.plan = plan
         self.watched = watched
         self.times = node_times()
@@ -207,17 +209,22 @@ class GraphRun:
         self._unfinished = len(plan.nodes)
         self._finished: asyncio.Future[None] | None = None
         self.drive: Callable[[], Awaitable[None]] | None = None  # runs the only node, in the reader's task
-        self.nodes: Sequence[NodeRun] = nodes(self)
-        streams = {e.name: Stream(e.name, self, watched) for e in plan.inputs}
-        for node in self.nodes:
-            for out in node.plan.outputs:
+        self.nodes: list[NodeRun] = []
+        self.inputs: dict[str, Stream] = {}
+        self.outputs: dict[str, Queue] = {}
+        streams: dict[str, Stream] = {}
+        for end in plan.inputs:
+            streams[end.name] = self.inputs[end.name] = Stream(end.name, self, watched)
+        for make, node_plan, state in nodes:
+            node = make(self, node_plan, state)
+            self.nodes.append(node)
+            for out in node_plan.outputs:
                 streams[out.stream] = node.outputs[out.port] = Stream(out.stream, self, watched)
         for node in self.nodes:
             for queue, inp in zip(node.queues, node.plan.inputs, strict=True):
                 streams[inp.stream].queues.append(queue)
-        self.inputs = {e.name: streams[e.name] for e in plan.inputs}
-        self.outputs = {name: Queue(None, plan.max_queue_size) for name in read}
-        for name, queue in self.outputs.items():
+        for name in read:
+            queue = self.outputs[name] = Queue(None, plan.max_queue_size)
             streams[name].queues.append(queue)
 
     async def __aenter__(self) -> GraphRun:
@@ -236,10 +243,11 @@ class GraphRun:
         self.over = True
         if self.watched.tap is not None:
             self.watched.tap.ended(self)
-        for node in self.nodes:
-            node.stop()
-        pending = {n.task for n in self.nodes if n.task is not None and not n.task.done()}
-        cancelled = False
+        cancelled, pending = False, set[asyncio.Task[None]]()
+        if self._unfinished:
+            for node in self.nodes:
+                node.stop()
+            pending = {n.task for n in self.nodes if n.task is not None and not n.task.done()}
         while pending:
             try:
                 _, pending = await asyncio.wait(pending)
@@ -248,9 +256,10 @@ class GraphRun:
                 cancelled = True
                 for task in pending:
                     task.cancel()
-        for node in self.nodes:
-            node.release()
-        self.nodes, self.inputs, self.drive = [], {}, None  # see `release`
+        if self._unfinished:
+            for node in self.nodes:
+                node.release()
+        self.nodes, self.inputs, self.drive = [], {}, None  # see `NodeRun.release`
         if cancelled:
             raise asyncio.CancelledError
 
@@ -275,8 +284,9 @@ class GraphRun:
         self.check_rest()
 
     def close_inputs(self) -> None:
-        for name in self.inputs:
-            self.close_input(name)
+        for stream in self.inputs.values():
+            stream.advance(TIMESTAMP_DONE)
+        self.check_rest()
 
     async def read(self, name: str) -> Packet | None:
         """Return the next packet of a graph output; None at its end. Raises NodeError if the run failed."""
@@ -354,7 +364,7 @@ class GraphRun:
     async def hold(self, queue: Queue) -> None:
         """Wait for room in `queue`; the node is not active meanwhile."""
         self.held.append(queue)
-        self.rest()
+        self.active -= 1  # whether all rest is looked at once the queue knows who waits
         try:
             while queue.full:
                 await self._wait_for_room(queue)
@@ -369,10 +379,13 @@ class GraphRun:
         await future
 
     def retired(self) -> None:
+        """Record that one node more has ended."""
         self._unfinished -= 1
         if not self._unfinished and self._finished is not None:
             wake(self._finished)
-        self.rest()
+        self.active -= 1
+        if not self.active:
+            self.check_rest()
 
     def rest(self) -> None:
         """Record that one node fewer is active."""
@@ -390,17 +403,27 @@ class GraphRun:
         for queue in self.held:
             if not queue.full:
                 return  # that node has been woken and will run
-        queues = [q for n in self.nodes for q in n.queues]
-        stuck = [q for q in queues if (q.writers or q in self.held) and q.full]
+        stuck = self.held.copy()
+        for stream in self.inputs.values():
+            for queue in stream.queues:
+                if queue.writers and queue.full:
+                    stuck.append(queue)
         for queue in stuck:
             self._relieve(queue)
-        parked = not stuck and not self.held and self._looping
-        if parked and all(s.bound == TIMESTAMP_DONE for s in self.inputs.values()):
-            self._looping = False
-            for queue in queues:
-                if queue.delay:
+        if not stuck and self._looping:
+            self._close_loops()
+
+    def _close_loops(self) -> None:
+        """Close the back edges, once the inputs are closed."""
+        for stream in self.inputs.values():
+            if stream.bound != TIMESTAMP_DONE:
+                return
+        self._looping = False
+        for node in self.nodes:
+            for queue in node.queues:
+                if queue.delay and queue.owner is not None:
                     queue.bound = TIMESTAMP_DONE
-                    queue.wake_reader()
+                    queue.owner.notice()
 
     def _relieve(self, queue: Queue) -> None:
         node = next(n for n in self.nodes if queue in n.queues)

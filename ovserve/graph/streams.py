@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ovserve.errors import LoadError
-from ovserve.graph.calculator import Packet
+from ovserve.graph.calculator import Context, Method, Packet
 from ovserve.graph.config import GraphConfig
 from ovserve.graph.node import Node, split_tag_index
 from ovserve.protos import calculator_pb2
@@ -97,12 +97,6 @@ class Queue:
         finally:
             self.sink = None
 
-    def wake_reader(self) -> None:
-        if self.owner is not None:
-            self.owner.notice()
-        elif self.reader is not None:
-            wake(self.reader)
-
 
 class Stream:
     """The writing end: it copies every packet to every queue."""
@@ -134,7 +128,7 @@ class Stream:
             elif not queue.swallow:
                 queue.packets.append(Packet(timestamp + queue.delay, value))
                 queue.bound = timestamp + queue.delay + 1
-                if queue.owner is not None:  # `wake_reader`, without its call: twenty for a short request
+                if queue.owner is not None:
                     queue.owner.notice()
                 elif queue.reader is not None:
                     wake(queue.reader)
@@ -346,8 +340,8 @@ class Pools:
         self._plans = plans
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
-    async def run(self, name: str, call: Callable[[], Awaitable[None] | None]) -> None:
-        """Run one call of a calculator to its end on a thread of the pool.
+    async def run(self, name: str, method: Method, cc: Context) -> None:
+        """Run a method of a calculator to its end on a thread of the pool.
 
         A cancelled caller still waits for the thread: a thread cannot be stopped, and the node's `close`
         must not run at the same time as its `process`.
@@ -356,7 +350,7 @@ class Pools:
         if pool is None:
             plan = self._plans[name]
             pool = self._pools[name] = ThreadPoolExecutor(plan.num_threads, plan.prefix)
-        future = asyncio.get_running_loop().run_in_executor(pool, _drive, call)
+        future = asyncio.get_running_loop().run_in_executor(pool, _drive, method, cc)
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -370,9 +364,9 @@ class Pools:
         self._pools.clear()
 
 
-def _drive(call: Callable[[], Awaitable[None] | None]) -> None:
+def _drive(method: Method, cc: Context) -> None:
     try:
-        coro = call()
+        coro = method(cc)
     except StopIteration as exc:  # a future cannot carry one: its waiter would wait forever
         raise RuntimeError("a calculator raised StopIteration") from exc
     if coro is None:
