@@ -89,6 +89,10 @@ class ChatTemplate:
         return name in self._words
 
     @cached_property
+    def _pythonic(self) -> bool:
+        return any(mark in self.text for mark in LFM2_MARKS)
+
+    @cached_property
     def _words(self) -> frozenset[str]:
         return frozenset(re.findall(r"\w+", self.text))
 
@@ -128,8 +132,8 @@ class ChatTemplate:
             messages, tools = describe_tools(messages, tools), None
         texts = messages
         if not self.expects.shows_calls:
-            own = any(mark in self.text for mark in LFM2_MARKS)
-            texts = describe_tools(messages, None, results=not self.expects.shows_results, pythonic=own)
+            results = not self.expects.shows_results
+            texts = describe_tools(messages, None, results=results, pythonic=self._pythonic)
         changes = () if texts is messages else (CALLS_IN_TEXT,)
         messages, adapted = arrange(texts, self.expects)
         return Conversation(
@@ -168,8 +172,12 @@ def describe_tools(
 ) -> Sequence[Message]:
     """Return the messages with the tools in them, and with calls of the history as text, as are their
     `results`. `pythonic`: calls are written as LFM2 does."""
-    if not tools and not any(m.get("tool_calls") or (results and m["role"] == "tool") for m in messages):
-        return messages
+    if not tools:
+        for message in messages:
+            if message.get("tool_calls") or (results and message["role"] == "tool"):
+                break
+        else:
+            return messages
     described: list[dict[str, Any]] = []
     for answers, group in groupby(messages, lambda message: results and message["role"] == "tool"):
         if answers:

@@ -50,10 +50,10 @@ class ThroughputEstimator:
 
     def tokens_of(self, prompts: tuple[Prompt, ...], images: int = 0) -> int:
         """Estimate the tokens of all prompts together, at least one, each with so many images."""
-        text = sum(
-            max(1, int(len(p) / self._characters_a_token)) if isinstance(p, str) else len(p) for p in prompts
-        )
-        return text + int(images * len(prompts) * self._tokens_an_image)
+        tokens = int(images * len(prompts) * self._tokens_an_image)
+        for p in prompts:
+            tokens += max(1, int(len(p) / self._characters_a_token)) if isinstance(p, str) else len(p)
+        return tokens
 
     def record_prompts(self, prompts: tuple[Prompt, ...], tokens: int, images: int = 0) -> None:
         if images:
@@ -233,7 +233,7 @@ class AdmittedText:
         self._admitted = self._begun = False
         self._call = current_request()
         self._sent = time.monotonic()
-        self._controller.deadlines.set(self, self._refused_at)
+        self._controller.deadlines.set(self, min(self._due, self._sent + limits.queue_timeout))
         inner.mailbox.on_admission = self._admit
         inner.mailbox.on_prefill = self._call.record_prefill
 
@@ -265,8 +265,9 @@ class AdmittedText:
             self._inner.fail(DeadlineExceeded(f"the answer was not complete within {seconds:g} s"))
         elif now >= self._last_message + limits.queue_timeout and not self._engine.prefilling:
             self._inner.fail(self._controller.overdue(limits.queue_timeout))
-        else:
-            self._controller.deadlines.set(self, self._refused_at)
+        else:  # the engine counts as silent; during prefill, the watchdog decides whether it hangs
+            since = now if self._engine.prefilling else self._last_message
+            self._controller.deadlines.set(self, min(self._due, since + limits.queue_timeout))
 
     def _admit(self, prompt_tokens: int) -> None:
         if not self._admitted:
@@ -285,9 +286,3 @@ class AdmittedText:
     def _last_message(self) -> float:
         """Return when the engine last sent anything since it has this request."""
         return max(self._sent, self._engine.last_message)
-
-    @property
-    def _refused_at(self) -> float:
-        """Return when the engine counts as silent; during prefill, the watchdog decides whether it hangs."""
-        since = time.monotonic() if self._engine.prefilling else self._last_message
-        return min(self._due, since + self._limits.queue_timeout)

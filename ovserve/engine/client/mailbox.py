@@ -103,10 +103,6 @@ class Mailbox:
         self._wake()
 
     @property
-    def finished(self) -> bool:
-        return self._unfinished == 0
-
-    @property
     def failed(self) -> bool:
         return self._error is not None
 
@@ -140,7 +136,7 @@ class Mailbox:
         index = next(iter(self._slots))
         slot = self._slots.pop(index)
         self.begun = True
-        self.closed = self.finished and not self._slots
+        self.closed = not self._unfinished and not self._slots
         return Delta(
             "".join(slot.texts),
             slot.tokens,

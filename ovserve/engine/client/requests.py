@@ -101,16 +101,14 @@ def engine_requests(
     if sampling.n > 1 and sampling.beams == 1:
         seeds = [(sampling.seed + i) % 2**64 for i in range(sampling.n)]
         each = [msgspec.structs.replace(sampling, n=1, seed=seed) for seed in seeds]
-    encoded = ids or [b""] * len(request.prompts)
-    sequences = [
-        (prompt, of_it, one) for prompt, of_it in zip(request.prompts, encoded, strict=True) for one in each
-    ]
     special, images = request.add_special_tokens, request.images
-    end = len(sequences) - 1
-    return [
-        Add(first_id + i, prompt, special, one, images, last and i == end, of_it, request.batch)
-        for i, (prompt, of_it, one) in enumerate(sequences)
-    ]
+    adds: list[Add] = []
+    end = len(request.prompts) * len(each) - 1
+    for prompt, of_it in zip(request.prompts, ids or [b""] * len(request.prompts), strict=True):
+        for one in each:
+            ends = last and len(adds) == end
+            adds.append(Add(first_id + len(adds), prompt, special, one, images, ends, of_it, request.batch))
+    return adds
 
 
 class RequestTimeline:

@@ -51,7 +51,10 @@ ID_BYTES = 4  # bytes of a packed id
 
 def is_long(prompts: Iterable[str | tuple[int, ...]]) -> bool:
     """Return whether the prompts are too long to tokenize between two steps."""
-    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG_TEXT
+    size = 0
+    for prompt in prompts:
+        size += len(prompt) if isinstance(prompt, str) else 0
+    return size > LONG_TEXT
 
 
 class Texts:
@@ -79,10 +82,11 @@ class Texts:
 
         Raises ContextLengthExceeded, at once for a prompt that cannot fit by its size.
         """
-        prompts, facts = request.prompts, self._facts()
-        check_sizes(prompts, facts)
+        prompts = request.prompts
         if request.images or not is_long(prompts):  # images need the text
             return []
+        facts = self._facts()
+        check_sizes(prompts, facts)
         texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
         special = request.add_special_tokens
         packed: list[bytes] = await self._call_process(
