@@ -49,7 +49,9 @@ test-long: setup-dev ## the rest of the tests that CI runs: property tests, a re
 test-all: setup-dev ## `make test` and `make test-long` in one run
 	$(TESTS) -m 'not slow'
 
-check: setup-dev fmt-check lint type proto-check test-all shape ## format, lint, types, generated code, all tests, counts
+# mypy takes half a minute of one core, and the environment of protoc waits for the net: both beside the tests.
+check: setup-dev fmt-check lint ## format, lint, types, generated code, all tests, which hold the counts of `make shape`
+	+@$(MAKE) --no-print-directory --jobs 3 type proto-check test-all
 
 .PHONY: shape
 shape: setup-dev ## how much there is to understand: files, lines, circles, calls per token
