@@ -59,8 +59,10 @@ class Count:
     wrong: list[str] = field(default_factory=list)
 
 
-def graphs(place: Path) -> dict[str, Graph]:
-    """Make the models in an empty directory; return graphs by name, the most asked for first."""
+def graphs(place: Path, default: Path = ROOT / "graphs/smollm2") -> dict[str, Graph]:
+    """Make the models in an empty directory; return graphs by name, the most asked for first.
+
+    `default` is the graph of the default model."""
     subprocess.run([sys.executable, "-c", MAKE, str(place)], cwd=ROOT, check=True)
     (place / "text1/graph.pbtxt").write_text(GRAPH.format(options=F32))
     found: dict[str, Graph] = {}
@@ -86,7 +88,7 @@ def graphs(place: Path) -> dict[str, Graph]:
         )
     plain("plain1", isolation="process")
     if any((ROOT / "models/smollm2").glob("*.gguf")):
-        text("smollm2", ROOT / "graphs/smollm2")
+        text("smollm2", default)
     add("python", ROOT / "graphs/python_node", "/v3/python?model=python", {"one": "two three"})
     for name in ("text2", "text3"):
         shutil.copytree(place / "text1", place / name)

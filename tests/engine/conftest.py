@@ -73,15 +73,19 @@ MAKE_IR = (
 )
 
 
-@pytest.fixture(scope="session")
-def ir_directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model as the library itself writes it: openvino_model.xml and its tokenizers, nothing else.
-    Not to be changed: `shutil.copytree` it."""
-    made = tmp_path_factory.mktemp("ir")
-    copy = made / model.name
-    shutil.copy(model, copy)
+def make_ir(file: Path, directory: Path) -> None:
+    """Have the library itself write a .gguf file as openvino_model.xml and its tokenizers, nothing else."""
+    directory.mkdir()
+    copy = directory / file.name
+    shutil.copy(file, copy)
     subprocess.run([sys.executable, "-c", MAKE_IR, str(copy)], check=True, timeout=230)
     copy.unlink()
+
+
+@pytest.fixture(scope="session")
+def ir_directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model in that form. Not to be changed: `shutil.copytree` it."""
+    make_ir(model, made := tmp_path_factory.mktemp("ir") / "model")
     return made
 
 

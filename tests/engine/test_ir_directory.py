@@ -1,4 +1,4 @@
-"""A directory in OpenVINO IR form is a model too: made of the default model by the library itself, then served."""
+"""A directory in OpenVINO IR form is a model too: made of two layers by the library itself, then served."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Start, read_all, request
+from conftest import Start, make_ir, read_all, request
 
 from ovserve.errors import LoadError
+from tests import short_model
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def directory(ir_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """openvino_model.xml and its tokenizers, with the facts that a Hugging Face export adds."""
+def directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """openvino_model.xml and its tokenizers, with the facts that a Hugging Face export adds, next to their source."""
     made = tmp_path_factory.mktemp("hf") / "model"
-    shutil.copytree(ir_directory, made)
+    short_model.write_gguf(model, made.with_name(model.name))
+    make_ir(made.with_name(model.name), made)
     (made / "config.json").write_text(
         json.dumps({"max_position_embeddings": 8192, "architectures": ["Llama"]})
     )
@@ -34,14 +36,13 @@ def directory(ir_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 async def test_the_directory_answers_like_the_gguf(start: Start, directory: Path, model: Path) -> None:
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     answers = []
-    for path in (directory, model):
+    for path in (directory, directory.with_name(model.name)):
         client = await start(str(path), ready_timeout=60.0)
         answers.append(
             (await read_all(await client.generate(request(prompt, temperature=0, max_tokens=20))))[0]
         )
         await client.stop()
-    assert answers[0] == answers[1]
-    assert "Paris" in answers[0]
+    assert answers[0] == answers[1] != ""
 
 
 async def test_its_files_are_the_facts(start: Start, directory: Path) -> None:
