@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ import httpx
 import openai
 import pytest
 
-from tests.conftest import MODEL, ROOT, Server, start_process
+from tests.conftest import ROOT, Server, start_process
+from tests.short_model import EXACT
 
 pytestmark = pytest.mark.long
 
@@ -24,12 +26,12 @@ STANDS_IN = {  # the graph whose wiring each one needs, and the calculator whose
     "Hedging": ("cascade", "Cascade"),
     "Today": ("guardrail", "PromptGuard"),
 }
-ASKED = "Repeat exactly: write to john.doe@example.com or call 555-123-4567"
+SAID = "write to john.doe@example.com or call 555-123-4567"
 Answer = tuple[str, int]  # text, generated tokens
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, short_model: Path) -> Path:
     root = tmp_path_factory.mktemp("documented")
     page = (ROOT / "docs/calculators.md").read_text()
     source = next(
@@ -40,17 +42,20 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         before, _, after = text.partition(f'calculator: "{calculator}Calculator"\n')
         node, rest = after.split("\n}\n", 1)
         text = f'{before}calculator: "{name}Calculator"\n{node.partition("  node_options {")[0]}\n}}\n{rest}'
-        # OpenVINO's form of the default model, which loads in half the time.
-        text, count = re.subn(r'models_path: "[^"]*"', f'models_path: "{MODEL.parent}"', text)
-        assert count
+        says = f"models_path: \"{short_model}\" plugin_config: '{EXACT}'"
         (root / name).mkdir()
+        if name == "MaskEmail":  # two layers repeat nothing
+            says = 'models_path: "model.script.json"'
+            (root / name / "model.script.json").write_text(json.dumps({"replies": [{"text": SAID}]}))
+        text, count = re.subn(r'models_path: "[^"]*"', says, text)
+        assert count
         (root / name / "graph.pbtxt").write_text(text)
         (root / name / "calculators.py").write_text(source)
     return root
 
 
 @pytest.fixture(scope="module")
-def server(directory: Path, model: Path) -> Iterator[Server]:
+def server(directory: Path) -> Iterator[Server]:
     running = start_process("--graphs_dir", str(directory), timeout=230)
     yield running
     running.stop()
@@ -112,12 +117,12 @@ def apis(server: Server) -> dict[str, Callable[[str, str, bool], Answer]]:
 def test_each_works_whole_and_streamed(
     apis: dict[str, Callable[[str, str, bool], Answer]], name: str, api: str
 ) -> None:
-    text, tokens = whole = apis[api](name, ASKED, False)
-    assert apis[api](name, ASKED, True) == whole
+    text, tokens = whole = apis[api](name, "Hello", False)
+    assert apis[api](name, "Hello", True) == whole
     assert text
     assert tokens > 0
-    if name == "MaskEmail" and api != "completions":
-        assert "write to [email]" in text
+    if name == "MaskEmail":
+        assert text == SAID.replace("john.doe@example.com", "[email]")
     if name == "NoCasino":
         for stream in (False, True):
             with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match="Not a subject"):
