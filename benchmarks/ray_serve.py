@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from ovserve.deploy.ray.plan import HAPROXY, PYTHON
-from tests.conftest import script_graph, start_server
+from tests.conftest import script_graph, start_server, until
 from tests.deploy.ray import conftest as cluster
 
 TOKENS, STEP = 200, 0.005
@@ -70,7 +70,7 @@ def one(path: str, streams: int, seconds: float) -> dict[str, object]:
         ray = next(made)
         try:
             ray.deploy(cluster.plan_for(Path(directory), max_num_seqs=256))
-            cluster.until(lambda: ray.servers())
+            until(lambda: ray.servers())
             [server_pid] = ray.servers()
             proxies = [*cluster.processes("ProxyActor"), *cluster.processes("haproxy", "-f")]
             parts = {

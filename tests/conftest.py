@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -335,6 +335,14 @@ def refuse(monkeypatch: pytest.MonkeyPatch, path: Path, number: int = errno.EACC
             return real(where, *more, **options)
 
         monkeypatch.setattr(os, name, answer)
+
+
+def until(condition: Callable[[], object], what: object = "never came true", seconds: float = 230) -> None:
+    """Wait until `condition()` holds; else fail with `what`, or with what `what()` returns."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.01)
 
 
 async def eventually(condition: object, seconds: float = 230, pause: float = 0.02) -> None:

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.conftest import ROOT, script_graph, start_process
+from tests.conftest import ROOT, script_graph, start_process, until
 from tests.pull import tiny_gguf
 
 HANG = "while :; do sleep 1000; done\n"
@@ -28,13 +27,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_for(look: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 230
-    while not look():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def running(words: str) -> list[int]:
@@ -59,13 +51,13 @@ def killed(command: list[str], *words: str, **environment: str) -> Iterator[subp
     try:
         yield parent
         for each in words:
-            wait_for(partial(running, each), f"{each} was not started")
+            until(partial(running, each), f"{each} was not started")
         pids += (pid for each in words for pid in running(each))
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
         parent.wait(60)
-        wait_for(lambda: not any(map(alive, pids)), f"it outlived {command[:4]}")
+        until(lambda: not any(map(alive, pids)), f"it outlived {command[:4]}")
     finally:
         parent.kill()
         parent.wait(60)
@@ -125,7 +117,7 @@ def test_a_killed_server_leaves_no_pull(tmp_path: Path, index: str) -> None:
             http.post("http://local/api/pull", json={"model": "smollm2"})
 
     with killed(command, *words, PIP_INDEX_URL=index):
-        wait_for(address.exists, "the server did not start")
+        until(address.exists, "the server did not start")
         asking = Thread(target=ask)
         asking.start()
     asking.join(60)

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.conftest import Server, start_process
+from tests.conftest import Server, start_process, until
 from tests.test_toy_kind import GRAPH, TOY
 
 FIELD = '      fields { key: "isolation" value { string_value: "%s" } }\n    }'
@@ -91,10 +90,7 @@ def test_a_bounded_queue_for_each_model(server: Server) -> None:
     try:
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 230
-        while len(found) < 4:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.02)
+        until(lambda: len(found) == 4, found)
     finally:
         os.kill(shared, signal.SIGCONT)
     assert count(server, "b").status_code == 200, "the queue of another is not its own"

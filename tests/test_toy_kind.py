@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ovserve.engine.client.calls import CallClient
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.client.state import RestartPolicy
 from ovserve.engine.protocol.blobs import INLINE_BYTES
-from tests.conftest import ROOT, Server, start_process, start_server
+from tests.conftest import ROOT, Server, start_process, start_server, until
 
 TOY = ROOT / "tests/toy_kind"
 GRAPH = """
@@ -112,10 +111,7 @@ def test_a_client_that_leaves_ends_its_call(toy: Server) -> None:
         lines = answer.iter_lines()
         next(lines)
         assert running(toy) == 1
-    deadline = time.monotonic() + 230
-    while running(toy):
-        assert time.monotonic() < deadline, "the call goes on without its client"
-        time.sleep(0.05)
+    until(lambda: not running(toy), "the call goes on without its client")
     # Both places of the engine are free again, or these would wait for 2,000 s.
     assert [count(toy, 2).status_code for _ in range(3)] == [200, 200, 200]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.conftest import ROOT, start_server
+from tests.conftest import ROOT, start_server, until
 
 pytestmark = pytest.mark.long
 SERVER = ROOT / "tests/mcp_servers/server.py"
@@ -53,9 +52,6 @@ def test_a_real_model_calls_a_tool_and_the_child_dies_with_its_server(model: Pat
             pid = int(child.output)  # type: ignore[union-attr, arg-type]
         os.kill(pid, signal.SIGSTOP)  # so it does not see that its stdin is closed
         server.process.kill()
-        deadline = time.monotonic() + 230
-        while alive(pid):
-            assert time.monotonic() < deadline, "the child outlived its server"
-            time.sleep(0.05)
+        until(lambda: not alive(pid), "the child outlived its server")
     finally:
         server.stop()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import Server, graph_of, script_graph, start_process
+from tests.conftest import Server, graph_of, script_graph, start_process, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # 20 s on a quiet machine
 
@@ -43,10 +42,7 @@ def test_prefixes_are_found_after_an_unload_and_a_kill(tmp_path: Path, short_mod
         right, tokens, cached = ask(server, "What did the dragon drink?")
         assert cached > tokens - 64
         [file] = kept.glob("*.kv")
-        deadline = time.monotonic() + 230
-        while file.stat().st_size < cached * 1500:  # 3 KB for each token
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: file.stat().st_size >= cached * 1500)  # 3 KB for each token
         body = {"model": "other", "messages": [{"role": "user", "content": "hello"}]}
         assert httpx.post(f"{server.v3}/chat/completions", json=body, timeout=200).status_code == 200
         assert ask(server, "What did the dragon drink?") == (right, tokens, cached)

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import ROOT, Server, script_graph, start_server
+from tests.conftest import ROOT, Server, script_graph, start_server, until
 from tests.e2e.test_process import alive, wait_gone
 
 SCRIPT = json.dumps(
@@ -56,18 +56,12 @@ def content_of(lines: list[str]) -> str:
 
 
 def until_stopping(server: Server) -> None:
-    deadline = time.monotonic() + 230
-    while not any("stopping; running requests" in line for line in server.errors):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: any("stopping; running requests" in line for line in server.errors))
 
 
 def until_running(server: Server, requests: int) -> None:
     wanted = f'ovserve_requests_running{{name="m"}} {requests}\n'
-    deadline = time.monotonic() + 230
-    while wanted not in httpx.get(f"{server.url}/metrics").text:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: wanted in httpx.get(f"{server.url}/metrics").text)
 
 
 def test_sigterm_lets_running_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.conftest import Server, start_process
+from tests.conftest import Server, start_process, until
 from tests.engine.real import EXACT
 
 pytestmark = pytest.mark.long
@@ -154,10 +153,7 @@ def gauge(server: Server, name: str) -> float:
 
 
 def wait_for(server: Server, name: str, *, running: int) -> None:
-    deadline = time.monotonic() + 230
-    while gauge(server, name) != running:
-        assert time.monotonic() < deadline, name
-        time.sleep(0.1)
+    until(lambda: gauge(server, name) == running, name)
 
 
 def test_a_client_that_leaves_frees_its_beams_and_streams_go_on(paged: Server) -> None:

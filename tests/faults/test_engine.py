@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import httpx
 import pytest
 
 from ovserve.engine.host.memory import oom_kills
-from tests.conftest import Server, eventually, script_graph, start_server
+from tests.conftest import Server, eventually, script_graph, start_server, until
 from tests.faults.conftest import ANSWER, SCRIPT, Hurt, Hurting
 from tests.faults.memory_group import memory_group
 
@@ -168,12 +166,6 @@ def killed_by_the_kernel(http: httpx.Client, server: Server) -> None:
 
     def body(word: str, **more: object) -> dict[str, object]:
         return {"model": "m", "messages": [{"role": "user", "content": word}], **more}
-
-    def until(shown: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 230
-        while not shown():
-            assert time.monotonic() < deadline, "never came true"
-            time.sleep(0.02)
 
     (engine,) = server.children("ovserve.engine.worker.main")
     with http.stream("POST", path, json=body("endless", stream=True)) as answer:

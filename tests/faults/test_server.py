@@ -9,16 +9,15 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.conftest import Server, eventually, script_graph, start_server
+from tests.conftest import Server, eventually, script_graph, start_server, until
 from tests.engine.conftest import is_running
 from tests.faults.conftest import ANSWER, SCRIPT, Figure, Hurting
 
@@ -65,10 +64,7 @@ def test_server_kill_9(tmp_path: Path) -> None:
             with pytest.raises(httpx.RemoteProtocolError):
                 list(lines)
         server.process.wait(60)
-    deadline = time.monotonic() + 230
-    while any(map(is_running, children)):
-        assert time.monotonic() < deadline, "an engine or a template process was left"
-        time.sleep(0.02)
+    until(lambda: not any(map(is_running, children)), "an engine or a template process was left")
     with serving(tmp_path, "--rest_port", str(server.port)) as (_, http):  # on the same port
         assert http.get(f"/v3/responses/{stored}").status_code == 200
         assert chat(http)
@@ -217,8 +213,8 @@ def test_key_rotation_under_load(tmp_path: Path, figure: Figure) -> None:
                 write(common, common + 1)
                 written = time.monotonic()
                 assert {one.result() for one in asked} == {200}, "a key in force was refused"
-                wait_for(partial(ask, common + 1), 200)
-                wait_for(partial(ask, common - 1), 401)
+                until(lambda new=common + 1: ask(new) == 200)
+                until(lambda old=common - 1: ask(old) == 401)
                 in_force.append(time.monotonic() - written)
                 if round_ == 5:
                     keys.write_text("[[key]]\nname = ")
@@ -228,10 +224,3 @@ def test_key_rotation_under_load(tmp_path: Path, figure: Figure) -> None:
         assert ask(11) == 200
         figure(f"the new keys were in force, and the old ones not, after {max(in_force):.2f} s at most")
         assert any("keys.toml" in line for line in server.errors), "the broken file is in the log"
-
-
-def wait_for(ask: Callable[[], int], status: int) -> None:
-    deadline = time.monotonic() + 230
-    while (found := ask()) != status:
-        assert time.monotonic() < deadline, f"it is {found} for ever"
-        time.sleep(0.1)

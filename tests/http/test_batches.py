@@ -18,7 +18,7 @@ import pytest
 from openai.types import Batch
 
 from ovserve.access.keys import entry_text
-from tests.conftest import ROOT, Server, script_graph, start_process, start_server
+from tests.conftest import ROOT, Server, script_graph, start_process, start_server, until
 from tests.encoders import graph, tiny
 
 SCRIPT = {
@@ -334,7 +334,7 @@ def test_a_retry_with_its_key_makes_no_second_batch(server: Server, client: open
 def test_a_cancelled_batch_keeps_its_results(server: Server, client: openai.OpenAI) -> None:
     lines = [line("first", "hello"), *(line(f"w{i}", "never") for i in range(100))]
     batch = create(client, lines)
-    wait_for(lambda: counts(client, batch.id)[1] == 1)
+    until(lambda: counts(client, batch.id)[1] == 1)
     with pytest.raises(openai.ConflictError, match="input of a batch"):
         client.files.delete(batch.input_file_id)
     assert client.batches.cancel(batch.id).status == "cancelling"
@@ -361,11 +361,11 @@ def test_batches_end_with_their_time(tmp_path: Path) -> None:
         stack.callback(server.stop)
         client = client_of(server)
         batch = create(client, lines)
-        wait_for(lambda: counts(client, batch.id)[1] == 1)
+        until(lambda: counts(client, batch.id)[1] == 1)
         killed = start(tmp_path / "killed", *flags)
         stack.callback(lambda: killed.stop())  # whichever it is then
         other = create(client_of(killed), lines)
-        wait_for(lambda: counts(client_of(killed), other.id)[1] == 1)
+        until(lambda: counts(client_of(killed), other.id)[1] == 1)
         killed.stop(signal.SIGKILL)
         (tmp_path / "killed/r.db.files" / other.input_file_id).unlink()
         killed = start(tmp_path / "killed", *flags)
@@ -461,12 +461,12 @@ def test_keys_see_only_their_own_and_are_bounded(tmp_path: Path) -> None:
         for file in a.files.list():
             a.files.delete(file.id)
         orphan = create(a, [line("x", "never")])
-        wait_for(lambda: counts(a, orphan.id)[0] == 1)
+        until(lambda: counts(a, orphan.id)[0] == 1)
         keys.write_text(entry_text("b", B))
-        wait_for(lambda: httpx.get(server.url + "/v1/files", headers={"api-key": A}).status_code == 401)
-        wait_for(lambda: 'ovserve_batches{status="in_progress"} 0' in metrics(server, B))
+        until(lambda: httpx.get(server.url + "/v1/files", headers={"api-key": A}).status_code == 401)
+        until(lambda: 'ovserve_batches{status="in_progress"} 0' in metrics(server, B))
         keys.write_text(entry_text("a", A) + entry_text("b", B))
-        wait_for(lambda: httpx.get(server.url + "/v1/files", headers={"api-key": A}).status_code == 200)
+        until(lambda: httpx.get(server.url + "/v1/files", headers={"api-key": A}).status_code == 200)
         assert ended(a, orphan.id).status == "cancelled", "its key was deleted"
     finally:
         server.stop()
@@ -479,7 +479,7 @@ def test_sigterm_leaves_the_rest_to_the_next_start(tmp_path: Path) -> None:
     try:
         client = client_of(server)
         batch = create(client, lines)
-        wait_for(lambda: counts(client, batch.id)[1] > 0)
+        until(lambda: counts(client, batch.id)[1] > 0)
     finally:
         assert server.stop(signal.SIGTERM) == 0
     server = start(tmp_path, script=script)
@@ -501,13 +501,6 @@ def counts(client: openai.OpenAI, id_: str) -> tuple[int, int, int]:
     found = client.batches.retrieve(id_).request_counts
     assert found is not None
     return found.total, found.completed, found.failed
-
-
-def wait_for(condition: Any, seconds: float = 230) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_the_console_polls_has_no_line_in_the_log(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from scripts.image_model import make
-from tests.conftest import Server, eventually, start_process
+from tests.conftest import Server, eventually, start_process, until
 from tests.images import graph, opened, pixels
 
 LIMITS = (
@@ -252,10 +252,7 @@ def test_two_at_once_and_a_full_queue(server: Server) -> None:
     try:
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 230
-        while len(answers) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: len(answers) == 2)
     finally:
         for engine in engines:
             os.kill(engine, signal.SIGCONT)

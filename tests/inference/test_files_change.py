@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import start_process
+from tests.conftest import start_process, until
 from tests.inference.conftest import Site, start_site
 
 WIDTH = 1500  # of the weights: 9 MB, which the runtime maps and does not keep as a copy
@@ -51,13 +51,6 @@ def answer(site: Site, model: str, width: int = WIDTH) -> float | str:
     values = reply.json()["outputs"][0]["data"]
     assert len({*values}) == 1, "values of two models are mixed"
     return float(values[0]) / width
-
-
-def until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "it never came true") -> None:
-    deadline = time.monotonic() + 230
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.05)
 
 
 @contextmanager

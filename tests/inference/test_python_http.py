@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.conftest import until
 from tests.inference.conftest import Site, start_site
 from tests.inference.python_graphs import converter, graph, python, write
 
@@ -243,10 +243,10 @@ def test_a_stream_ends_when_its_client_leaves(web: Site) -> None:
     seen = len(web.server.errors)
     with httpx.stream("GET", f"{web.server.v3}/service/events?n=1000&pause=0.02") as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 230
-    while not any("service/node: closed" in line for line in web.server.errors[seen:]):
-        assert time.monotonic() < deadline, "the generator goes on without its client"
-        time.sleep(0.05)
+    until(
+        lambda: any("service/node: closed" in line for line in web.server.errors[seen:]),
+        what="the generator goes on without its client",
+    )
 
 
 def test_what_fails_is_said(web: Site) -> None:

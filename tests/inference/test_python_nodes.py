@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
+from tests.conftest import until
 from tests.inference.conftest import Site, start_site
 from tests.inference.python_graphs import converter, graph, one, python, write
 
@@ -416,10 +417,10 @@ def test_a_generator_stops_when_its_client_does(nodes: Site) -> None:
         assert arrived.wait(60), "an item arrives before the last is computed, three hours later"
         seen = len(nodes.server.errors)
         client.stop_stream(cancel_requests=True)
-    deadline = time.monotonic() + 230
-    while not any("generate/node: closed" in line for line in nodes.server.errors[seen:]):
-        assert time.monotonic() < deadline, "it goes on without its client"
-        time.sleep(0.05)
+    until(
+        lambda: any("generate/node: closed" in line for line in nodes.server.errors[seen:]),
+        what="it goes on without its client",
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from ovserve.access.keys import entry_text
+from tests.conftest import until
 from tests.inference.conftest import Site, start_site
 
 ONE = {"name": "x", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}
@@ -48,11 +49,11 @@ def version_of(site: Site, model: str, version: str = "") -> str:
     return answer.json().get("model_version", answer.json().get("error"))
 
 
-def until(site: Site, model: str, wanted: dict[str, str]) -> None:
-    deadline = time.monotonic() + 230
-    while (found := {v: state for v, (state, _) in site.states(model).items()}) != wanted:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+def until_states(site: Site, model: str, wanted: dict[str, str]) -> None:
+    until(
+        lambda: {version: state for version, (state, _) in site.states(model).items()} == wanted,
+        lambda: site.states(model),
+    )
 
 
 def test_policies(moving: Site) -> None:
@@ -82,16 +83,13 @@ def test_a_new_version_replaces_the_old_one_and_no_request_fails(moving: Site) -
         source = moving.root / "m/2"
         (moving.root / "m/3").mkdir()
         (moving.root / "m/3/model.xml").write_text("<net")  # half a copy: 2 must go on
-        deadline = time.monotonic() + 230
-        while moving.states("m").get("3", ("", ""))[1] in ("", "OK"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: moving.states("m").get("3", ("", ""))[1] not in ("", "OK"))
         assert moving.states("m")["2"][0] == "AVAILABLE"
         shutil.copytree(source, moving.root / "m/3", dirs_exist_ok=True)
-        until(moving, "m", {"2": "END", "3": "AVAILABLE"})
-        until(moving, "all", {"1": "AVAILABLE", "2": "AVAILABLE", "3": "AVAILABLE"})
+        until_states(moving, "m", {"2": "END", "3": "AVAILABLE"})
+        until_states(moving, "all", {"1": "AVAILABLE", "2": "AVAILABLE", "3": "AVAILABLE"})
         shutil.rmtree(moving.root / "m/3")
-        until(moving, "m", {"2": "AVAILABLE", "3": "END"})
+        until_states(moving, "m", {"2": "AVAILABLE", "3": "END"})
     finally:
         stop.set()
         asking.join()

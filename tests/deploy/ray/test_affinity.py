@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import MODEL, ROOT
-from tests.deploy.ray.conftest import DATA_PLANE, Ray, plan_for, until
+from tests.conftest import MODEL, ROOT, until
+from tests.deploy.ray.conftest import DATA_PLANE, Ray, plan_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 NAME = "talk"  # deployments that the proxy knew before reject requests for an instant: docs/clusters.md

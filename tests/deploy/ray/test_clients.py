@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import MODEL, ROOT, script_graph
-from tests.deploy.ray.conftest import Ray, plan_for, script, until
+from tests.conftest import MODEL, ROOT, script_graph, until
+from tests.deploy.ray.conftest import Ray, plan_for, script
 from tests.deploy.ray.load import DONE, ask
 from tests.encoders import graph, tiny
 from tests.http.test_openai_client import (  # noqa: F401  the same tests, with the fixture `server` below

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import script_graph
-from tests.deploy.ray.conftest import DATA_PLANE, Ray, parent, plan_for, processes, raylet, script, until
+from tests.conftest import script_graph, until
+from tests.deploy.ray.conftest import DATA_PLANE, Ray, parent, plan_for, processes, raylet, script
 from tests.deploy.ray.load import CUT, DONE, ERROR_EVENT, Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
@@ -47,7 +47,7 @@ def app(ray: Ray, graphs: Path) -> Iterator[Ray]:
 @pytest.fixture(autouse=True)
 def whole(app: Ray) -> None:
     """Each test begins with two replicas that answer."""
-    until(lambda: app.replicas() == 2 and len(app.servers()) == 2, 90)
+    until(lambda: app.replicas() == 2 and len(app.servers()) == 2, seconds=90)
 
 
 def test_a_server_that_ends_costs_only_the_streams_that_it_had_begun(app: Ray) -> None:
@@ -56,7 +56,9 @@ def test_a_server_that_ends_costs_only_the_streams_that_it_had_begun(app: Ray) -
         child = next(iter(app.servers()))
         killed = time.monotonic()
         os.kill(child, signal.SIGKILL)
-        until(lambda: app.replicas() == 2 and child not in app.servers() and len(app.servers()) == 2, 90)
+        until(
+            lambda: app.replicas() == 2 and child not in app.servers() and len(app.servers()) == 2, seconds=90
+        )
         time.sleep(2)
     failed = load.failed()
     assert len(failed) <= CLIENTS, failed
@@ -75,7 +77,7 @@ def test_a_replica_that_is_killed_takes_its_server_along(app: Ray) -> None:
         killed = time.monotonic()
         os.kill(parent(child), signal.SIGKILL)
         until(lambda: not ({child} | engines) & processes("ovserve").keys())
-        until(lambda: app.replicas() == 2 and len(app.servers()) == 2, 90)
+        until(lambda: app.replicas() == 2 and len(app.servers()) == 2, seconds=90)
         time.sleep(1)
     failed = load.failed()
     assert engines
@@ -107,14 +109,14 @@ def test_a_wrong_graph_is_reported_and_the_old_one_serves(app: Ray, graphs: Path
     try:
         with Load(app.url, CLIENTS) as load:
             app.deploy(plan_for(graphs, min_replicas=2, max_replicas=2))
-            until(lambda: len(app.status()[1]) == 2, 30)
+            until(lambda: len(app.status()[1]) == 2, seconds=30)
             _, faults = app.status()
             assert all("NoSuchCalculator" in fault for fault in faults), faults
             os.kill(
                 next(iter(app.servers())), signal.SIGKILL
             )  # a replica that starts now serves the old one too
-            until(lambda: app.replicas() == 2 and len(app.servers() - before) == 1, 90)
-            until(lambda: len(app.status()[1]) == 2, 30)
+            until(lambda: app.replicas() == 2 and len(app.servers() - before) == 1, seconds=90)
+            until(lambda: len(app.status()[1]) == 2, seconds=30)
         assert load.count().keys() <= {DONE, ERROR_EVENT}, load.failed()
         assert {one.text.strip() for one in load.ended if one.how == DONE} == {words("two")}
         states = httpx.get(f"{app.url}/v1/config").json()["words"]["model_version_status"][0]
@@ -123,7 +125,7 @@ def test_a_wrong_graph_is_reported_and_the_old_one_serves(app: Ray, graphs: Path
     finally:
         file.write_text(good)
     app.deploy(plan_for(graphs, min_replicas=2, max_replicas=2))
-    until(lambda: not app.status()[1], 30)
+    until(lambda: not app.status()[1], seconds=30)
 
 
 def test_changed_options_replace_replicas_without_a_lost_request(app: Ray, graphs: Path) -> None:
@@ -131,7 +133,7 @@ def test_changed_options_replace_replicas_without_a_lost_request(app: Ray, graph
     with Load(app.url, CLIENTS) as load:
         until(lambda: load.count()[DONE] >= CLIENTS)
         app.deploy(plan_for(graphs, min_replicas=2, max_replicas=2, cpus=0.5, options={"max_queue": "100"}))
-        until(lambda: not before & app.servers(), 150)
+        until(lambda: not before & app.servers(), seconds=150)
         time.sleep(1)
     assert load.count().keys() == {DONE}, load.failed()
 
@@ -141,7 +143,7 @@ def test_another_affinity_is_deployed_without_a_lost_request(app: Ray, graphs: P
     with Load(app.url, CLIENTS) as load:
         until(lambda: load.count()[DONE] >= CLIENTS)
         app.deploy(plan_for(graphs, min_replicas=2, max_replicas=2, cpus=0.5, affinity="session"))
-        until(lambda: not before & app.servers(), 150)
+        until(lambda: not before & app.servers(), seconds=150)
         time.sleep(1)
     assert load.count().keys() == {DONE}, load.failed()
 
@@ -155,7 +157,9 @@ def test_a_node_that_is_lost_is_made_up_for(app: Ray) -> None:
         killed = time.monotonic()
         app.cluster.remove_node(lost, allow_graceful=False)
         app.nodes.remove(lost)
-        until(lambda: len(app.servers()) == 2 and app.servers() != before and app.replicas() == 2, 120)
+        until(
+            lambda: len(app.servers()) == 2 and app.servers() != before and app.replicas() == 2, seconds=120
+        )
         time.sleep(1)
     app.add_node()
     failed = load.failed()

@@ -14,8 +14,8 @@ from ovserve.deploy.ray.plan import Plan
 from ovserve.deploy.ray.rollout import pack
 from ovserve.serving.config.file import SingleGraph
 from ovserve.serving.settings import ServableSpec
-from tests.conftest import ROOT
-from tests.deploy.ray.conftest import DATA_PLANE, Ray, until
+from tests.conftest import ROOT, until
+from tests.deploy.ray.conftest import DATA_PLANE, Ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 CHAT = {"model": "smollm2", "messages": [{"role": "user", "content": "Count to five."}], "max_tokens": 16}

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import script_graph
-from tests.deploy.ray.conftest import Ray, plan_for, script, until
+from tests.conftest import script_graph, until
+from tests.deploy.ray.conftest import Ray, plan_for, script
 from tests.deploy.ray.load import DONE, Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
@@ -36,11 +36,11 @@ def app(ray: Ray, tmp_path: Path) -> Iterator[Ray]:
 def test_replicas_follow_the_queue_and_no_answer_is_lost(app: Ray) -> None:
     assert app.replicas() == 1
     with Load(app.url, 9) as load:
-        until(lambda: app.replicas() == 3, 90)
+        until(lambda: app.replicas() == 3, seconds=90)
         # With HAProxy what waits in the first replica stays there, so it takes until clients ask again.
-        until(lambda: len(shares := app.metric(FINISHED)) == 3 and min(shares.values()) >= 2, 60)
+        until(lambda: len(shares := app.metric(FINISHED)) == 3 and min(shares.values()) >= 2, seconds=60)
     before = len(load.ended)
     with Load(app.url, 1) as few:
-        until(lambda: app.replicas() == 1 and len(app.servers()) == 1, 150)
+        until(lambda: app.replicas() == 1 and len(app.servers()) == 1, seconds=150)
     assert before
     assert load.count().keys() == few.count().keys() == {DONE}, (load.failed(), few.failed())

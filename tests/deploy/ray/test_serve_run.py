@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from ovserve.access.keys import entry_text
-from tests.conftest import script_graph
-from tests.deploy.ray.conftest import DATA_PLANE, Ray, script, until
+from tests.conftest import script_graph, until
+from tests.deploy.ray.conftest import DATA_PLANE, Ray, script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 KEY = "a-key-that-is-long-enough"
@@ -44,8 +44,8 @@ def test_serve_run_takes_the_file_and_keys_hold(file: Path, ray: Ray) -> None:
     subprocess.run(
         [*serve, str(file)], check=True, timeout=230, env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     )
-    until(lambda: ray.replicas() == 1, 90)
-    until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200, 90)
+    until(lambda: ray.replicas() == 1, seconds=90)
+    until(lambda: httpx.get(f"{ray.url}/v2/health/ready").status_code == 200, seconds=90)
     body = {"model": "words", "messages": [{"role": "user", "content": "go"}]}
     assert httpx.post(f"{ray.url}/v3/chat/completions", json=body).status_code == 401
     key = {"authorization": f"Bearer {KEY}"}

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import script_graph
-from tests.deploy.ray.conftest import DATA_PLANE, Ray, parent, plan_for, processes, script, until
+from tests.conftest import script_graph, until
+from tests.deploy.ray.conftest import DATA_PLANE, Ray, parent, plan_for, processes, script
 from tests.deploy.ray.load import CUT, DONE, ERROR_EVENT, Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.filterwarnings("ignore")]
@@ -63,7 +63,9 @@ def test_mixed_traffic_loses_only_what_a_killed_replica_had_begun(app: Ray) -> N
         child = next(iter(app.servers()))
         killed = time.monotonic()
         os.kill(parent(child), signal.SIGKILL)
-        until(lambda: child not in app.servers() and len(app.servers()) == 2 and app.replicas() == 2, 90)
+        until(
+            lambda: child not in app.servers() and len(app.servers()) == 2 and app.replicas() == 2, seconds=90
+        )
         whole_again = time.monotonic()
         time.sleep(max(0.0, began + SECONDS / 2 - time.monotonic()))
         before = memory(app)

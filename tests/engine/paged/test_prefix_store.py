@@ -17,6 +17,7 @@ import pytest
 from ovserve.kinds.text.worker.paged.blocks import ROOT, BlockPool, digest_of
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.prefix_store import PAGE_BYTES, PrefixStore, store_file
+from tests.conftest import until
 
 BLOCKS, MANY = 8, 1 << 30
 WRITE = """
@@ -77,10 +78,7 @@ def write(
 
 
 def wait_for(store: PrefixStore, block: int) -> None:
-    deadline = time.monotonic() + 230
-    while not store.has(digest(block)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: store.has(digest(block)))
 
 
 def loaded(store: PrefixStore, arrays: list[np.ndarray], block: int) -> bool:
@@ -206,10 +204,7 @@ def test_a_beginning_that_is_used_from_memory_stays_in_the_file(file: Path) -> N
                     block, digests[-1] if at else ROOT, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]
                 )
             )
-            deadline = time.monotonic() + 230
-            while not store.has(digests[-1]):
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            until(lambda: store.has(digests[-1]))
         pool.release(table)
         return digests
 

@@ -4,8 +4,7 @@ up."""
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,14 +28,7 @@ from ovserve.kinds.tensors.worker.engine import (
     FixedShapes,
     TensorEngine,
 )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 230
-    while not condition():
-        if time.monotonic() > until:
-            pytest.fail("it did not happen within 60 s")
-        time.sleep(0.01)
+from tests.conftest import until
 
 
 @contextmanager
@@ -100,7 +92,7 @@ def test_a_compilation_on_which_a_call_fails_is_given_up(tmp_path: Path) -> None
     with engine(chosen_rows(tmp_path)) as made:
         for _ in range(FREQUENT_CALLS):
             infer(made, rows, right)
-        wait_until(lambda: bool(fixed(made)._variants))
+        until(lambda: bool(fixed(made)._variants))
         infer(made, rows, right)
         for wrongs in (1, 2, 3):
             for _ in range(wrongs):
@@ -123,10 +115,10 @@ def test_shapes_that_do_not_go_together_are_not_compiled(
         for _ in range(FREQUENT_CALLS):
             with pytest.raises(InvalidArgument, match="(?i)incompatible"):
                 infer(made, *wrong)
-        wait_until(lambda: not found._making)
+        until(lambda: not found._making)
         for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
-        wait_until(lambda: rows_of(found) == [2])
+        until(lambda: rows_of(found) == [2])
         check_product(made, 2, 0)
     assert "not compiled" not in capfd.readouterr().out, "the model was asked before"
 
@@ -139,7 +131,7 @@ def test_the_shapes_of_most_calls_get_a_compilation_and_others_still_work(plain_
         assert not found._variants
         assert not found._making
         check_product(made, 2, FREQUENT_CALLS)
-        wait_until(lambda: bool(found._variants))
+        until(lambda: bool(found._variants))
         (compiled,) = found._variants.values()
         assert not compiled.proven
         for seed in range(10):
@@ -158,14 +150,14 @@ def test_other_shapes_take_over_when_more_calls_have_them(plain_models: Path) ->
         found = fixed(made)
         for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
-        wait_until(lambda: bool(found._variants))
+        until(lambda: bool(found._variants))
         for seed in range(FREQUENT_CALLS):
             check_product(made, 2, seed)
             check_product(made, 5, seed)
         assert rows_of(found) == [2], "they are used as often"
         for seed in range(FREQUENT_CALLS):
             check_product(made, 5, seed)
-        wait_until(lambda: rows_of(found) == [5])
+        until(lambda: rows_of(found) == [5])
         check_product(made, 5, 2)
         check_product(made, 2, 2)
         for seed in range(FREQUENT_CALLS * REPLACEMENT_FACTOR - 2):
@@ -192,7 +184,7 @@ def test_shapes_that_come_no_more_make_room(plain_models: Path) -> None:
             check_product(made, 2 + seed % MAX_COUNTED_SHAPES, seed)
         for seed in range(2 * FREQUENT_CALLS):
             check_product(made, 2 + MAX_COUNTED_SHAPES, seed)
-        wait_until(lambda: rows_of(fixed(made)) == [2 + MAX_COUNTED_SHAPES])
+        until(lambda: rows_of(fixed(made)) == [2 + MAX_COUNTED_SHAPES])
 
 
 def test_threads_that_call_while_it_is_compiled_and_closed(plain_models: Path) -> None:
@@ -227,7 +219,7 @@ def test_a_model_that_answers_otherwise_keeps_its_own_compilation(
         ones = np.ones((2, 4), np.float32)
         for _ in range(FREQUENT_CALLS):
             infer(made, ones)
-        wait_until(lambda: bool(fixed(made)._variants))
+        until(lambda: bool(fixed(made)._variants))
         (answered,) = infer(made, ones)
         assert (answered >= 1).all()
         assert not fixed(made).open
@@ -277,7 +269,7 @@ async def test_batches_have_few_sizes(plain_models: Path) -> None:
             invocation.blobs = (bytearray(row.tobytes()),) * 2  # type: ignore[assignment]
             assert made.begin(invocation, deliver)
         made.began()
-        wait_until(lambda count=round_ % 12 + 1: len(ended) == count)
+        until(lambda count=round_ % 12 + 1: len(ended) == count)
         for number, raw in ended.items():
             assert np.frombuffer(raw, np.float32).tolist() == [2.0 * (number + round_)] * 10
         ended.clear()
