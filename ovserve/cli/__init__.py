@@ -27,6 +27,8 @@ def main(argv: list[str] | None = None) -> None:
         argv = ["pull", *(a for a in argv if a != "--pull")] if "--pull" in argv else ["serve", *argv]
     child = None
     try:
+        if argv[:1] == ["serve"]:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `Reloads` takes it: nothing is loaded yet
         if argv[:1] == ["serve"] and not any(word in WITHOUT_ENGINE for word in argv):
             from ovserve.engine.client.spawn import Child, choose_temporary_directory
             from ovserve.engine.protocol.launch import PREPARE

@@ -68,10 +68,10 @@ def frames(call: Call) -> list[tuple[bytes, ...]]:
 def main(argv: list[str]) -> int:
     descriptor, seconds, memory = int(argv[1]), float(argv[2]), int(argv[3])
     find(argv[4])()
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the server ends this process by closing
-    # the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, the end of a terminal and a service manager's SIGTERM reach the whole group; the server ends
+    # this process by closing the socket.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from ovserve.cli import main
-from tests.conftest import ROOT, script_graph, start_process, start_server
+from tests.conftest import ROOT, script_graph, start_process, start_server, until
 
 SCRIPT = json.dumps(
     {
@@ -43,10 +43,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_gone(pid: int, seconds: float = 230) -> None:
-    deadline = time.monotonic() + seconds
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
+    until(lambda: not alive(pid), f"process {pid} is still there", seconds)
 
 
 def chat(word: str) -> dict[str, object]:
@@ -103,10 +100,10 @@ def starting(directory: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 230
-        while len(of_session(process.pid)) < 2 and process.poll() is None:
-            assert time.monotonic() < deadline, "no engine process was started"
-            time.sleep(0.005)
+        until(
+            lambda: len(of_session(process.pid)) > 1 or process.poll() is not None,
+            "no engine process was started",
+        )
         yield process
     finally:
         for pid in of_session(process.pid):
@@ -123,6 +120,25 @@ def test_a_server_that_is_ended_while_it_starts_leaves_no_process(tmp_path: Path
         process.wait(60)
         for pid in of_session(process.pid):
             wait_gone(pid)
+
+
+def test_the_end_of_a_terminal_ends_no_process(tmp_path: Path) -> None:
+    """It sends SIGHUP to the whole group, to the server as early as its first engine process is there."""
+    with starting(script_graph(tmp_path / "g", SCRIPT)) as process:
+        assert process.stderr is not None
+        process.send_signal(signal.SIGHUP)
+        (url,) = next(filter(None, (re.findall(r"listening on (\S+),", line) for line in process.stderr)))
+        url = f"{url}/v3/chat/completions"
+        assert "[DONE]" in httpx.post(url, json=chat("long"), timeout=230).text
+        for pid in of_session(process.pid):  # the next engine is started by a server that takes SIGHUP itself
+            if b"engine.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        assert "[DONE]" in httpx.post(url, json=chat("long"), timeout=230).text
+        before = {pid for pid in of_session(process.pid) if alive(pid)}
+        os.killpg(process.pid, signal.SIGHUP)
+        assert any("reloading: SIGHUP" in line for line in process.stderr)
+        assert "[DONE]" in httpx.post(url, json=chat("long"), timeout=230).text
+        assert all(map(alive, before))
 
 
 def test_a_second_interrupt_does_not_interrupt_the_end() -> None:

@@ -59,10 +59,10 @@ def _end_with_parent(sock: socket.socket) -> None:
 
 
 def main(argv: list[str]) -> int:
-    # Ctrl-C in a terminal and a service manager's SIGTERM reach the whole group; the server drains its
-    # requests first and then says Stop, or is gone, which closes the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, the end of a terminal and a service manager's SIGTERM reach the whole group; the server drains
+    # its requests first and then says Stop, or is gone, which closes the socket.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.register(DUMP_SIGNAL, all_threads=True)  # works with the global lock held by a step
     files = MappedFiles()
     channel: Channel[ToEngine]

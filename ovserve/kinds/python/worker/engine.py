@@ -419,7 +419,7 @@ class PythonEngine:
         began = time.monotonic()
         mark_output(spec.servable)
         # Ignored by the worker, and a program that a handler starts would inherit that.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         sys.modules["pyovms"] = pyovms
         modules, deadlines = Modules(), Deadlines()
