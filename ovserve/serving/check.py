@@ -23,7 +23,13 @@ from ovserve.access import as_system
 from ovserve.children import bound_command
 from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import BYTES_PER_GIB, memory
-from ovserve.engine.model.files import ModelFiles, cloud_fault, read_model_files, refuse_for_library
+from ovserve.engine.model.files import (
+    ModelFiles,
+    cloud_fault,
+    read_model_files,
+    refuse_for_library,
+    weights_fault,
+)
 from ovserve.engine.model.script import read_script
 from ovserve.engine.protocol.admission import context_limit
 from ovserve.engine.protocol.specs import SCRIPT_SUFFIX, GenerationSpec, Spec, TextFacts, TextSpec
@@ -31,7 +37,7 @@ from ovserve.errors import LoadError
 from ovserve.graph import Registry
 from ovserve.graph.planning import NodePlan
 from ovserve.kinds.tensors.inference import Models
-from ovserve.kinds.tensors.spec import is_model_file, weights_fault
+from ovserve.kinds.tensors.spec import is_model_file
 from ovserve.kinds.text.engine_choice import TextEngine
 from ovserve.kinds.text.options import LlmOptions
 from ovserve.kinds.text.resource import choose_parsers, load_template

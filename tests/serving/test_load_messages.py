@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +89,23 @@ async def test_a_check_and_a_load_say_where(
     finally:
         await manager.stop()
     assert found.errors == [str(raised.value)] or "LFS" in says
+
+
+@pytest.mark.parametrize("engine", ["paged", "genai"])
+@pytest.mark.parametrize("name", ["openvino_model.bin", "openvino_tokenizer.xml"])
+async def test_a_file_that_was_copied_in_part_is_named(
+    tmp_path: Path, short_model: Path, engine: str, name: str
+) -> None:
+    """OpenVINO only says "Incorrect weights in bin file!"."""
+    file = shutil.copytree(short_model, tmp_path / "m") / name
+    os.truncate(file, file.stat().st_size // 2)
+    graph(tmp_path / "g", f'models_path: "{file.parent}" engine: "{engine}"')
+    manager = Manager(Registry(MODULES), SETTINGS)
+    try:
+        with pytest.raises(LoadError, match=f"{file} is truncated: it has|{file}:.*not XML"):
+            await manager.load("g", tmp_path / "g")
+    finally:
+        await manager.stop()
 
 
 @pytest.mark.parametrize("name", ["../../a", "a/../b", "/a", "a//b", "a/", ".", "a\nb"])

@@ -13,7 +13,8 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -140,6 +141,68 @@ def safetensors_header(file: Path) -> tuple[dict[str, TensorEntry], int]:
     except (OSError, struct.error, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise LoadError(f"not a .safetensors file: {error}", file=str(file)) from error
     return entries, 8 + length
+
+
+def weights_fault(xml: Path, weights: Path) -> str:
+    """Return why a model of OpenVINO cannot be read: invalid XML, or weights that are absent or cut short.
+
+    Raises OSError.
+    """
+    stat = xml.stat()
+    root, needed, invalid = _read_xml(str(xml), stat.st_size, stat.st_mtime_ns)
+    if invalid:
+        return f"{xml}:{invalid}"
+    if root != "net":
+        return f"{xml}:1: not a model of OpenVINO: its root is <{root}>, expected <net>"
+    if not needed:
+        return ""
+    try:
+        size = weights.stat().st_size
+    except FileNotFoundError:
+        return f"{weights} does not exist, and {xml.name} needs {needed} bytes of it"
+    return (
+        ""
+        if size >= needed
+        else f"{weights} is truncated: it has {size} bytes, and {xml.name} needs {needed}"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _read_xml(xml: str, size: int, changed: int) -> tuple[str, int, str]:
+    """Return the name of the root, how many bytes of weights are referred to, and what is invalid.
+
+    `size` and `changed` distinguish the contents.
+    """
+    from xml.etree import ElementTree  # rarely needed
+
+    root, needed, open_ = "", 0, 0
+    try:
+        for event, element in ElementTree.iterparse(xml, ("start", "end")):
+            if event == "start":
+                root = root or element.tag
+                open_ += 1
+                continue
+            open_ -= 1
+            if element.tag == "data" and "offset" in element.attrib:
+                needed = max(needed, int(element.attrib["offset"]) + int(element.attrib.get("size", 0)))
+            if open_ == 2:  # a layer or an edge: read, and no longer needed
+                element.clear()
+    except ElementTree.ParseError as error:
+        return root, needed, f"{error.position[0]}: not XML: {error}"
+    return root, needed, ""
+
+
+def broken_file(paths: Iterable[str]) -> str:
+    """Return what is wrong with a file of the models at these paths, which the library does not name; ""
+    if nothing is known."""
+    for directory in map(Path, paths):
+        for xml in sorted(directory.rglob("openvino_*.xml")):
+            try:
+                if fault := weights_fault(xml, xml.with_suffix(".bin")):
+                    return fault
+            except OSError as error:
+                return f"{error.filename or xml} cannot be read: {error.strerror}"
+    return ""
 
 
 def end_with(convert: Callable[[Path, Path], None]) -> NoReturn:

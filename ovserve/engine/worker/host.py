@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from ovserve.engine.model.files import broken_file
 from ovserve.engine.protocol.blobs import Segments
 from ovserve.engine.protocol.call_backend import CallBackend
 from ovserve.engine.protocol.frames import Channel, FrameError
@@ -64,6 +65,12 @@ def open_backend(load: Load, files: MappedFiles | None = None, *, shared: bool =
         MemoryError,
     ) as error:  # of what it tries out, such as a tokenizer that is absent
         raise LoadError(str(error) or "it needs more memory than there is") from error
+    except LoadError as error:
+        fault = broken_file(spec.model_paths)
+        if not fault or fault in str(error):
+            raise
+        reason = f"{fault} ({error.reason})"
+        raise LoadError(reason, node=error.node, field=error.field, transient=error.transient) from error
 
 
 def load_failed(error: LoadError) -> LoadFailed:

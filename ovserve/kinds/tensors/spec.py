@@ -5,14 +5,12 @@ A plain model has named tensors in and out, and no tokenizer: OpenVINO IR, ONNX,
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
-from xml.etree import ElementTree
 
 import msgspec
 
-from ovserve.engine.model.files import refusal
+from ovserve.engine.model.files import refusal, weights_fault
 from ovserve.engine.protocol.specs import Facts, Spec
 from ovserve.errors import LoadError
 
@@ -196,53 +194,6 @@ def unfinished(path: Path) -> str:
         return f"{error.filename} has gone"
     except OSError as error:
         return refusal(error)
-
-
-def weights_fault(xml: Path, weights: Path) -> str:
-    """Return why a model of OpenVINO cannot be read: invalid XML, or weights that are absent or cut short.
-
-    Raises OSError.
-    """
-    stat = xml.stat()
-    root, needed, invalid = _read_xml(str(xml), stat.st_size, stat.st_mtime_ns)
-    if invalid:
-        return f"{xml}:{invalid}"
-    if root != "net":
-        return f"{xml}:1: not a model of OpenVINO: its root is <{root}>, expected <net>"
-    if not needed:
-        return ""
-    try:
-        size = weights.stat().st_size
-    except FileNotFoundError:
-        return f"{weights} does not exist, and {xml.name} needs {needed} bytes of it"
-    return (
-        ""
-        if size >= needed
-        else f"{weights} is truncated: it has {size} bytes, and {xml.name} needs {needed}"
-    )
-
-
-@lru_cache(maxsize=1024)
-def _read_xml(xml: str, size: int, changed: int) -> tuple[str, int, str]:
-    """Return the name of the root, how many bytes of weights are referred to, and what is invalid.
-
-    `size` and `changed` distinguish the contents.
-    """
-    root, needed, open_ = "", 0, 0
-    try:
-        for event, element in ElementTree.iterparse(xml, ("start", "end")):
-            if event == "start":
-                root = root or element.tag
-                open_ += 1
-                continue
-            open_ -= 1
-            if element.tag == "data" and "offset" in element.attrib:
-                needed = max(needed, int(element.attrib["offset"]) + int(element.attrib.get("size", 0)))
-            if open_ == 2:  # a layer or an edge: read, and no longer needed
-                element.clear()
-    except ElementTree.ParseError as error:
-        return root, needed, f"{error.position[0]}: not XML: {error}"
-    return root, needed, ""
 
 
 def read_mapping(path: Path) -> Mapping:
