@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
 from ovserve.deploy.ray import last_good
 from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, HAPROXY, Plan
@@ -47,14 +48,14 @@ def deploy(plan: Plan, address: str, host: str, port: int) -> str:
     _check_data_plane(plan)
     from ovserve.deploy.ray.app import application
 
-    serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
     try:
+        serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
         serve.run(
             application(plan.args, plan.deployment(), plan.version),
             name=plan.name,
             route_prefix="/",
         )
-    except RuntimeError as error:
+    except (RuntimeError, RayError) as error:
         raise LoadError(f"{plan.name}: {_reason(plan.name) or error}") from error
     return f"http://{host}:{port}"
 

@@ -32,6 +32,9 @@ HEALTH_SECONDS = 2.0
 _BOTH = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+    # The controller kills a proxy that is not ready after three times this time. With 5 s, the default, it
+    # kills each one that starts on a node whose CPUs compute.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # A proxy asks a replica for its queue before it sends a request. On a node whose CPUs compute, 0.1 s, the
     # default, is often not enough, and then the request goes to a replica that does not know its session.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",

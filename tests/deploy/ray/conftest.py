@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ovserve.deploy.ray.child import PREFIX
 from ovserve.deploy.ray.plan import DEPLOYMENTS, ENVIRONMENT, Plan
 from ovserve.deploy.ray.rollout import pack
 from ovserve.serving.config.file import GraphsDirectory
@@ -68,7 +68,7 @@ class Ray:
         """The server processes of this cluster's replicas."""
         raylets = {raylet(node) for node in self.nodes}
         found = set()
-        for pid in processes("ovserve.deploy.ray.replica"):
+        for pid in processes("ovserve serve", PREFIX):
             with suppress(FileNotFoundError, ProcessLookupError):
                 if parent(parent(pid)) in raylets:
                     found.add(pid)
@@ -130,13 +130,6 @@ def parent(pid: int) -> int:
 def raylet(node: Any) -> int:
     """The pid of a node's raylet, which starts its replicas."""
     return int(node.all_processes["raylet"][0].process.pid)
-
-
-def until(condition: Callable[[], object], seconds: float = 230) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "never came true"
-        time.sleep(0.1)
 
 
 def plan_for(directory: Path, **options: Any) -> Plan:
