@@ -160,7 +160,7 @@ class MetricsHistory:
         while self._manager.metrics.enabled:
             began = time.perf_counter()
             with as_system():
-                page = self._scraper.scrape()
+                page = await self._scraper.scrape()
             pause = max(SAMPLE_SECONDS, (time.perf_counter() - began) / LOOP_SHARE)
             async with self._lock:
                 await asyncio.to_thread(self._history.record, time.time(), page.decode())

@@ -142,6 +142,8 @@ async def content_of(request: web.Request, most: int) -> AsyncGenerator[bytes]:
     Raises UnsupportedMediaType, InvalidArgument for what is not of its coding, and
     HTTPRequestEntityTooLarge as soon as there are more than `most` bytes, packed or not."""
     unpacker = _unpacker(request)
+    if (request.content_length or 0) > most:  # before it is sent
+        raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
     request.content.set_read_chunk_size(UNPACK_CHUNK)
     packed_size = size = since_turn = 0
     while data := await request.content.readany():

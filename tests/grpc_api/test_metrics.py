@@ -47,7 +47,7 @@ async def test_calls_that_look_at_a_graph() -> None:
         ready, metadata = (Call("KServe", "gRPC", method) for method in ("ModelReady", "ModelMetadata"))
         assert metrics.lookups == {ready: 2, metadata: 1}
         assert not metrics.lookup_failures
-        assert b"nobody" not in Scraper(server.manager).scrape()
+        assert b"nobody" not in await Scraper(server.manager).scrape()
 
 
 async def test_a_graph_of_tensors() -> None:

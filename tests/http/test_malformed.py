@@ -70,6 +70,15 @@ def test_what_is_not_http_has_an_answer_of_the_api_and_one_line_of_the_log(
     assert "aiohttp" not in head
 
 
+@pytest.mark.parametrize("type_", ["application/json", "multipart/form-data; boundary=b"])
+def test_a_body_that_will_be_too_large_is_refused_before_it_is_sent(server: Server, type_: str) -> None:
+    path = b"/v3/chat/completions" if type_.endswith("json") else b"/v1/files"
+    head = f"Authorization: Bearer the key\r\nContent-Type: {type_}\r\nContent-Length: {10**12}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(POST.replace(b"/v3/chat/completions", path) + head.encode())
+        assert b" 413 " in connection.recv(65536)
+
+
 @pytest.mark.parametrize(
     "coding", ["br", "zstd", "compress", "gzip, gzip", "gzip\r\nContent-Encoding: gzip", '"', "a" * 300]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ovserve.access import as_system
 from ovserve.server.settings import Settings, problem
+from ovserve.services.monitoring import scrape
 from ovserve.services.monitoring.scrape import Scraper
 from ovserve.serving.manager import Manager
 from tests.conftest import Server, script_graph, start_server
@@ -30,13 +32,13 @@ PICKER = {
 }
 
 
-def measure_scrape(manager: Manager, times: int = 100) -> float:
+async def measure_scrape(manager: Manager, times: int = 100) -> float:
     """Return the median CPU seconds of a page."""
     scraper, took = Scraper(manager), []
     with as_system():
         for _ in range(times):
             before = time.process_time()
-            scraper.scrape()
+            await scraper.scrape()
             took.append(time.process_time() - before)
     return sorted(took)[times // 2]
 
@@ -92,14 +94,31 @@ async def test_a_page_is_cheap_and_the_same_as_a_new_one(scripted: Scripted) -> 
         async with httpx.AsyncClient(base_url=server.url) as client:
             for stream in (False, True):
                 with as_system():
-                    kept.scrape()
+                    await kept.scrape()
                 body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
                 assert (await client.post("/v3/chat/completions", json=body)).status_code == 200
         with as_system():
-            pages = [scraper.scrape().decode().splitlines() for scraper in (kept, Scraper(server.manager))]
+            scrapers = (kept, Scraper(server.manager))
+            pages = [(await scraper.scrape()).decode().splitlines() for scraper in scrapers]
         old, new = ([line for line in page if "process_" not in line] for page in pages)
         assert old == new
-        assert measure_scrape(server.manager) < 0.005, "twenty a second are less than 10 % of a core"
+        assert await measure_scrape(server.manager) < 0.005, "twenty a second are less than 10 % of a core"
+
+
+async def test_others_have_turns_while_the_page_of_many_models_is_written(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the event loop for half a second with 500 models, for each scrape and each look of the console."""
+    async with scripted(json.dumps({"replies": [{"text": "one"}]})) as server:
+        [model] = scrape._models(server.manager)
+        monkeypatch.setattr(scrape, "_models", lambda manager: [model] * 300)
+        with as_system():
+            page = asyncio.create_task(Scraper(server.manager).scrape())
+        turns = 0
+        while not page.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > page.result().count(b"# HELP"), "one model's samples of a family are few"
 
 
 def test_ports_that_exclude_each_other_and_one_that_is_taken(tmp_path: Path) -> None:

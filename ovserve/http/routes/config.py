@@ -57,7 +57,7 @@ class Config:
     async def metrics(self, request: web.Request) -> web.Response:
         if not self._manager.metrics.enabled:
             raise NotFound("metrics are switched off; start the server with --metrics_enable true")
-        return web.Response(body=self._scraper.scrape(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await self._scraper.scrape(), headers={"Content-Type": CONTENT_TYPE})
 
     async def status(self, request: web.Request) -> web.Response:
         return self._document(200)

@@ -11,6 +11,7 @@ tests/http/test_metrics_port.py).
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ from ovserve.telemetry.metrics import Bounds, Family, Histogram, Metrics
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RELOAD_RESULTS = ("changed", "unchanged", "failed", "invalid")  # see status.ReloadResult
 PROCESS_SECONDS = 1.0
+TURN = 200  # samples that are written without a turn for others; a histogram is one
 ENGINE = "0"  # vLLM numbers the engines of a model; here there is one
 
 Labels = Mapping[str, str]
@@ -53,36 +55,36 @@ class Scraper:
         self._histograms: dict[str, dict[tuple[str, str], _Kept]] = {}  # by model
         self._processes: dict[tuple[tuple[str, int], ...], tuple[float, list[str]]] = {}
 
-    def scrape(self) -> bytes:
+    async def scrape(self) -> bytes:
+        """Return the page. Requests have their turns meanwhile: of 500 models it takes half a second."""
         metrics, models = self._manager.metrics, list(_models(self._manager))
         lines: list[str] = []
+        turn = TURN
         for family in FAMILIES:
-            if family.name in metrics.enabled:
-                lines += self._family(family.name, family, models, "name", "")
-            if family.vllm in metrics.enabled:
-                lines += self._family(family.vllm, family, models, "model_name", f',engine="{ENGINE}"')
+            forms = (family.name, "name", ""), (family.vllm, "model_name", f',engine="{ENGINE}"')
+            for name, label, more in forms:
+                if name not in metrics.enabled:
+                    continue
+                lines += _head(name, family.kind, family.help)
+                for model in models:
+                    if family.plain or not model.plain:
+                        lines += self._samples(name, family, model, f'{label}="{_escaped(model.name)}"{more}')
+                    if len(lines) > turn:  # not within a model, whose counters would change
+                        turn = len(lines) + TURN
+                        await asyncio.sleep(0)
         lines += _server(self._manager)
         lines += self._of_processes(metrics, models)
         self._forget()
         return ("\n".join(lines) + "\n").encode()
 
-    def _family(
-        self, name: str, family: Family[Model], models: Iterable[Model], label: str, more: str
-    ) -> Iterator[str]:
-        yield from _head(name, family.kind, family.help)
-        for model in models:
-            if model.plain and not family.plain:
-                continue
-            common = f'{label}="{_escaped(model.name)}"{more}'
-            for values, number in family.read(model):
-                labels = (
-                    values if isinstance(values, Mapping) else dict(zip(family.labels, values, strict=True))
-                )
-                inside = f"{common},{_inside(labels)}" if labels else common
-                if isinstance(number, Histogram):
-                    yield self._histogram(model.name, name, inside, number)
-                else:
-                    yield f"{name}{{{inside}}} {number}"
+    def _samples(self, name: str, family: Family[Model], model: Model, common: str) -> Iterator[str]:
+        for values, number in family.read(model):
+            labels = values if isinstance(values, Mapping) else dict(zip(family.labels, values, strict=True))
+            inside = f"{common},{_inside(labels)}" if labels else common
+            if isinstance(number, Histogram):
+                yield self._histogram(model.name, name, inside, number)
+            else:
+                yield f"{name}{{{inside}}} {number}"
 
     def _histogram(self, model: str, name: str, inside: str, histogram: Histogram) -> str:
         cached = self._histograms.setdefault(model, {})
