@@ -1,4 +1,4 @@
-"""A control group that limits memory, for processes that are to be killed by the kernel. Needs a machine whose
+"""Control groups that limit processes, such as their memory, beyond which the kernel kills them. Needs a machine whose
 root we are; elsewhere its user is skipped, and told why."""
 
 from __future__ import annotations
@@ -31,22 +31,30 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup]:
-    """Of `limit` bytes, without swap; processes that are left in it go back to the group above."""
-    first = (GROUPS / "memory").is_dir()  # version 1 of control groups
-    above = GROUPS / "memory" if first else GROUPS
-    if not first and "memory" not in _read(above / "cgroup.subtree_control").split():
-        pytest.skip("no control group here may limit memory")
+    """Of `limit` bytes, without swap."""
+    with control_group("memory") as path:
+        first = (path / "memory.limit_in_bytes").exists()
+        (path / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(limit))
+        swap = path / ("memory.memsw.limit_in_bytes" if first else "memory.swap.max")
+        if swap.exists():
+            swap.write_text(str(limit) if first else "0")
+        yield MemoryGroup(path)
+
+
+@contextmanager
+def control_group(controller: str) -> Iterator[Path]:
+    """A group that may limit what `controller` says; processes that are left in it go back to the one above."""
+    first = (GROUPS / controller).is_dir()  # version 1 of control groups
+    above = GROUPS / controller if first else GROUPS
+    if not first and controller not in _read(above / "cgroup.subtree_control").split():
+        pytest.skip(f"no control group here may limit {controller}")
     path = above / f"ovserve-test-{os.getpid()}"
     try:
         path.mkdir()
     except OSError as error:
         pytest.skip(f"no control group can be made: {error}")
     try:
-        (path / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(limit))
-        swap = path / ("memory.memsw.limit_in_bytes" if first else "memory.swap.max")
-        if swap.exists():
-            swap.write_text(str(limit) if first else "0")
-        yield MemoryGroup(path)
+        yield path
     finally:
         _remove(path, above)
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import Server, eventually, script_graph, start_server, until
+from tests import encoders
+from tests.conftest import Server, eventually, script_graph, start_process, start_server, until
 from tests.engine.conftest import is_running
 from tests.faults.conftest import ANSWER, SCRIPT, Figure, Hurting
+from tests.faults.memory_group import control_group
 
 
 @contextmanager
@@ -174,6 +176,34 @@ def test_a_low_limit_of_open_files_is_raised(tmp_path: Path) -> None:
         assert chat(http)
         for one in crowd:
             one.close()
+
+
+def test_no_more_processes(tmp_path: Path) -> None:
+    """Nor threads, of any process: what needs one fails, and no process that many models share ends."""
+    graphs = tmp_path / "graphs"
+    script_graph(graphs / "m", json.dumps(SCRIPT))
+    (graphs / "encoder").mkdir()
+    (graphs / "encoder/graph.pbtxt").write_text(encoders.graph(str(encoders.tiny("bert", tmp_path / "bert"))))
+    body = {"model": "encoder", "input": ["one", "two", "three"]}  # several texts take threads of their own
+    server = start_process("--graphs_dir", str(graphs), "--file_system_poll_wait_seconds", "0")
+    try:
+        with control_group("pids") as group, httpx.Client(base_url=server.url, timeout=230) as http:
+            [host] = server.children("\0host\0")
+            for pid in (server.process.pid, *server.children("ovserve")):
+                (group / "cgroup.procs").write_text(str(pid))
+            (group / "pids.max").write_text("1")
+            assert http.post("/v3/embeddings", json=body).status_code == 200
+            assert chat(http)
+            script_graph(graphs / "late", json.dumps(SCRIPT))
+            answer = http.post("/v1/config/reload")
+            assert answer.status_code == 412
+            assert "cannot be started: Resource temporarily unavailable; `ulimit -u`" in answer.text
+            (group / "pids.max").write_text("max")
+            assert http.post("/v1/config/reload").status_code == 201
+            assert http.post("/v3/embeddings", json=body).status_code == 200
+            assert server.children("\0host\0") == [host]
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ class HostedModel:
 
     def how_it_ended(self) -> str:
         if self.host.ended:
-            return f"the process shared with other models was {self.host.process.how_it_ended()}"
+            return f"the process shared with other models ended: {self.host.process.how_it_ended()}"
         return self.host.retiring or "it was unloaded"
 
     def check_kills(self) -> None:

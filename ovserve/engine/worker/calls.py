@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
@@ -117,22 +118,29 @@ class BatchWindow:
 
 
 class Threads:
-    """Up to `most` threads, started when there is work and none is idle. They never end."""
+    """Up to `most` threads, started when there is work and none is idle. They never end.
+
+    Where the system lets no more be started, work waits for those there are. The first is always there.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._work: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = self._started = 0
+        self._pending = self._started = 0
+        self._start()
 
     def submit(self, function: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
-            if self._idle:
-                self._idle -= 1
-            elif self._started < self._most:
-                self._started += 1
-                threading.Thread(target=self._run, name=f"call-{self._started}", daemon=True).start()
+            self._pending += 1
+            if self._started < min(self._pending, self._most):
+                with suppress(RuntimeError):  # "can't start new thread"
+                    self._start()
         self._work.put((function, arguments))
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name=f"call-{self._started + 1}", daemon=True).start()
+        self._started += 1
 
     def _run(self) -> None:
         while True:
@@ -143,7 +151,7 @@ class Threads:
                 traceback.print_exc()
             del function, arguments  # they may hold a model
             with self._lock:
-                self._idle += 1
+                self._pending -= 1
 
 
 END = object()  # of a generator
@@ -207,7 +215,7 @@ class Calls:
             return begun
         except OvserveError as error:
             self._deliver([(invocation, error)])
-        except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
+        except BaseException as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
             self._deliver([(invocation, self._fault(invocation, error))])
         return True
 
@@ -244,7 +252,7 @@ class Calls:
             held = self._held.pop(id_, ())
         self._segments.free(held)
 
-    def _fault(self, invocation: Invocation, error: Exception) -> Internal:
+    def _fault(self, invocation: Invocation, error: BaseException) -> Internal:
         trace = "".join(traceback.format_exception(error))
         sys.stderr.write(f"{self._name}: {trace}" if self._name else trace)
         return Internal(f"{invocation.method} failed: {type(error).__name__}: {error}")
@@ -296,7 +304,7 @@ class Calls:
             end: msgspec.Struct = self._answer(id_, invocation)
         except OvserveError as error:
             end = Failed.of(id_, error)
-        except Exception as error:  # noqa: BLE001  the worker loop border: a fault of the backend fails its call
+        except BaseException as error:  # noqa: BLE001  as above; a panic in Rust is not an Exception
             end = Failed.of(id_, self._fault(invocation, error))
         self._ended(id_)
         self._send(end)

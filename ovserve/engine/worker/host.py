@@ -139,7 +139,10 @@ class Host:
                 calls.began()
 
     def _on_thread(self, name: str, target: Callable[..., None], *args: object) -> None:
-        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+        try:
+            threading.Thread(target=target, args=args, name=name, daemon=True).start()
+        except RuntimeError:  # no more can be started
+            self._pool.submit(target, *args)
 
     def _load(self, number: int, load: Load) -> None:
         try:

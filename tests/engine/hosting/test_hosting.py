@@ -141,9 +141,10 @@ async def test_a_load_that_fails_says_why_and_harms_no_one(house: House) -> None
 async def test_a_call_that_raises_fails_alone(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     client = await house.open("one")
-    with pytest.raises(Internal, match="RuntimeError: no"):
-        await (await client.call("raise", None)).next()
-    await until(lambda: "small " in caplog.text and "RuntimeError: no" in caplog.text)
+    for method, said in (("raise", "RuntimeError: no"), ("panic", "BaseException: no")):
+        with pytest.raises(Internal, match=said):
+            await (await client.call(method, None)).next()
+        await until(lambda said=said: "small " in caplog.text and said in caplog.text)
     assert await who(client)
 
 

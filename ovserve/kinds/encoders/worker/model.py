@@ -41,6 +41,12 @@ class FastTokenizer:
             raise LoadError(f"cannot be read: {error}", file=str(file)) from error
         self._inner.no_padding()
         self._inner.no_truncation()
+        try:
+            self._inner.encode_batch(
+                ["a", "b"]
+            )  # starts the library's threads; what failed is not tried again
+        except BaseException:  # noqa: BLE001  a panic in Rust, because no more threads can be started
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.vocab_size = int(self._inner.get_vocab_size(with_added_tokens=True))
 
     def encode(self, texts: Sequence[str], special: bool = True) -> list[Row]:
