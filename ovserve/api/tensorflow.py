@@ -106,7 +106,10 @@ def encode_predict(outputs: Mapping[str, Tensor], rows: bool) -> bytes:
     if rows and (len(batches) > 1 or () in batches):
         shapes = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in outputs.items())
         raise InvalidArgument.at("instances", f"the outputs have no common batch, use inputs: {shapes}")
-    flat = {name: _elements(tensor) for name, tensor in outputs.items()}
+    flat = {
+        name: list(map(_json_string, tensor.elements)) if tensor.datatype == BYTES else tensor.values
+        for name, tensor in outputs.items()
+    }
     floats = [values for name, values in flat.items() if outputs[name].datatype in FLOATS]
     columns = {name: _grouped(values, outputs[name].shape) for name, values in flat.items()}
     answer: Any = next(iter(columns.values())) if len(columns) == 1 else columns
@@ -171,10 +174,6 @@ def _binary(value: Any, name: str) -> bytes:
         return base64.b64decode(value[B64], validate=True)
     except (KeyError, TypeError, ValueError, binascii.Error):
         raise InvalidArgument.at(name, f'expected {{"b64": base64 text}}, got {str(value)[:80]}') from None
-
-
-def _elements(tensor: Tensor) -> list[Any]:
-    return list(map(_json_string, tensor.elements)) if tensor.datatype == BYTES else tensor.values
 
 
 def _grouped(flat: list[Any], shape: Sequence[int]) -> Any:

@@ -40,12 +40,13 @@ class ModelContext:
     guide_tools: bool = False  # graph option: optional calls follow their schemas too
 
     def max_tokens(self, requested: int | None, param: str) -> int | None:
-        """Return how many tokens to ask the engine for; it clamps to the room left. None: all the room.
+        """Return how many tokens to ask the engine for; it clamps to the room left. None: all the room. -1 is
+        how clients of llama.cpp ask for it.
 
         Raises InvalidArgument when the client asks for more than the graph allows (limits are inclusive).
         """
         limit = self.max_tokens_limit
-        if requested is None:
+        if requested in (None, -1):
             default = self.defaults.get("max_new_tokens")
             limits = [n for n in (limit, default) if n is not None]
             return min(limits) if limits else None

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from ovserve.api.anthropic.messages import count_body, decode_count, to_render
 from ovserve.api.openai import tokenize
 from ovserve.api.openai.common import encode, unread_variables
@@ -113,12 +115,16 @@ class Tokens:
             if request.body.text is not None:
                 pad = self._facts.pad_token_id
                 fitted = [tokenize.fit(row, request.body, pad) for row in rows]
-                return TokenizeResult(tokenize.tokens_body(fitted), request.ignored)
+                ids = tokenize.TokenIds([*(fitted[0] if len(fitted) == 1 else fitted)])
+                return TokenizeResult(encode(ids), request.ignored)
             strings = None
             if request.body.return_token_strs:
                 strings = await self._engine.token_texts(rows[0])
-        counted = tokenize.counted_body(rows[0], strings, self._max_length)
-        return TokenizeResult(counted, request.ignored, () if conversation is None else conversation.adapted)
+        counted = tokenize.CountedTokens(
+            count=len(rows[0]), max_model_len=self._max_length, tokens=rows[0], token_strs=strings
+        )
+        adapted = () if conversation is None else conversation.adapted
+        return TokenizeResult(encode(counted), request.ignored, adapted)
 
     async def detokenize(self, body: bytes, large: bool = False) -> TokenizeResult:
         with self._lease():
@@ -126,7 +132,8 @@ class Tokens:
             check_count(rows, self._limits)
             skip = bool(request.skip_special_tokens)
             texts = await self._engine.detokenize(rows, skip_special_tokens=skip)
-        return TokenizeResult(tokenize.text_body(request, texts), ignored)
+        several = bool(request.tokens) and isinstance(request.tokens[0], list)
+        return TokenizeResult(encode(tokenize.DetokenizedText(texts if several else texts[0])), ignored)
 
     def info(self) -> TokenizeResult:
         facts, template = self._facts, None if self._llm is None else self._llm.model.template
@@ -223,7 +230,8 @@ def _read_tokenize(body: bytes, model: ModelContext | None) -> tuple[Tokenizing,
         return request, None
     variables = unread_variables(request.body.chat_template_kwargs, model)
     ignored = tuple(sorted([*request.ignored, *variables]))
-    return replace(request.without_messages(), ignored=ignored), encoded(conversation)
+    left = structs.replace(request.body, messages=[], tools=None)  # that there were messages still shows
+    return replace(request, body=left, ignored=ignored), encoded(conversation)
 
 
 def _read_count(

@@ -131,7 +131,7 @@ def test_nothing_is_asked(fields: dict[str, Any]) -> None:
         ({"functions": FUNCTIONS, "tool_choice": "auto"}, "tool_choice", "without functions"),
         ({"functions": FUNCTIONS, "function_call": {"name": "g"}}, "function_call.name", "'g' is not one of the functions: get_weather, now"),
         ({"functions": FUNCTIONS, "function_call": {}}, "function_call.name", "None"),
-        ({"functions": FUNCTIONS, "function_call": "required"}, "function_call", "none, auto or an object, got 'required'"),
+        ({"functions": FUNCTIONS, "function_call": "any"}, "function_call", "or an object, got 'any'"),
         ({"function_call": {"name": "g"}}, "function_call.name", "functions: none"),
         ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].name", "required"),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name", "required"),

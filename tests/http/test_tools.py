@@ -160,6 +160,7 @@ async def test_chat(dialect: tuple[Serving, tuple[str, str]]) -> None:
     assert thought < answer.usage.completion_tokens
 
     chunks = await chat_stream(running)
+    assert chunks[0].choices[0].delta.content is None  # the AI SDK would begin a text part
     assert chunks[-1].usage == answer.usage
     seen = gathered(chunks)
     assert seen == {

@@ -36,7 +36,7 @@ from ovserve.api.openai.messages import (
     loosen_messages,
     template_message,
 )
-from ovserve.api.openai.operation import Count, Operation, Override, Refused, TopCount, doc
+from ovserve.api.openai.operation import NaturalOrMinusOne, Operation, Override, Refused, TopCount, doc
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
@@ -64,17 +64,22 @@ from ovserve.llm.arrangement import Effort
 from ovserve.llm.model import ModelContext
 from ovserve.llm.request import GenerateRequest, Presentation, ToolPolicy
 
-CHOICES = ("none", "auto")
-
 
 def function_policy(functions: list[dict[str, Any]] | None, choice: ToolChoice) -> ToolPolicy | None:
     """The policy of `functions` and `function_call`. Raises InvalidArgument naming them as the client did."""
-    tools = [_tool(function, f"functions[{i}]") for i, function in enumerate(functions or ())]
-    tool_choice = _choice(choice, {tool["function"]["name"] for tool in tools})
+    tools = [
+        function_tool({**function, "type": "function"}, f"functions[{i}]")
+        for i, function in enumerate(functions or ())
+    ]
+    tool_choice = {"type": "function", **choice} if isinstance(choice, dict) else choice
     try:
         return tool_policy(tools, tool_choice, parallel=False)
-    except InvalidArgument as exc:  # two of one name
-        raise InvalidArgument(exc.message.replace("tools:", "functions:"), param="functions") from None
+    except InvalidArgument as exc:
+        texts = [
+            (text or "").replace("tool_choice", "function_call").replace("tools", "functions")
+            for text in (exc.message, exc.param)
+        ]
+        raise InvalidArgument(texts[0], param=texts[1]) from None
 
 
 def in_tools_form(messages: list[Message]) -> list[Message]:
@@ -96,31 +101,13 @@ def in_tools_form(messages: list[Message]) -> list[Message]:
     return converted
 
 
-def _tool(function: dict[str, Any], where: str) -> dict[str, Any]:
-    return function_tool({k: v for k, v in function.items() if k != "function"} | {"type": "function"}, where)
-
-
-def _choice(choice: ToolChoice, names: set[str]) -> ToolChoice:
-    if choice is None:
-        return None
-    if isinstance(choice, str):
-        if choice not in CHOICES:
-            raise InvalidArgument.expected(
-                "function_call", f"one of {', '.join(CHOICES)} or an object", choice
-            )
-        return choice
-    name = choice.get("name")
-    if name not in names if isinstance(name, str) else True:
-        listed = ", ".join(sorted(names)) or "none"
-        raise InvalidArgument.at("function_call.name", f"{name!r} is not one of the functions: {listed}")
-    return {"type": "function", "name": name}
-
-
 class ChatRequest(StreamFields, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     messages: Annotated[Annotated[list[Message], Meta(min_length=1)], doc("the conversation")]
-    max_tokens: Annotated[Count | None, doc(MAX_TOKENS)] = None
-    max_completion_tokens: Annotated[Count | None, doc("the newer name of max_tokens; wins over it")] = None
+    max_tokens: Annotated[NaturalOrMinusOne | None, doc(MAX_TOKENS)] = None
+    max_completion_tokens: Annotated[
+        NaturalOrMinusOne | None, doc("the newer name of max_tokens; wins over it")
+    ] = None
     user: Annotated[str | None, doc("users share a full engine fairly")] = None
     logprobs: Annotated[bool | None, doc("of each token, streamed too")] = None
     top_logprobs: Annotated[
@@ -153,7 +140,8 @@ class ChatRequest(StreamFields, kw_only=True):
         doc("the older form of tools, which it excludes"),
     ] = None
     function_call: Annotated[
-        str | dict[str, Any] | None, doc("with functions: none, auto, or the name of one in an object")
+        str | dict[str, Any] | None,
+        doc("with functions: none, auto, required, or the name of one in an object"),
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
@@ -325,6 +313,9 @@ def _policy(body: ChatRequest, unenforced: list[str]) -> ToolPolicy | None:
 
 
 def _check_chat(body: ChatRequest) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(body, name) == 0:
+            raise InvalidArgument.at(name, "expected -1, or 1 or more, got 0")
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgument.at("top_logprobs", "only allowed with logprobs: true")
     if body.reasoning_effort is not None and body.effort[1] != "reasoning_effort":

@@ -99,7 +99,7 @@ class ChunkToolCall(msgspec.Struct, kw_only=True, gc=False):
 
 class ChunkDelta(msgspec.Struct, omit_defaults=True, gc=False):
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ChunkToolCall] | UnsetType = UNSET
     function_call: ChunkFunction | UnsetType = UNSET
@@ -143,13 +143,14 @@ class ChatWriter:
         if not self._begun:
             self._begun = True
             for index in range(self._request.choices):
-                role = ChunkDelta(role="assistant", content="")
+                # An empty text would begin a part of its own in the AI SDK, also before a call.
+                role = ChunkDelta(role="assistant", content=None if self._request.tools else "")
                 out += self._event([ChunkChoice(index=index, delta=role)])
         for choice in self._choices(parsed):
             out += self._event([choice])
         if parsed.last:
             if self._shown.include_usage:
-                out += self._event([], self._meter.usage)
+                out += self._event([], usage_of(self._meter))
             out += DONE
         return out
 

@@ -72,10 +72,6 @@ class UsageCounter(msgspec.Struct):
         self.drafted += parsed.drafted
         self.accepted += parsed.accepted
 
-    @property
-    def usage(self) -> Usage:
-        return usage_of(self)
-
 
 class UncertainCall:
     """The call of an answer that may still break off. It is certain once another part follows."""
@@ -132,7 +128,7 @@ def chunk_usage(presentation: Presentation, meter: UsageCounter) -> Usage | Unse
     """Return `usage` of a chunk before the last: absent, null, or the count so far, as requested."""
     if not presentation.include_usage:
         return UNSET
-    return meter.usage if presentation.continuous_usage else None
+    return usage_of(meter) if presentation.continuous_usage else None
 
 
 def stop_reason(end: Parsed | FoldedChoice) -> str | UnsetType:
@@ -310,14 +306,6 @@ OPERATIONS = (
     ),
     Operation("GET", "/v3/models/{model}", "One of them, in either shape.", answer=Model),
 )
-
-
-def model_list(models: list[Model]) -> bytes:
-    return encode(ModelList(data=models))
-
-
-def model(one: Model) -> bytes:
-    return encode(one)
 
 
 # Half of a character beyond U+FFFF, as JavaScript writes it where a client cut a text within an emoji.

@@ -28,7 +28,7 @@ from ovserve.api.openai.common import (
     usage_of,
 )
 from ovserve.api.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter
-from ovserve.api.openai.operation import Natural, Operation, Override, TopCount, doc
+from ovserve.api.openai.operation import NaturalOrMinusOne, Operation, Override, TopCount, doc
 from ovserve.api.openai.sampling import (
     DEFAULTS,
     FIXED_DEFAULTS,
@@ -58,7 +58,7 @@ class CompletionRequest(StreamFields, kw_only=True):
         str | list[str | TokenId | list[TokenId]],
         doc("at most 256 prompts times n"),
     ]
-    max_tokens: Annotated[Natural | None, doc(MAX_TOKENS + "; 0 only with echo: true")] = None
+    max_tokens: Annotated[NaturalOrMinusOne | None, doc(MAX_TOKENS + "; 0 only with echo: true")] = None
     logprobs: Annotated[
         TopCount | None, doc("of each token, and of so many others; above 1 with the paged engine only")
     ] = None
@@ -227,13 +227,12 @@ class CompletionWriter:
             out = self._event([choice])
         if parsed.last:
             if self._shown.include_usage:
-                out += self._event([], self._meter.usage)
+                out += self._event([], usage_of(self._meter))
             out += DONE
         return out
 
     def _event(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        shown = usage or chunk_usage(self._shown, self._meter)
-        return event(self._body(choices, shown))
+        return event(self._body(choices, usage or chunk_usage(self._shown, self._meter)))
 
     def _body(self, choices: list[Choice], usage: Usage | UnsetType | None) -> CompletionObject:
         presentation = self._shown

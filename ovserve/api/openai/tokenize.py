@@ -6,14 +6,13 @@ alone. vLLM's, which lm-eval speaks: `prompt` or `messages`; the answer has the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.common import encode
 from ovserve.api.openai.logprobs import NO_IDS, Pictures
 from ovserve.api.openai.messages import Message, check_messages, loosen_messages, template_message
 from ovserve.api.openai.operation import doc
@@ -118,10 +117,6 @@ class Tokenizing:
         prompt = self.body.prompt if self.body.text is None else self.body.text
         return [prompt] if isinstance(prompt, str) else list(prompt or ())
 
-    def without_messages(self) -> Tokenizing:
-        """The same without what `conversation` is made of; that there were messages still shows."""
-        return replace(self, body=msgspec.structs.replace(self.body, messages=[], tools=None))
-
     def conversation(self, model: ModelContext) -> Conversation | None:
         """Return what to render, if the body has messages; otherwise it has texts."""
         body = self.body
@@ -175,14 +170,6 @@ def fit(ids: list[int], body: TokenizeRequest, pad_id: int | None) -> list[int]:
     return padding + ids if body.padding_side == "left" else ids + padding
 
 
-def tokens_body(rows: list[list[int]]) -> bytes:
-    return encode(TokenIds([*rows[0]] if len(rows) == 1 else [*rows]))
-
-
-def counted_body(ids: list[int], strings: list[str] | None, max_length: int | None) -> bytes:
-    return encode(CountedTokens(count=len(ids), max_model_len=max_length, tokens=ids, token_strs=strings))
-
-
 def decode_detokenize(body: bytes) -> tuple[DetokenizeRequest, list[list[int]], tuple[str, ...]]:
     """The body, its rows, and the unknown fields."""
     request, unknown = decode_body(body, _detokenize)
@@ -192,8 +179,3 @@ def decode_detokenize(body: bytes) -> tuple[DetokenizeRequest, list[list[int]], 
     if ids and rows:
         raise InvalidArgument.at("tokens", "expected token ids or lists of token ids, got a mixture")
     return request, rows or [ids], ignored
-
-
-def text_body(request: DetokenizeRequest, texts: list[str]) -> bytes:
-    several = bool(request.tokens) and isinstance(request.tokens[0], list)
-    return encode(DetokenizedText(texts if several else texts[0]))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ovserve.api.anthropic.body import model_info, model_page
 from ovserve.api.azure import DEPLOYMENT, VALUE, embeddings_for, endpoint_for, info_body, is_azure, mode_of
 from ovserve.api.openai.body import shown_value
-from ovserve.api.openai.common import Model, model, model_list
+from ovserve.api.openai.common import Model, ModelList, encode
 from ovserve.errors import InvalidArgument, ModelNotFound
 from ovserve.http.body import (
     BODIES,
@@ -179,7 +179,8 @@ class V3:
                     endpoint = request.path.removeprefix(f"{version}/")
                     if endpoint == request.path:
                         continue
-                    if owners := self._owners(endpoint):
+                    owners = [s.name for s in self._manager.usable if matches(endpoint, s.open_endpoints)]
+                    if owners:
                         return await self._open(request, endpoint, owners)
                     own = endpoint in ENDPOINTS  # has its route, elsewhere than here
                     if request.method == "POST" and not own and self._manager.declares(endpoint):
@@ -196,10 +197,6 @@ class V3:
         async with servable.start(payload_of(request, endpoint, body, files)) as answer:
             return await send_answer(request, answer)
 
-    def _owners(self, endpoint: str) -> list[str]:
-        """Return the names of servables with an open endpoint that this is."""
-        return [s.name for s in self._manager.usable if matches(endpoint, s.open_endpoints)]
-
     async def _open(self, request: web.Request, endpoint: str, owners: list[str]) -> web.StreamResponse:
         """Hand on any request. Several servables with one path are chosen from by `?model=NAME`."""
         name = request.query.get("model", owners[0])
@@ -215,7 +212,7 @@ class V3:
         listed = self._models()
         if request[API_STYLE] is ANTHROPIC_STYLE:
             return json_response(model_page(listed, request.query))
-        return json_response(model_list(listed))
+        return json_response(encode(ModelList(data=listed)))
 
     async def get_model(self, request: web.Request) -> web.Response:
         path = request.match_info
@@ -231,7 +228,7 @@ class V3:
             states = [msgspec.to_builtins(version_status(s)) for s in versions]
             card = replace(card, model_version_status=states)
         anthropic = request[API_STYLE] is ANTHROPIC_STYLE
-        return json_response(model_info(card) if anthropic else model(card))
+        return json_response(model_info(card) if anthropic else encode(card))
 
     def _models(self) -> list[Model]:
         """List models that can answer first, because some clients take the first one."""

@@ -342,12 +342,6 @@ EVENT_STREAM = "text/event-stream"
 KEPT = "responses"  # needs the store, which REST alone has
 
 
-def default_endpoint(servable: Servable) -> str:
-    """Return chat/completions, or the first that the graph's nodes declare where that is not one of them."""
-    declared = sorted(servable.endpoints)
-    return DEFAULT_ENDPOINT if not declared or DEFAULT_ENDPOINT in declared else declared[0]
-
-
 async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
     """Raises InvalidArgument that names the field, or the bound that the body in the tensor is past."""
     source, target = http_streams(servable.graph.plan)
@@ -365,7 +359,9 @@ async def payload_of(servable: Servable, request: InferRequest) -> HttpPayload:
             f"{source!r} takes BYTES of one element, the body of a request; got {tensor.datatype} "
             f"of shape {list(tensor.shape)}",
         )
-    endpoint = request.parameters.get(ENDPOINT, default_endpoint(servable))
+    declared = sorted(servable.endpoints)
+    default = DEFAULT_ENDPOINT if not declared or DEFAULT_ENDPOINT in declared else declared[0]
+    endpoint = request.parameters.get(ENDPOINT, default)
     if not isinstance(endpoint, str):
         raise InvalidArgument(
             f"parameters.{ENDPOINT}: expected text, got {display(endpoint)}", param=ENDPOINT

@@ -19,7 +19,7 @@ def usage(*deltas: Delta) -> tuple[Any, Any]:
         parsed = parser.feed(delta)
         completion.add(parsed)
         meter.add(parsed)
-    return tuple(msgspec.json.decode(encode(one)) for one in (usage_of(completion), meter.usage))  # type: ignore[return-value]
+    return tuple(msgspec.json.decode(encode(one)) for one in map(usage_of, (completion, meter)))  # type: ignore[return-value]
 
 
 def details(*deltas: Delta) -> dict[str, int]:
