@@ -297,6 +297,14 @@ def test_the_client_continues_a_session_with_such_blocks(claude: anthropic.Anthr
     assert [event.type for event in streamed][-1] == "message_stop"
 
 
+def test_the_client_runs_a_tool_whose_schema_it_does_not_send(claude: anthropic.Anthropic) -> None:
+    tools: Any = [{"type": "bash_20250124", "name": "bash"}]
+    body: Any = {"model": "tools", "max_tokens": 40, "messages": HI, "tool_choice": {"type": "any"}}
+    raw = claude.messages.with_raw_response.create(**body, tools=tools)
+    assert IGNORED not in raw.headers
+    assert [(block.type, block.name) for block in raw.parse().content] == [("tool_use", "bash")]
+
+
 def test_documents_of_content_and_url(http: httpx.Client) -> None:
     def counted(*blocks: Any) -> httpx.Response:
         turns = [{"role": "user", "content": [*blocks, {"type": "text", "text": "what?"}]}]

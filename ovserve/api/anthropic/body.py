@@ -76,10 +76,12 @@ class Turn(msgspec.Struct):
 class Tool(msgspec.Struct):
     name: Annotated[str | None, doc("as the model shall call it; required, but of an mcp_toolset")] = None
     type: Annotated[
-        str | None, doc("absent or custom; others run at Anthropic, are dropped and reported")
+        str | None, doc("absent or custom; dated bash, text_editor or memory; others: dropped and reported")
     ] = None
     description: Annotated[str | None, doc("what it is for")] = None
-    input_schema: Annotated[dict[str, Any] | None, doc("JSON schema of its input; required")] = None
+    input_schema: Annotated[
+        dict[str, Any] | None, doc("JSON schema of its input; required of custom tools")
+    ] = None
     strict: Annotated[bool | None, doc("true: a call's input follows the schema")] = None
 
 

@@ -25,6 +25,7 @@ from ovserve.api.anthropic.body import (
     MessagesRequest,
     PromptFields,
     SystemText,
+    Tool,
     Turn,
     check_stops,
 )
@@ -232,6 +233,39 @@ def _required(value: str | None, param: str) -> str:
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
+# Tools that the client runs, whose schema it does not send because Anthropic's models know it.
+_TEXT = {"type": "string"}
+
+
+def _file_tool(names: str, *texts: str) -> dict[str, Any]:
+    properties: dict[str, Any] = {"command": {"type": "string", "enum": names.split()}}
+    properties |= dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text", *texts), _TEXT)
+    line = {"type": "integer"}
+    properties |= {"insert_line": line, "view_range": {"type": "array", "items": line}}
+    return {"type": "object", "properties": properties, "required": ["command"]}
+
+
+_EDITS = "view create str_replace insert"
+CLIENT_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bash": (
+        "Run a command in a shell that stays open. restart: begin a new shell instead.",
+        {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
+    ),
+    "text_editor": ("View and change files.", _file_tool(_EDITS)),
+    "memory": (
+        "Keep notes for later conversations in files below /memories.",
+        _file_tool(f"{_EDITS} delete rename", "old_path", "new_path"),
+    ),
+}
+
+
+def _client_tool(tool: Tool) -> tuple[str | None, dict[str, Any] | None] | None:
+    """Return description and schema of a tool that the client runs; None for one that runs at Anthropic."""
+    if tool.type in (None, "custom"):
+        return tool.description, tool.input_schema
+    name, _, version = tool.type.rpartition("_")
+    return CLIENT_TOOLS.get(name) if version.isdigit() else None
+
 
 @dataclass(frozen=True)
 class Tools:
@@ -245,18 +279,19 @@ def openai_tools(body: PromptFields) -> Tools:
     dropped: list[str] = []
     hosted: list[str | None] = []  # names of the tools that only Anthropic can run
     for i, tool in enumerate(body.tools or ()):
-        if tool.type not in (None, "custom"):
+        if (definition := _client_tool(tool)) is None:
             dropped.append(f"tools.{tool.type}")
             hosted.append(tool.name)
             continue
         name = _required(tool.name, f"tools[{i}].name")
-        if tool.input_schema is None:
+        description, schema = definition
+        if schema is None:
             raise InvalidArgument.at(f"tools[{i}].input_schema", "required, but missing")
         function = {
             "type": "function",
             "name": name,
-            "description": tool.description,
-            "parameters": tool.input_schema,
+            "description": description,
+            "parameters": schema,
             "strict": tool.strict,
         }
         try:

@@ -214,6 +214,13 @@ def test_tools_are_openai_s() -> None:
     one = tools(tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).policy
     assert (one.choice, one.parallel) == ("auto", False)
     assert tools(tools=given[1:2]).policy is None
+    types = ["bash_20250124", "memory_20250818", "text_editor_20250728", "bash_tool"]
+    clean = tools(tools=[{"type": type_, "name": type_} for type_ in types])
+    offered = [tool["function"]["parameters"]["properties"].keys() for tool in clean.policy.tools]
+    assert [("restart" in n, "old_path" in n, "insert_text" in n) for n in offered] == [
+        (True, False, False), (False, True, True), (False, False, True)
+    ]  # fmt: skip
+    assert clean.dropped == ("tools.bash_tool",)
     with pytest.raises(InvalidArgument, match="'h' is not one of the tools: f, g"):
         tools(tools=given, tool_choice={"type": "tool", "name": "h"})
     bad = [{"name": "f", "input_schema": {"type": "string"}}]
