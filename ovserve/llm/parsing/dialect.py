@@ -201,6 +201,7 @@ class Form(msgspec.Struct, frozen=True):
     tag_end: str = ">"
     value: str = ""  # a tag of its own before the value, which models leave out now and then
     name_ends: tuple[str, ...] = ()  # what follows the name of a call, if that is not in its tag
+    escapes: tuple[tuple[str, str], ...] = ()  # of a quoted name, and what each stands for
     # Wrong spellings of `call` and `parameter`, and the right ones. Only what names a tool of the request, or
     # a parameter of it that has no value yet, is one.
     variants: tuple[tuple[str, str], ...] = ()

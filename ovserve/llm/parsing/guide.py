@@ -86,7 +86,7 @@ def json_list(begin: str, end: str = "", *, trigger: str = "", keys: str = "name
 
 
 def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...] = ()) -> Arguments:
-    """Return arguments as a sequence of `parameter` (NAME in it is the key), value and `end`.
+    """Return arguments as a sequence of `parameter` (NAME in it is the key, KIND the type), value and `end`.
 
     `text` replaces `parameter` for strings, if the format marks them. No string has a text of
     `without`, which the parser could read as markup.
@@ -94,8 +94,10 @@ def tagged(parameter: str, end: str, *, text: str = "", without: tuple[str, ...]
 
     def piece(key: str, part: Any, must: bool, root: Schema, exact: bool) -> Format:
         bare = bare_text(part, root, without, exact=exact)
-        begin = ((text if bare else "") or parameter).replace("NAME", key)
-        form = tag(begin, bare or compact(part, root, PARAM, exact=exact), end)
+        kind = "string" if bare else target_of(part, root).get("type")
+        kind = {"integer": "number"}.get(kind, kind) if isinstance(kind, str) else "object"
+        begin = ((text if bare else "") or parameter).replace("NAME", key).replace("KIND", kind)
+        form = tag(begin, bare or compact(part, root, PARAM, exact=exact), end.replace("NAME", key))
         return form if must else optional(form)
 
     def arguments(schema: Schema, exact: bool) -> Format:

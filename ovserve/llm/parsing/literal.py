@@ -13,7 +13,7 @@ built, not values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -216,33 +216,56 @@ class Tools:
         fits = (name for name in self._schemas if text.removeprefix(name).strip() in self.parameters(name))
         return max((name for name in fits if text.startswith(name)), key=len, default="")
 
+    def schema(self, tool: str) -> Mapping[str, Any]:
+        return self._resolve(tool, self._schemas.get(tool))
+
     def _required(self, tool: str) -> list[object]:
-        required = self._resolve(tool, self._schemas[tool]).get("required")
+        required = self.schema(tool).get("required")
         return required if isinstance(required, list) else []
 
     def parameters(self, tool: str) -> Mapping[str, Any]:
         """Return the parameter names and schemas that the tool declares."""
-        properties = self._resolve(tool, self._schemas.get(tool)).get("properties")
+        properties = self.schema(tool).get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """Return the JSON types that the parameter may have; empty if undeclared."""
-        types: set[str] = set()
-        todo: list[object] = [self.parameters(tool).get(parameter)]
+        return self.types_of(tool, self.parameters(tool).get(parameter))
+
+    def types_of(self, tool: str, schema: object) -> frozenset[str]:
+        return frozenset(kind for one in self._branches(tool, schema) for kind in _types(one))
+
+    def within(self, tool: str, schema: object, key: str | None) -> object:
+        """Return the schema of a member of an object, or of the items of an array, whose key is None."""
+        for one in self._branches(tool, schema):
+            members = one.get("properties") if key is not None else None
+            part = members.get(key) if isinstance(members, Mapping) else None
+            if part is not None or (part := one.get("items" if key is None else "additionalProperties")):
+                return part
+        return None
+
+    def _branches(self, tool: str, schema: object) -> Iterator[Mapping[str, Any]]:
+        """Yield the schema and the branches of its unions."""
+        todo: list[object] = [schema]
         visited: set[int] = set()
         while todo:  # each schema once: unions of references could name one a million times
-            schema = self._resolve(tool, todo.pop())
-            if id(schema) not in visited:
-                visited.add(id(schema))
-                types |= _types(schema, todo)
-        return frozenset(types)
+            one = self._resolve(tool, todo.pop())
+            if id(one) not in visited:
+                visited.add(id(one))
+                yield one
+                todo += [
+                    branch for name in _UNIONS if isinstance(one.get(name), list) for branch in one[name]
+                ]
 
     def _resolve(self, tool: str, schema: object) -> Mapping[str, Any]:
         return target_of(schema, self._schemas.get(tool))
 
 
-def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
-    """Return the types that it names; branches of its unions go to `todo`."""
+_UNIONS = ("anyOf", "oneOf", "allOf")
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that it names itself."""
     types: set[str] = set()
     kind = schema.get("type")
     if isinstance(kind, str | list):
@@ -252,16 +275,9 @@ def _types(schema: Mapping[str, Any], todo: list[object]) -> set[str]:
         types.update(_JSON_TYPES.get(type(v), "") for v in schema["enum"])
     elif "const" in schema:
         types.add(_JSON_TYPES.get(type(schema["const"]), ""))
-    else:
-        unions = [
-            schema[union] for union in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(union), list)
-        ]
-        for branches in unions:
-            todo += branches
-        if not any(unions) and ("properties" in schema or "additionalProperties" in schema):
-            types.add("object")
-        if not any(unions) and "items" in schema:
-            types.add("array")
+    elif not any(schema.get(name) for name in _UNIONS):
+        types |= {"object"} if "properties" in schema or "additionalProperties" in schema else set()
+        types |= {"array"} if "items" in schema else set()
     if schema.get("nullable") is True and types:
         types.add("null")
     return types - {""}

@@ -12,6 +12,7 @@ from functools import partial
 
 from ovserve.llm.parsing.dialect import ReasoningDialect, Sign, all_of, any_of, row
 from ovserve.llm.parsing.tools.pythonic import Lfm2
+from ovserve.llm.parsing.tools.tagged_xml import KIMI_K3_FRAME
 
 _row = partial(row, ReasoningDialect)
 
@@ -82,6 +83,17 @@ DIALECTS: tuple[type[ReasoningDialect], ...] = (
         ends=("</seed:think>",),
         inner="<seed:cot_budget_reflect>",
         erase=("<seed:eos>",),
+    ),
+    # MiniMax M3.
+    _row("minimax_m3", all_of("<mm:think>"), starts=("<mm:think>",), ends=("</mm:think>",), erase=("[e~[",)),
+    # Kimi K3: the answer stands in tags as well.
+    _row(
+        "kimi_k3",
+        all_of("<|open|>", "<|sep|>"),
+        starts=("<|open|>think<|sep|>",),
+        ends=("<|close|>think<|sep|>",),
+        erase=KIMI_K3_FRAME,
+        after="<|open|>response<|sep|>",
     ),
     # DeepSeek R1 and its distills, MiniMax M2. Hybrid models, whose prompt decides, are qwen3.
     _always("deepseek_r1", _shows_r1),

@@ -32,6 +32,8 @@ TOOLS: tuple[type[ToolDialect], ...] = (
     sections.DeepseekV3,
     sections.DeepseekV31,
     sections.KimiK2,
+    tagged_xml.KimiK3,
+    sections.MiniMaxM3,
     tagged_xml.MiniMaxM2,
     tagged_xml.Step3,
     *tagged_json.ROWS,

@@ -33,7 +33,8 @@ _QUOTED = re.compile(r"""\s*(?:name\s*=\s*)?(["'])(.+?)\1""", re.DOTALL)
 _KEY = re.compile(r"[\w.$-]+")
 _KEY_AND_VALUE = re.compile(r"\s*([\w.$-]+)(?:\s*[:=]\s*|\s+)(?=\S)")
 _ATTRIBUTES = re.compile(r"""(?:[\w:.-]+\s*=\s*(?:"[^"]*"|'[^']*')\s*)+""")
-_ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:string\s*=\s*"(true|false)")?\s*(/?)')
+_ATTRIBUTE = re.compile(r'([^"]*)"\s*(?:(?:string|type|index)\s*=\s*"(\w+)")?\s*(/?)')
+_STRING = ("true", "string", "/")  # attributes of a parameter whose value is a string
 
 
 def calls(cur: Cursor, out: Output, tools: Tools, form: Form) -> Steps[None]:
@@ -175,7 +176,7 @@ class _Call:
                 yield from self._value()
             value, types = "".join(self._parts), self._tools.types(self._name, self._key)
             types -= {"string"} if attribute else set()
-            self.arguments[self._key] = quote(value) if attribute in ("true", "/") else to_json(value, types)
+            self.arguments[self._key] = quote(value) if attribute in _STRING else to_json(value, types)
             self._parts.clear()
             self._key = ""
 
@@ -425,8 +426,8 @@ def _items(arguments: dict[str, str]) -> list[str]:
 
 
 def _tag(cur: Cursor, form: Form, names: Container[str] = ()) -> Steps[tuple[str, str]]:
-    """Read the rest of an opening tag; return its name, and DeepSeek's attribute for strings, or "/" if the
-    tag closes itself. Models leave out a ">" at the end of a line, and before the value of a known name."""
+    """Read the rest of an opening tag; return its name, and the attribute for its type, or "/" if the tag
+    closes itself. Models leave out a ">" at the end of a line, and before the value of a known name."""
     parts: list[str] = []
     mark = cur.mark()
     ends = (form.tag_end, form.value)
@@ -465,7 +466,10 @@ def _tag(cur: Cursor, form: Form, names: Container[str] = ()) -> Steps[tuple[str
     match = _ATTRIBUTE.fullmatch(text)
     if match is None:
         raise NotACall
-    return match[1].strip(), match[3] or match[2] or ""
+    name = match[1].strip()
+    for escape, char in form.escapes:
+        name = name.replace(escape, char)
+    return name, match[3] or match[2] or ""
 
 
 def _goes_on_in_next_line(cur: Cursor) -> Steps[bool]:

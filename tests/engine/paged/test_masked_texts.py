@@ -142,7 +142,7 @@ def test_in_auto_a_call_that_begins_is_held(masks: Masks, dialect: str) -> None:
     made = guided(AUTO, None, tool=dialect, reasoning=None, inside_reasoning=False, guide_auto=True)
     assert made is not None
     form = json.loads(made.format)
-    call, ended = masks.anything(json.loads(forced(NAMED, dialect).format), 1)
+    call, ended = masks.anything(json.loads(forced(NAMED, dialect).format), 1, 400)
     assert ended
     wrong = call.replace(b"Oslo", b"Ohio").replace(b"Rome", b"Ruhr")
     assert wrong != call

@@ -57,6 +57,8 @@ def test_implicit_vectors(vector: dict[str, Any]) -> None:
         ("<｜DSML｜function_calls>", ("deepseek_v32", None)),
         ("<|role_sep|> <|message_sep|> '<｜GCML｜tool_calls>' <think>", ("gigachat35", "qwen3")),
         ("<|tool_calls_section_begin|>", ("kimi_k2", None)),
+        ("{{ '<|open|>' + tag }} <|sep|> open_tag('think')", ("kimi_k3", "kimi_k3")),
+        ("{% set ns = ']<]minimax[>[' %} '<tool_call>' <mm:think> </mm:think>", ("minimax_m3", "minimax_m3")),
         ("<minimax:tool_call> </think>", ("minimax_m2", "deepseek_r1")),
         ("<|tool_call|>[", ("granite", None)),
         ("<|start_of_role|> <|tool_call|> <think> <response>", ("granite", "granite")),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ovserve.llm.parsing.guide import json_arguments
 from ovserve.llm.parsing.registry import default
 from tests.breadth import examples
 from tests.llm.parsing.cuts import completion, cut, packets, result, tool
@@ -57,6 +58,7 @@ def tags(block: str, call: str, parameter: str, inner: str = "", outer: tuple[st
             params = "".join(
                 parameter.replace("%k", k)
                 .replace("%s", str(isinstance(v, str)).lower())
+                .replace("%t", "string" if isinstance(v, str) else "object")
                 .replace("%v", bare_text(v))
                 + inner
                 for k, v in arguments.items()
@@ -88,6 +90,8 @@ def gemma(value: Any) -> str:
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%n\n```json\n%a\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>%n<｜tool▁sep｜>%a<｜tool▁call▁end｜>"
 KIMI = "<|tool_call_begin|>functions.%n:%i<|tool_call_argument_begin|>%a<|tool_call_end|>"
+KIMI_3 = '<|open|>argument key="%k" type="%t"<|sep|>%v<|close|>argument<|sep|>'
+M3 = "]<]minimax[>["
 QWEN = "<function=%n>%p</function>"
 DSML = '<｜DSML｜parameter name="%k" string="%s">%v</｜DSML｜parameter>'
 ATEM = " to=%n<|message|><atem:function_calls>\n%c\n</atem:function_calls><|eom|>"
@@ -141,6 +145,16 @@ WRITERS: dict[str, Writer] = {
         '<invoke name="%n">%p</invoke>',
         '<parameter name="%k">\n%v\n</parameter>',
         "\n",
+    ),
+    "minimax_m3": tags(
+        f"{M3}<tool_call>\n%c\n{M3}</tool_call>",
+        f'{M3}<invoke name="%n">%p{M3}</invoke>',
+        f"{M3}<%k>%v{M3}</%k>",
+    ),
+    "kimi_k3": tags(
+        "<|open|>tools<|sep|>%c<|close|>tools<|sep|>",
+        '<|open|>call tool="%n" index="1"<|sep|>%p<|close|>call<|sep|>',
+        KIMI_3,
     ),
     "step3": tags(
         "<｜tool_call_begin｜>function<｜tool_sep｜>%c<｜tool_call_end｜>",
@@ -225,18 +239,12 @@ def arguments(text: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]
     )
 
 
+# Their strings have no quotes.
 BARE_TEXT = {
-    "qwen3coder",
-    "seed_oss",
-    "minicpm5",
-    "minimax_m2",
-    "step3",
-    "deepseek_v32",
-    "gigachat35",
-    "onyx",
-    "glm45",
-    "gemma4",
-}
+    name
+    for name in WRITERS
+    if (guide := default().tool(name).guide) and guide.arguments is not json_arguments
+} - {"lfm2", "olmo3", "pythonic"}
 # Text before these is the answer: without a marker a call is one only at the very start.
 UNMARKED = {"xlam", "pythonic"}
 FRAMED = {name for name in WRITERS if getattr(default().tool(name), "framed", False)}

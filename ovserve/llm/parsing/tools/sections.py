@@ -1,17 +1,17 @@
-"""Dialects with special tokens around a section of calls and around each call in it."""
+"""Dialects with special tokens around a section of calls and around each call in it, or before each tag."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, Steps, markers_of
-from ovserve.llm.parsing.dialect import ToolDialect, arguments, attempt, call, header
-from ovserve.llm.parsing.guide import Guide
+from ovserve.llm.parsing.cursor import Cursor, EndOfText, Markers, NotACall, Steps, markers_of
+from ovserve.llm.parsing.dialect import ToolDialect, arguments, attempt, call, good_name, header
+from ovserve.llm.parsing.guide import Guide, tagged
 from ovserve.llm.parsing.json_call import call_object, marked_keys
-from ovserve.llm.parsing.json_text import as_json
-from ovserve.llm.parsing.literal import Tools
+from ovserve.llm.parsing.json_text import as_json, quote
+from ovserve.llm.parsing.literal import Tools, to_json
 from ovserve.llm.parsing.output import Output
 
 # ruff: noqa: RUF001, RUF002 - these bars are the model's own characters
@@ -180,3 +180,105 @@ class KimiK2(Sections):
                 return
             name = tools.taking(values.keys()) or name
         yield from call(cur, out, name or id, _KIMI_CLOSERS, id=id if ":" in id else None)
+
+
+_MARK = "]<]minimax[>["  # one token, before each tag
+_QUOTED_NAME_END = Markers(('">',))
+_MAX_DEPTH = 64
+_EMPTY = {"array": "[]", "object": "{}"}
+
+
+class MiniMaxM3(Sections):
+    """minimax_m3: `<invoke name="f"><k>v</k></invoke>`, with a token before each tag. MiniMax M3.
+
+    The members of an object are elements by name, those of an array are `<item>`. An element that comes twice
+    is an array too. Values are typed by the tool's schema.
+
+    Source: read 2026-11-30,
+    https://github.com/vllm-project/vllm/blob/be37de73a9e1/vllm/tool_parsers/_llm_nom/m3_text.py
+    """
+
+    name = "minimax_m3"
+    openers, closers = (f"{_MARK}<tool_call>",), (f"{_MARK}</tool_call>",)
+    begin, end = f'{_MARK}<invoke name="', f"{_MARK}</invoke>"
+    erase = ("[e~[",)
+    guide = Guide(
+        f'{begin}NAME">',
+        f"{end}\n",
+        block=(f"{openers[0]}\n", closers[0]),
+        trigger=openers[0],
+        arguments=tagged(f"{_MARK}<NAME>", f"{_MARK}</NAME>", without=(_MARK,)),
+    )
+    template_marks = (_MARK,)
+
+    def call(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        name, end = yield from header(cur, _QUOTED_NAME_END)
+        if not good_name(name) or tools.lacks(name):
+            raise NotACall
+        cur.advance(len(end))
+        yield from cur.space()
+        mark = cur.mark()
+        yield from cur.expect(_MARK)
+        cur.rollback(mark)
+        out.start_call(name)
+        parts: list[str] = []
+        stop = yield from cur.until(
+            markers_of(frozenset((self.end, self.begin, *self.closers))), parts.append
+        )
+        arguments, stray = _arguments("".join(parts), tools, name)
+        if not stop and cur.cut:
+            out.arguments(arguments[:-1])
+            raise EndOfText
+        out.arguments(arguments)
+        out.end_call()
+        out.content(stray)
+
+
+class _Element(NamedTuple):
+    name: str
+    text: list[str]
+    children: list[_Element]
+
+
+def _arguments(text: str, tools: Tools, tool: str) -> tuple[str, str]:
+    """Return the elements of a call as JSON, and the text that has no place in it."""
+    stray: list[str] = []
+
+    def value(element: _Element, schema: object) -> str:
+        text, types = "".join(element.text), tools.types_of(tool, schema)
+        if not element.children:
+            kind = next((kind for kind in _EMPTY if kind in types and "string" not in types), "")
+            return _EMPTY[kind] if kind and not text.strip() else to_json(text, types)
+        if {child.name for child in element.children} == {"item"} and ("array" in types or not types):
+            items = tools.within(tool, schema, None)
+            return f"[{', '.join(value(child, items) for child in element.children)}]"
+        stray.append(text.strip())
+        return members(element, schema)
+
+    def members(element: _Element, schema: object) -> str:
+        by_name: dict[str, list[str]] = {}
+        for child in element.children:
+            by_name.setdefault(child.name, []).append(value(child, tools.within(tool, schema, child.name)))
+        values = (some[0] if len(some) == 1 else f"[{', '.join(some)}]" for some in by_name.values())
+        return "{" + ", ".join(f"{quote(key)}: {one}" for key, one in zip(by_name, values, strict=True)) + "}"
+
+    call = _tree(text)
+    return members(call, tools.schema(tool)), " ".join(filter(None, ["".join(call.text).strip(), *stray]))
+
+
+def _tree(text: str) -> _Element:
+    first, *tags = text.split(_MARK)
+    path = [_Element("", [first], [])]
+    for part in tags:
+        tag, end, rest = part.partition(">")
+        name = tag.lstrip("</")
+        if end and name and tag == f"<{name}" and len(path) < _MAX_DEPTH:
+            path[-1].children.append(element := _Element(name, [], []))
+            path.append(element)
+        elif end and tag == f"</{name}" and any(element.name == name for element in path[1:]):
+            while path.pop().name != name:  # ends that the model left out
+                pass
+        else:
+            rest = _MARK + part
+        path[-1].text.append(rest)
+    return path[0]

@@ -189,6 +189,52 @@ class GigaChat35(Barred):
     template_marks = ("｜GCML｜",)
 
 
+_RESPONSE_END = "<|close|>response<|sep|>"
+KIMI_K3_FRAME = ("<|open|>response<|sep|>", _RESPONSE_END, "<|close|>message<|sep|>", "<|end_of_msg|>")
+
+
+class KimiK3(TaggedXml):
+    """kimi_k3: `<|open|>call tool="f" index="1"<|sep|>`, and an argument with its type. Kimi K3.
+
+    Calls follow the answer. The end of that is not text, whether a call follows or not.
+
+    Source: read 2026-11-30,
+    https://github.com/vllm-project/vllm/blob/055e47c28003/vllm/frontend/processing/tool_parsers/kimi_k3_tool_parser.py
+    """
+
+    name = "kimi_k3"
+    erase = KIMI_K3_FRAME
+    form = Form(
+        call='<|open|>call tool="',
+        call_end="<|close|>call<|sep|>",
+        parameter='<|open|>argument key="',
+        parameter_end="<|close|>argument<|sep|>",
+        openers=("<|open|>tools<|sep|>",),
+        closers=("<|close|>tools<|sep|>",),
+        trim=False,
+        tag_end="<|sep|>",
+        escapes=(("&quot;", '"'), ("&amp;", "&")),
+    )
+    markers = (_RESPONSE_END, *form.openers, form.call)
+    guide = Guide(
+        form.call + 'NAME" index="1"<|sep|>',
+        form.call_end,
+        block=(form.openers[0], form.closers[0]),
+        trigger=form.openers[0],
+        arguments=tagged(
+            form.parameter + 'NAME" type="KIND"<|sep|>', form.parameter_end, without=form.ambiguous
+        ),
+    )
+    template_marks = ("<|open|>", "<|sep|>")
+
+    def calls(self, cur: Cursor, out: Output, tools: Tools) -> Steps[None]:
+        if (yield from cur.literal(_RESPONSE_END)):
+            yield from cur.space()
+            if not (yield from cur.next_of(self.form.openers)):
+                return
+        yield from _block(cur, out, tools, self.form)
+
+
 class MiniCpm5(TaggedXml):
     """minicpm5: `<function name="f"><param name="k">v</param></function>`. MiniCPM5.
 
