@@ -41,7 +41,7 @@ from ovserve.telemetry.metrics import Bounds, Family, Histogram, Metrics
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RELOAD_RESULTS = ("changed", "unchanged", "failed", "invalid")  # see status.ReloadResult
 PROCESS_SECONDS = 1.0
-TURN = 200  # samples that are written without a turn for others; a histogram is one
+SAMPLES_PER_TURN = 200  # samples that are written without a turn for others; a histogram is one
 ENGINE = "0"  # vLLM numbers the engines of a model; here there is one
 
 Labels = Mapping[str, str]
@@ -59,7 +59,7 @@ class Scraper:
         """Return the page. Requests have their turns meanwhile: of 500 models it takes half a second."""
         metrics, models = self._manager.metrics, list(_models(self._manager))
         lines: list[str] = []
-        turn = TURN
+        turn = SAMPLES_PER_TURN
         for family in FAMILIES:
             forms = (family.name, "name", ""), (family.vllm, "model_name", f',engine="{ENGINE}"')
             for name, label, more in forms:
@@ -70,7 +70,7 @@ class Scraper:
                     if family.plain or not model.plain:
                         lines += self._samples(name, family, model, f'{label}="{_escaped(model.name)}"{more}')
                     if len(lines) > turn:  # not within a model, whose counters would change
-                        turn = len(lines) + TURN
+                        turn = len(lines) + SAMPLES_PER_TURN
                         await asyncio.sleep(0)
         lines += _server(self._manager)
         lines += self._of_processes(metrics, models)
