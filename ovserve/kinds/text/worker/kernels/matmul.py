@@ -253,14 +253,19 @@ def _products(model: openvino.Model) -> Iterator[Product]:
 
 
 def _routing(node: Any) -> tuple[Any, Any] | None:
-    """Return what the experts make and what spreads the tokens' shares over all, if a node adds it up."""
+    """Return what the experts make and what spreads the tokens' shares over all, if a node adds it up.
+
+    In models that optimum-intel exports, reshaping does nothing in between, and weights may be floats.
+    """
     product = node.input_value(0).get_node() if node.get_type_name() == "ReduceSum" else None
     if product is None or product.get_type_name() != "Multiply":
         return None
     outputs, shares = (product.input_value(at).get_node() for at in (0, 1))
-    spread = _skip(shares, "Unsqueeze", "Transpose")
+    outputs, spread = _skip(outputs, "Reshape"), _skip(shares, "Unsqueeze", "Reshape", "Transpose")
     is_written_here = spread.get_type_name() == "ScatterElementsUpdate" and spread is not shares
-    return (outputs, spread) if is_written_here and outputs.get_type_name() in ("Add", "MatMul") else None
+    layer = outputs.input_value(0).get_node() if outputs.get_type_name() == "Add" else outputs
+    is_layer = is_written_here and layer.get_type_name() == "MatMul"
+    return (outputs, spread) if is_layer and _values(layer.input_value(1).get_node()) is not None else None
 
 
 def _mixtures(model: openvino.Model, products: Mapping[str, Product]) -> Iterator[Mixture]:

@@ -234,7 +234,7 @@ class PagedModel:
         self._file, self._device, self._properties = file, device, dict(properties)
         self._read = read_paged(self._core, file)
         self.vocabulary: int = self._read.outputs[0].partial_shape[1].get_length()
-        # OpenVINO would compute every expert for every token, so kernels of ours compute them with AMX too.
+        # OpenVINO may compute every expert for every token, so kernels of ours compute them with AMX too.
         mixes = device == "CPU" and has_experts(self._read)
         has_kernels = processor().flags >= KERNEL_FLAGS if mixes else processor().has_kernels
         tiles = tiles and not mixes
@@ -247,7 +247,7 @@ class PagedModel:
         if library is None:
             widen(self._read)
             if mixes:
-                print("every expert computes every token, without kernels of ours", file=sys.stderr)  # noqa: T201  this process's log
+                print("OpenVINO computes the experts, which takes more time", file=sys.stderr)  # noqa: T201  this process's log
             if packs and takes_wide_groups(self._read):
                 self._properties.setdefault(ACTIVATION_GROUP, WIDE_ACTIVATION_GROUP)
         plugin_is_faster = processor().wide_cache_is_faster
