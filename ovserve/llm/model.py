@@ -88,6 +88,7 @@ class ModelContext:
             implicit_reasoning_start(reasoning, prompt, prefill),
             reasoning_closed(reasoning, prompt, prefill),
             self.end_tokens,
+            sampling.constraint is not None,
         )
 
     @staticmethod
@@ -155,6 +156,7 @@ class ModelContext:
                 closing=dialect.ends[0] + dialect.after,
                 inside=inside or (dialect.always and not closed),
                 anywhere=dialect.framed,
+                held=sampling.constraint is not None,
             ),
         )
 

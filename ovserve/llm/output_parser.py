@@ -60,6 +60,7 @@ class _Choice:
             parsing.inside_reasoning,
             end_tokens=parsing.end_tokens,
             reasoning_closed=parsing.reasoning_closed,
+            held=parsing.held,
         )
         self._calls = _Calls(one=tools is not None and not tools.parallel)
         self._content_sent = False

@@ -90,6 +90,7 @@ class Parsing(msgspec.Struct, frozen=True):
     inside_reasoning: bool = False  # the prompt ends inside the reasoning
     reasoning_closed: bool = False  # the prompt closes the reasoning: an end of it in the answer is text
     end_tokens: tuple[str, ...] = ()  # the model's end-of-turn texts; never a part of the answer
+    held: bool = False  # a grammar holds the answer, which follows the first end of the reasoning
 
 
 GREEDY_TEMPERATURE = 0.0
@@ -118,6 +119,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, omit_defaults=True):
     closing: str = ""  # the text that ends it
     inside: bool = False  # the answer begins inside the reasoning
     anywhere: bool = False  # it may begin anywhere in the answer, else only at its beginning
+    held: bool = False  # as in Parsing
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):

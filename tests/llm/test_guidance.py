@@ -13,10 +13,11 @@ from ovserve.llm.grammar.constraint import constrain, regex
 from ovserve.llm.grammar.guidance import guided
 from ovserve.llm.grammar.writer import compact
 from ovserve.llm.model import ModelContext
+from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.parsing.guide import bare_text, json_arguments
 from ovserve.llm.parsing.registry import ParserChoice, default
-from ovserve.llm.request import Sampling, ToolPolicy
-from tests.bytewise import some_text
+from ovserve.llm.request import Delta, Sampling, ToolPolicy
+from tests.bytewise import Language, some_text
 from tests.llm.parsing.cuts import completion, packets
 
 WEATHER = {
@@ -219,3 +220,20 @@ def test_calls_follow_the_text_that_the_client_began() -> None:
 def test_only_the_paged_engine_goes_on_in_a_format() -> None:
     with pytest.raises(InvalidArgument, match="response_format: only the paged engine continues"):
         ModelContext().constrained("promptx", Sampling(constraint=FORMAT), None, "x")
+
+
+@pytest.mark.parametrize("thoughts", ['so "', "so '", "so `", "so", ""])
+@pytest.mark.parametrize("answer", ['"yes"', "'no'", "`maybe`"])
+def test_an_answer_in_quotes_follows_the_first_end_of_the_reasoning(thoughts: str, answer: str) -> None:
+    """In free text an end between quotes is talked about, but the grammar takes each for one."""
+    asked = Sampling(constraint=constrain(regex("\"[a-z]+\"|'[a-z]+'|`[a-z]+`"), "response_format"))
+    model, prompt = ModelContext(parsers=ParserChoice(reasoning="qwen3")), "user: x\nassistant:"
+    held, parsing = model.constrained(prompt, asked, None).constraint, model.parsing(prompt, asked)
+    text = f"<think>{thoughts}</think>{answer}"
+    assert held is not None
+    assert text in Language(json.loads(held.format))
+    for pieces in ([text], list(text)):
+        parser = OutputParser(parsing)
+        deltas = [*(Delta(piece, 1) for piece in pieces), Delta("", 0, "stop", last=True)]
+        choice = completion(map(parser.feed, deltas))
+        assert (choice.reasoning, choice.content) == (thoughts, answer)

@@ -21,6 +21,7 @@ def make_parser(
     implicit_reasoning: bool,
     *,
     reasoning_closed: bool = False,
+    held: bool = False,
     end_tokens: Iterable[str] = (),
     registry: Registry | None = None,
 ) -> TextParser:
@@ -28,8 +29,8 @@ def make_parser(
 
     `tools` None: the request has none, or `tool_choice` is none; markup of calls stays in the content. An
     empty list parses calls without schemas, and none without a marker. `implicit_reasoning`: the prompt
-    opened the reasoning; `reasoning_closed`: it closed it. `end_tokens`: the model's end-of-turn texts,
-    dropped at the end.
+    opened the reasoning; `reasoning_closed`: it closed it; `held`: a grammar has the answer follow the first
+    end of it. `end_tokens`: the model's end-of-turn texts, dropped at the end.
     Raises LoadError for an unknown name, which a caller that checked at load time never sees.
     """
     parsers = registry or default()
@@ -41,6 +42,7 @@ def make_parser(
         frame=parsers.frame(tool_dialect, reasoning_dialect),
         implicit_reasoning=implicit_reasoning,
         reasoning_closed=reasoning_closed,
+        held=held,
         end_tokens=end_tokens,
     )
 

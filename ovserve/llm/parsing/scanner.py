@@ -42,6 +42,7 @@ class TextParser:
         frame: ToolDialect | None = None,  # reads the whole answer instead of the scanner
         implicit_reasoning: bool = False,
         reasoning_closed: bool = False,
+        held: bool = False,
         end_tokens: Iterable[str] = (),
     ) -> None:
         self._tool = tool if tools is not None else None
@@ -66,6 +67,7 @@ class TextParser:
         self._before_text = markers_of(frozenset((*self._in_text.strings, *tags)))
         self._in_thinking = markers_of(frozenset((*self._starts, *self._erase, *self._ends)))
         self._thinking_end = markers_of(frozenset(self._ends))
+        self._quotes = frozenset[str]() if held else _QUOTES  # around an end that is talked about
 
         always = reasoning is not None and reasoning.always and not reasoning_closed
         thinks = implicit_reasoning or always
@@ -176,7 +178,7 @@ class TextParser:
                 cur.advance(len(marker))
                 # Between two quotes the model talks about the tag. In a block of code it may do so too, but
                 # a block that it forgot to close would then make the answer reasoning.
-                if out.last_thought in _QUOTES and (yield from cur.peek()) == out.last_thought:
+                if out.last_thought in self._quotes and (yield from cur.peek()) == out.last_thought:
                     out.reasoning(marker)
                     continue
                 out.end_reasoning()

@@ -59,6 +59,7 @@ def test_a_tag_between_quotes_ends_no_reasoning(tag: list[str]) -> None:
     said = ["<think>", *tag, *"abcd"]
     assert followed(said, tokens=len(tag) + 2) == [*said[:-2], "!", "!", *"cd"]
     assert followed(["<think>", "`</think>", "x", "y"], tokens=2) == ["<think>", "`</think>", "x", "y"]
+    assert followed(said, tokens=len(tag) + 2, held=True) == said, "an answer that a grammar holds has begun"
 
 
 def test_an_answer_without_reasoning_is_left_alone() -> None:

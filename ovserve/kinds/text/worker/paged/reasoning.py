@@ -28,7 +28,9 @@ class ReasoningLimit:
         self._ends = tuple(end.encode() for end in budget.ends)
         tags = b"|".join(map(re.escape, self._ends))
         # Between two quotes it is talked about, to the parser (`llm/parsing/scanner.py`) as well.
-        self._talk = re.compile(rb"(?!)" if budget.anywhere else rb"([`'\"])(?:%b)(\1|\Z)" % tags)
+        self._talk = re.compile(
+            rb"(?!)" if budget.anywhere or budget.held else rb"([`'\"])(?:%b)(\1|\Z)" % tags
+        )
         self._longest = max(map(len, (*self._starts, *self._ends)))
         self._anywhere = budget.anywhere
         self._closing, self._bytes_of = closing, bytes_of
