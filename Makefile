@@ -54,7 +54,7 @@ check: setup-dev fmt-check lint ## format, lint, types, generated code, all test
 	+@$(MAKE) --no-print-directory --jobs 3 type proto-check test-all
 
 .PHONY: shape
-shape: setup-dev ## how much there is to understand: files, lines, circles, calls per token
+shape: setup-dev ## how much there is to understand: files, lines, circles, calls per token and request
 	$(BIN)/python -m scripts.shape
 	$(BIN)/python -m scripts.count_calls
 

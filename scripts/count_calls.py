@@ -1,8 +1,8 @@
-"""Counts the Python calls of a streamed chat: `python -m scripts.count_calls [GRAPH]` prints them.
+"""Counts the Python calls of requests: `python -m scripts.count_calls [GRAPH] [EMBEDDINGS_GRAPH]` prints them.
 
-It counts functions of ovserve/ and their files, for the first token of a request and for each further one, in the
-server and in the engine process. A profile function counts them, which Python's `site` installs
-in the main thread of both processes. So no clock is involved.
+It counts functions of ovserve/ and their files, in the server and in the engine process: for the first token of a
+streamed chat, for each further one (without functions that timers call as well), and for an embeddings request. A profile function counts them, which Python's
+`site` installs in the main thread of both processes. So no clock is involved.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TOKENS = 32  # further tokens of the long answer, between which a count is shared
@@ -30,6 +32,7 @@ WARM_UPS = 3
 REPEATS = 5
 START_SECONDS = 120
 IDLE_SECONDS = 5
+SETTLE_SECONDS = 0.2
 # Runs in each process before its first module. A thread writes the counts when `ask` has a new number.
 SITE = """
 import collections, json, os, sys, threading, time
@@ -66,20 +69,68 @@ class Calls(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Calls of a request with one token, and of each further token."""
+    """Calls by process: of a chat with one token, of each further token, and of an embeddings request."""
 
     request: dict[str, Calls]
     token: dict[str, Calls]
+    embeddings: dict[str, Calls]
 
 
-def measure(graph: Path) -> Report:
-    """Serve `graph` and count. Raises RuntimeError if the server does not start."""
+Counts = dict[str, Counter[str]]  # by process
+
+
+def measure(chat: Path, embeddings: Path) -> Report:
+    """Serve the graphs and count. Raises RuntimeError if the server does not start."""
+    with _serving(chat) as site:
+        short, long = site.least(_chat, 1), site.least(_chat, 1 + TOKENS)
+        timers = site.timers()
+    with _serving(embeddings) as site:
+        embedded = site.least(_embed)
+    more = {side: long[side] - short[side] for side in long}
+    each = {side: Counter({n: c for n, c in more[side].items() if n not in timers[side]}) for side in more}
+    return Report(_calls(short), _calls(each, TOKENS), _calls(embedded))
+
+
+class _Site(NamedTuple):
+    """A server that counts its calls."""
+
+    url: str
+    folder: Path
+    pid: int
+    numbers: Iterator[int]
+
+    def least(self, send: Callable[..., None], *arguments: Any) -> Counts:
+        """Return the least counts of several equal requests, because timers run during some of them, and a
+        loaded machine splits the messages of a step."""
+        for _ in range(WARM_UPS):
+            send(self.url, *arguments)
+        time.sleep(1)  # forms compile and helpers start after the first requests
+        each = [self._counted(lambda: send(self.url, *arguments)) for _ in range(REPEATS)]
+        return {side: reduce(Counter.__and__, (one[side] for one in each)) for side in each[0]}
+
+    def timers(self) -> Counts:
+        """Return the calls of timers, which run during every long answer.
+
+        They run in both pauses. What runs in one of them belongs to a request that is being cleared away."""
+        first, second = (self._counted(lambda: time.sleep(IDLE_SECONDS)) for _ in range(2))
+        return {side: first[side] & second[side] for side in first}
+
+    def _counted(self, work: Callable[[], None]) -> Counts:
+        before = _ask(self.folder, next(self.numbers), self.pid)
+        work()
+        time.sleep(SETTLE_SECONDS)  # the client has its answer before the server has logged it
+        after = _ask(self.folder, next(self.numbers), self.pid)
+        return {side: after[side] - before[side] for side in after}
+
+
+@contextmanager
+def _serving(graph: Path) -> Iterator[_Site]:
     with tempfile.TemporaryDirectory(prefix="ovserve-calls-") as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(SITE.format(folder=name, package=f"{ROOT}/ovserve/"))
         process = _serve(graph, folder)
         try:
-            return _report(_url(process), folder, process.pid)
+            yield _Site(_url(process), folder, process.pid, itertools.count())
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -108,53 +159,16 @@ def _url(process: subprocess.Popen[str]) -> str:
     raise RuntimeError("the server did not start:\n" + "".join(log))
 
 
-def _report(url: str, folder: Path, server: int) -> Report:
-    numbers = iter(range(1 << 30))
-
-    def counted(tokens: int) -> dict[str, Counter[str]]:
-        before = _ask(folder, next(numbers), server)
-        _chat(url, tokens)
-        after = _ask(folder, next(numbers), server)
-        return {
-            side: Counter({n: c for n, c in (after[side] - before[side]).items() if n not in timers[side]})
-            for side in after
-        }
-
-    for _ in range(WARM_UPS):
-        _chat(url, 1 + TOKENS)
-    time.sleep(1)  # forms compile and helpers start after the first requests
-    idle = [_ask(folder, next(numbers), server)]
-    for _ in range(2):
-        time.sleep(IDLE_SECONDS)
-        idle.append(_ask(folder, next(numbers), server))
-    # Timers run in both pauses. What runs in one of them belongs to a request that is being cleared away.
-    first, second = ({s: (b[s] - a[s]).keys() for s in b} for a, b in itertools.pairwise(idle))
-    timers = {side: first[side] & second[side] for side in first}
-    short, long = (_least([counted(tokens) for _ in range(REPEATS)]) for tokens in (1, 1 + TOKENS))
-    request = {side: Calls(short[side].total(), _files(short[side]), _rows(short[side])) for side in short}
-    more = {side: long[side] - short[side] for side in long}
-    each = {
+def _calls(counts: Counts, tokens: int = 1) -> dict[str, Calls]:
+    """`tokens` share them; a file counts that half of them need."""
+    return {
         side: Calls(
-            round(more[side].total() / TOKENS),
-            _files(Counter({n: c for n, c in more[side].items() if c >= TOKENS // 2})),
-            _rows(more[side], TOKENS),
+            round(each.total() / tokens),
+            len({name.partition(":")[0] for name, count in each.items() if count >= tokens / 2}),
+            tuple((name, count / tokens) for name, count in each.most_common()),
         )
-        for side in more
+        for side, each in counts.items()
     }
-    return Report(request, each)
-
-
-def _least(counted: list[dict[str, Counter[str]]]) -> dict[str, Counter[str]]:
-    """Return the least of each count, because a loaded machine splits the messages of a step."""
-    return {side: reduce(Counter.__and__, (each[side] for each in counted)) for side in counted[0]}
-
-
-def _rows(counts: Counter[str], tokens: int = 1) -> tuple[tuple[str, float], ...]:
-    return tuple((name, count / tokens) for name, count in counts.most_common())
-
-
-def _files(counts: Counter[str]) -> int:
-    return len({name.partition(":")[0] for name in counts})
 
 
 def _ask(folder: Path, number: int, server: int) -> dict[str, Counter[str]]:
@@ -187,23 +201,32 @@ def _chat(url: str, tokens: int) -> None:
         "temperature": 0,
         "stream": True,
     }
-    request = urllib.request.Request(
-        f"{url}/v3/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
-        text = answer.read()
+    text = _post(f"{url}/v3/chat/completions", body)
     assert text.rstrip().endswith(b"[DONE]"), text[-300:]
+
+
+def _embed(url: str) -> None:
+    (row,) = json.loads(_post(f"{url}/v3/embeddings", {"model": "model", "input": "Count."}))["data"]
+    assert row["embedding"], row
+
+
+def _post(url: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+        return bytes(answer.read())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("graph", nargs="?", type=Path, default=ROOT / "models/smollm2")
+    parser.add_argument("embeddings", nargs="?", type=Path, default=ROOT / "models/minilm")
     parser.add_argument("--functions", action="store_true", help="list the calls of each function")
     arguments = parser.parse_args()
-    report = measure(arguments.graph)
+    report = measure(arguments.graph, arguments.embeddings)
     for what, sides in (
         ("a streamed chat of one token", report.request),
         ("each further token", report.token),
+        ("an embeddings request", report.embeddings),
     ):
         for side, calls in sides.items():
             print(f"{what}, {side}: {calls.calls:,} calls in {calls.files} files")
