@@ -141,6 +141,8 @@ def test_texts_ids_and_formats_agree(server: Server) -> None:
     assert answer.keys() == {"object", "data", "model", "usage"}
     null = post(server, "the ship", encoding_format=None, dimensions=None, user=None)
     np.testing.assert_allclose(vectors(null), text, atol=1e-7)
+    jina = post(server, [{"text": "the ship"}, {"text": "oil"}])
+    np.testing.assert_allclose(vectors(jina)[:1], text, atol=1e-6)
 
 
 @pytest.mark.parametrize("prefix", ["/v3", "/v1", "/v3/v1", ""])
@@ -163,6 +165,8 @@ def test_every_prefix_serves_it(server: Server, prefix: str) -> None:
         ({"input": [[0, 99999]]}, "input[0]", "token id 99999 is not in the model's vocabulary"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "int8"),
         ({"input": "a", "dimensions": 0}, "dimensions", "dimensions"),
+        ({"input": "a", "output_dtype": "int8"}, "output_dtype", "int8"),
+        ({"input": ["a", {"text": "b"}]}, "input", "texts and objects"),
         ({"input": "a", "dimensions": 17}, "dimensions", "expected 1 to 16, got 17"),
         ({"input": "a", "prompt_name": "no"}, "prompt_name", "the model has none"),
         ({"input": "a", "prompt_name": "x", "instruction": "y"}, "prompt_name", "instruction"),
@@ -241,6 +245,10 @@ def test_dimensions_are_renormalised(server: Server) -> None:
     (whole,), (cut,) = (vectors(post(server, "oil", model="cutting", **m)) for m in ({}, {"dimensions": 5}))
     np.testing.assert_allclose(np.linalg.norm(whole), 1, atol=1e-3)
     np.testing.assert_allclose(cut, whole[:5] / np.linalg.norm(whole[:5]), atol=1e-6)
+    voyage = {"output_dimension": 5, "output_dtype": "float", "truncation": True, "input_type": None}
+    answer = post(server, ["oil", "oil " * 100], model="cutting", **voyage)
+    np.testing.assert_allclose(vectors(answer)[0], cut, atol=1e-6)
+    assert "x-ovserve-ignored-params" not in answer.headers
 
 
 def test_unknown_fields_are_reported_and_other_paths_are_404(server: Server) -> None:

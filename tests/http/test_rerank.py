@@ -76,6 +76,9 @@ def test_the_best_come_first_and_documents_are_shown(server: Server) -> None:
     assert [r["index"] for r in best] == [r["index"] for r in answer["results"]][:2]
     assert "document" not in best[0]
     assert len(post(server, documents, top_n=None).json()["results"]) == 4
+    for fields in ({"top_k": 2, "truncation": True}, {"top_k": 2}):  # Voyage's client reads the answer's data
+        voyage = post(server, documents, **fields).json()
+        assert (voyage["object"], voyage["data"], "results" in voyage) == ("list", best, False)
 
 
 def test_objects_are_ranked_by_their_fields(server: Server) -> None:

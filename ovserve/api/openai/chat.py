@@ -104,7 +104,7 @@ def in_tools_form(messages: list[Message]) -> list[Message]:
 class ChatRequest(StreamFields, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     messages: Annotated[Annotated[list[Message], Meta(min_length=1)], doc("the conversation")]
-    max_tokens: Annotated[NaturalOrMinusOne | None, doc(MAX_TOKENS)] = None
+    max_tokens: Annotated[NaturalOrMinusOne | None, doc(MAX_TOKENS + "; -1: no bound")] = None
     max_completion_tokens: Annotated[
         NaturalOrMinusOne | None, doc("the newer name of max_tokens; wins over it")
     ] = None

@@ -58,7 +58,7 @@ class CompletionRequest(StreamFields, kw_only=True):
         str | list[str | TokenId | list[TokenId]],
         doc("at most 256 prompts times n"),
     ]
-    max_tokens: Annotated[NaturalOrMinusOne | None, doc(MAX_TOKENS + "; 0 only with echo: true")] = None
+    max_tokens: Annotated[NaturalOrMinusOne | None, doc(MAX_TOKENS + "; -1: no bound; 0: with echo")] = None
     logprobs: Annotated[
         TopCount | None, doc("of each token, and of so many others; above 1 with the paged engine only")
     ] = None

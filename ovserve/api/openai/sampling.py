@@ -77,8 +77,7 @@ def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
 
 
 MAX_TOKENS = (
-    "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400; "
-    "-1: no bound"
+    "clamped to the room left in the context, which x-ovserve-clamped reports; above max_tokens_limit: 400"
 )
 MAX_STOP = 64  # role-play clients send the names of all speakers
 MAX_CHOICES = 128

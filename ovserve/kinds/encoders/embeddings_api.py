@@ -10,32 +10,31 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode
-from ovserve.api.openai.operation import Operation, doc
+from ovserve.api.openai.operation import Count, Natural, NaturalOrMinusOne, Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.payload import packed
 
 QueryType = Literal["query", "search_query"]  # names of one prompt
 DocumentType = Literal["document", "passage", "search_document"]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Natural
+
+
+class TextInput(msgspec.Struct):
+    text: Annotated[str, doc("of an input in Jina's form")]
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
-    input: Annotated[
-        str | list[str | TokenId | list[TokenId]],
-        doc("nothing mixed"),
-    ]
+    input: Annotated[str | list[str | TokenId | list[TokenId] | TextInput], doc("nothing mixed")]
     encoding_format: Annotated[
         Literal["float", "base64"] | None, doc("base64: the float32 values, little-endian")
     ] = None
-    dimensions: Annotated[
-        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
-        doc("cut vectors to so many values and scale them to unit length"),
-    ] = None
+    dimensions: Annotated[Count | None, doc("cut vectors to so many values of unit length")] = None
+    output_dimension: Annotated[Count | None, doc("Voyage's name of dimensions")] = None
+    output_dtype: Annotated[Literal["float"] | None, doc("Voyage's; other types are refused")] = None
     user: Annotated[str | None, doc("without effect")] = None
     truncate: Annotated[
         bool | None,
@@ -44,19 +43,20 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
             "`max_seq_length`; default: the graph's"
         ),
     ] = None
+    truncation: Annotated[bool | None, doc("Voyage's name of truncate")] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        doc("cut inputs to so many tokens; -1: to what the model reads"),
+        NaturalOrMinusOne | None, doc("cut inputs to so many tokens; -1: to what the model reads")
     ] = None
     instruction: Annotated[str | None, doc("a text that is put before each input")] = None
-    prompt_name: Annotated[
-        str | None,
-        doc("the model's prompt of this name goes before each input"),
-    ] = None
+    prompt_name: Annotated[str | None, doc("the model's prompt of this name goes before each input")] = None
     input_type: Annotated[
         QueryType | DocumentType | Literal["text", "classification", "clustering"] | None,
         doc("Azure's, Cohere's and NVIDIA's: the model's prompt of this name, or of one that means the same"),
     ] = None
+
+    def __post_init__(self) -> None:
+        self.dimensions = self.dimensions or self.output_dimension
+        self.truncate = self.truncation if self.truncate is None else self.truncate
 
 
 class Embedding(msgspec.Struct):
@@ -123,8 +123,10 @@ def inputs_of(inputs: str | list[Any]) -> tuple[Sequence[Any], bool]:
         return [inputs], True
     if kinds == {str}:
         return inputs, False
+    if kinds == {TextInput}:
+        return [one.text for one in inputs], False
     if len(kinds) > 1:
-        names = {str: "texts", int: "token ids", list: "lists of token ids"}
+        names = {str: "texts", int: "token ids", list: "lists of token ids", TextInput: "objects"}
         described = " and ".join(names[kind] for kind in names if kind in kinds)
         raise InvalidArgument(f"input must be homogeneous: got {described}", param="input")
     if [] in inputs:

@@ -7,7 +7,7 @@ https://docs.cohere.com/reference/rerank, read 2026-11-22
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -15,13 +15,13 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.operation import Operation, doc
+from ovserve.api.openai.operation import Count, Operation, doc
 from ovserve.errors import InvalidArgument
+from ovserve.kinds.encoders.embeddings_api import EmbeddingUsage
 from ovserve.kinds.encoders.spec import RerankArguments
 from ovserve.kinds.payload import packed
 
 TEXT = "text"  # the field of an object that is ranked unless rank_fields says others
-COUNT = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
@@ -31,14 +31,16 @@ class RerankRequest(msgspec.Struct, kw_only=True):
         list[str | dict[str, Any]],
         doc("texts, or objects with a field text or those of rank_fields"),
     ]
-    top_n: Annotated[COUNT | None, doc("so many of the best documents")] = None
+    top_n: Annotated[Count | None, doc("so many of the best documents")] = None
+    top_k: Annotated[Count | None, doc("Voyage's name of top_n")] = None
+    truncation: Annotated[bool | None, doc("Voyage's: gives the answer Voyage's form")] = None
     return_documents: Annotated[bool | None, doc("the results repeat their documents")] = None
     rank_fields: Annotated[
         Annotated[list[str], Meta(min_length=1)] | None,
         doc("fields of objects that are ranked, one line `name: value` each"),
     ] = None
-    max_chunks_per_doc: Annotated[COUNT | None, doc("pieces of a long document that are read")] = None
-    max_tokens_per_doc: Annotated[COUNT | None, doc("tokens of a document that are read")] = None
+    max_chunks_per_doc: Annotated[Count | None, doc("pieces of a long document that are read")] = None
+    max_tokens_per_doc: Annotated[Count | None, doc("tokens of a document that are read")] = None
     instruction: Annotated[str | None, doc("what a causal reranker shall judge by")] = None
     raw_scores: Annotated[bool | None, doc("logits instead of scores from 0 to 1")] = None
 
@@ -49,22 +51,19 @@ class RerankResult(msgspec.Struct):
     document: dict[str, Any] | UnsetType = UNSET  # a text is the field text of one
 
 
-class RerankUsage(msgspec.Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankMeta(msgspec.Struct):
     api_version: dict[str, str]
     billed_units: dict[str, int]
 
 
-class RerankResponse(msgspec.Struct):
+class RerankResponse(msgspec.Struct, kw_only=True):
     id: str
     model: str
-    results: list[RerankResult]
+    results: list[RerankResult] | UnsetType = UNSET
+    object: str | UnsetType = UNSET
+    data: list[RerankResult] | UnsetType = UNSET  # what Voyage calls the results
     meta: RerankMeta
-    usage: RerankUsage
+    usage: EmbeddingUsage
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class Ranked:
     top_n: int | None
     shown: tuple[str | Mapping[str, Any], ...] | None
     ignored: tuple[str, ...]
+    lists_data: bool  # as Voyage does
 
 
 _decoder = msgspec.json.Decoder(RerankRequest)
@@ -103,7 +103,11 @@ def decode_rerank(body: bytes) -> Ranked:
     documents = tuple(request.documents) if request.return_documents else None
     no_effect = {"rank_fields"} if request.rank_fields and isinstance(request.documents[0], str) else ()
     ignored = tuple(sorted({*unknown, *no_effect}))
-    return Ranked(request.model, documents_packed, len(texts), arguments, request.top_n, documents, ignored)
+    lists_data = request.top_k is not None or request.truncation is not None
+    top_n = request.top_n or request.top_k
+    return Ranked(
+        request.model, documents_packed, len(texts), arguments, top_n, documents, ignored, lists_data
+    )
 
 
 def _text(document: str | dict[str, Any], index: int, fields: Sequence[str] | None) -> str:
@@ -130,9 +134,9 @@ def rerank_body(request: Ranked, scores: Sequence[float], tokens: int) -> bytes:
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n]
     results = [RerankResult(i, scores[i], _document_of(request, i)) for i in order]
     meta = RerankMeta({"version": "2"}, {"search_units": 1})
-    return encode(
-        RerankResponse(new_id("rerank-"), request.model, results, meta, RerankUsage(tokens, tokens))
-    )
+    form = {"object": "list", "data": results} if request.lists_data else {"results": results}
+    usage = EmbeddingUsage(tokens, tokens)
+    return encode(RerankResponse(id=new_id("rerank-"), model=request.model, meta=meta, usage=usage, **form))
 
 
 def _document_of(request: Ranked, index: int) -> dict[str, Any] | UnsetType:
@@ -145,7 +149,7 @@ def _document_of(request: Ranked, index: int) -> dict[str, Any] | UnsetType:
 _OPERATION = Operation(
     "POST",
     "/v3/rerank",
-    "Documents by their relevance to a query, in the form of Cohere and Jina.",
+    "Documents by their relevance to a query, in the form of Cohere, Jina and Voyage.",
     answer=RerankResponse,
     request=RerankRequest,
     example={"model": "reranker", "query": "What is the sea?", "documents": ["Salt water.", "A bicycle."]},
@@ -154,13 +158,10 @@ _OPERATION = Operation(
 )
 OPERATIONS = (
     _OPERATION,
-    Operation(
-        "POST",
-        "/v3/v2/rerank",
-        "As /v3/rerank; the address of Cohere's second API.",
-        answer=RerankResponse,
-        request=RerankRequest,
+    replace(
+        _OPERATION,
+        path="/v3/v2/rerank",
+        summary="As /v3/rerank; the address of Cohere's second API.",
         same_as="rerank",
-        declared=True,
     ),
 )

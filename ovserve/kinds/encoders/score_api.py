@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
 from ovserve.api.openai.common import encode, new_id
-from ovserve.api.openai.operation import Operation, doc
+from ovserve.api.openai.operation import Natural, NaturalOrMinusOne, Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.encoders.embeddings_api import TokenId, inputs_of, truncate_to
 from ovserve.kinds.encoders.spec import ClassifyArguments, ScoreArguments
@@ -28,8 +27,6 @@ OPTIONAL = ("activation", "instruction", "max_tokens_per_query", "use_activation
 FIELDS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 
 Texts = Annotated[str | list[str] | None, doc("a text or texts")]
-Truncate = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 ACTIVATION = "false: logits; default: what the model's files make of them"
 OLDER = "an older name of use_activation"
 
@@ -44,11 +41,11 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     data_1: Annotated[Texts, doc("another name of text_1, with data_2")] = None
     data_2: Annotated[Texts, doc("another name of text_2, with data_1")] = None
     truncate_prompt_tokens: Annotated[
-        Truncate | None,
+        NaturalOrMinusOne | None,
         doc("cut pairs, or texts of an embeddings model, to so many tokens; -1: to what the model reads"),
     ] = None
-    max_tokens_per_query: Annotated[Tokens | None, doc("tokens of a first text that are read; 0: all")] = None
-    max_tokens_per_doc: Annotated[Tokens | None, doc("tokens of a second text that are read; 0: all")] = None
+    max_tokens_per_query: Annotated[Natural | None, doc("tokens read of a first text; 0: all")] = None
+    max_tokens_per_doc: Annotated[Natural | None, doc("tokens read of a second text; 0: all")] = None
     instruction: Annotated[str | None, doc("what a causal reranker shall judge by")] = None
     use_activation: Annotated[bool | None, doc(ACTIVATION)] = None
     activation: Annotated[bool | None, doc(OLDER)] = None
@@ -59,7 +56,7 @@ class ClassificationRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, doc("the name under which a graph is served")]
     input: Annotated[str | list[str | TokenId | list[TokenId]], doc("nothing mixed")]
     truncate_prompt_tokens: Annotated[
-        Truncate | None, doc("cut inputs to so many tokens; -1: to what the model reads")
+        NaturalOrMinusOne | None, doc("cut inputs to so many tokens; -1: to what the model reads")
     ] = None
     add_special_tokens: Annotated[bool | None, doc("false: texts get no special tokens")] = None
     use_activation: Annotated[bool | None, doc(ACTIVATION)] = None
