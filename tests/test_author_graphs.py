@@ -7,7 +7,6 @@ import re
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from tests.conftest import MODEL, ROOT, Server, start_process
+from tests.conftest import MODEL, ROOT, Server, start_process, until
 from tests.short_model import EXACT
 
 pytestmark = pytest.mark.long
@@ -414,10 +413,8 @@ def test_each_exchange_is_written_down(client: openai.OpenAI, server: Server, di
     with httpx.stream("POST", f"{server.v3}/completions", json=body, timeout=230) as answer:
         next(answer.iter_lines())  # and the client leaves
     database = sqlite3.connect(directory / "chat_log" / "chats.sqlite")
-    deadline = time.monotonic() + 230
-    while len(rows := database.execute("SELECT * FROM chats").fetchall()) < 7:
-        assert time.monotonic() < deadline, rows
-        time.sleep(0.1)
+    until(lambda: len(database.execute("SELECT * FROM chats").fetchall()) >= 7)
+    rows = database.execute("SELECT * FROM chats").fetchall()
     database.close()
     assert [row[1] for row in rows[:6]] == told
     assert all("Say hello" in row[0] and row[2] > 0 and row[5] == 1 for row in rows[:6])

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import ROOT, Server, start_process
+from tests.conftest import ROOT, Server, start_process, until
 from tests.speech import RECORDING, WHISPER, tiny_whisper, word_errors, words
 from tests.voices import tiny_voice
 
@@ -241,10 +241,7 @@ def test_recordings_of_refused_requests_are_released(tmp_path: Path) -> None:
         with ThreadPoolExecutor(16) as pool:
             statuses = set(pool.map(status, range(32)))
         assert statuses == {200, 503}
-        deadline = time.monotonic() + 60  # an answer may end before the server has closed the file
-        while recordings() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert recordings() == []
+        until(lambda: recordings() == [], recordings)  # an answer may end before the server closes the file
     finally:
         started.stop()
 

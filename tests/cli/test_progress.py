@@ -13,6 +13,7 @@ from ovserve.cli import progress as shown
 from ovserve.cli.chat.terminal import visible
 from ovserve.cli.parser import table
 from ovserve.pull.progress import JsonLines, progress
+from tests.conftest import until
 
 
 class Terminal(io.StringIO):
@@ -26,10 +27,7 @@ def test_lines_have_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress(shown.Shown(out), "fetching x", 100_000_000, lambda: done[0]):
         time.sleep(0.06)
         done[0] = 60_000_000
-        deadline = time.monotonic() + 230
-        while ": 60 of 100 MB, " not in out.getvalue():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: ": 60 of 100 MB, " in out.getvalue())
         done[0] = 100_000_000
     *lines, last = out.getvalue().splitlines()
     assert any(line.startswith("fetching x: 60 of 100 MB, ") and line.endswith(" s left") for line in lines)

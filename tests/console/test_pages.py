@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ovserve.access.keys import entry_text
-from tests.conftest import Server, start_process
+from tests.conftest import Server, start_process, until
 from tests.console.conftest import Tab, open_tab, serious, serious_when_dark
 from tests.console.stage import LONG_NAME, five_nodes, script
 
@@ -615,10 +615,7 @@ def test_metrics_from_before_the_page_was_opened_are_drawn_with_marks(browser: A
         return httpx.get(f"{server.url}/console/api/metrics").json()["series"].get(line, [])
 
     def wait(line: str, value: float) -> None:
-        deadline = time.monotonic() + 230
-        while not any(v == value for _, v in kept(line)):
-            assert time.monotonic() < deadline, (line, kept(line))
-            time.sleep(0.2)
+        until(lambda: any(v == value for _, v in kept(line)), lambda: (line, kept(line)))
 
     try:
         wait('ovserve_engine_restarts_total{name="scripted"}', 0)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,11 +52,8 @@ def chat(word: str) -> dict[str, object]:
 def test_start_says_address_servables_and_a_line_to_paste(tmp_path: Path) -> None:
     server = start_server(script_graph(tmp_path / "g", SCRIPT), name="m")
     try:
+        until(lambda: "-d '" in "".join(server.output))
         text = "".join(server.output)
-        deadline = time.monotonic() + 230
-        while "-d '" not in text and time.monotonic() < deadline:
-            time.sleep(0.05)
-            text = "".join(server.output)
         assert f"ready at {server.url}/v3" in text
         assert "  m  context" in text
         curl = text[text.index("curl") :].split("\n\n")[0]
@@ -128,16 +124,20 @@ def test_the_end_of_a_terminal_ends_no_process(tmp_path: Path) -> None:
         assert process.stderr is not None
         process.send_signal(signal.SIGHUP)
         (url,) = next(filter(None, (re.findall(r"listening on (\S+),", line) for line in process.stderr)))
-        url = f"{url}/v3/chat/completions"
-        assert "[DONE]" in httpx.post(url, json=chat("long"), timeout=230).text
+
+        def answers() -> bool:
+            answer = httpx.post(f"{url}/v3/chat/completions", json=chat("long"), timeout=230)
+            return "[DONE]" in answer.text
+
+        until(answers)  # it still loads
         for pid in of_session(process.pid):  # the next engine is started by a server that takes SIGHUP itself
             if b"engine.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-        assert "[DONE]" in httpx.post(url, json=chat("long"), timeout=230).text
+        assert answers()
         before = {pid for pid in of_session(process.pid) if alive(pid)}
         os.killpg(process.pid, signal.SIGHUP)
         assert any("reloading: SIGHUP" in line for line in process.stderr)
-        assert "[DONE]" in httpx.post(url, json=chat("long"), timeout=230).text
+        assert answers()
         assert all(map(alive, before))
 
 

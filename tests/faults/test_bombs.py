@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import ROOT, Server, start_server
+from tests.conftest import ROOT, Server, start_server, until
 from tests.faults.watch import grammar_processes, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -138,11 +138,8 @@ def test_ebnf_that_explodes(real: Server, capsys: pytest.CaptureFixture[str]) ->
 def test_grammar_process_sigstop(real: Server) -> None:
     """It is found by its CPU time, which stands still, and the grammar is tried again in another."""
     assert ask(real, guided_regex="[a-f]{3}").status_code == 200
-    deadline = time.monotonic() + 230
-    while len(found := grammar_processes(real)) > 1:  # one still tries a grammar of a test before
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    (stopped,) = found
+    until(lambda: len(grammar_processes(real)) == 1)  # another still tries a grammar of a test before
+    (stopped,) = grammar_processes(real)
     os.kill(stopped, signal.SIGSTOP)
     began = time.monotonic()
     assert ask(real, guided_regex="[a-g]{3}").status_code == 200

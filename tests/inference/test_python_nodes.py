@@ -261,13 +261,12 @@ def nodes(plain_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def logged(site: Site, *texts: str) -> None:
     """Wait until lines of the log hold the texts, in this order."""
-    deadline = time.monotonic() + 230
-    while True:
+
+    def found() -> bool:
         lines = iter([*site.server.errors])
-        if all(any(text in line for line in lines) for text in texts):
-            return
-        assert time.monotonic() < deadline, (texts, site.server.errors[-20:])
-        time.sleep(0.02)
+        return all(any(text in line for line in lines) for text in texts)
+
+    until(found, lambda: (texts, site.server.errors[-20:]))
 
 
 def numbers(datatype: str, data: list[Any], name: str = "input") -> dict[str, Any]:

@@ -23,7 +23,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from ovserve.protos import tensorflow_serving_pb2 as tfs
-from tests.conftest import Server, script_graph, start_process
+from tests.conftest import Server, eventually, script_graph, start_process
 from tests.ports import free_port
 
 WORDS = 6  # of an answer; each names the version that made it
@@ -271,10 +271,9 @@ class Clients:
     async def round(self) -> None:
         """Until each client has one more answer that it asked for after now, and is in the next one."""
         before = dict(self.turns)
-        deadline = time.monotonic() + 230
-        while not self.turns or any(self.turns[me] < before.get(me, 0) + 2 for me in self.turns):
-            assert time.monotonic() < deadline, self.turns
-            await asyncio.sleep(0.02)
+        await eventually(
+            lambda: self.turns and all(self.turns[me] >= before.get(me, 0) + 2 for me in self.turns)
+        )
 
     def of(self, model: str) -> list[Asked]:
         return sorted((a for a in self.answers if a.model == model), key=lambda a: a.started)

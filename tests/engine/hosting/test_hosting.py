@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ovserve.engine.host.memory import resident
 from ovserve.engine.protocol.messages import Load
 from ovserve.engine.worker.host import open_backend
 from ovserve.errors import EngineDead, Internal, InvalidArgument, LoadError
+from tests.conftest import eventually
 from tests.engine.hosting.kinds import SmallSpec
 
 QUICK = EngineSettings(restarts=RestartPolicy(first_pause=0.01), stop_grace=5)
@@ -73,12 +74,6 @@ async def rest(stream: CallStream) -> list[Any]:
     return found
 
 
-async def until(what: Callable[[], object], seconds: float = 230) -> None:
-    async with asyncio.timeout(seconds):
-        while not what():  # noqa: ASYNC110  a process ends, which no event tells
-            await asyncio.sleep(0.01)
-
-
 async def test_models_share_a_process_and_answer_for_themselves(house: House) -> None:
     clients = [await house.open(f"m{i}") for i in range(5)]
     alone = await house.open("alone", isolation="process")
@@ -118,14 +113,14 @@ async def test_unloading_frees_the_memory_and_ends_its_calls(
         await rest(running)
     assert resident(keep.pid) - before < 30 << 20
     assert await who(keep)
-    await until(lambda: "large is closed" in caplog.text)
+    await eventually(lambda: "large is closed" in caplog.text)
 
 
 async def test_the_process_ends_with_its_last_model(house: House) -> None:
     client = await house.open("one")
     pid = client.pid
     await client.stop()
-    await until(lambda: not Path(f"/proc/{pid}").exists())
+    await eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert await who(await house.open("two"))
 
 
@@ -144,7 +139,7 @@ async def test_a_call_that_raises_fails_alone(house: House, caplog: pytest.LogCa
     for method, said in (("raise", "RuntimeError: no"), ("panic", "BaseException: no")):
         with pytest.raises(Internal, match=said):
             await (await client.call(method, None)).next()
-        await until(lambda said=said: "small " in caplog.text and said in caplog.text)
+        await eventually(lambda said=said: "small " in caplog.text and said in caplog.text)
     assert await who(client)
 
 
@@ -205,9 +200,9 @@ async def test_a_load_that_hangs_is_given_up_and_the_others_move(house: House) -
         host._settings = replace(house.settings, ready_timeout=1)
     with pytest.raises(LoadError, match="not ready after 1 s"):
         await house.open("bad", "slow 1000")
-    await until(lambda: good.pid not in (0, pid))
+    await eventually(lambda: good.pid not in (0, pid))
     assert await who(good)
-    await until(lambda: not Path(f"/proc/{pid}").exists())
+    await eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 async def test_the_one_that_ends_the_process_is_found_among_others_at_work(house: House) -> None:
@@ -257,7 +252,7 @@ async def test_a_stalled_model_leaves_and_the_others_move_without_a_loss(tmp_pat
         assert bad.pid not in (first, good.pid)
         with pytest.raises(EngineDead):
             await stalled.next()
-        await until(lambda: not Path(f"/proc/{first}").exists())
+        await eventually(lambda: not Path(f"/proc/{first}").exists())
     finally:
         await house.close()
 
@@ -274,9 +269,9 @@ async def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
         assert isinstance(mine, dict | EngineDead), "it waited beside the call that stopped the process twice"
         assert (await who(models[1]))["name"] == "m1"
         # The call is sent again and stops the next process too, which its models leave when they are idle.
-        await until(lambda: models[0].pid and len({client.pid for client in others}) == 1)
+        await eventually(lambda: models[0].pid and len({client.pid for client in others}) == 1)
         assert first not in {client.pid for client in models}
-        await until(lambda: not Path(f"/proc/{first}").exists())
+        await eventually(lambda: not Path(f"/proc/{first}").exists())
     finally:
         await house.close()
 
@@ -287,14 +282,14 @@ async def test_a_process_that_dies_again_and_again_is_a_failed_engine(tmp_path: 
     try:
         models = [await house.open(f"m{i}") for i in range(3)]
         for _ in range(12):
-            await until(lambda: models[0].pid or models[0].state.name == "failed")
+            await eventually(lambda: models[0].pid or models[0].state.name == "failed")
             if models[0].state.name == "failed":
                 break
             os.kill(pid := models[0].pid, signal.SIGKILL)
-            await until(lambda: models[0].pid != pid)
+            await eventually(lambda: models[0].pid != pid)
         assert models[0].state.name == "failed"
         assert (await asyncio.gather(*map(who, models), return_exceptions=True)) is not None
-        await until(lambda: all(client.state.name == "ready" for client in models))
+        await eventually(lambda: all(client.state.name == "ready" for client in models))
         assert await who(models[2]), "restarts have gone on"
     finally:
         await house.close()
@@ -321,7 +316,7 @@ async def test_an_idle_process_that_has_grown_over_its_limit_is_replaced(tmp_pat
         clients = [await house.open(f"m{i}") for i in range(3)]
         first = clients[0].pid
         await rest(await clients[0].call("grow", 300))
-        await until(lambda: all(c.pid not in (0, first) and c.state.name == "ready" for c in clients))
+        await eventually(lambda: all(c.pid not in (0, first) and c.state.name == "ready" for c in clients))
         assert len({(await who(client))["pid"] for client in clients}) == 1
         assert [client.short_of_memory for client in clients] == [""] * 3
     finally:
@@ -334,11 +329,11 @@ async def test_an_unload_that_does_not_end_moves_the_others(tmp_path: Path) -> N
         good, stuck = await house.open("good"), await house.open("stuck")
         first = good.pid
         await stuck.call("hang", 30.0)
-        await until((tmp_path / "stuck.hangs").exists)  # a call that has not begun is cancelled
+        await eventually((tmp_path / "stuck.hangs").exists)  # a call that has not begun is cancelled
         await stuck.stop()
-        await until(lambda: good.pid not in (0, first))
+        await eventually(lambda: good.pid not in (0, first))
         assert await who(good)
-        await until(lambda: not Path(f"/proc/{first}").exists())
+        await eventually(lambda: not Path(f"/proc/{first}").exists())
     finally:
         await house.close()
 

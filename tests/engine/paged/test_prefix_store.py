@@ -6,9 +6,9 @@ import itertools
 import signal
 import subprocess
 import sys
-import time
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -177,10 +177,7 @@ def test_the_pool_loads_what_others_computed(file: Path) -> None:
                 table.append(block)
                 before = pool.publish(block, before, ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
                 right[before] = [one[block].copy() for one in arrays]
-                deadline = time.monotonic() + 230
-                while not store.has(before):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
+                until(partial(store.has, before))
             pool.release(table)
     assert pool.available == BLOCKS
 
