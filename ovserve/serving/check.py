@@ -25,10 +25,10 @@ from ovserve.engine.client.settings import EngineSettings
 from ovserve.engine.host.memory import BYTES_PER_GIB, memory
 from ovserve.engine.model.files import (
     ModelFiles,
+    broken_file,
     cloud_fault,
     read_model_files,
     refuse_for_library,
-    weights_fault,
 )
 from ovserve.engine.model.script import read_script
 from ovserve.engine.protocol.admission import context_limit
@@ -66,16 +66,6 @@ from ovserve.serving.sessions import ServedModels, bind_sessions, unknown_models
 from ovserve.serving.settings import GRAPH_FILE, Convert, ServableSpec, ServingSettings
 
 PROBE_SECONDS = 60.0
-
-
-def file_faults(directory: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield faults of models in OpenVINO IR form: an XML file that is invalid, or truncated weights."""
-    for name in names:
-        xml, weights = directory / f"{name}.xml", directory / f"{name}.bin"
-        if not (xml.is_file() and weights.is_file()):
-            continue
-        if fault := weights_fault(xml, weights):
-            yield fault
 
 
 def cache_fault(spec: Spec) -> str:
@@ -285,8 +275,8 @@ async def _engine_faults(engine: EngineNode, probe: Probe) -> list[str]:
     spec, node = engine.spec, engine.node
     if engine.kind.check is not None:
         engine.kind.check(node, engine.options)
-        if faults := list(file_faults(Path(spec.model_path), LANGUAGE_MODELS[:1])):
-            return [str(node.error(fault, "models_path")) for fault in faults]
+        if fault := broken_file([spec.model_path]):
+            return [str(node.error(fault, "models_path"))]
     elif spec.scripted or spec.conversation != "steps":
         return []
     problems = [("cache_size", reason)] if (reason := cache_fault(spec)) else []
@@ -348,11 +338,11 @@ def _missing(directory: Path, tokenizers: Iterable[str]) -> Iterable[str]:
     models = [name for name in LANGUAGE_MODELS if (directory / f"{name}.xml").is_file()]
     if not models:
         yield f"{directory} has no {' and no '.join(f'{name}.xml' for name in LANGUAGE_MODELS)}"
-    for name in (*models, *tokenizers):
-        for suffix in (".xml", ".bin"):
-            if not (directory / f"{name}{suffix}").is_file():
-                yield f"{directory} has no {name}{suffix}"
-    yield from file_faults(directory, (*models, *tokenizers))
+    names = [f"{name}{suffix}" for name in (*models, *tokenizers) for suffix in (".xml", ".bin")]
+    missing = [name for name in names if not (directory / name).is_file()]
+    yield from (f"{directory} has no {name}" for name in missing)
+    if not missing and (fault := broken_file([str(directory)])):
+        yield fault
 
 
 # ---- models without a graph

@@ -195,7 +195,9 @@ def test_no_more_processes(tmp_path: Path) -> None:
             script_graph(graphs / "late", json.dumps(SCRIPT))
             answer = http.post("/v1/config/reload")
             assert answer.status_code == 412
-            assert "cannot be started: Resource temporarily unavailable; `ulimit -u`" in answer.text
+            assert (
+                "cannot be started: Resource temporarily unavailable; `ulimit -u` and pids.max" in answer.text
+            )
             (group / "pids.max").write_text("max")
             assert http.post("/v1/config/reload").status_code == 201
             assert http.post("/v3/embeddings", json=body).status_code == 200

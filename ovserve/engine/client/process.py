@@ -18,7 +18,6 @@ The output of an engine process: copied to the log line by line, its last lines 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import secrets
@@ -60,12 +59,6 @@ from ovserve.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-LIMITS = (
-    errno.EAGAIN,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-)  # that may be over a little later
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 EXIT_WAIT = 5.0  # seconds, for a process whose socket is already closed
@@ -186,19 +179,6 @@ def ignore_end() -> None:
     pass
 
 
-def _child(spec: Spec) -> Child:
-    """Start a process. Raises LoadError; it may be started later if the machine has reached a limit."""
-    try:
-        return Child(spec.kind, spec.python)
-    except OSError as error:
-        hint = "; `ulimit -u` or pids.max of the control group" if error.errno == errno.EAGAIN else ""
-        raise LoadError(
-            f"its process cannot be started: {error.strerror}{hint}",
-            file=error.filename or "",
-            transient=error.errno in LIMITS,
-        ) from error
-
-
 class EngineProcess(asyncio.Protocol):
     """One process. `on_message` gets each frame after Ready; `on_end` is called once, when no more come."""
 
@@ -250,7 +230,7 @@ class EngineProcess(asyncio.Protocol):
         """Return when the engine is ready. Raises LoadError, with the process gone, when it fails to load."""
         try:
             if self._process is None:
-                await self._connect(_child(spec))
+                await self._connect(Child(spec.kind, spec.python))
             if self._loading != spec:
                 self.send(Load.of(spec, self.segments.connection))
             try:
@@ -273,6 +253,11 @@ class EngineProcess(asyncio.Protocol):
                     file=spec.model_path,
                 )
             raise LoadError(first.message, field=first.field, node=first.node, transient=first.transient)
+        except OSError as error:  # without a name of a file: a limit, which may not be reached a little later
+            await self._kill()
+            hint = "" if error.filename else "; `ulimit -u` and pids.max limit processes"
+            reason = f"its process cannot be started: {error.strerror}{hint}"
+            raise LoadError(reason, file=error.filename or "", transient=not error.filename) from error
         except BaseException:
             await self._kill()
             raise
