@@ -34,7 +34,10 @@ CLASSES = {
     "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM", "gemma3": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM", "smollm3": "SmolLM3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM", "gpt-oss": "GptOssForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM", "glm4moe": "Glm4MoeForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5-moe": "Ernie4_5_MoeForCausalLM", "bailingmoe": "BailingMoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
 MEMORY_TO_COMPRESS = 2.0  # memory for compressing, over the network's size; 1.7 for 0.5 B parameters in f16
@@ -234,7 +237,7 @@ def _write_side_files(model: GGUFModel, directory: Path, sampling: Mapping[str, 
     facts, p = read_model_files(str(model.gguf.path)), model.parameters
     config = {
         "architectures": [
-            "MixtralForCausalLM" if model.name == "llama" and p.experts else CLASSES[model.name]
+            "MixtralForCausalLM" if model.name == "llama" and p.mixture else CLASSES[model.name]
         ],
         "model_type": model.name,
         "max_position_embeddings": p.length,

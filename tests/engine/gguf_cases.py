@@ -28,6 +28,11 @@ def factors(*names: str) -> Any:
     return add
 
 
+def norms(tensors: dict[str, np.ndarray]) -> None:
+    """Add norms of queries and keys to the first layer."""
+    tensors |= {f"blk.0.attn_{name}_norm.weight": FACTORS.repeat(2) for name in "qk"}
+
+
 ORIGINAL = "rope.scaling.original_context_length"
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"architecture": "llama"},
@@ -59,6 +64,20 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3moe": {"architecture": "qwen3moe"},
     "granitemoe": {"architecture": "granitemoe"},
     "llama, experts": {"architecture": "llama", "experts": True},
+    "gpt-oss": {"architecture": "gpt-oss"},
+    "gpt-oss, yarn": {
+        "architecture": "gpt-oss", "keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, ORIGINAL: 128},
+    },
+    "qwen2moe": {"architecture": "qwen2moe"},
+    "glm4moe": {"architecture": "glm4moe", "layers": 3, "keys": {"nextn_predict_layers": 1}},
+    "glm4moe, norms": {
+        "architecture": "glm4moe", "layers": 3, "keys": {"nextn_predict_layers": 1}, "tensors": norms,
+    },
+    "ernie4_5": {"architecture": "ernie4_5"},
+    "ernie4_5-moe": {"architecture": "ernie4_5-moe"},
+    "bailingmoe": {"architecture": "bailingmoe"},
+    "bailingmoe, not normed": {"architecture": "bailingmoe", "keys": {"expert_weights_norm": False}},
+    "dots1": {"architecture": "dots1"},
 }  # fmt: skip
 TEXTS = [
     "Hello world", "Hello  world   !", "I'm don't WE'LL they'Ve 'S", "12345 1234567 3.14159", "a1b22c333",

@@ -16,7 +16,31 @@ from tests.pull.tiny_gguf import printable
 
 WIDTH, HEAD, HEADS, KV_HEADS, INNER, LAYERS, VOCABULARY = 256, 64, 4, 2, 512, 2, 320
 LENGTH = 512
-MIXTURES, EXPERTS = ("qwen3moe", "granitemoe"), 6
+EXPERTS, EXPERT_INNER, SHARED = 6, 256, 512
+GPT_OSS = {"attention.sliding_window": 64, "expert_feed_forward_length": EXPERT_INNER}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3moe": {},
+    "granitemoe": {},
+    "gpt-oss": GPT_OSS,
+    "qwen2moe": {"expert_feed_forward_length": EXPERT_INNER, "expert_shared_feed_forward_length": SHARED},
+    "glm4moe": {
+        "expert_feed_forward_length": EXPERT_INNER, "expert_shared_count": 1, "leading_dense_block_count": 1,
+        "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5, "rope.dimension_count": 32,
+    },
+    "ernie4_5-moe": {
+        "expert_feed_forward_length": EXPERT_INNER, "expert_shared_feed_forward_length": SHARED,
+        "leading_dense_block_count": 1, "interleave_moe_layer_step": 1,
+    },
+    "bailingmoe": {
+        "expert_feed_forward_length": EXPERT_INNER, "expert_shared_count": 2, "expert_weights_norm": True,
+        "leading_dense_block_count": 0, "expert_weights_scale": 1.0,
+    },
+    "dots1": {
+        "expert_feed_forward_length": EXPERT_INNER, "expert_shared_count": 2, "leading_dense_block_count": 1,
+        "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5,
+        "attention.head_count_kv": HEADS,
+    },
+}  # fmt: skip
 DRAWN = 4096  # rows of a matrix
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 F32 = gguf.GGMLQuantizationType.F32
@@ -67,16 +91,18 @@ def write(
     experts = experts or architecture in MIXTURES
     if experts:
         values |= {"expert_count": EXPERTS, "expert_used_count": 3, "expert_feed_forward_length": INNER}
+    values |= MIXTURES.get(architecture, {})
     for key, value in (values | dict(keys or {})).items():
         add(writer, f"{architecture}.{key}", value)
     for key, value in (byte_level_tokens() | dict(tokens or {})).items():
         add(writer, f"tokenizer.ggml.{key}", value)
     for key, text in {"tokenizer.chat_template": TEMPLATE, **(strings or {})}.items():
         writer.add_string(key, text)
-    made = random_tensors(architecture, biases, layers, vocabulary, experts)
+    all_values = values | dict(keys or {}) if experts else {}
+    made = random_tensors(architecture, biases, layers, vocabulary, all_values)
     tensors(made)
     for name, data in made.items():
-        plain = data.ndim == 1 or name.endswith("ffn_gate_inp.weight")
+        plain = data.ndim == 1 or name.endswith(("ffn_gate_inp.weight", ".bias"))
         quantised = F32 if plain else kind
         if not plain and kind.name.endswith("_K"):  # which the package cannot quantise to
             *rows, columns = data.shape
@@ -163,10 +189,12 @@ def random_tensors(
     biases: bool = False,
     layers: int = LAYERS,
     vocabulary: int = VOCABULARY,
-    experts: bool = False,
+    values: Mapping[str, Any] | None = None,
 ) -> dict[str, np.ndarray]:
+    """Return those of an architecture. `values`: its keys, if it has experts."""
+    values = values or {}
     random = np.random.default_rng(7)
-    queries, keys = HEADS * HEAD, KV_HEADS * HEAD
+    queries, keys = HEADS * HEAD, values.get("attention.head_count_kv", KV_HEADS) * HEAD
 
     def matrix(*shape: int) -> np.ndarray:
         return standard(prod(shape[:-1]), shape[-1]).reshape(shape) * shape[-1] ** -0.5
@@ -186,29 +214,57 @@ def random_tensors(
     }
     for i in range(layers):
         at = f"blk.{i}"
-        made |= {f"{at}.attn_norm.weight": norm(WIDTH), f"{at}.ffn_norm.weight": norm(WIDTH)}
+        ffn_norm = "post_attention_norm" if architecture in ("gpt-oss", "glm4moe") else "ffn_norm"
+        made |= {f"{at}.attn_norm.weight": norm(WIDTH), f"{at}.{ffn_norm}.weight": norm(WIDTH)}
         parts = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
         if architecture == "phi3":
             parts = {"attn_qkv": queries + 2 * keys}
         for name, rows in parts.items():
             made[f"{at}.{name}.weight"] = 2 * matrix(rows, WIDTH)
-            if architecture == "qwen2" or biases:
+            if architecture in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe") or biases:
                 made[f"{at}.{name}.bias"] = random.standard_normal(rows).astype(np.float32) * 0.3
         made[f"{at}.attn_output.weight"] = matrix(WIDTH, queries)
-        if architecture in ("qwen3", "qwen3moe", "gemma3"):
+        if architecture == "gpt-oss":
+            made[f"{at}.attn_output.bias"] = random.standard_normal(WIDTH).astype(np.float32) * 0.3
+            made[f"{at}.attn_sinks.weight"] = random.standard_normal(HEADS).astype(np.float32) * 2
+        if architecture in ("qwen3", "qwen3moe", "gemma3", "dots1"):
             made |= {f"{at}.attn_q_norm.weight": norm(HEAD), f"{at}.attn_k_norm.weight": norm(HEAD)}
         if architecture == "gemma3":
             made |= {
                 f"{at}.post_attention_norm.weight": norm(WIDTH),
                 f"{at}.post_ffw_norm.weight": norm(WIDTH),
             }
-        if experts:
+        if values and i >= values.get("leading_dense_block_count", 0):
+            inner = values["expert_feed_forward_length"]
             made |= {
                 f"{at}.ffn_gate_inp.weight": matrix(EXPERTS, WIDTH) * 2,
-                f"{at}.ffn_gate_exps.weight": matrix(EXPERTS, INNER, WIDTH),
-                f"{at}.ffn_up_exps.weight": matrix(EXPERTS, INNER, WIDTH),
-                f"{at}.ffn_down_exps.weight": matrix(EXPERTS, WIDTH, INNER),
+                f"{at}.ffn_gate_exps.weight": matrix(EXPERTS, inner, WIDTH),
+                f"{at}.ffn_up_exps.weight": matrix(EXPERTS, inner, WIDTH),
+                f"{at}.ffn_down_exps.weight": matrix(EXPERTS, WIDTH, inner),
             }
+            if architecture in ("glm4moe", "ernie4_5-moe", "dots1"):
+                made[f"{at}.exp_probs_b.bias"] = random.standard_normal(EXPERTS).astype(np.float32) * 0.2
+            if architecture == "gpt-oss":
+                # Some activations are clamped.
+                for name, rows, largest in (("gate", inner, 4), ("up", inner, 4), ("down", WIDTH, 0.5)):
+                    biases_of = random.standard_normal((EXPERTS, rows)) * largest
+                    made[f"{at}.ffn_{name}_exps.bias"] = biases_of.astype(np.float32)
+                made[f"{at}.ffn_gate_inp.bias"] = random.standard_normal(EXPERTS).astype(np.float32)
+            shared = values.get("expert_shared_feed_forward_length", 0)
+            if shared := shared or inner * values.get("expert_shared_count", 0):
+                made |= {
+                    f"{at}.ffn_gate_shexp.weight": matrix(shared, WIDTH),
+                    f"{at}.ffn_up_shexp.weight": matrix(shared, WIDTH),
+                    f"{at}.ffn_down_shexp.weight": matrix(WIDTH, shared),
+                }
+            if architecture == "qwen2moe":
+                made[f"{at}.ffn_gate_inp_shexp.weight"] = matrix(1, WIDTH)[0] * 2
+            if i >= layers - values.get("nextn_predict_layers", 0):
+                made |= {
+                    f"{at}.nextn.eh_proj.weight": matrix(WIDTH, 2 * WIDTH),
+                    f"{at}.nextn.enorm.weight": norm(WIDTH),
+                    f"{at}.nextn.hnorm.weight": norm(WIDTH),
+                }
             continue
         if architecture == "phi3":
             made[f"{at}.ffn_up.weight"] = matrix(2 * INNER, WIDTH)

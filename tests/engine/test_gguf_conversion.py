@@ -30,10 +30,11 @@ from ovserve.kinds.text.worker.gguf import convert
 from ovserve.kinds.text.worker.gguf.weights import Part, WeightsFile
 from ovserve.kinds.text.worker.kernels.attention import replace_attention
 from ovserve.kinds.text.worker.kernels.library import open_library
+from ovserve.kinds.text.worker.kernels.matmul import FLOATS
 from ovserve.kinds.text.worker.paged import model as paged_model
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, Runner, read_paged
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
-from tests.engine.random_gguf import LAYERS, random_blocks, write
+from tests.engine.random_gguf import LAYERS, MIXTURES, random_blocks, write
 
 EXACT = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -161,15 +162,20 @@ def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_pa
         assert np.linalg.norm(paged_logits(ours) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16", "BF16"])
-def test_experts_for_our_kernels(kind: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"architecture": "qwen3moe", "kind": gguf.GGMLQuantizationType[kind]}
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("qwen3moe", kind) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16", "BF16", "MXFP4")]
+    + [(name, "MXFP4" if name == "gpt-oss" else "Q4_K") for name in MIXTURES if name != "qwen3moe"],
+)
+def test_experts_for_our_kernels(architecture: str, kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"architecture": architecture, "kind": gguf.GGMLQuantizationType[kind]}
     plain = converted(write(tmp_path / "f32.gguf", **options, dequantised=True), "merge")
     wanted = paged_logits(PagedModel(plain / "openvino_model.xml", "CPU", EXACT))
     directory = converted(write(tmp_path / "m.gguf", **options), "exact", "merge")
     model = PagedModel(directory / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     kinds = [node.get_type_name() for node in model._read.get_ordered_ops()]
-    assert kinds.count("PackedExperts") == 3 * LAYERS
+    mixing = LAYERS - MIXTURES[architecture].get("leading_dense_block_count", 0)
+    assert kinds.count("PackedExperts") == 3 * mixing
     assert np.linalg.norm(paged_logits(model) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
@@ -328,16 +334,17 @@ def unpacked(path: Path, form: Form) -> np.ndarray:
 
     def numbers(constant: Any) -> np.ndarray:
         raw = np.frombuffer(data, np.uint8, constant.size, constant.offset)
-        if constant.type == "u4":
+        if constant.type in ("u4", "f4e2m1"):
             raw = np.stack([raw & 15, raw >> 4], -1)
+        if constant.type == "f4e2m1":
+            raw = np.array(FLOATS, np.float16)[raw] / 2
+        if constant.type == "f8e8m0":
+            raw = np.exp2(raw - 127.0)
         if constant.type in ("u1", "u6"):
             raw = of_bits(raw, constant)
         kinds = {"f16": np.float16, "f32": np.float32, "i8": np.int8}
-        return (
-            (raw if constant.type in ("u1", "u4", "u6", "u8") else raw.view(kinds[constant.type]))
-            .reshape(constant.shape)
-            .astype(np.float32)
-        )
+        read = raw.view(kinds[constant.type]) if constant.type in kinds else raw
+        return read.reshape(constant.shape).astype(np.float32)
 
     def of_groups(factors: Any, scales: Any) -> np.ndarray:
         wide = numbers(scales) if factors is None else numbers(factors) * numbers(scales)

@@ -62,15 +62,30 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"the tensor blk.0.ffn_gate_inp.weight is missing",
     ),
     (
-        {"experts": True, "keys": {"expert_gating_func": 2}},
-        r"expert_gating_func: 2 is not supported, only 1, softmax",
+        {"experts": True, "keys": {"expert_gating_func": 4}},
+        r"expert_gating_func: expected one of \(1, 2, 3\), got 4",
     ),
-    ({"experts": True, "keys": {"expert_weights_scale": 2.5}}, r"expert_weights_scale: 2.5 is not supported"),
+    ({"experts": True, "keys": {"expert_group_count": 8}}, r"expert_group_count: 8 is not supported, only 1"),
     (
-        {"experts": True, "keys": {"feed_forward_length": 500}},
+        {"experts": True, "keys": {"expert_feed_forward_length": 500}},
         r"the width of an expert, 500, is not a multiple of 32",
     ),
-    ({"experts": True, "keys": {"expert_shared_count": 1}}, r"expert_shared_count is not supported"),
+    (
+        {"tensors": without("blk.0.ffn_gate_shexp.weight"), "architecture": "qwen2moe"},
+        r"the tensor blk.0.ffn_gate_shexp.weight is missing",
+    ),
+    (
+        {"tensors": without("blk.1.exp_probs_b.bias"), "architecture": "glm4moe"},
+        r"the tensor blk.1.exp_probs_b.bias is missing",
+    ),
+    (
+        {"architecture": "gpt-oss", "tensors": shaped("blk.0.attn_sinks.weight", 8)},
+        r"blk.0.attn_sinks.weight has the shape \[8\], expected \[4\]",
+    ),
+    (
+        {"architecture": "glm4moe", "keys": {"nextn_predict_layers": 2}},
+        r"glm4moe.block_count: expected a number from 3 to 1000, got 2",
+    ),
     ({"architecture": "qwen3moe", "keys": {"expert_count": None}}, r"qwen3moe.expert_count is missing"),
     ({"strings": {"general.type": "adapter"}}, r"it is a LoRA adapter, and not a model; name the .gguf file"),
     ({"strings": {"general.type": "mmproj"}}, r"it is an image projector, and not a model"),
@@ -141,6 +156,9 @@ def test_tokens_that_end_a_turn_are_known_without_a_name(tmp_path: Path) -> None
     named = {"eot_token_id": 310, "eom_token_id": (1 << 32) - 1}
     path = random_gguf.write(tmp_path / "m.gguf", tokens=tokens | named)
     assert read_model_files(str(path)).end_token_ids == (257, 310, 300, 301)
+    tokens["tokens"][302:304] = ["<|call|>", "<|return|>"]  # then "<|end|>" ends a message of several
+    path = random_gguf.write(tmp_path / "harmony.gguf", tokens=tokens | {"eot_token_id": 300})
+    assert read_model_files(str(path)).end_token_ids == (257, 301, 302, 303)
 
 
 def test_a_file_that_is_cut_within_its_last_tensor(tmp_path: Path) -> None:

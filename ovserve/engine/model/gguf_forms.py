@@ -18,8 +18,9 @@ f16 for 256 weights.
 | Q6_K, Q3_K | u6, groups of 16, factors | 6.56; 6.56, 3.44 |
 | Q2_K | u6, groups of 16, factors and offsets | 7.13, 2.63 |
 | Q5_0 | u4 and u1, a scale per 32 in f16 | 5.5, 5.5 |
+| MXFP4 | f4e2m1, a scale per 32 in f8e8m0 | 4.25, 4.25 |
 
-OpenVINO computes these too, but unpacks u6 and u1 when it compiles.
+OpenVINO computes these too, but unpacks u6, u1 and f4e2m1 when it compiles.
 
 The runtime computes with 4, 8 and 16 bits. The step of the u8 form is below a third of a Q6_K step, so that
 the error is the file's own. A zero point in f16 turns the runtime's integer kernels off, and one that is
@@ -40,7 +41,7 @@ from typing import NamedTuple
 from ovserve.engine.model.gguf import Tensor
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-BITS = {"u4": 4, "u6": 6, "u8": 8, "i8": 8, "f16": 16, "bf16": 16, "f32": 32}
+BITS = {"u4": 4, "f4e2m1": 4, "u6": 6, "u8": 8, "i8": 8, "f8e8m0": 8, "f16": 16, "bf16": 16, "f32": 32}
 MIDDLE_OF_U4, MIDDLE_OF_U8 = 8, 128
 
 
@@ -60,7 +61,7 @@ class Form(NamedTuple):
 
     @property
     def scales(self) -> str:
-        return "f32" if self.values == "i8" else "f16"
+        return {"i8": "f32", "f4e2m1": "f8e8m0"}.get(self.values, "f16")
 
     def bytes_for(self, rows: int, columns: int) -> dict[str, int]:
         """Return the size of each constant."""
@@ -70,7 +71,7 @@ class Form(NamedTuple):
         if self.values == "i8":
             sizes["scales"] = rows * 4
         if self.group:
-            sizes["scales"] = rows * columns // self.group * 2
+            sizes["scales"] = rows * columns // self.group * BITS[self.scales] // 8
             if self.zero is None:
                 sizes["zeros"] = sizes["scales"] // 4 if self.rounded else sizes["scales"]
         if self.block:
@@ -89,6 +90,7 @@ EXACT = {
     "Q3_K": Form("u6", 16, 4, block=K_BLOCK_SIZE),
     "Q2_K": Form("u6", 16, 0, offsets=True, block=K_BLOCK_SIZE),
     "Q5_0": Form("u4", 32, 16, high=True),
+    "MXFP4": Form("f4e2m1", 32, 0),
 }
 
 

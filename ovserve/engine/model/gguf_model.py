@@ -8,11 +8,11 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read 2026-11-26.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, read_gguf
+from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, read_gguf
 from ovserve.engine.model.gguf_tokens import BYTE_LEVEL, Tokens, read_tokens
 
 Number = TypeVar("Number", int, float)
@@ -24,7 +24,8 @@ MATRIX_KINDS = (
     "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
 )  # fmt: skip
 MAX_EXPERTS = 4096  # of a layer
-SOFTMAX_GATING = 1  # expert_gating_func
+# Of expert_gating_func: what makes the scores of experts shares, the last of those alone that a token uses.
+SOFTMAX, SIGMOID, SOFTMAX_OF_USED = GATINGS = 1, 2, 3
 EXPERT_ROWS = 32  # a group of weights, and two blocks of our kernels
 GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
 SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -35,14 +36,22 @@ class Architecture(NamedTuple):
 
     interleaved: bool = False  # rotates pairs (0, 1), (2, 3); else halves (0, n/2), (1, n/2 + 1)
     qk_norm: bool = False
+    may_norm: bool = False  # queries and keys, if the file has the norms
     fused: bool = False  # query, key and value in one tensor, and gate and up
     post_norms: bool = False  # norms after attention and feed-forward too
+    ffn_norm: str = "ffn_norm"  # tensor of the norm before feed-forward
     gelu: bool = False
     scaled_embedding: bool = False  # by the root of the width
     rope_step: int = 0  # every such layer has no rotary embedding
     scales: bool = False  # of embedding, residual, attention and logits, in the metadata
     windows: int = 0  # of so many layers all but the last see a sliding window, if the file does not say
+    local_rope: bool = False  # these layers have rotary embeddings of another base, and never scaled
+    sinks: bool = False  # of each head, a score that weighs nothing
     mixes: bool = False  # always has experts; others may
+    gating: int = SOFTMAX  # if the file does not say
+    is_normed: bool = True  # the shares of the experts that a token uses are 1 in sum, the same
+    expert_biases: bool = False  # of experts and router; the activation is clamped too, as in gpt-oss
+    gated_share: bool = False  # the shared expert has a gate
 
 
 ARCHITECTURES = {
@@ -51,17 +60,31 @@ ARCHITECTURES = {
     "qwen3": Architecture(qk_norm=True),
     "qwen3moe": Architecture(qk_norm=True, mixes=True),
     "phi3": Architecture(fused=True),
-    "gemma3": Architecture(qk_norm=True, post_norms=True, gelu=True, scaled_embedding=True, windows=6),
+    "gemma3": Architecture(
+        qk_norm=True, post_norms=True, gelu=True, scaled_embedding=True, windows=6, local_rope=True,
+    ),
     "granite": Architecture(interleaved=True, scales=True),
     "granitemoe": Architecture(interleaved=True, scales=True, mixes=True),
     "smollm3": Architecture(interleaved=True, rope_step=4),
-}
+    "gpt-oss": Architecture(
+        ffn_norm="post_attention_norm", windows=2, sinks=True, mixes=True, gating=SOFTMAX_OF_USED,
+        is_normed=False, expert_biases=True,
+    ),
+    "qwen2moe": Architecture(mixes=True, is_normed=False, gated_share=True),
+    "glm4moe": Architecture(
+        may_norm=True, ffn_norm="post_attention_norm", mixes=True, gating=SIGMOID, is_normed=False,
+    ),
+    "ernie4_5": Architecture(interleaved=True),
+    "ernie4_5-moe": Architecture(interleaved=True, mixes=True),
+    "bailingmoe": Architecture(interleaved=True, mixes=True, is_normed=False),
+    "dots1": Architecture(qk_norm=True, mixes=True, is_normed=False),
+}  # fmt: skip
 # By general.type.
 NO_MODELS = {"adapter": "a LoRA adapter", "mmproj": "an image projector", "imatrix": "an importance matrix"}
 # Keys that change what a model computes, which no architecture here does.
 UNSUPPORTED_KEYS = (
     "attn_logit_softcapping", "attention.alibi_bias_max", "attention.clamp_kqv",
-    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha", "expert_shared_count", "expert_group_count",
+    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha",
 )  # fmt: skip
 
 
@@ -79,6 +102,21 @@ class Rope:
     beta_slow: float = 1.0
     factors: str = ""  # tensor that divides the frequencies
     window_base: float = 0.0  # base of layers with a sliding window
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts of layers, of which a router chooses some for each token."""
+
+    experts: int
+    per_token: int  # of these
+    inner: int  # width of an expert
+    shared: int  # width of the expert that all tokens use, or 0
+    first: int  # the layers before this one have none
+    step: int  # so has every such layer
+    gating: int  # of GATINGS
+    is_normed: bool  # the shares of a token are 1 in sum
+    scale: float  # of the shares
 
 
 @dataclass(frozen=True)
@@ -100,8 +138,12 @@ class Parameters:
     attention_scale: float = 0.0  # 0: by the size of a head
     logit_scale: float = 1.0  # divides the logits
     final_softcap: float = 0.0
-    experts: int = 0  # of a layer; 0: the feed-forward part is one
-    experts_used: int = 0  # by a token
+    mixture: Mixture | None = None  # None: the feed-forward part is one
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        mixture = self.mixture
+        has_one = mixture and layer >= mixture.first and (layer + 1) % mixture.step == 0
+        return mixture if has_one else None
 
 
 @dataclass(frozen=True)
@@ -131,6 +173,7 @@ def read_model(path: str | Path) -> GGUFModel:
             f"general.architecture: {name[:80]!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     parameters = read_parameters(gguf, name)
+    gguf = replace(gguf, tensors=_without_drafts(gguf, name, parameters.layers))
     model = GGUFModel(gguf, name, ARCHITECTURES[name], parameters, read_tokens(gguf, parameters.vocabulary))
     _check_tensors(model)
     return model
@@ -182,12 +225,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         raise GGUFError(f"attention.head_count: {heads} is not a multiple of head_count_kv, {kv_heads}")
     if fields.size("attention.value_length", head_size) != head_size:
         raise GGUFError(f"attention.value_length: other than attention.key_length, {head_size}")
-    experts = fields.size("expert_count", None if architecture.mixes else 0, low=0, high=MAX_EXPERTS)
     inner = fields.size("feed_forward_length")
-    if name == "qwen3moe":
-        inner = fields.size("expert_feed_forward_length")
-    if experts:
-        _check_experts(fields, width, inner)
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise GGUFError("the tensor token_embd.weight is missing")
@@ -196,7 +234,8 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
     if window and not architecture.windows:
         length, window = min(length, window), 0  # within the window, attention is what it is without one
     scale = width**0.5 if architecture.scaled_embedding else 1.0
-    layers = fields.size("block_count", high=MAX_LAYERS)
+    drafts = fields.size("nextn_predict_layers", 0, low=0)
+    layers = fields.size("block_count", low=drafts + 1, high=MAX_LAYERS) - drafts
     is_gemma_27b = architecture.windows and layers == GEMMA_27B_LAYERS
     return Parameters(
         layers=layers,
@@ -208,7 +247,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         epsilon=fields.real("attention.layer_norm_rms_epsilon", high=1),
         vocabulary=embedding.dims[-1],
         length=length,
-        rope=_rope(fields, gguf, head_size, length),
+        rope=_rope(fields, gguf, head_size, length, is_local=architecture.local_rope),
         window=window,
         windows=fields.size("attention.sliding_window_pattern", architecture.windows or 1),
         embedding_scale=fields.real("embedding_scale", scale) or 1.0 if architecture.scales else scale,
@@ -216,22 +255,49 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         attention_scale=fields.real("attention.scale", (width / heads) ** -0.5 if is_gemma_27b else 0.0),
         logit_scale=(fields.real("logit_scale") or 1.0) if architecture.scales else 1.0,
         final_softcap=fields.real("final_logit_softcapping", 0.0),
-        experts=experts,
-        experts_used=fields.size("expert_used_count", high=experts) if experts else 0,
+        mixture=_mixture(fields, architecture, width, inner),
     )
 
 
-def _check_experts(fields: _Fields, *sizes: int) -> None:
-    """Raises GGUFError for what a mixture may be and is not computed."""
-    if (gating := fields.size("expert_gating_func", SOFTMAX_GATING, low=0)) not in (0, SOFTMAX_GATING):
-        raise GGUFError(f"expert_gating_func: {gating} is not supported, only {SOFTMAX_GATING}, softmax")
-    if (scale := fields.real("expert_weights_scale", 1.0)) not in (0, 1):
-        raise GGUFError(f"expert_weights_scale: {scale:g} is not supported, only 1")
-    if wrong := [size for size in sizes if size % EXPERT_ROWS]:
+def _mixture(fields: _Fields, architecture: Architecture, width: int, inner: int) -> Mixture | None:
+    experts = fields.size("expert_count", None if architecture.mixes else 0, low=0, high=MAX_EXPERTS)
+    if not experts:
+        return None
+    gating = fields.size("expert_gating_func", 0, low=0) or architecture.gating
+    if gating not in GATINGS:
+        raise GGUFError(f"expert_gating_func: expected one of {GATINGS}, got {gating}")
+    if (groups := fields.size("expert_group_count", 0, low=0)) > 1:
+        raise GGUFError(f"expert_group_count: {groups} is not supported, only 1")
+    of_expert = fields.size("expert_feed_forward_length", inner)
+    if wrong := [size for size in (width, of_expert) if size % EXPERT_ROWS]:
         raise GGUFError(f"the width of an expert, {wrong[0]}, is not a multiple of {EXPERT_ROWS}")
+    shares = of_expert * fields.size("expert_shared_count", 0, low=0)
+    is_normed = fields.text("expert_weights_norm", str(architecture.is_normed))
+    return Mixture(
+        experts=experts,
+        per_token=fields.size("expert_used_count", high=experts),
+        inner=of_expert,
+        shared=fields.size("expert_shared_feed_forward_length", 0, low=0)
+        or shares
+        or inner * architecture.gated_share,
+        first=fields.size("leading_dense_block_count", 0, low=0),
+        step=fields.size("interleave_moe_layer_step", 1),
+        gating=gating,
+        is_normed=is_normed == "True",
+        scale=fields.real("expert_weights_scale", 0.0) or 1.0,
+    )
 
 
-def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
+def _without_drafts(gguf: GGUF, name: str, layers: int) -> dict[str, Tensor]:
+    """Return the tensors without those of layers that guess further tokens."""
+    if not gguf.metadata.get(f"{name}.nextn_predict_layers"):
+        return gguf.tensors
+    last = gguf.metadata[f"{name}.block_count"]
+    drafts = tuple(f"blk.{i}." for i in range(layers, int(str(last))))
+    return {key: tensor for key, tensor in gguf.tensors.items() if not key.startswith(drafts)}
+
+
+def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int, *, is_local: bool) -> Rope:
     dims = fields.size("rope.dimension_count", head_size, low=2, high=head_size)
     scaling = fields.text("rope.scaling.type", "linear")
     if dims % 2:
@@ -252,7 +318,7 @@ def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int) -> Rope:
         beta_fast=fields.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.real("rope.scaling.yarn_beta_slow", 1.0),
         factors=next((name for name in factors if name in gguf.tensors), ""),
-        window_base=fields.real("rope.freq_base_swa", 10000.0, low=1.0),
+        window_base=fields.real("rope.freq_base_swa", 10000.0 if is_local else base, low=1.0),
     )
 
 
@@ -271,7 +337,7 @@ def library_fault(model: GGUFModel) -> str:
     matrices = (tensor for tensor in model.gguf.tensors.values() if len(tensor.dims) > 1)
     strange = next((tensor for tensor in matrices if tensor.type not in LIBRARY_KINDS), None)
     rope = model.parameters.rope
-    if model.parameters.experts:
+    if model.parameters.mixture:
         return "does not read experts"
     if model.name not in LIBRARY_ARCHITECTURES:
         return f"does not know general.architecture {model.name!r}"
@@ -306,9 +372,12 @@ def expected_tensors(model: GGUFModel) -> Iterator[Expected]:
         yield Expected(f"{name}.weight", (p.rope.dims // 2,), required=False)
     for i in range(p.layers):
         yield Expected(f"blk.{i}.attn_norm.weight", (p.width,))
-        yield Expected(f"blk.{i}.ffn_norm.weight", (p.width,))
+        yield Expected(f"blk.{i}.{a.ffn_norm}.weight", (p.width,))
         yield from _attention(f"blk.{i}", p, a)
-        yield from _feed_forward(f"blk.{i}", p, a)
+        if (mixture := p.mixture_of(i)) is not None:
+            yield from _experts(f"blk.{i}", p, a, mixture)
+        else:
+            yield from _feed_forward(f"blk.{i}", p, a)
 
 
 def _attention(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
@@ -321,21 +390,35 @@ def _attention(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
         yield Expected(f"{at}.{name}.bias", (rows,), required=False)
     yield Expected(f"{at}.attn_output.weight", (queries, p.width))
     yield Expected(f"{at}.attn_output.bias", (p.width,), required=False)
-    if a.qk_norm:
-        yield Expected(f"{at}.attn_q_norm.weight", (p.head_size,))
-        yield Expected(f"{at}.attn_k_norm.weight", (p.head_size,))
+    if a.qk_norm or a.may_norm:
+        yield Expected(f"{at}.attn_q_norm.weight", (p.head_size,), required=a.qk_norm)
+        yield Expected(f"{at}.attn_k_norm.weight", (p.head_size,), required=a.qk_norm)
+    if a.sinks:
+        yield Expected(f"{at}.attn_sinks.weight", (p.heads,))
     if a.post_norms:
         yield Expected(f"{at}.post_attention_norm.weight", (p.width,))
         yield Expected(f"{at}.post_ffw_norm.weight", (p.width,))
 
 
+def _experts(at: str, p: Parameters, a: Architecture, mixture: Mixture) -> Iterator[Expected]:
+    count, inner, shared = mixture.experts, mixture.inner, mixture.shared
+    yield Expected(f"{at}.ffn_gate_inp.weight", (p.width, count))
+    yield Expected(f"{at}.exp_probs_b.bias", (count,), required=a.gating == SIGMOID)
+    for name, columns, rows in (("gate", p.width, inner), ("up", p.width, inner), ("down", inner, p.width)):
+        yield Expected(f"{at}.ffn_{name}_exps.weight", (columns, rows, count))
+        if a.expert_biases:
+            yield Expected(f"{at}.ffn_{name}_exps.bias", (rows, count))
+    if a.expert_biases:
+        yield Expected(f"{at}.ffn_gate_inp.bias", (count,))
+    if shared:
+        yield Expected(f"{at}.ffn_gate_shexp.weight", (p.width, shared))
+        yield Expected(f"{at}.ffn_up_shexp.weight", (p.width, shared))
+        yield Expected(f"{at}.ffn_down_shexp.weight", (shared, p.width))
+    if a.gated_share:
+        yield Expected(f"{at}.ffn_gate_inp_shexp.weight", (p.width,))
+
+
 def _feed_forward(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
-    if p.experts:
-        yield Expected(f"{at}.ffn_gate_inp.weight", (p.width, p.experts))
-        for name in ("ffn_gate_exps", "ffn_up_exps"):
-            yield Expected(f"{at}.{name}.weight", (p.width, p.inner, p.experts))
-        yield Expected(f"{at}.ffn_down_exps.weight", (p.inner, p.width, p.experts))
-        return
     parts = {"ffn_up": 2 * p.inner} if a.fused else {"ffn_gate": p.inner, "ffn_up": p.inner}
     for name, rows in parts.items():
         yield Expected(f"{at}.{name}.weight", (p.width, rows))
@@ -351,13 +434,11 @@ def _check_tensors(model: GGUFModel) -> None:
         if tensor is None:
             if expected.required:
                 raise GGUFError(f"the tensor {expected.name} is missing")
-        elif tensor.dims != expected.dims:
+        elif _sizes(tensor) != expected.dims:
             raise GGUFError(
                 f"the tensor {tensor.name} has the shape {list(tensor.dims)}, expected {list(expected.dims)}"
             )
-        elif tensor.type not in (
-            kinds := PLAIN_KINDS if len(tensor.dims) == 1 or "ffn_gate_inp" in tensor.name else MATRIX_KINDS
-        ):
+        elif tensor.type not in (kinds := PLAIN_KINDS if _is_plain(tensor) else MATRIX_KINDS):
             raise GGUFError(
                 f"the tensor {tensor.name} is of the type {tensor.type}; supported are {', '.join(kinds)}"
             )
@@ -366,3 +447,13 @@ def _check_tensors(model: GGUFModel) -> None:
             f"the tensor {next(iter(unexpected))} is not supported for general.architecture {model.name!r}"
             + (f", nor are {len(unexpected) - 1} more" if len(unexpected) > 1 else "")
         )
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    """Return the sizes of a tensor, of which a vector may be written as a matrix of one row."""
+    return tensor.dims[:1] if len(tensor.dims) == 2 and tensor.dims[1] == 1 else tensor.dims
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is read as numbers: a vector, a router, biases of experts."""
+    return len(_sizes(tensor)) == 1 or "ffn_gate_inp" in tensor.name or tensor.name.endswith(".bias")

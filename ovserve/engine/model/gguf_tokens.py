@@ -21,8 +21,10 @@ NO_IDS = (-1, (1 << 32) - 1)  # as converters write that there is no such token
 END_TEXTS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>",
     "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<\uff5cend▁of▁sentence\uff5c>",
-    "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+    "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|return|>", "<|call|>",
 )  # fmt: skip
+HARMONY_ENDS = {"<|return|>", "<|call|>"}  # with these in a vocabulary, as gpt-oss's, "<|end|>" ends one of
+MESSAGE_END = "<|end|>"  # several messages of an answer
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,13 +60,14 @@ class Rule(NamedTuple):
 GPT2_NAMES = ("gpt-2", "phi-2", "olmo", "mellum", "gigachat", "a.x-4.0", "exaone4", "granite-docling")
 DIGIT_NAMES = ("smollm", "starcoder", "refact", "command-r", "exaone", "codeshell", "minerva-7b", "mellum2")
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
-QWEN2_NAMES = ("stablelm2", "hunyuan", "solar-open", "megrez", "kormo", "f2llmv2", "grok-2")
+QWEN2_NAMES = ("bailingmoe", "stablelm2", "hunyuan", "solar-open", "megrez", "kormo", "f2llmv2", "grok-2")
 RULES = {
     "default": Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     **dict.fromkeys(GPT2_NAMES, Rule((_GPT2,))),
     **dict.fromkeys(DIGIT_NAMES, Rule((r"\p{N}", _GPT2))),
     **dict.fromkeys(LLAMA3_NAMES, Rule((_LLAMA3,), whole=True, begins=True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Rule((_LLAMA3,))),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Rule((_LLAMA3,))),
+    "glm4": Rule((_LLAMA3,), whole=True),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Rule((_QWEN2,), nfc=True)),
     **dict.fromkeys(QWEN2_NAMES, Rule((_QWEN2,))),
     "tekken": Rule((_TEKKEN,), whole=True, begins=True),
@@ -116,8 +119,10 @@ def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
         if adds is True and ids[name] is None and f"tokenizer.ggml.add_{name}_token" in metadata:
             raise GGUFError(f"tokenizer.ggml.add_{name}_token: true, and there is no {name}_token_id")
     texts = gguf.array("tokenizer.ggml.tokens")
-    by_text = (i for i, text in enumerate(texts) if text in END_TEXTS)
-    end_ids = (id_ for id_ in (ids["eos"], ids["eot"], ids["eom"], *by_text) if id_ is not None)
+    by_text = {text: i for i, text in enumerate(texts) if text in END_TEXTS}
+    end_ids = dict.fromkeys((ids["eos"], ids["eot"], ids["eom"], *by_text.values()))
+    if by_text.keys() >= HARMONY_ENDS:
+        end_ids.pop(by_text.get(MESSAGE_END), None)
     names = f"{metadata.get('general.architecture')} {metadata.get('general.name')}".lower()
     return Tokens(
         str(model),
@@ -129,7 +134,7 @@ def read_tokens(gguf: GGUF, vocabulary: int) -> Tokens:
         bos=ids["bos"],
         eos=ids["eos"],
         padding=padding if type(padding) is int and 0 <= padding < size else None,
-        ends=tuple(dict.fromkeys(end_ids)),
+        ends=tuple(id_ for id_ in end_ids if id_ is not None),
         strips=model == SENTENCEPIECE and "phi3" in names.replace("-", "").replace(" ", ""),
     )
 

@@ -47,7 +47,15 @@ def numbers(bits: Bits) -> Floats:
 class Operation:
     """A model of one operation."""
 
-    def __init__(self, library: Library, heads: int, kv_heads: int, size: int, window: int = 0) -> None:
+    def __init__(
+        self,
+        library: Library,
+        heads: int,
+        kv_heads: int,
+        size: int,
+        window: int = 0,
+        sinks: Floats | None = None,
+    ) -> None:
         self._heads, self._size = heads, size
         inputs = [
             *(ops.parameter([-1, count * size], np.float32) for count in (heads, kv_heads, kv_heads)),
@@ -55,7 +63,8 @@ class Operation:
             *(ops.parameter([-1], np.int32) for _ in range(4)),
         ]
         attributes = {"scale": size**-0.5, "window": window, "kv_heads": kv_heads, "layer": 1}
-        node = library.attention([each.output(0) for each in inputs], **attributes)
+        known = [] if sinks is None else [ops.constant(sinks)]
+        node = library.attention([each.output(0) for each in [*inputs, *known]], **attributes)
         model = openvino.Model([ops.result(node)], inputs)
         hint = {"INFERENCE_PRECISION_HINT": "f32"}
         self._request = openvino.Core().compile_model(model, "CPU", hint).create_infer_request()
@@ -73,15 +82,18 @@ class Operation:
         return out
 
 
-def attention(query: Floats, keys: Floats, values: Floats, window: int) -> NDArray[np.float64]:
-    """`query` [heads, size], `keys` and `values` [tokens, kv_heads, size]."""
+def attention(
+    query: Floats, keys: Floats, values: Floats, window: int, sinks: Floats | None
+) -> NDArray[np.float64]:
+    """`query` [heads, size], `keys` and `values` [tokens, kv_heads, size], `sinks` [heads]."""
     seen = slice(max(0, len(keys) - window) if window else 0, None)
     of_heads = [
         np.repeat(each[seen].astype(np.float64), len(query) // each.shape[1], 1) for each in (keys, values)
     ]
     scores = np.einsum("hs,nhs->hn", query, of_heads[0]) * query.shape[1] ** -0.5
     weights = np.exp(scores - scores.max(1, keepdims=True))
-    weights /= weights.sum(1, keepdims=True)
+    unseen = 0 if sinks is None else np.exp(sinks[:, None] - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True) + unseen
     product: NDArray[np.float64] = np.einsum("hn,nhs->hs", weights, of_heads[1])
     return product
 
@@ -90,10 +102,14 @@ def attention(query: Floats, keys: Floats, values: Floats, window: int) -> NDArr
     ("heads", "kv_heads", "size"),
     [(9, 3, 64), (24, 8, 128), (8, 1, 256), (14, 2, 64), (4, 4, 96), (5, 5, 32), (10, 2, 160)],
 )
-@pytest.mark.parametrize("window", [0, 1, 70])
-def test_tokens_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, window: int) -> None:
+@pytest.mark.parametrize(("window", "sinks"), [(0, False), (1, False), (70, False), (0, True), (70, True)])
+def test_tokens_as_in_numpy(
+    library: Library, heads: int, kv_heads: int, size: int, window: int, sinks: bool
+) -> None:
     """Contexts end within a block, at its end, and behind several parts; unused places hold no numbers."""
-    random, operation = np.random.default_rng(heads), Operation(library, heads, kv_heads, size, window)
+    random = np.random.default_rng(heads)
+    lost = random.standard_normal(heads).astype(np.float32) * 4 if sinks else None
+    operation = Operation(library, heads, kv_heads, size, window, lost)
     contexts = [1, 2, 31, 32, 33, 100, 512, 513, 1100]
     counts = [-(-tokens // BLOCK_TOKENS) for tokens in contexts]
     caches = [np.full((sum(counts), kv_heads, BLOCK_TOKENS, size), NO_NUMBER, np.uint16) for _ in range(2)]
@@ -120,7 +136,7 @@ def test_tokens_as_in_numpy(library: Library, heads: int, kv_heads: int, size: i
         block = blocks[begins[at] + (tokens - 1) // BLOCK_TOKENS]
         for cache, whole in zip(caches, known[at], strict=True):
             assert np.array_equal(numbers(cache[block, :, (tokens - 1) % BLOCK_TOKENS]), whole[-1])
-        expected = attention(new[0][at], *known[at], window)
+        expected = attention(new[0][at], *known[at], window, lost)
         np.testing.assert_allclose(out[at], expected, rtol=0, atol=2e-6 * max(1.0, np.abs(expected).max()))
         places = [past[at : at + 1], ones[:2], blocks, begins[at : at + 2]]
         alone = operation([each[at : at + 1] for each in new], caches, places)
@@ -149,10 +165,16 @@ def test_sequences_take_turns_as_if_they_did_not(library: Library) -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size"), [(9, 3, 64), (6, 2, 128), (8, 1, 256), (4, 4, 96), (5, 5, 32), (5, 1, 160)]
 )
-@pytest.mark.parametrize("window", [0, 3, 70, 600])
-def test_prompts_as_in_numpy(library: Library, heads: int, kv_heads: int, size: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "sinks"), [(0, False), (3, False), (70, False), (600, False), (0, True), (70, True)]
+)
+def test_prompts_as_in_numpy(
+    library: Library, heads: int, kv_heads: int, size: int, window: int, sinks: bool
+) -> None:
     """They begin and end within a block and behind several parts; unused places hold no numbers."""
-    random, operation = np.random.default_rng(heads), Operation(library, heads, kv_heads, size, window)
+    random = np.random.default_rng(heads)
+    lost = random.standard_normal(heads).astype(np.float32) * 4 if sinks else None
+    operation = Operation(library, heads, kv_heads, size, window, lost)
     prompts = [
         (0, 2),
         (0, 31),
@@ -189,7 +211,7 @@ def test_prompts_as_in_numpy(library: Library, heads: int, kv_heads: int, size: 
     for at, (before, tokens) in enumerate(prompts):
         for row in {0, tokens // 2, tokens - 1}:
             seen = [each[: before + row + 1] for each in contexts[at]]
-            expected = attention(new[0][starts[at] + row], *seen, window)
+            expected = attention(new[0][starts[at] + row], *seen, window, lost)
             # Queries and weights are rounded to eight bits.
             np.testing.assert_allclose(out[starts[at] + row], expected, atol=0.02 * np.abs(expected).max())
 

@@ -22,7 +22,7 @@ from ovserve.engine.host.cpu import MAX_ISA, processor
 from ovserve.engine.host.memory import Memory
 from ovserve.kinds.text.worker.kernels import library as kernel_library
 from ovserve.kinds.text.worker.kernels.library import KernelError, Library, Source, open_library
-from ovserve.kinds.text.worker.kernels.matmul import replace_products, widen
+from ovserve.kinds.text.worker.kernels.matmul import FLOATS, FLOATS_ZERO, replace_products, widen
 
 pytestmark = pytest.mark.skipif(
     not processor().has_kernels and "amx_bf16" not in processor().flags, reason="the processor has no AVX2"
@@ -54,12 +54,13 @@ def pack(
     isa: str = "",
 ) -> Packed:
     """Pack random numbers, for functions that use no more than `isa`. `kind`: the zero point is "constant" or there are "zeros" of groups; "offsets" are
-    added; scales are of "rows", or "factors" of groups times numbers of spans, which "both" has of offsets too."""
+    added; scales are of "rows", or "factors" of groups times numbers of spans, which "both" has of offsets too, or
+    values are "floats" with exponents of groups."""
     random = np.random.default_rng(seed)
     groups = columns // group
     span = next(size for size in (256, 128, 64, columns) if columns % size == 0 and size % group == 0)
     values = random.integers(0, 2**bits, (rows, columns)).astype(np.uint8)
-    zero = 0 if kind == "both" else 1 << bits - 1
+    zero = {"both": 0, "floats": FLOATS_ZERO}.get(kind, 1 << bits - 1)
 
     def halves(width: int) -> NDArray[np.float16]:
         return random.uniform(0.001, 0.01, (rows, columns // width)).astype(np.float16)
@@ -68,18 +69,19 @@ def pack(
         return random.integers(-127, 128, (rows, groups)).astype(np.int8)
 
     two = kind in ("factors", "both")
-    scales = None if kind == "rows" else halves(span if two else group)
+    scales = None if kind in ("rows", "floats") else halves(span if two else group)
     factors = wholes() if two else None
+    powers = random.integers(100, 140, (rows, groups)).astype(np.uint8)
     zeros = random.integers(0, 2**bits, (rows, groups)).astype(np.float16) if kind == "zeros" else None
     offsets = wholes() if kind in ("offsets", "both") else None
     offset_scales = None if offsets is None else halves(span if two else columns)
-    row_scales = random.uniform(0.001, 0.01, rows).astype(np.float32) if kind == "rows" else None
+    row_scales = random.uniform(0.001, 0.01, rows).astype(np.float32) if scales is None else None
     unit = 2.0 ** random.integers(-20, 3) if kind == "offsets" else 1.0
     arena = library.arena(columns * (rows + 16) * 4 + 4096)
     source = Source(
-        rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False, unit,
-        in_bytes(values, bits), np.packbits(values >> 4, axis=1) if bits == 5 else None, scales, factors, zeros, offsets,
-        offset_scales, row_scales,
+        rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False,
+        kind == "floats", unit, in_bytes(values, bits), np.packbits(values >> 4, axis=1) if bits == 5 else None, scales,
+        powers.view(np.int8) if kind == "floats" else factors, zeros, offsets, offset_scales, row_scales,
     )  # fmt: skip
     with patch.dict(os.environ, {MAX_ISA: isa}):
         matrix = library.pack(arena, source)
@@ -91,6 +93,8 @@ def pack(
         of_rows = numbers.astype(np.float64).reshape(rows, -1)
         return np.repeat(of_rows, columns // of_rows.shape[1], 1)
 
+    if kind == "floats":
+        factors, values, zero = np.exp2(powers - 127.0), np.array(FLOATS)[values], 0
     weights = (values - wide(zeros, zero)) * wide(scales, 1) * wide(factors, 1) * wide(row_scales, 1)
     return Packed(matrix, weights + wide(offsets, 0) * wide(offset_scales, 1) * unit)
 
@@ -125,7 +129,7 @@ def multiply(library: Library, matrix: int, activations: NDArray[np.float32]) ->
 
 
 KINDS = {
-    4: ("constant", "zeros", "offsets", "rows", "factors", "both"),
+    4: ("constant", "zeros", "offsets", "rows", "factors", "both", "floats"),
     5: ("constant", "offsets", "rows", "factors", "both"),
     6: ("factors", "both"),
     8: ("constant", "zeros", "rows", "factors"),
@@ -139,6 +143,7 @@ def shapes(draw: st.DrawFn) -> tuple[int, int, int, int, int, str, int, int]:
     kind = draw(st.sampled_from(KINDS[bits]))
     sizes = [(64, 32), (64, 64), (128, 32), (256, 64), (384, 128), (192, 192), (512, 256)]
     columns, group = draw(st.sampled_from([(96, 16), (512, 16), (768, 16)] if bits == 6 else sizes))
+    group = 32 if kind == "floats" else group
     group = columns if kind == "rows" else group
     chunk = 64 if group % 64 == 0 else 32
     tokens = draw(

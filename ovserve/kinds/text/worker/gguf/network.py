@@ -17,6 +17,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op.util import Variable, VariableInfo
+from openvino.utils.node_factory import NodeFactory
 
 from ovserve.engine.model.gguf import Tensor
 from ovserve.engine.model.gguf_forms import (
@@ -30,10 +31,15 @@ from ovserve.engine.model.gguf_forms import (
     is_finer_than_int8,
     table_form,
 )
-from ovserve.engine.model.gguf_model import GGUFModel, Rope
+from ovserve.engine.model.gguf_model import SIGMOID, SOFTMAX, SOFTMAX_OF_USED, GGUFModel, Mixture, Rope
 from ovserve.kinds.text.worker.gguf.weights import Constant, Matrix, Part, WeightsFile, vector
 
+NODES = NodeFactory("opset13")
+ATTENTION = "ScaledDotProductAttention"  # the package's function for it takes no sinks
 MERGE, UNPACK, INT8_OUTPUT, ROUND, EXACT = "merge", "fp16", "int8_output", "round", "exact"
+# Of the experts of gpt-oss: gate and up part are limited, and the gate's sigmoid is of more than the gate.
+ACTIVATION_LIMIT, SIGMOID_SCALE = 7.0, 1.702
+LEAST_SUM = 2.0**-14  # of the shares of a token's experts, which are divided by it
 LOWEST = np.float32(np.finfo(np.float16).min)  # of the mask: a token that is not seen
 ACTIVATIONS_SCALE = "8.0"  # GPUs compute in f16, where activations are divided by it so that none overflows
 
@@ -105,7 +111,7 @@ class Network:
 
     def _matrix(self, parts: Sequence[Part], *, table: bool = False) -> Matrix:  # `table`: rows are looked up
         form = self._form(parts[0].tensor.name)
-        if table and (form.offsets or form.block or form.high or form.values == "u6"):
+        if table and (form.offsets or form.block or form.high or form.values in ("u6", "f4e2m1")):
             shared = self._model.tied and INT8_OUTPUT not in self._steps
             form = table_form(parts[0].tensor, exact=shared)
         return self._weights.add(parts, form)
@@ -157,6 +163,8 @@ class Network:
             zero = ops.convert(ops.constant(np.full((1, 1, 1), matrix.form.zero, np.uint8)), "f16")
             shifted = ops.subtract(shifted, zero)
         scales = self._constant(matrix.scales)
+        if matrix.form.scales == "f8e8m0":
+            scales = ops.convert(scales, "f16")
         if matrix.factors is not None:
             scales = ops.multiply(ops.convert(self._constant(matrix.factors), "f16"), scales)
             groups = matrix.columns // matrix.form.group
@@ -213,48 +221,87 @@ class Network:
         if post:
             attended = self._norm(attended, f"{at}.post_attention_norm.weight")
         hidden = ops.add(hidden, _scaled(attended, self._p.residual_scale))
-        fed = self._feed_forward(self._norm(hidden, f"{at}.ffn_norm.weight"), at)
+        normed = self._norm(hidden, f"{at}.{self._a.ffn_norm}.weight")
+        mixture = self._p.mixture_of(i)
+        fed = self._mixture(normed, at, mixture) if mixture else self._feed_forward(normed, at)
         if post:
             fed = self._norm(fed, f"{at}.post_ffw_norm.weight")
         return ops.add(hidden, _scaled(fed, self._p.residual_scale))
 
-    def _feed_forward(self, hidden: Any, at: str) -> Any:
-        p = self._p
-        if p.experts:
-            return self._mixture(hidden, at)
+    def _feed_forward(self, hidden: Any, at: str, kind: str = "") -> Any:
+        """Return what a layer, or with `kind` an expert, makes of all tokens."""
         if self._a.fused:
-            both = self._linear(hidden, f"{at}.ffn_up")
-            gate, up = ops.variadic_split(both, _int(-1), _ints(p.inner, p.inner)).outputs()
+            both, size = self._linear(hidden, f"{at}.ffn_up"), self._p.inner
+            gate, up = ops.variadic_split(both, _int(-1), _ints(size, size)).outputs()
         else:
-            gate, up = self._linear(hidden, f"{at}.ffn_gate"), self._linear(hidden, f"{at}.ffn_up")
+            gate, up = (self._linear(hidden, f"{at}.ffn_{name}{kind}") for name in ("gate", "up"))
         active = ops.gelu(gate, "tanh") if self._a.gelu else ops.swish(gate)
-        return self._linear(ops.multiply(active, up), f"{at}.ffn_down")
+        return self._linear(ops.multiply(active, up), f"{at}.ffn_down{kind}")
 
-    def _mixture(self, hidden: Any, at: str) -> Any:
-        """Add what the experts of each token make of it, with the weights of a router.
+    def _mixture(self, hidden: Any, at: str, mixture: Mixture) -> Any:
+        """Add what the experts of each token make of it, in the shares of a router, and the shared expert.
 
-        In this form all experts compute all tokens, and the others' weights are 0. Kernels of ours compute
+        In this form all experts compute all tokens, and the others' shares are 0. Kernels of ours compute
         what is needed alone (`kernels/matmul.py`).
         """
-        p = self._p
-        tokens = ops.reshape(hidden, _ints(-1, p.width), False)
-        router = ops.constant(self._vector(f"{at}.ffn_gate_inp.weight"))
-        scores = ops.softmax(ops.matmul(tokens, router, False, True), 1)
-        count = ops.constant(np.int32(p.experts_used))
-        weights, ids = ops.topk(scores, count, 1, "max", "value", "i32").outputs()
-        weights = ops.divide(weights, ops.reduce_sum(weights, _ints(1), True))
+        count, width = mixture.experts, self._p.width
+        tokens = ops.reshape(hidden, _ints(-1, width), False)
+        scores = self._routed(tokens, f"{at}.ffn_gate_inp")
+        shares, ids = self._shares(scores, at, mixture)
         none = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(scores))
-        of_all = ops.scatter_elements_update(none, ids, weights, _int(1))
+        of_all = ops.scatter_elements_update(none, ids, shares, _int(1))
         of_experts = ops.unsqueeze(ops.transpose(of_all, _ints(1, 0)), _int(2))
-        copies = ops.reshape(ops.tile(tokens, _ints(p.experts, 1)), _ints(p.experts, -1, p.width), False)
-        gate, up, down = (
-            self._matrix([Part(self._tensor(f"{at}.ffn_{name}_exps.weight"))])
-            for name in ("gate", "up", "down")
-        )
-        active = ops.swish(self._product(copies, gate, p.experts))
-        outputs = self._product(ops.multiply(active, self._product(copies, up, p.experts)), down, p.experts)
+        copies = ops.reshape(ops.tile(tokens, _ints(count, 1)), _ints(count, -1, width), False)
+
+        def of_all_experts(inputs: Any, name: str) -> Any:
+            name = f"{at}.ffn_{name}_exps"
+            product = self._product(inputs, self._matrix([Part(self._tensor(f"{name}.weight"))]), count)
+            if not self._a.expert_biases:
+                return product
+            return ops.add(product, ops.constant(self._vector(f"{name}.bias")[:, None]))
+
+        gate, up = (of_all_experts(copies, name) for name in ("gate", "up"))
+        if self._a.expert_biases:
+            gate = ops.minimum(gate, ops.constant(np.float32(ACTIVATION_LIMIT)))
+            up = ops.add(ops.clamp(up, -ACTIVATION_LIMIT, ACTIVATION_LIMIT), ops.constant(np.float32(1)))
+            active = ops.swish(gate, ops.constant(np.float32(SIGMOID_SCALE)))
+        else:
+            active = ops.swish(gate)
+        outputs = of_all_experts(ops.multiply(active, up), "down")
         mixed = ops.reduce_sum(ops.multiply(outputs, of_experts), _ints(0), False)
-        return ops.reshape(mixed, ops.shape_of(hidden), False)
+        mixed = ops.reshape(mixed, ops.shape_of(hidden), False)
+        if not mixture.shared:
+            return mixed
+        shared = self._feed_forward(hidden, at, "_shexp")
+        if self._a.gated_share:
+            shared = ops.multiply(shared, ops.sigmoid(self._routed(hidden, f"{at}.ffn_gate_inp_shexp")))
+        return ops.add(mixed, shared)
+
+    def _routed(self, tokens: Any, name: str) -> Any:
+        """Multiply by the rows of a router, in f32."""
+        rows = ops.constant(self._vector(f"{name}.weight").reshape(-1, self._p.width))
+        product = ops.matmul(tokens, rows, False, True)
+        if f"{name}.bias" not in self._model.gguf.tensors:
+            return product
+        return ops.add(product, ops.constant(self._vector(f"{name}.bias")))
+
+    def _shares(self, scores: Any, at: str, mixture: Mixture) -> tuple[Any, Any]:
+        """Return the shares and the numbers of the experts that each token uses, [tokens, used]."""
+        likely = {SOFTMAX: lambda: ops.softmax(scores, 1), SIGMOID: lambda: ops.sigmoid(scores)}
+        chances = likely.get(mixture.gating, lambda: scores)()
+        ranks = chances
+        if is_biased := f"{at}.exp_probs_b.bias" in self._model.gguf.tensors:
+            ranks = ops.add(chances, ops.constant(self._vector(f"{at}.exp_probs_b.bias")))
+        count = ops.constant(np.int32(mixture.per_token))
+        shares, ids = ops.topk(ranks, count, 1, "max", "value", "i32").outputs()
+        if is_biased:
+            shares = ops.gather_elements(chances, ids, 1)
+        if mixture.gating == SOFTMAX_OF_USED:
+            shares = ops.softmax(shares, 1)
+        if mixture.is_normed:
+            total = ops.reduce_sum(shares, _ints(1), True)
+            shares = ops.divide(shares, ops.maximum(total, ops.constant(np.float32(LEAST_SUM))))
+        return _scaled(shares, mixture.scale), ids
 
     def _attention(self, hidden: Any, i: int) -> Any:
         p, at = self._p, f"blk.{i}"
@@ -268,11 +315,12 @@ class Network:
             query, key = self._rotated(query, window), self._rotated(key, window)
         key = self._repeated(self._cached(key, f"past_key_values.{i}.keypresent.{i}.key"))
         value = self._repeated(self._cached(value, f"past_key_values.{i}.valuepresent.{i}.value"))
-        scale = p.attention_scale
-        scales = [ops.constant(np.float32(scale))] if scale else []
-        attended = ops.scaled_dot_product_attention(
-            query, key, value, self._mask(window), *scales, causal=False
-        )
+        scale = p.attention_scale or p.head_size**-0.5 * self._a.sinks
+        more = [ops.constant(np.float32(scale))] if scale else []
+        if self._a.sinks:
+            more.append(ops.constant(self._vector(f"{at}.attn_sinks.weight").reshape(1, -1, 1, 1)))
+        inputs = [query, key, value, self._mask(window), *more]
+        attended = NODES.create(ATTENTION, [each.output(0) for each in inputs], {"causal": False})
         rows = ops.transpose(attended, ops.constant(np.array([0, 2, 1, 3], np.int32)))
         return self._linear(ops.reshape(rows, _ints(0, 0, p.heads * p.head_size), True), f"{at}.attn_output")
 
@@ -311,7 +359,7 @@ class Network:
     def _heads(self, rows: Any, heads: int, norm: str = "") -> Any:
         """Return [batch, heads, tokens, head]."""
         split = ops.reshape(rows, _ints(0, 0, heads, self._p.head_size), True)
-        if norm and self._a.qk_norm:
+        if norm in self._model.gguf.tensors:
             split = self._norm(split, norm)
         return ops.transpose(split, ops.constant(np.array([0, 2, 1, 3], np.int32)))
 
@@ -344,7 +392,9 @@ class Network:
     def _rotated(self, heads: Any, window: int) -> Any:
         rope = self._p.rope
         if window:
-            rope = replace(rope, base=rope.window_base, scaling="none", factor=1.0)
+            rope = replace(rope, base=rope.window_base)
+        if window and self._a.local_rope:
+            rope = replace(rope, scaling="none", factor=1.0)
         cos, sin = self._rotation(rope)
         dims, size = self._p.rope.dims, self._p.head_size
         rest = None

@@ -151,7 +151,7 @@ def _converted(part: Part, count: int, form: Form) -> Iterator[tuple[int, dict[s
 def _convert(rows: Bytes, tensor: Tensor, form: Form) -> dict[str, NDArray[Any]]:
     if form.values == tensor.type.lower():
         return {"values": rows}
-    if form.values == "u6" or form.block or form.high:
+    if form.values in ("u6", "f4e2m1") or form.block or form.high:
         return _exact(rows, tensor.type)
     if form.values == "f16":
         weights = _dequantised(rows, tensor)
@@ -217,6 +217,8 @@ def _exact(rows: Bytes, kind: str) -> dict[str, NDArray[Any]]:
             "values": _packed(blocks[..., 6:]),
             "high": np.packbits(bits, axis=-1),
         }
+    if kind == "MXFP4":
+        return {"scales": np.ascontiguousarray(blocks[..., :1]), "values": _packed(blocks[..., 1:])}
     if kind == "Q4_K":
         values = _four_bits(rows, kind)[2]
         factors, offsets = _factors_of_q4_k(blocks)

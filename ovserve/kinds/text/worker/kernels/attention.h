@@ -148,14 +148,16 @@ inline void compute(const Step& step) {
         for (const Single& single : singles)
             for (size_t head = 0; head < shape.heads; ++head)
                 kernels.merge(partials.data() + single.partials + head, shape.heads, single.context.parts(), size,
+                              shape.sinks ? shape.sinks + head : nullptr,
                               step.out + single.sequence->begin * width + head * size);
         tasks.clear();
     } while (next != step.sequences.end());
 }
 
 // Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, the addresses of the caches
-// of keys and of values as bytes, because the plugin makes i32 of i64, layer by layer, each [blocks, kv_heads, 32, size] in bf16, then past_lens, subsequence_begins,
-// block_indices and block_indices_begins, as of OpenVINO's PagedAttention.
+// of keys and of values as bytes, because the plugin makes i32 of i64, layer by layer, each
+// [blocks, kv_heads, 32, size] in bf16, then past_lens, subsequence_begins, block_indices and block_indices_begins, as
+// of OpenVINO's PagedAttention, and, if there are any, the sinks of the heads in f32.
 class PagedAttention : public ov::op::Op {
 public:
     OPENVINO_OP("PagedAttention", "ovserve");
@@ -192,7 +194,8 @@ public:
         const auto places = [&](size_t at) { return inputs[at].data<const int32_t>(); };
         uint16_t* caches[2];
         std::memcpy(caches, inputs[3].data<const uint8_t>() + m_layer * sizeof caches, sizeof caches);
-        Step step{{queries[1] / size, kv_heads, size, m_scale, static_cast<size_t>(m_window)},
+        Step step{{queries[1] / size, kv_heads, size, m_scale, static_cast<size_t>(m_window),
+                   inputs.size() > SINKS_AT ? numbers(SINKS_AT) : nullptr},
                   numbers(0), numbers(1), numbers(2), caches[0], caches[1], outputs[0].data<float>(), {}};
         const int32_t *past = places(4), *begins = places(5), *blocks = places(6), *first_blocks = places(7);
         for (size_t i = 0; i < inputs[4].get_size(); ++i) {
@@ -206,6 +209,8 @@ public:
     }
 
 private:
+    static constexpr size_t SINKS_AT = 8;  // input
+
     float m_scale = 1;
     int64_t m_window = 0, m_kv_heads = 1, m_layer = 0;
 };

@@ -15,7 +15,7 @@ PAGED_ATTENTION = "PagedAttentionExtension"
 MAX_SIZE, SIZE_UNIT = 256, 32  # numbers of a head
 CACHE_AT = 3, 4  # inputs of the operation: keys, values
 PLACES_AT = 5, 6, 7, 8  # past_lens, subsequence_begins, block_indices, block_indices_begins
-SCALE_AT, WINDOW_AT = 9, 10
+SCALE_AT, WINDOW_AT, SINKS_AT = 9, 10, 20
 # Inputs behind them are off where they have no elements, or are a scalar of zero.
 MAX_CONTEXT_AT, FIRST_OPTION_AT = 12, 11
 HEADS = {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}  # what the transformation says of them
@@ -42,6 +42,8 @@ def replace_attention(model: openvino.Model, library: Library, block_tokens: int
         inputs = [*(node.input_value(at) for at in range(3)), addresses.output(0)]
         inputs += [node.input_value(at) for at in PLACES_AT]
         scale, window = (_number(node.input_value(at).get_node()) for at in (SCALE_AT, WINDOW_AT))
+        if (sinks := node.input_value(SINKS_AT).get_node().data).size:
+            inputs.append(ops.constant(sinks.astype(np.float32).reshape(-1)).output(0))
         attributes = {"scale": scale or 0.0, "window": int(window or 0), "kv_heads": heads, "layer": layer}
         attention = library.attention(inputs, **attributes)
         for target in node.output(0).get_target_inputs():
@@ -58,7 +60,7 @@ def _shape(node: Any, letter: str) -> tuple[int, int]:
 
 
 def _is_plain(node: Any) -> bool:
-    """Return whether an attention has nothing besides a scale and a window, and each cache to itself."""
+    """Return whether an attention has nothing besides scale, window and sinks, and each cache to itself."""
     sources = [node.input_value(at).get_node() for at in range(node.get_input_size())]
     if any(sources[at].get_type_name() != "Parameter" for at in (*CACHE_AT, *PLACES_AT)):
         return False
@@ -72,7 +74,9 @@ def _is_plain(node: Any) -> bool:
     if any(node.output(at).get_target_inputs() for at in range(1, node.get_output_size())):
         return False
     options = [at for at in range(FIRST_OPTION_AT, len(sources)) if at != MAX_CONTEXT_AT]
-    if any(sources[at].get_type_name() != "Constant" or sources[at].data.any() for at in options):
+    if any(sources[at].get_type_name() != "Constant" for at in options):
+        return False
+    if any(sources[at].data.any() for at in options if at != SINKS_AT):
         return False
     return all(_number(sources[at]) is not None for at in (SCALE_AT, WINDOW_AT))
 

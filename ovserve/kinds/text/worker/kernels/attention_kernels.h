@@ -22,7 +22,8 @@ constexpr float EXPONENTIAL[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.
 struct Shape {
     size_t heads, kv_heads, size;
     float scale;
-    size_t window;  // tokens that a query sees; 0: all
+    size_t window;       // tokens that a query sees; 0: all
+    const float* sinks;  // scores of each head that weigh nothing; null: none
 
     size_t group() const { return heads / kv_heads; }
 };
@@ -69,8 +70,8 @@ struct Kernels {
     // One token, for the heads that share keys, over the tokens [begin, end) of a context: a partial of each.
     void (*decode)(const Shape&, const float* queries, const Context&, size_t begin, size_t end, const uint16_t* keys,
                    const uint16_t* values, size_t kv_head, Partial* to);
-    // Add the parts of a head, `stride` from one to the next.
-    void (*merge)(const Partial* from, size_t stride, size_t parts, size_t size, float* to);
+    // Add the parts of a head, `stride` from one to the next. `sink`: of the head, or null.
+    void (*merge)(const Partial* from, size_t stride, size_t parts, size_t size, const float* sink, float* to);
     // Rows of a prompt for a head of keys: `out` [row] is `size` numbers. Queries [token][heads * size] in f32.
     void (*prompt)(const Shape&, const Rows&, const int32_t* blocks, const float* queries, const uint16_t* keys,
                    const uint16_t* values, size_t kv_head, float* out, Buffers&);

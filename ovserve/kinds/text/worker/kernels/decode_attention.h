@@ -151,9 +151,11 @@ TARGET __attribute__((flatten)) void split_queries(const float* from, float scal
     }
 }
 
-TARGET __attribute__((flatten)) void merge(const Partial* from, size_t stride, size_t parts, size_t size, float* to) {
-    float largest = -INFINITY, sum = 0;
+TARGET __attribute__((flatten)) void merge(const Partial* from, size_t stride, size_t parts, size_t size,
+                                           const float* sink, float* to) {
+    float largest = sink ? *sink : -INFINITY;
     for (size_t part = 0; part < parts; ++part) largest = std::max(largest, from[part * stride].largest);
+    float sum = sink ? std::exp(*sink - largest) : 0;
     for (size_t part = 0; part < parts; ++part)
         sum += std::exp(from[part * stride].largest - largest) * from[part * stride].sum;
     for (size_t at = 0; at < size; at += PAIR) {

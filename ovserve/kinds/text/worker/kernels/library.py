@@ -42,7 +42,8 @@ class Source(NamedTuple):
     """A matrix. A weight is `scale * (value - zero) + offset`.
 
     A scale is a number in f16 for `span` columns, times a factor for each group if there are any; without
-    scales it is that of the row. An offset is a number of its group times one in f16 for `offset_span`.
+    scales it is that of the row. Of values in E2M1 the factors are exponents, E8M0. An offset is a number of
+    its group times one in f16 for `offset_span`.
     """
 
     rows: int
@@ -55,6 +56,7 @@ class Source(NamedTuple):
     flip: int  # bits of four bytes of values that are turned over, which makes signed ones unsigned
     zero: int  # of all groups, without `zeros`
     is_file: bool  # the values are pages of a file, which are given back
+    is_float: bool  # values are E2M1, which the kernels make twice that plus 12, and factors E8M0
     offset_unit: float  # times `offset_scales`, which may be too small for f16
     values: NDArray[Any]  # packed, row by row; of 5 bits the low four
     high: NDArray[np.uint8] | None  # the fifth bits, packed
@@ -77,6 +79,7 @@ class _Source(ctypes.Structure):
         ("flip", ctypes.c_uint32),
         ("zero", ctypes.c_int32),
         ("is_file", ctypes.c_int32),
+        ("is_float", ctypes.c_int32),
         ("offset_unit", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in Source._fields[-8:]),
     )

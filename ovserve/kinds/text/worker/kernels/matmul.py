@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -10,18 +11,23 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 from openvino import opset13 as ops
+from openvino.utils.node_factory import NodeFactory
 
 from ovserve.engine.host.mappings import file_mappings, is_in_a_file, unmap_pages
 from ovserve.kinds.text.worker.kernels.library import Library, Source
 
+NODES = NodeFactory("opset13")
 ROWS_PER_BLOCK = 16  # of a block
 CHUNKS = (64, 32)  # columns whose activations share a scale
 LINE_BYTES = 64
 ARRAYS_PER_MATRIX = 7  # of a matrix in the arena
-BITS = {"u4": 4, "i4": 4, "u6": 6, "u8": 8, "i8": 8}
+BITS = {"u4": 4, "i4": 4, "f4e2m1": 4, "u6": 6, "u8": 8, "i8": 8}
 FLIP = {"i4": 0x88888888, "i8": 0x80808080}  # makes signed values unsigned, by adding half their range
 UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract", "Add")  # operations
 K_QUANT_GROUP = 16  # of six bits; of others 32
+FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of 4 bits, by their codes
+FLOATS_ZERO = 12  # of the kernels' table of these
+FLOATS_BIAS = 128  # of the exponents of their groups
 MIN_OFFSET_UNIT = 2.0**-100
 MAX_SCALE_ERROR = 2.0**-11  # of a scale in f16, as a share: half of its last bit
 
@@ -82,6 +88,7 @@ class Weights(NamedTuple):
             FLIP.get(_type(self.values), 0),
             self.zero,
             is_file,
+            _type(self.values) == "f4e2m1",
             self.offset_unit,
             self.values.data,
             self.high,
@@ -101,19 +108,6 @@ class Product(NamedTuple):
     is_stacked: bool = False  # [experts, tokens, columns] times the matrices of as many
 
 
-class Mixture(NamedTuple):
-    """A layer's experts, which all compute all tokens, and the weights of those that a token uses."""
-
-    output: Any  # what is replaced, [tokens, width]
-    tokens: Any  # [tokens, width]
-    ids: Any  # [tokens, used]
-    shares: Any  # of what the experts make, [tokens, used]
-    experts: int
-    gate: Product
-    up: Product
-    down: Product
-
-
 def has_experts(model: openvino.Model) -> bool:
     """Return whether a model has mixtures of which OpenVINO would compute all experts for every token."""
     return any(_routing(node) is not None for node in model.get_ops())
@@ -121,18 +115,15 @@ def has_experts(model: openvino.Model) -> bool:
 
 def replace_products(model: openvino.Model, library: Library) -> int:
     """Let the library compute what it can. Return the bytes of its copy of the weights, or 0."""
-    by_name = {product.output.get_node().get_name(): product for product in _products(model)}
-    mixtures = list(_mixtures(model, by_name))
-    products = [product for product in by_name.values() if not product.is_stacked]
-    products += [product for mixture in mixtures for product in (mixture.gate, mixture.up, mixture.down)]
-    size = sum(weights.size for weights in {id(p.weights): p.weights for p in products}.values())
+    products = {product.output.get_node().get_name(): product for product in _products(model)}
+    size = sum(weights.size for weights in {id(p.weights): p.weights for p in products.values()}.values())
     if not products:
         return 0
     arena = library.arena(size)
     handles: dict[str, int] = {}
     mappings = list(file_mappings())  # reading them takes 2 ms, which is a second for 500 matrices
     try:
-        for product in products:
+        for product in products.values():
             values = product.weights.values
             name = values.get_name()
             if name not in handles:
@@ -143,8 +134,10 @@ def replace_products(model: openvino.Model, library: Library) -> int:
                     unmap_pages(mappings, constant.data.ctypes.data, constant.get_byte_size())
             if not product.is_stacked:
                 _replace(product.output, library.product(product.activations, handles[name]))
-        for mixture in mixtures:
-            _replace(mixture.output, _mixed(mixture, library, handles))
+        for node in model.get_ordered_ops():
+            if (routing := _routing(node)) is not None:
+                with suppress(LookupError):
+                    _replace(node.output(0), _mixed(*routing, products, library, handles))
         _replace_lookups(model, library, handles)
     finally:
         for handle in (arena, *handles.values()):
@@ -158,22 +151,53 @@ def _replace(output: Any, node: Any) -> None:
         target.replace_source_output(node.output(0))
 
 
-def _mixed(mixture: Mixture, library: Library, handles: Mapping[str, int]) -> Any:
-    """Return the sum of what the experts of each token make of it, in their shares."""
+def _mixed(
+    outputs: Any,
+    spread: Any,
+    products: Mapping[str, Product],
+    library: Library,
+    handles: Mapping[str, int],
+) -> Any:
+    """Return the sum of what the experts of each token make of it, in their shares.
 
-    def product(activations: Any, part: Product) -> Any:
-        handle = handles[part.weights.values.get_name()]
-        return library.experts(activations, mixture.ids, handle, mixture.experts)
+    `outputs` and `spread` are of `_routing`, `products` by the names of their nodes. Raises LookupError if
+    OpenVINO has to compute one.
+    """
+    experts = outputs.get_output_partial_shape(0)[0].get_length()
+    ids, shares = (spread.input_value(at) for at in (1, 2))
+    of_tokens: dict[str, Any] = {}
 
-    gate, up = (product(mixture.tokens, part) for part in (mixture.gate, mixture.up))
-    outputs = product(ops.multiply(ops.swish(gate), up).output(0), mixture.down)
-    shares = ops.unsqueeze(mixture.shares, ops.constant(np.int64(2)))
-    return ops.reduce_sum(ops.multiply(outputs, shares), ops.constant(np.array([1])), False)
+    def of_chosen(node: Any) -> Any:
+        """Return [tokens, chosen, columns] for the [experts, tokens, columns] of a node."""
+        name, kind = node.get_name(), node.get_type_name()
+        if name in of_tokens:
+            return of_tokens[name]
+        if kind == "Constant":
+            is_bias = len(node.shape) == 3 and node.shape[0] == experts
+            new = ops.gather(ops.squeeze(node, np.array([1])), ids, np.int64(0)) if is_bias else node
+        elif name in products or kind in ("MatMul", "Parameter"):
+            part = products[name]
+            tokens = _copied(part.activations.get_node()) or of_chosen(part.activations.get_node()).output(0)
+            new = library.experts(tokens, ids, handles[part.weights.values.get_name()], experts)
+        else:
+            inputs = [of_chosen(node.input_value(at).get_node()) for at in range(node.get_input_size())]
+            new = NODES.create(kind, [each.output(0) for each in inputs], node.get_attributes())
+        return of_tokens.setdefault(name, new)
+
+    parts = ops.multiply(of_chosen(outputs), ops.unsqueeze(shares, ops.constant(np.int64(2))))
+    return ops.reduce_sum(parts, ops.constant(np.array([1])), False)
+
+
+def _copied(node: Any) -> Any:
+    """Return the tokens, [tokens, columns], of which a node has a copy for each expert, or None."""
+    if node.get_type_name() != "Reshape" or node.input_value(0).get_node().get_type_name() != "Tile":
+        return None
+    return node.input_value(0).get_node().input_value(0)
 
 
 def widen(model: openvino.Model) -> None:
-    """Make weights that only our kernels compute with into such that OpenVINO's do: of 5 and 6 bits, 8, and
-    of a factor and a number, a scale. It would unpack all to f32."""
+    """Make weights that only our kernels compute with into such that OpenVINO's do: of 5 and 6 bits and of
+    floats, 8, and of a factor and a number, a scale. It would unpack all to f32."""
     for node in model.get_ordered_ops():
         wide: NDArray[Any] | None = None
         if node.get_type_name() == "Constant" and _type(node) == "u6":
@@ -181,6 +205,11 @@ def widen(model: openvino.Model) -> None:
             high = (triples[:, 2:] >> np.array([6, 4, 2, 0], np.uint8) & 3) << 4
             low = np.repeat(triples[:, :2], 2, 1) >> np.array([4, 0, 4, 0], np.uint8) & 15
             wide = (low | high).reshape(tuple(node.shape))
+        elif node.get_type_name() == "Constant" and _type(node) == "f4e2m1":
+            pairs = np.stack([node.data & 15, node.data >> 4], -1)
+            wide = np.array(FLOATS, np.int8)[pairs].reshape(tuple(node.shape))
+        elif node.get_type_name() == "Convert" and _type(node.input_value(0).get_node()) == "f8e8m0":
+            wide = np.exp2(node.input_value(0).get_node().data - np.float32(FLOATS_BIAS)).astype(np.float16)
         elif node.get_type_name() == "Add" and (parts := _five_bits(node)) is not None:
             low, high = parts[0].data, np.unpackbits(parts[1])
             wide = (np.stack([low & 15, low >> 4], -1).reshape(-1) | high << 4).reshape(tuple(parts[0].shape))
@@ -268,21 +297,33 @@ def _routing(node: Any) -> tuple[Any, Any] | None:
     return (outputs, spread) if is_layer and _values(layer.input_value(1).get_node()) is not None else None
 
 
-def _mixtures(model: openvino.Model, products: Mapping[str, Product]) -> Iterator[Mixture]:
-    """Yield what `gguf/network.py` writes. `products`: by the names of their nodes."""
-    for node in model.get_ordered_ops():
-        if (routing := _routing(node)) is None or (down := products.get(routing[0].get_name())) is None:
-            continue
-        swish, up_node = (down.activations.get_node().input_value(at).get_node() for at in (0, 1))
-        gate, up = (products.get(each.get_name()) for each in (swish.input_value(0).get_node(), up_node))
-        if gate is None or up is None:
-            continue
-        tokens = (
-            gate.activations.get_node().input_value(0).get_node().input_value(0)
-        )  # within Reshape and Tile
-        experts = gate.activations.get_partial_shape()[0].get_length()
-        ids, shares = (routing[1].input_value(at) for at in (1, 2))
-        yield Mixture(node.output(0), tokens, ids, shares, experts, gate, up, down)
+def _added_offsets(node: Any) -> tuple[Any, Any] | None:
+    """Return the addition, and the node that unpacks offsets, where the sums of groups of activations are
+    multiplied by offsets and added (`gguf_forms.py`)."""
+    targets = list(node.output(0).get_target_inputs())
+    if len(targets) != 1 or targets[0].get_node().get_type_name() != "Add":
+        return None
+    addition = targets[0].get_node()
+    other = addition.input_value(1 - targets[0].get_index()).get_node()
+    if other.get_type_name() != "MatMul":
+        return None
+    sums = other.input_value(0).get_node()
+    if sums.get_type_name() != "ReduceSum":
+        return None
+    groups = sums.input_value(0).get_node()
+    if groups.get_type_name() != "Reshape" or groups.input_value(0) != node.input_value(0):
+        return None
+    return addition, other.input_value(1).get_node()
+
+
+def _constants_of(node: Any) -> Iterator[Any]:
+    """Yield the constants of a product's weights: values, and what unpacks them."""
+    kind = node.get_type_name()
+    if kind == "Constant":
+        yield node
+    for at in {"MatMul": (1,), "Add": (0, 1)}.get(kind, range(2) if kind in UNPACKING else ()):
+        if at < node.get_input_size():
+            yield from _constants_of(node.input_value(at).get_node())
 
 
 def _values(node: Any) -> Any:
@@ -303,6 +344,8 @@ def _weights(node: Any) -> Weights | None:
     if node.get_type_name() != "Multiply":
         return None
     of_groups, node = node.input_value(1).get_node(), node.input_value(0).get_node()
+    if _type(_skip(node, "Convert")) == "f4e2m1":
+        return _of_floats(_skip(node, "Convert"), rows, columns, _skip(of_groups, "Convert"))
     zeros: NDArray[Any] | None = np.zeros(1, np.uint8)
     if node.get_type_name() == "Subtract":
         zeros, node = _constant(node.input_value(1).get_node()), node.input_value(0).get_node()
@@ -322,6 +365,19 @@ def _weights(node: Any) -> Weights | None:
         return None
     weights = _in_our_form(values, rows, columns, scales, zeros)
     return weights if weights is None or high is None else weights._replace(bits=bits, high=high)
+
+
+def _of_floats(values: Any, rows: int, columns: int, powers: Any) -> Weights | None:
+    """Return weights of floats in 4 bits, and exponents of groups."""
+    if (
+        _type(powers) != "f8e8m0"
+        or powers.get_type_name() != "Constant"
+        or values.shape != [rows, columns // 32, 32]
+    ):
+        return None
+    factors = powers.data.view(np.int8).reshape(rows, -1)
+    halves = np.full(rows, 0.5, np.float32)  # the kernels' table has twice the floats
+    return Weights(values, rows, columns, 4, 32, FLOATS_ZERO, factors=factors, row_scales=halves)
 
 
 def _five_bits(node: Any) -> tuple[Any, NDArray[np.uint8]] | None:
@@ -393,25 +449,6 @@ def _half(numbers: NDArray[Any], rows: int) -> NDArray[np.float16]:
     return np.ascontiguousarray(numbers.astype(np.float16)).reshape(rows, -1)
 
 
-def _added_offsets(node: Any) -> tuple[Any, Any] | None:
-    """Return the addition, and the node that unpacks offsets, where the sums of groups of activations are
-    multiplied by offsets and added (`gguf_forms.py`)."""
-    targets = list(node.output(0).get_target_inputs())
-    if len(targets) != 1 or targets[0].get_node().get_type_name() != "Add":
-        return None
-    addition = targets[0].get_node()
-    other = addition.input_value(1 - targets[0].get_index()).get_node()
-    if other.get_type_name() != "MatMul":
-        return None
-    sums = other.input_value(0).get_node()
-    if sums.get_type_name() != "ReduceSum":
-        return None
-    groups = sums.input_value(0).get_node()
-    if groups.get_type_name() != "Reshape" or groups.input_value(0) != node.input_value(0):
-        return None
-    return addition, other.input_value(1).get_node()
-
-
 def _with_offsets(weights: Weights, node: Any) -> Weights | None:
     if weights.scales is None or weights.zeros is not None:
         return None
@@ -431,16 +468,6 @@ def _with_offsets(weights: Weights, node: Any) -> Weights | None:
     return weights._replace(offsets=numbers[0], offset_scales=numbers[1], offset_unit=unit)
 
 
-def _constants_of(node: Any) -> Iterator[Any]:
-    """Yield the constants of a product's weights: values, and what unpacks them."""
-    kind = node.get_type_name()
-    if kind == "Constant":
-        yield node
-    for at in {"MatMul": (1,), "Add": (0, 1)}.get(kind, range(2) if kind in UNPACKING else ()):
-        if at < node.get_input_size():
-            yield from _constants_of(node.input_value(at).get_node())
-
-
 def _skip(node: Any, *kinds: str) -> Any:
     while node.get_type_name() in kinds:
         node = node.input_value(0).get_node()
@@ -456,7 +483,7 @@ def _constant(node: Any) -> NDArray[Any] | None:
     if _type(node) == "u4":
         both = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
         return both[: prod(node.shape)].reshape(tuple(node.shape))
-    return None if _type(node) in ("i4", "u1") else data
+    return None if _type(node) in ("i4", "u1", "f4e2m1", "f8e8m0") else data
 
 
 def _type(node: Any) -> str:

@@ -6,7 +6,8 @@
 // eight quads take five.
 //
 // A weight is `scale * (value - zero) + offset`. As in the files of llama.cpp, a scale may be a factor in 8 bits for
-// each group of weights times a number in f16 for a span of groups, and an offset always is.
+// each group of weights times a number in f16 for a span of groups, and an offset always is. Values of MXFP4 are floats
+// in 4 bits, which a table makes whole numbers, and the factor of a group is a power of two.
 //
 // An activation is rounded to int8 with one scale per chunk of 32 or 64 columns. The product of a chunk is exact
 // in int32, and is scaled and added in f32.
@@ -74,6 +75,7 @@ struct Source {
     uint32_t flip;               // bits of four bytes that are turned over, which makes signed values unsigned
     int32_t zero;                // of all groups, where `zeros` is null
     int32_t is_file;             // the values are pages of a file, which may be given back
+    int32_t is_float;            // the values are E2M1 and the factors E8M0
     float offset_unit;           // times the numbers in f16 of offsets, which may be too small for that
     const uint8_t* values;       // [rows, columns], packed; of 5 bits the low four
     const uint8_t* high;         // [rows, columns], the fifth bits: of eight in a byte the first is the highest
@@ -92,6 +94,7 @@ struct Matrix {
     size_t rows, columns, blocks, bits, group, chunk, span, offset_span;  // as in `Source`
     size_t part;               // columns that share a scale of weights and one of activations
     int32_t zero;
+    bool is_float;
     float offset_unit;
     uint8_t* values;           // [blocks, columns / 4, 64], as described above
     // Numbers of 16 rows stand next to each other: [blocks, ..., 16].
@@ -143,9 +146,12 @@ INLINE int32_t four(const int8_t* at) {
     return value;
 }
 
+// Twice the floats of 4 bits (E2M1) by their codes, plus the zero point of all.
+alignas(16) constexpr uint8_t FLOATS_OF_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 // What differs between matrices besides the bits: the zero point of all weights, one per group, or an offset per
-// group next to the zero point of all.
-enum Kind { CONSTANT, ZEROS, OFFSETS };
+// group next to the zero point of all; or values are codes of floats.
+enum Kind { CONSTANT, ZEROS, OFFSETS, FLOATS };
 
 // Where a function reads: one block of weights, and rounded activations from one token on.
 struct Places {
@@ -176,6 +182,7 @@ constexpr size_t bytes_of_quads(int bits) { return quads_of(bits) * LINE * bits 
 // in 5 and 6 bits, 6 bits but in groups of 16 with factors, and offsets in 8.
 template <typename Of>
 Functions functions_of(const Matrix& m) {
+    if (m.is_float) return Of::template functions<4, FLOATS>();
     if (m.bits == 4)
         return m.zeros     ? Of::template functions<4, ZEROS>()
                : m.offsets ? Of::template functions<4, OFFSETS>()

@@ -5,6 +5,7 @@
 // from front to back, once, in huge pages: see `matrix.h`. `library.py` compiles this on the machine that uses it, and
 // `matmul.py` describes the arrays that `ovserve_pack` takes.
 
+#include <cmath>
 #include <mutex>
 #include <unordered_map>
 
@@ -300,7 +301,10 @@ AVX2 void unpack_row(const Matrix& m, size_t row, float* to) {
     };
     for (size_t first = 0; first < m.columns; first += m.group) {
         float scale = m.scales ? from_f16(m.scales[at(first, m.span)]) : m.row_scales[row];
-        if (m.factors) scale *= m.factors[at(first, m.group)];
+        if (m.is_float)
+            scale *= std::ldexp(1.0f, static_cast<uint8_t>(m.factors[at(first, m.group)]) - 127);
+        else if (m.factors)
+            scale *= m.factors[at(first, m.group)];
         const float zero = m.zeros ? from_f16(m.zeros[at(first, m.group)]) : static_cast<float>(m.zero);
         float offset = 0;
         if (m.offsets)
@@ -312,6 +316,7 @@ AVX2 void unpack_row(const Matrix& m, size_t row, float* to) {
                 value = values[quad * LINE + k % 4];
             } else if (m.bits == 4) {
                 value = values[quad / 2 * LINE + k % 4] >> 4 * (quad % 2) & 15;
+                if (m.is_float) value = FLOATS_OF_CODES[value];
             } else if (m.bits == 5) {
                 const uint8_t* eight_quads = values + quad / 8 * 5 * LINE + k % 4;
                 value = (eight_quads[quad % 8 / 2 * LINE] >> 4 * (quad % 2) & 15) |
@@ -493,7 +498,7 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
     auto made = std::make_shared<Matrix>();
     Matrix& m = *made;
     m.rows = source.rows, m.columns = source.columns, m.bits = source.bits, m.zero = source.zero;
-    m.offset_unit = source.offset_unit;
+    m.is_float = source.is_float, m.offset_unit = source.offset_unit;
     m.blocks = (m.rows + ROWS - 1) / ROWS;
     m.group = source.group, m.chunk = source.chunk, m.part = std::min(m.group, m.chunk);
     m.span = source.span, m.offset_span = source.offset_span;
@@ -517,6 +522,7 @@ int64_t ovserve_pack(int64_t arena_handle, const Source* from) {
         take(source.row_scales, m.columns, m.row_scales);
     }
     if ((m.bits == 5) != (source.high != nullptr)) return 0;
+    if (m.is_float && (m.bits != 4 || m.group != 32 || !m.factors || m.scales || m.zeros || m.offsets)) return 0;
     const Instructions best = best_instructions();
     m.functions = best >= AVX512_VNNI ? functions_avx512(m) : best == AVX_VNNI ? functions_avx_vnni(m) : functions_avx2(m);
     if (best >= AVX512_VNNI)

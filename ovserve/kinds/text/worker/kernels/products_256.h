@@ -26,8 +26,8 @@ __attribute__((target("avx2,f16c,fma"))) INLINE void add_here(__m256i& sum, __m2
 }
 
 // TOKENS rows of activations, from `token` on, times one block. Without VNNI, eight products of 4 bits by 8 fit into
-// 16 bits: 8 * 2 * 15 * 127 = 30,480; of 5 bits four: 4 * 2 * 31 * 127 = 31,496; eight bits are computed as
-// two numbers of four. 6 bits come here with VNNI.
+// 16 bits: 8 * 2 * 15 * 127 = 30,480; of 5 bits four: 4 * 2 * 31 * 127 = 31,496, and of floats, which are up to 24;
+// eight bits are computed as two numbers of four. 6 bits come here with VNNI.
 //
 // Both halves of a block's rows are computed at once if there are registers, else one after the other, which reads
 // from memory only during the first.
@@ -35,13 +35,16 @@ template <int TOKENS, int BITS, Kind KIND, bool VNNI>
 AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t block, const uint8_t* weights, float* out,
                      size_t stride) {
     constexpr int HALVES = TOKENS <= (BITS == 8 && !VNNI ? 2 : 4) ? 2 : 1;
-    constexpr size_t QUADS = quads_of(BITS);  // at once
+    constexpr size_t QUADS = KIND == FLOATS ? 4 : quads_of(BITS);  // at once
+    constexpr size_t BYTES = QUADS * LINE * BITS / 8;
     constexpr bool SPLIT = BITS == 6;
     const size_t chunks = m.chunks();
     const size_t quads = m.part / 4, parts_of_group = m.group / m.part, parts_of_chunk = SPLIT ? m.chunk / m.part : 1;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const Places from(m, a, token, block, weights);
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const __m256i floats =
+        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(FLOATS_OF_CODES)));
     for (size_t first_row = 0; first_row < ROWS; first_row += 8 * HALVES) {
         const uint8_t* w = from.weights + first_row * 4;
         __m256 total[HALVES][TOKENS], scaled[HALVES][TOKENS];  // `scaled`: of several parts
@@ -58,6 +61,10 @@ AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t bloc
             const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + first_row + 8 * h));
             return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
         };
+        const auto eight_powers = [&](const int8_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
+            const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + first_row + 8 * h));
+            return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
+        };
         const auto read = [](const uint8_t* at, int h) __attribute__((target("avx2,f16c,fma"))) {
             return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at) + h);
         };
@@ -71,7 +78,10 @@ AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t bloc
                     const bool begins_offset = KIND == OFFSETS && g == next_offset;
                     for (int h = 0; h < HALVES; ++h) {
                         if (begins_span) scale[h] = span_scale[h] = eight_f16(from.scales + g / groups_of_span * ROWS, h);
-                        if (from.factors) scale[h] = _mm256_mul_ps(eight_i8(from.factors + at, h), span_scale[h]);
+                        if constexpr (KIND == FLOATS)
+                            scale[h] = eight_powers(from.factors + at, h);
+                        else if (from.factors)
+                            scale[h] = _mm256_mul_ps(eight_i8(from.factors + at, h), span_scale[h]);
                         if constexpr (KIND == ZEROS) zero[h] = eight_f16(from.zeros + at, h);
                         if (begins_offset)
                             offset_scale[h] = _mm256_mul_ps(eight_f16(from.offset_scales + g / groups_of_offset * ROWS, h),
@@ -154,6 +164,10 @@ AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t bloc
                                 packed[h] = read(line, h);
                                 low[h] = _mm256_and_si256(packed[h], nibble);
                                 high[h] = _mm256_and_si256(_mm256_srli_epi16(packed[h], 4), nibble);
+                                if constexpr (KIND == FLOATS) {
+                                    low[h] = _mm256_shuffle_epi8(floats, low[h]);
+                                    high[h] = _mm256_shuffle_epi8(floats, high[h]);
+                                }
                             }
                             // All tokens, then all again: a sum waits for its product before.
                             for (int t = 0; t < TOKENS; ++t) {
@@ -187,8 +201,8 @@ AVX2 void block_256(const Matrix& m, const Rounded& a, size_t token, size_t bloc
                             }
                         }
                     }
-                    for (size_t at = 0; at < bytes_of_quads(BITS); at += LINE) prefetch<TOKENS>(w + at);
-                    w += bytes_of_quads(BITS);
+                    for (size_t at = 0; at < BYTES; at += LINE) prefetch<TOKENS>(w + at);
+                    w += BYTES;
                 }
                 for (int t = 0; t < TOKENS; ++t) {
                     const float* activations = from.sums + p * TOKENS + t;

@@ -13,6 +13,12 @@ AVX512 INLINE __m512 sixteen_i8(const int8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
 
+// Powers of two from their exponents (E8M0).
+AVX512 INLINE __m512 sixteen_powers(const int8_t* at) {
+    const __m512i exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(exponents, 23));
+}
+
 template <int BITS>
 AVX512 INLINE void unpack_quads(const uint8_t* w, __m512i* quad) {
     constexpr int QUADS = quads_of(BITS), HIGH = BITS - 4;  // bits
@@ -52,6 +58,7 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
     const uint8_t* w = from.weights;
     const size_t groups_of_span = m.span / m.group, groups_of_offset = m.offset_span / m.group;
     const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i floats = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(FLOATS_OF_CODES)));
     __m512 total[TOKENS];
     for (int t = 0; t < TOKENS; ++t) total[t] = _mm512_setzero_ps();
     __m512 scale = _mm512_set1_ps(1), span_scale = scale, zero, offset, offset_scale = scale;
@@ -66,7 +73,10 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                     scale = span_scale = sixteen_f16(from.scales + g / groups_of_span * ROWS);
                     next_span += groups_of_span;
                 }
-                if (from.factors) scale = _mm512_mul_ps(sixteen_i8(from.factors + at), span_scale);
+                if constexpr (KIND == FLOATS)
+                    scale = sixteen_powers(from.factors + at);
+                else if (from.factors)
+                    scale = _mm512_mul_ps(sixteen_i8(from.factors + at), span_scale);
                 if constexpr (KIND == ZEROS) zero = sixteen_f16(from.zeros + at);
                 if constexpr (KIND == OFFSETS) {
                     if (g == next_offset) {
@@ -105,8 +115,10 @@ AVX512 void block_avx512(const Matrix& m, const Rounded& a, size_t token, size_t
                     prefetch<TOKENS>(w);
                     w += 64;
                     if constexpr (BITS == 4) {
-                        const __m512i low = _mm512_and_si512(packed, nibble);
-                        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+                        __m512i low = _mm512_and_si512(packed, nibble);
+                        __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+                        if constexpr (KIND == FLOATS)
+                            low = _mm512_shuffle_epi8(floats, low), high = _mm512_shuffle_epi8(floats, high);
                         for (int t = 0; t < TOKENS; ++t) {
                             const int8_t* four_of = k + 4 * (2 * i * TOKENS + t);
                             __m512i &first = sum[t * CHAINS], &second = sum[t * CHAINS + CHAINS - 1];

@@ -93,6 +93,10 @@ TARGET __attribute__((flatten)) void prompt(const Shape& shape, const Rows& rows
     own.keys.resize(PART / PANEL * panel_keys), own.values.resize(size / PANEL * panel_values);
     own.queries.resize(tiles * TILE * QUERY_STRIDE), own.sums.assign(tiles * TILE * size, 0.0f);
     own.largest.assign(tiles * TILE, -INFINITY), own.totals.assign(tiles * TILE, 0.0f);
+    for (size_t row = 0; shape.sinks && row < count; ++row) {
+        own.largest[row] = shape.sinks[kv_head * rows.group + (rows.begin + row) % rows.group];
+        own.totals[row] = 1;
+    }
     const auto place = [&](size_t row) {  // of a row among queries and answers
         row += rows.begin;
         return (row / rows.group * shape.heads + kv_head * rows.group + row % rows.group) * size;
