@@ -292,7 +292,7 @@ def _routing(node: Any) -> tuple[Any, Any] | None:
     outputs, shares = (product.input_value(at).get_node() for at in (0, 1))
     outputs, spread = _skip(outputs, "Reshape"), _skip(shares, "Unsqueeze", "Reshape", "Transpose")
     is_written_here = spread.get_type_name() == "ScatterElementsUpdate" and spread is not shares
-    layer = outputs.input_value(0).get_node() if outputs.get_type_name() == "Add" else outputs
+    layer = _skip(outputs, "Add")  # of offsets and biases
     is_layer = is_written_here and layer.get_type_name() == "MatMul"
     return (outputs, spread) if is_layer and _values(layer.input_value(1).get_node()) is not None else None
 
