@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import msgspec
 from google.protobuf.struct_pb2 import Struct
@@ -42,8 +41,7 @@ MOST_FRAMES = 1024  # of a call: 33 s
 OPTIONS = ("isolation",)
 
 
-@dataclass(frozen=True)
-class VoiceActivityResource:
+class VoiceActivityResource(msgspec.Struct, frozen=True):
     """The side packet of the nodes that share an engine."""
 
     engine: Caller

@@ -169,8 +169,7 @@ PING_SECONDS = 15.0  # of silence in a stream
 SETTLE_SECONDS = 0.2  # so that many changes make few events
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """The clients that the calls answer. `names` are host names the server listens on."""
 
     keys_required: Callable[[], bool]

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from ovserve.errors import LoadError
 
 if TYPE_CHECKING:
@@ -28,8 +30,7 @@ def label_of(tag: str, index: int) -> str:
     return f"{tag}:{index}" if index or not tag else tag
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """`TAG:index:name` in parts; `text` is its spelling in the file."""
 
     tag: str

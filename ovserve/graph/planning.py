@@ -31,15 +31,13 @@ from ovserve.graph.streams import ExecutorPlan, plan_executors, plan_sync_sets
 # The plan of a graph: what is known of it and its nodes before a packet flows, checked.
 
 
-@dataclass(frozen=True)
-class InputPlan:
+class InputPlan(msgspec.Struct, frozen=True):
     port: Input[Any]
     stream: str
     back_edge: bool
 
 
-@dataclass(frozen=True)
-class OutputPlan:
+class OutputPlan(msgspec.Struct, frozen=True):
     port: Output[Any]
     stream: str
 

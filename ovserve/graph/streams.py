@@ -15,8 +15,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from ovserve.errors import LoadError
 from ovserve.graph.calculator import Context, Method, Packet
@@ -294,8 +295,7 @@ RESERVED = ("default", "gpu")
 TYPES = ("", "ThreadPoolExecutor", "ApplicationThreadExecutor")
 
 
-@dataclass(frozen=True)
-class ExecutorPlan:
+class ExecutorPlan(msgspec.Struct, frozen=True):
     num_threads: int
     prefix: str
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -138,8 +138,7 @@ def _handler(method: MethodDescriptor, bordered: Method) -> grpc.RpcMethodHandle
     )
 
 
-@dataclass(frozen=True)
-class _Malformed:
+class _Malformed(msgspec.Struct, frozen=True):
     """Stands for a message that could not be read. The library would log a traceback and answer UNKNOWN."""
 
     name: str

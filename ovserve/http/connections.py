@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 
+import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -109,8 +110,7 @@ KEEP_ALIVE_SECONDS = 75.0  # of an idle connection; aiohttp's default of an hour
 LINGER_SECONDS = 1.0  # for a client that still sends a rejected body, to read the error
 
 
-@dataclass(frozen=True)
-class RestLimits:
+class RestLimits(msgspec.Struct, frozen=True):
     """Limits. Sizes apply to the data sent, and for a body also to its decompressed form."""
 
     body_bytes: int

@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
@@ -90,8 +90,7 @@ class ErrorResponse(NamedTuple):
     body: bytes
 
 
-@dataclass(frozen=True)
-class ApiStyle:
+class ApiStyle(msgspec.Struct, frozen=True):
     name: str
     rows: Mapping[str, Row]
     body: Callable[[OvserveError, Row], ErrorResponse]

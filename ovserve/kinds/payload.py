@@ -26,8 +26,7 @@ REPETITION_HEADER = "x-ovserve-repetition"
 TRUNCATED_HEADER = "x-ovserve-truncated"  # how many inputs were cut, or which: "query", "prompt"
 
 
-@dataclass(frozen=True)
-class UploadedFile:
+class UploadedFile(msgspec.Struct, frozen=True):
     """A file part of a form, stored by the front until the request has ended."""
 
     path: Path

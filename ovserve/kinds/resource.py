@@ -68,8 +68,7 @@ class Transcriber(Protocol):
         """Return the text of audio, in base64 or as a data URL. Raises InvalidArgument naming `param`."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """The services that the server offers to the resources of one servable."""
 
     name: str  # of the servable

@@ -7,7 +7,6 @@ all three as single tokens, which `detect` asks its tokenizer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
@@ -16,8 +15,7 @@ from ovserve.errors import UnsupportedParameter
 from ovserve.llm.request import Sampling
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(msgspec.Struct, frozen=True):
     """The texts before the prefix, before the suffix, and before the answer.
 
     With `suffix_first` the suffix stands before the prefix, and nothing before the answer.
@@ -33,8 +31,7 @@ class Marks:
         return tuple(mark.strip() for mark in (self.prefix, self.suffix, self.middle) if mark)
 
 
-@dataclass(frozen=True)
-class Fim:
+class Fim(msgspec.Struct, frozen=True):
     """The marks of a model, and the tokens at which its middle ends, besides the model's own end."""
 
     marks: Marks

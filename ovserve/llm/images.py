@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -88,8 +87,7 @@ class ImageTokens(msgspec.Struct, frozen=True):
         return wide * high + self.markers
 
 
-@dataclass(frozen=True)
-class Vision:
+class Vision(msgspec.Struct, frozen=True):
     """The facts about a model that takes images. `markers` are texts that stand for images in its prompts;
     `exactly_one` is OVMS's rule for an NPU, whose models are compiled for one image. `tokens` is None where
     only the engine knows it, from the image itself; `added` are tokens that it puts around each prompt."""

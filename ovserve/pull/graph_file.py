@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ovserve.calculators.shipped import shipped_registry
 from ovserve.errors import LoadError
@@ -54,8 +55,7 @@ def write(directory: Path, text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     model: Path
     draft: str  # path of a draft model, or empty
     options: Mapping[str, OptionValue]  # by name, those of the command line included

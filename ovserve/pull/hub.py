@@ -13,10 +13,11 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import msgspec
 
 from ovserve.engine.model.files import LANGUAGE_MODELS
 from ovserve.engine.model.gguf import PART_NAME
@@ -39,8 +40,7 @@ KEPT = (
 )
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(msgspec.Struct, frozen=True):
     """A file on the hub. `sha` is git's hash of a blob, or with `large` a sha256."""
 
     name: str

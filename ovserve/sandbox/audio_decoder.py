@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,8 +56,7 @@ KAISER_BETA = 8.0  # of its Kaiser window: about 80 dB
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     kind: int  # PCM or FLOAT
     channels: int
     rate: int

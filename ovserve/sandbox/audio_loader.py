@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import binascii
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND, base64_bytes
@@ -32,8 +33,7 @@ def _write(descriptor: int, data: str) -> int:
         return file.write(base64_bytes(data))
 
 
-@dataclass(frozen=True)
-class AudioBounds:
+class AudioBounds(msgspec.Struct, frozen=True):
     """The operator's limits: --max_audio_bytes, --max_audio_seconds."""
 
     bytes: int = 25 << 20  # of a file; OpenAI's

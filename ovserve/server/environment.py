@@ -11,9 +11,11 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import Field, dataclass
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ovserve.errors import InvalidArgument
 from ovserve.http.sockets import UNIX, Sockets, split
@@ -78,8 +80,7 @@ def _is_private(directory: Path) -> bool:
 # The HTTP sockets, bound before anything is loaded: a port in use must not cost a model load.
 
 
-@dataclass(frozen=True)
-class Listening:
+class Listening(msgspec.Struct, frozen=True):
     """`metrics` has no sockets without --metrics_port."""
 
     api: Sockets

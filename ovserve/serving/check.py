@@ -118,8 +118,7 @@ LANGUAGE_MODELS = ("openvino_model", "openvino_language_model")
 TOKENIZERS = ("openvino_tokenizer", "openvino_detokenizer")
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(msgspec.Struct, frozen=True):
     """One engine that a graph would start. `context` in tokens; `template` as a description."""
 
     spec: GenerationSpec
@@ -348,8 +347,7 @@ def _missing(directory: Path, tokenizers: Iterable[str]) -> Iterable[str]:
 # ---- models without a graph
 
 
-@dataclass(frozen=True)
-class ModelAt:
+class ModelAt(msgspec.Struct, frozen=True):
     """A model as its files describe it; `fault` is why they cannot be read."""
 
     weights: int

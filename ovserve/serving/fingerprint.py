@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ovserve.graph.registry import author_files, modules
 from ovserve.serving.settings import ServableSpec
@@ -29,8 +30,7 @@ MODEL_SUFFIXES = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Fingerprint:
+class Fingerprint(msgspec.Struct, frozen=True):
     """Digests: `graph` of graph.pbtxt, the authors' files and the subconfig; `models` one per model path.
 
     An absent file has a digest too, so its appearing is a change.

@@ -13,9 +13,10 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ovserve.engine.client.client import EngineClient
 from ovserve.engine.host.cpu import processor
@@ -40,16 +41,14 @@ TOKENIZER_BYTES = 40_000_000  # of disk, for both parts and 260,000 tokens
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ModelSize:
+class ModelSize(msgspec.Struct, frozen=True):
     """Sizes in bytes. `cache_per_token` is 0 if the files do not define it."""
 
     weights: int
     cache_per_token: float = 0.0
 
 
-@dataclass(frozen=True)
-class LoadEstimate:
+class LoadEstimate(msgspec.Struct, frozen=True):
     """Sizes in bytes, without the KV cache. `resident` cannot be dropped. `mapping` is read while the model
     loads, and the kernel drops it where memory is short. `disk` is what a conversion writes before."""
 

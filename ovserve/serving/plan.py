@@ -129,8 +129,7 @@ def engine_nodes(graph: Graph, servable: str) -> dict[str, EngineNode]:
 Desired = tuple[ServableSpec, Fingerprint]  # with the digests of at least the models seen before
 
 
-@dataclass(frozen=True)
-class Current:
+class Current(msgspec.Struct, frozen=True):
     """One name: what is current, and what was tried last (the same unless that failed)."""
 
     active: Desired | None = None

@@ -13,7 +13,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from ovserve.engine.client.spare import Spare
 from ovserve.engine.protocol.specs import Spec, with_cache
@@ -329,8 +331,7 @@ def _has_gone(spec: ServableSpec) -> bool:
         return True
 
 
-@dataclass(frozen=True)
-class _Prepared:
+class _Prepared(msgspec.Struct, frozen=True):
     entry: Entry
     checked: Checked
     desired: Desired

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import msgspec
+
 from ovserve.api import LATEST
 from ovserve.engine.admission.fair_queue import Limits
 from ovserve.engine.client.settings import EngineSettings
@@ -21,8 +23,7 @@ from ovserve.serving.status import GRAPH_VERSION
 GRAPH_FILE = "graph.pbtxt"
 
 
-@dataclass(frozen=True)
-class AdapterOf:
+class AdapterOf(msgspec.Struct, frozen=True):
     """A LoRA adapter of the model of another servable, `parent`. `path` is absolute."""
 
     parent: str
@@ -96,8 +97,7 @@ class ServableSpec:
 ANY = "*"
 
 
-@dataclass(frozen=True)
-class Aliases:
+class Aliases(msgspec.Struct, frozen=True):
     """Other names for servables, from --model_alias: clients ask for names that are built into them.
 
     Pairs of alias and name; an empty name is that of the only servable. With `*` an alias is a pattern; a
@@ -153,8 +153,7 @@ class Aliases:
 Convert = Callable[[Path], Path]  # returns the directory with what a .gguf file is converted to
 
 
-@dataclass(frozen=True)
-class IdleSettings:
+class IdleSettings(msgspec.Struct, frozen=True):
     """Settings of what stays loaded, see residency.py. 0: no limit, or never."""
 
     seconds: float = 0.0  # without a request, after which a group is unloaded

@@ -21,8 +21,7 @@ from ovserve.serving.loader import Checked
 MAX_VALUE = 60  # characters of an option's value
 
 
-@dataclass(frozen=True)
-class PortRow:
+class PortRow(msgspec.Struct, frozen=True):
     """One end of a node. `stream` is None for an optional port that the graph does not connect."""
 
     tag: str
@@ -32,8 +31,7 @@ class PortRow:
     side: bool = False
 
 
-@dataclass(frozen=True)
-class NodeBox:
+class NodeBox(msgspec.Struct, frozen=True):
     """`layer`: how many nodes a packet has passed at least before this one, back edges left out."""
 
     name: str
@@ -45,8 +43,7 @@ class NodeBox:
     layer: int
 
 
-@dataclass(frozen=True)
-class Diagram:
+class Diagram(msgspec.Struct, frozen=True):
     title: str
     inputs: tuple[tuple[str, str], ...]  # tag and stream of the graph's own ends
     outputs: tuple[tuple[str, str], ...]

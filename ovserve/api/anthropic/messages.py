@@ -267,8 +267,7 @@ def _client_tool(tool: Tool) -> tuple[str | None, dict[str, Any] | None] | None:
     return CLIENT_TOOLS.get(name) if version.isdigit() else None
 
 
-@dataclass(frozen=True)
-class Tools:
+class Tools(msgspec.Struct, frozen=True):
     policy: ToolPolicy | None
     dropped: tuple[str, ...] = ()  # types that only Anthropic can run, and what is not enforced
 
@@ -330,8 +329,7 @@ class DecodedMessages:
     sampling: SamplingFields | None = None  # None: of count_tokens, which has none
 
 
-@dataclass(frozen=True)
-class ToRender:
+class ToRender(msgspec.Struct, frozen=True):
     conversation: Conversation
     messages: list[dict[str, Any]]  # as the template got them
     ignored: list[str]

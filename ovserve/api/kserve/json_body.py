@@ -76,8 +76,7 @@ class InferResponse:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class InferFailure:
+class InferFailure(msgspec.Struct, frozen=True):
     """A request of a stream that ends without a (further) response; the stream goes on."""
 
     id: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -262,8 +261,7 @@ class Embedding(msgspec.Struct):
     embedding: list[float]
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(msgspec.Struct, frozen=True):
     """One servable, as these answers describe it. Sizes are bytes; `held` is the engine's memory."""
 
     name: str

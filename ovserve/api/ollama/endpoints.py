@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -48,8 +47,7 @@ _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _generate_decoder = msgspec.json.Decoder(GenerateRequest)
 
 
-@dataclass(frozen=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True):
     body: Shared
     turns: list[Turn]  # none: the prompt is text
     options: Options

@@ -8,7 +8,6 @@ that form again. A function is called at most once: the form has no place for mo
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -213,8 +212,7 @@ OPERATION = Operation(
 )
 
 
-@dataclass(frozen=True)
-class DecodedChat:
+class DecodedChat(msgspec.Struct, frozen=True):
     body: ChatRequest
     tools: ToolPolicy | None
     ignored: tuple[str, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -78,8 +78,7 @@ SEES = "this is a vision model, which answers conversations only"
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
-@dataclass(frozen=True)
-class DecodedCompletions:
+class DecodedCompletions(msgspec.Struct, frozen=True):
     body: CompletionRequest
     prompts: tuple[Prompt, ...]
     ignored: tuple[str, ...]

@@ -42,16 +42,14 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """A known parameter that is not supported; `neutral` values, like null, ask for nothing."""
 
     why: str
     neutral: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(msgspec.Struct, frozen=True):
     """The change that one model makes to a parameter; None leaves it as it is."""
 
     status: str | None = None

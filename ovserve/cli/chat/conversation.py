@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ovserve.cli.chat.connection import Connection
 from ovserve.errors import InvalidArgument, LoadError, OvserveError
 
@@ -48,8 +50,7 @@ class Stats:
         return (self.generated_tokens - 1) / after if self.generated_tokens > 1 and after > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Text of an answer: of the answer itself, or of the reasoning before it."""
 
     text: str

@@ -26,9 +26,10 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from ovserve.engine.client.mailbox import PendingCalls, Question
 from ovserve.engine.client.process import EngineProcess
@@ -176,8 +177,7 @@ SLOW_NICENESS = 10  # of the process for slow grammars
 NOT_ITS_FAULT = (None, 0, -signal.SIGKILL, -signal.SIGTERM)  # exit statuses that say nothing about a grammar
 
 
-@dataclass(frozen=True)
-class GrammarLimits:
+class GrammarLimits(msgspec.Struct, frozen=True):
     seconds: float = 10.0  # of CPU time for one grammar
     quick_seconds: float = 1.0  # of these, in the first stage
     wait_seconds: float = 60.0  # of wall time that one request waits for a verdict
@@ -194,8 +194,7 @@ class GrammarLimits:
     compiled_memory: int = 512 << 20  # bytes, for grammars that need much more than their text suggests
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The result of a trial. `fault`: what is wrong with the grammar, or ""."""
 
     fault: str = ""

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
+import msgspec
+
 from ovserve.access import has_begun
 from ovserve.engine.protocol.messages import ToEngine
 from ovserve.errors import EngineDead, OvserveError, Unavailable
@@ -95,8 +97,7 @@ class Listeners(set[Callable[[], None]]):
             listener()
 
 
-@dataclass(frozen=True)
-class EngineState:
+class EngineState(msgspec.Struct, frozen=True):
     name: StateName
     reason: str = ""  # why it is not ready
 
@@ -253,8 +254,7 @@ class InFlight(ABC, Generic[H]):
         return lines + [f"before: {self.noun} {ended}" for ended in self._ended]
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """The rules for restarting an engine. Times in seconds.
 
     The pause doubles with every short-lived engine, and resets after one that lasted. An engine with work is

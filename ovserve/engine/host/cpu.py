@@ -11,9 +11,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 KERNEL_FLAGS = frozenset({"avx2", "fma", "f16c"})
 # oneDNN's variable, for tests and measurements: a processor is taken for one without what its value does not
@@ -22,8 +23,7 @@ MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 LATER = {"AVX2": ("avx512", "amx", "avx_vnni"), "AVX2_VNNI": ("avx512", "amx")}
 
 
-@dataclass(frozen=True)
-class Processor:
+class Processor(msgspec.Struct, frozen=True):
     """The processor. `logical` counts hyper-threads, `cores` does not; both at least 1."""
 
     name: str = "unknown processor"

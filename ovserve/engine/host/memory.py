@@ -7,16 +7,16 @@ Both versions of control groups are supported.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import msgspec
 
 BYTES_PER_MIB, BYTES_PER_GIB = 1 << 20, 1 << 30
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """Bytes available now. `limit` names the narrower limit: "machine" or "container"; 0 bytes: unknown."""
 
     available: int

@@ -13,10 +13,11 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -180,8 +181,7 @@ class Tensor(NamedTuple):
         return KINDS[self.kind].name
 
 
-@dataclass(frozen=True)
-class GGUF:
+class GGUF(msgspec.Struct, frozen=True):
     """A model: of its first file all key-values, and the tensors of all of its files."""
 
     path: Path

@@ -8,8 +8,9 @@ sign. Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError
 
@@ -78,8 +79,7 @@ RULES = {
 }
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """`rule` is for byte-level BPE. A token that begins or ends every text is None if there is none."""
 
     model: str

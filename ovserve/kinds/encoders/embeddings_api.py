@@ -6,7 +6,6 @@ The vectors come from the engine as JSON text and are put into the response as t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -77,8 +76,7 @@ class EmbeddingList(msgspec.Struct):
     usage: EmbeddingUsage
 
 
-@dataclass(frozen=True)
-class Embed:
+class Embed(msgspec.Struct, frozen=True):
     """A checked body. `inputs` is msgpack: a list of texts, or of lists of token ids, which it is without."""
 
     body: EmbeddingRequest

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -103,8 +102,7 @@ class ClassificationResponse(msgspec.Struct):
     usage: PoolingUsage
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """A checked body of score. `texts` is msgpack of the two lists."""
 
     model: str
@@ -115,8 +113,7 @@ class Scored:
     ignored: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Classified:
+class Classified(msgspec.Struct, frozen=True):
     """A checked body of classify. `inputs` is msgpack: a list of texts, or of lists of token ids."""
 
     model: str

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -67,8 +67,7 @@ NAMES: Mapping[Task, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ImageResource:
+class ImageResource(msgspec.Struct, frozen=True):
     engine: Caller
     model: ImageFacts
     options: ImageOptions

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from ovserve.graph import Node
 from ovserve.kinds.images.spec import AdapterMode, ImageAdapter, ImageSpec, missing_files, pipeline_class
 from ovserve.kinds.plugin_config import without_lookup
@@ -24,8 +26,7 @@ _NPU = "NPU"
 Size = tuple[int, int]  # width, height in pixels
 
 
-@dataclass(frozen=True)
-class ImageLimits:
+class ImageLimits(msgspec.Struct, frozen=True):
     """Bounds and defaults of requests."""
 
     max_size: Size

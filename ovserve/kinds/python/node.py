@@ -256,8 +256,7 @@ class NamedTensor(Tensor):
         return named_tensor
 
 
-@dataclass(frozen=True)
-class PythonResource:
+class PythonResource(msgspec.Struct, frozen=True):
     """The side packet of a graph's Python nodes: the process of their handlers."""
 
     engine: Caller

@@ -62,8 +62,7 @@ class TranscriptionRequest(AudioFields, kw_only=True):
     user: Annotated[str | None, doc("without effect")] = None
 
 
-@dataclass(frozen=True)
-class Transcribe:
+class Transcribe(msgspec.Struct, frozen=True):
     """A checked form."""
 
     model: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -105,8 +104,7 @@ NETWORKS = (ENCODER, DECODER, TOKENIZER, DETOKENIZER)
 WHISPER = "WhisperForConditionalGeneration"
 
 
-@dataclass(frozen=True)
-class SpeechFiles:
+class SpeechFiles(msgspec.Struct, frozen=True):
     """The facts of config.json and generation_config.json. Languages are codes such as "en"; none: not
     listed."""
 

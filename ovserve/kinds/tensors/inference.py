@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import msgspec
+
 from ovserve.api.kserve import Tensor
 from ovserve.engine.client.calls import CallClient
 from ovserve.errors import Internal, InvalidArgument, LoadError
@@ -216,8 +218,7 @@ WORDS = (*PLURAL, *(word.removesuffix("S") for word in PLURAL))
 Tensors: type[Any] = tuple  # of Tensor: what a stream with a plural tag carries
 
 
-@dataclass(frozen=True)
-class Wire:
+class Wire(msgspec.Struct, frozen=True):
     """One stream: the names of its tensors in the model. No names: that at the stream's own index."""
 
     port: Any
@@ -234,8 +235,7 @@ class Wire:
         return [next((info for info in among if name in info.names), None) for name in self.names]
 
 
-@dataclass(frozen=True)
-class Wiring:
+class Wiring(msgspec.Struct, frozen=True):
     inputs: tuple[Wire, ...]
     outputs: tuple[Wire, ...]
     session: SessionOptions | None = None  # of a node that names its model itself

@@ -9,7 +9,6 @@ import base64
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -88,8 +87,7 @@ class VoiceList(msgspec.Struct):
     voices: list[Voice]
 
 
-@dataclass(frozen=True)
-class Speech:
+class Speech(msgspec.Struct, frozen=True):
     """A checked body; what depends on the model is not."""
 
     model: str

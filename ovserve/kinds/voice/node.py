@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any, ClassVar
 
+import msgspec
+
 from ovserve.engine.client.calls import CallClient
 from ovserve.errors import InvalidArgument, Unavailable, shortened
 from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
@@ -73,8 +75,7 @@ FOREIGN_VOICES = (
 )
 
 
-@dataclass(frozen=True)
-class Voices:
+class Voices(msgspec.Struct, frozen=True):
     facts: TextToSpeechFacts
     default: str  # "": the first one in English, else the first
 
@@ -156,8 +157,7 @@ class SpeechOptions:
     max_input: int  # characters
 
 
-@dataclass(frozen=True)
-class SpeechResource:
+class SpeechResource(msgspec.Struct, frozen=True):
     """The side packet of nodes that speak."""
 
     engine: Caller

@@ -14,10 +14,11 @@ import os
 import stat
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from ovserve.errors import InvalidArgument, Unavailable
 from ovserve.llm.images import Image, ImageSource, PixelForm, Pixels, RasterForm
@@ -102,8 +103,7 @@ def image_pool(*, seconds: float = IMAGE_SECONDS, memory: int = MAX_MEMORY, most
     )
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """The operator's limits: --max_images, --max_image_bytes, --max_image_pixels, --media_fetch_timeout.
 
     The default in bytes is OVMS's for downloads.

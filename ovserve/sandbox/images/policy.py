@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ovserve.errors import LoadError
 
@@ -26,8 +27,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """The rules. The default allows only images that are part of the request."""
 
     hosts: frozenset[str] = frozenset()

@@ -20,6 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ovserve import __version__
 from ovserve.access import current_request
 from ovserve.api.kserve import Parameter, as_whole
@@ -60,8 +62,7 @@ class End(NamedTuple):
     shape: list[int]
 
 
-@dataclass(frozen=True)
-class ServerMetadata:
+class ServerMetadata(msgspec.Struct, frozen=True):
     name: str = "ovserve"
     version: str = __version__
     extensions: tuple[str, ...] = (

@@ -10,7 +10,6 @@ import asyncio
 import os
 import sqlite3
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -294,8 +293,7 @@ def usage_of(body: bytes) -> BatchUsage:
 MAX_ERRORS = 100  # that are reported
 
 
-@dataclass(frozen=True)
-class BatchBounds:
+class BatchBounds(msgspec.Struct, frozen=True):
     """`window`: seconds from the creation of a batch until it expires."""
 
     window: float = 24 * 3600.0

@@ -14,9 +14,10 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from ovserve.api.openai.batches import LIVING, File, FilePage
 from ovserve.errors import (
@@ -40,8 +41,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FileBounds:
+class FileBounds(msgspec.Struct, frozen=True):
     """Sizes in bytes, times in seconds; 0: no bound, but of `file_bytes`."""
 
     file_bytes: int = 200 << 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -77,8 +76,7 @@ _raws = msgspec.json.Decoder(list[Raw])
 _output = msgspec.json.Decoder(_Output)
 
 
-@dataclass(frozen=True)
-class ResolvedRequest:
+class ResolvedRequest(msgspec.Struct, frozen=True):
     """A request whose references are resolved."""
 
     owner: str

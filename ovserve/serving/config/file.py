@@ -18,6 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from ovserve.engine.model.files import cloud_fault, refusal
 from ovserve.errors import LoadError
 from ovserve.kinds.tensors.spec import SUFFIXES
@@ -59,8 +61,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
         raise
 
 
-@dataclass(frozen=True)
-class Monitoring:
+class Monitoring(msgspec.Struct, frozen=True):
     """The monitoring section as written; None for absent fields."""
 
     enabled: bool | None = None
@@ -211,8 +212,7 @@ def _lists_models(path: Path) -> bool:
 SUBCONFIG_FILE = "subconfig.json"
 
 
-@dataclass(frozen=True)
-class RepositoryContent:
+class RepositoryContent(msgspec.Struct, frozen=True):
     """The servables of a repository; names are unique. `warnings` name entries without effect."""
 
     specs: tuple[ServableSpec, ...]
@@ -331,8 +331,7 @@ class SingleGraph:
         return repr([(spec.key, spec.base, spec.fault) for spec in self.read().specs])
 
 
-@dataclass(frozen=True)
-class GraphsDirectory:
+class GraphsDirectory(msgspec.Struct, frozen=True):
     """The graphs and plain models of --graphs_dir: one folder per servable, with its name.
 
     A folder that cannot be read is a servable with a fault, but for the one of a file system's own.

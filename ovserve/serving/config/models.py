@@ -15,9 +15,11 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ovserve.engine.model.files import LANGUAGE_MODELS, cloud_fault, refusal
 from ovserve.errors import InvalidArgument, LoadError
@@ -58,8 +60,7 @@ DEVICE_FLAGS = ("target_device", "plugin_config")
 _DECODED = ("model_version_policy", "plugin_config", "mean", "scale", "nireq")  # are JSON on a command line
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """The versions to serve: the newest `latest`, or these, or all (both None)."""
 
     latest: int | None = 1

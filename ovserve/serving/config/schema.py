@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import yaml
 
 from ovserve.errors import LoadError
@@ -154,14 +155,12 @@ class Use(NamedTuple):
     effect: str
 
 
-@dataclass(frozen=True)
-class Object:
+class Object(msgspec.Struct, frozen=True):
     keys: Mapping[str, Key]
     required: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class List:
+class List(msgspec.Struct, frozen=True):
     item: Object | type
 
 

@@ -13,7 +13,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -111,8 +110,7 @@ def _mixed(number: int) -> str:
     return f"{number}. {chance.choice(_TASKS).format(chance.choice(_TOPICS))}"
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """The speed of one round at one number of streams. Prompts are part of the time, not of the tokens."""
 
     tokens_per_second: float

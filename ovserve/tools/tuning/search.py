@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, Protocol
 
+import msgspec
+
 from ovserve.engine.protocol.specs import TextSpec
 from ovserve.errors import OvserveError
 from ovserve.tools.tuning.graph_file import Choices, Options, applied, label
@@ -22,8 +24,7 @@ from ovserve.tools.tuning.prompts import Round, ratio
 _MAX_SHOWN = 24  # characters of each answer after the first difference
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """The difference of answers: `answers` of `compared` do. The rest describes the first one that differs:
     the number of equal characters, and how each continues.
     """

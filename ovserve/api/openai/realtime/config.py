@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
@@ -173,8 +172,7 @@ class ResponseConfig(Generation, frozen=True):
     metadata: dict[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class Abilities:
+class Abilities(msgspec.Struct, frozen=True):
     """The abilities of the graph of a session, by the nodes that it has."""
 
     model: str

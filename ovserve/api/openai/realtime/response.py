@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -49,8 +48,7 @@ MAX_TURN_SECONDS = 120  # a turn without a pause ends then, and the next one beg
 ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """A change that was noticed: `begun` and `ended` with a sample, `paused` where a turn may have ended."""
 
     kind: Literal["begun", "paused", "resumed", "ended"]

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
@@ -32,8 +32,7 @@ ACTIVATIONS = {"gelu": "ERF", "gelu_new": "TANH", "gelu_pytorch_tanh": "TANH"}
 MPNET_BUCKETS, MPNET_DISTANCE = 32, 128
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """Tensor names of one family; `{}` is the layer."""
 
     prefix: str

@@ -18,10 +18,10 @@ Otherwise the special tokens come from the files of the model, and the form from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
@@ -48,8 +48,7 @@ from ovserve.kinds.encoders.worker.model import FastTokenizer, Row, TextTokenize
 from ovserve.kinds.encoders.worker.pool import Job
 
 
-@dataclass(frozen=True)
-class PairForm:
+class PairForm(msgspec.Struct, frozen=True):
     """The special tokens around the two texts, and whether the second has a type of its own."""
 
     before: tuple[int, ...]

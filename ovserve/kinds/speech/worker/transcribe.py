@@ -23,7 +23,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,8 +144,7 @@ class Range(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """The ranges of a window that are read together, none if there is no speech, and where the next window
     begins."""
 
