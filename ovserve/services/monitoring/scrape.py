@@ -41,7 +41,7 @@ from ovserve.telemetry.metrics import Bounds, Family, Histogram, Metrics
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RELOAD_RESULTS = ("changed", "unchanged", "failed", "invalid")  # see status.ReloadResult
 PROCESS_SECONDS = 1.0
-SAMPLES_PER_TURN = 200  # samples that are written without a turn for others; a histogram is one
+SAMPLES_PER_TURN = 200  # written without a turn for others; a histogram is one
 ENGINE = "0"  # vLLM numbers the engines of a model; here there is one
 
 Labels = Mapping[str, str]
