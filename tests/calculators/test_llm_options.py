@@ -392,6 +392,17 @@ def test_the_engine_of_a_graph_and_why(tmp_path: Path, text: str, name: str, rea
     assert reason in str(engine)
 
 
+def test_a_model_that_paged_attention_computes_wrongly_is_stateful(tmp_path: Path) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    (tmp_path / "g/m/config.json").write_text('{"model_type": "qwen3_5_text"}')
+    engine = options_of(tmp_path, models_path="m").engine.engine
+    assert str(engine) == "stateful, because paged attention would compute qwen3_5_text wrongly"
+    for text, field in (("engine: 'paged'", "models_path"), ("pipeline_type: LM_CB", "pipeline_type")):
+        with pytest.raises(LoadError, match="computes qwen3_5_text wrongly") as raised:
+            options_of(tmp_path, text, models_path="m")
+        assert raised.value.field == field
+
+
 def test_without_the_packages_of_the_paged_engine_the_other_one_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

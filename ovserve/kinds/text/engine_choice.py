@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ovserve.engine.model.files import VISION_FILES, is_vision
+from ovserve.engine.model.files import VISION_FILES, is_vision, json_or_empty
 from ovserve.graph import Node
 from ovserve.installation import masks_grammars
 from ovserve.protos.llm_pb2 import LLMCalculatorOptions
@@ -45,9 +45,16 @@ WITHOUT_EFFECT = (
 )
 
 
+# Types of models for which paged attention, as OpenVINO 2026.4.1 makes it, answers otherwise than the model:
+# masks of their own are lost (local and chunked attention, MPT's ALiBi), and Qwen3.5's text is wrong without
+# its vision part. 40 other types answer as transformers does (random weights, exported by optimum-intel 2.2).
+WRONG_WHEN_PAGED = frozenset(["gpt_neo", "llama4", "llama4_text", "mpt", "qwen3_5_text", "qwen3_5_moe_text"])
+
+
 class Pipeline(NamedTuple):
     vision: bool
     stateful: bool
+    wrong_when_paged: str = ""  # the type of such a model
 
 
 def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline:
@@ -63,8 +70,10 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
         raise node.error(f"{what}: not possible with an Omni model; {WRONG_POSITIONS}", FIELD)
     if name == "OMNI":
         return Pipeline(vision=True, stateful=False)
+    model_type = "" if vision else json_or_empty(model / "config.json", dict).get("model_type")
+    wrong = str(model_type) if model_type in WRONG_WHEN_PAGED else ""
     if name == "AUTO":
-        return Pipeline(vision, options.device == ONE_AT_A_TIME)
+        return Pipeline(vision, options.device == ONE_AT_A_TIME or bool(wrong), wrong)
     if name.startswith("VLM") != vision:
         kind = "a vision model" if vision else "not a vision model"
         raise node.error(
@@ -72,6 +81,10 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
         )
     if name.endswith("_CB") and options.device == ONE_AT_A_TIME:
         raise node.error(f"{name}: an NPU has only {name.removesuffix('_CB')}, or AUTO", FIELD)
+    if name.endswith("_CB") and wrong:
+        raise node.error(
+            f"{name}: OpenVINO computes {wrong} wrongly with it, so it has only LM, or AUTO", FIELD
+        )
     return Pipeline(vision, not name.endswith("_CB"))
 
 
@@ -135,6 +148,10 @@ def choose_engine(node: Node, options: LLMCalculatorOptions, pipeline: Pipeline)
     if options.engine == "paged" and obstacle is not None:
         value = f"{obstacle.value}: " if obstacle.value else ""
         raise node.error(f'{value}not possible with engine: "paged", which {obstacle.lack}', obstacle.field)
+    if pipeline.wrong_when_paged:
+        return TextEngine(
+            "stateful", f"because paged attention would compute {pipeline.wrong_when_paged} wrongly"
+        )
     if pipeline.stateful:
         by_device = options.pipeline_type == LLMCalculatorOptions.AUTO
         field = f"device {options.device}" if by_device else f"pipeline_type {_pipeline_name(options)}"
@@ -167,6 +184,8 @@ def _obstacles(options: LLMCalculatorOptions, pipeline: Pipeline) -> Iterator[Ob
         yield Obstacle("device", device, "runs on CPU only")
     if pipeline.vision:
         yield Obstacle("models_path", options.models_path, "takes no images")
+    if pipeline.wrong_when_paged:
+        yield Obstacle("models_path", options.models_path, f"computes {pipeline.wrong_when_paged} wrongly")
     if pipeline.stateful:
         yield Obstacle("pipeline_type", _pipeline_name(options), "has AUTO and LM_CB")
     for name, lack in _UNKNOWN_TO_PAGED.items():
