@@ -9,7 +9,6 @@ Azure's when the request carries what only Azure's clients send: see `is_azure`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -68,7 +67,7 @@ class AzureChat:
             return self._chat.decode(body)
         unique_members(body)
         decoded = self._chat.decode(encode(supported))
-        return dataclasses.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))
+        return msgspec.structs.replace(decoded, ignored=tuple(sorted([*decoded.ignored, *extras])))
 
     def to_request(self, decoded: DecodedChat, model: ModelContext) -> GenerateRequest:
         request = self._chat.to_request(decoded, model)

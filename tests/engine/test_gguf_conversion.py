@@ -10,12 +10,12 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import openvino
 import openvino_genai as ov_genai
@@ -185,7 +185,7 @@ def test_experts_take_our_kernels_with_amx_too(
 ) -> None:
     file = write(tmp_path / "m.gguf", "qwen3moe", gguf.GGMLQuantizationType.Q4_K)
     network = converted(file, "merge") / "openvino_model.xml"
-    amx = replace(processor(), flags=processor().flags | {"amx_bf16"})
+    amx = msgspec.structs.replace(processor(), flags=processor().flags | {"amx_bf16"})
     monkeypatch.setattr(paged_model, "processor", lambda: amx)
     model = PagedModel(network, "CPU", {}, tiles=tiles)
     kinds = [node.get_type_name() for node in model._read.get_ordered_ops()]

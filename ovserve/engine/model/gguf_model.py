@@ -8,9 +8,11 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read 2026-11-26.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, read_gguf
 from ovserve.engine.model.gguf_tokens import BYTE_LEVEL, Tokens, read_tokens
@@ -173,7 +175,7 @@ def read_model(path: str | Path) -> GGUFModel:
             f"general.architecture: {name[:80]!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     parameters = read_parameters(gguf, name)
-    gguf = replace(gguf, tensors=_without_drafts(gguf, name, parameters.layers))
+    gguf = msgspec.structs.replace(gguf, tensors=_without_drafts(gguf, name, parameters.layers))
     model = GGUFModel(gguf, name, ARCHITECTURES[name], parameters, read_tokens(gguf, parameters.vocabulary))
     _check_tensors(model)
     return model
