@@ -29,10 +29,6 @@ class Language:
         matcher = _compiler().matcher(self._compiled)
         return all(map(matcher.accept, text.encode())) and bool(matcher.may_end)
 
-    def begins(self, text: bytes) -> bool:
-        """Return whether a text of it begins with these bytes."""
-        return all(map(_compiler().matcher(self._compiled).accept, text))
-
 
 def some_text(constraint: Constraint) -> str:
     """A text that the constraint admits; it ends where it may, and numbers are short."""

@@ -72,7 +72,7 @@ def _others(writer: RuleWriter, chars: list[str]) -> Body:
     if all(" " <= char <= "~" and char not in _ESCAPED for char in chars):
         escaped = writer.rules.name_rule(f'"\\\\" ["\\\\bfnrt] {strings.end(writer)}')
         others = "".join(char if char.isalnum() else f"\\u{ord(char):04x}" for char in chars)
-        return [[f"{text.PLAIN[:-1]}{others}] {strings.end(writer)} | {escaped}"]]
+        return [[f'[^"\\\\\\u0000-\\u001f\\u007f{others}] {strings.end(writer)} | {escaped}']]
     other = in_string(complement([(ord(char), ord(char)) for char in chars]))
     return [] if other is None else [[other, strings.rest(writer)]]
 

@@ -22,8 +22,8 @@ ESCAPE = (
     f'["\\\\/bfnrt] | "u" ([0-9a-cA-CefEF] {HEX} {HEX} {HEX} | [dD] [0-7] {HEX} {HEX}'
     f' | [dD] [89abAB] {HEX} {HEX} "\\\\u" [dD] [c-fC-F] {HEX} {HEX})'
 )
-# Characters that stand for themselves. The bytes of a surrogate would be text that no client can decode.
-PLAIN = '[^"\\\\\\u0000-\\u001f\\u007f\\ud800-\\udfff]'
+PLAIN = '[^"\\\\\\u0000-\\u001f\\u007f]'  # characters that stand for themselves
+CHARACTER = f'{PLAIN} | "\\\\" ({ESCAPE})'
 
 
 def quoted(text: str) -> str:
